@@ -1,0 +1,117 @@
+"""What this process knows: the switch, the seed, the position, the observers, and what a check overrides.
+
+The lowest layer: it imports nothing of the package, so that everything above may read it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+Words = tuple[int, int]
+"""A counter-based RNG key as two unsigned 64-bit integers (seed, offset)."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run is: small integers and the loop's name.
+
+    `step` counts the batches of the whole run from 0, `batch_index` those of the epoch.
+    """
+
+    loop: str
+    epoch: int
+    batch_index: int
+    step: int
+    phase: str = "train"
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What `samebits verify` changes from outside in a run that it observes. A normal run has none set."""
+
+    run_root: Path | None = None
+    """Every run directory is moved below this folder."""
+    stop_after_steps: int | None = None
+    """The run ends, as if exhausted, after this many steps of this and earlier processes together."""
+    batches_per_epoch: int | None = None
+    """An epoch ends after this many batches (validation included)."""
+    commit_steps: tuple[int, ...] | None = None
+    """Commit at the boundary before each of these steps, and at no other but the last."""
+
+
+class Observer:
+    """Receives the events of a `Run`. All methods do nothing here; an observer must not change the run.
+
+    `step` is a `Position`. Order in one iteration: `boundary` (state is complete, the batch of this position
+    is not drawn yet), perhaps `commit_writing`, then `step_begins`, then the user's loop body.
+    """
+
+    def run_opened(self, run: Any) -> None:
+        """`run` (a `samebits.Run`) was entered and, if there was a commit, restored."""
+
+    def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
+        """The run stands between two iterations, before `step`; `frame` is the frame of the user's loop."""
+
+    def commit_writing(self, run: Any, step: Position) -> None:
+        """Inside a commit: the tensors are on disk, the manifest that makes it real is not."""
+
+    def committed(self, run: Any, step: Position) -> None:
+        """The commit for the boundary before `step` is durable."""
+
+    def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
+        """`batch` is about to be handed to the user's loop body."""
+
+    def validation_begins(self, run: Any, step: Position) -> None:
+        """A validation phase that the library itself runs begins, inside the body of `step`."""
+
+    def logged(self, run: Any, values: dict[str, Any]) -> None:
+        """The user called `run.log(**values)`."""
+
+    def run_closed(self, run: Any, *, finished: bool) -> None:
+        """The run's `with` block was left."""
+
+
+@dataclass
+class _Process:
+    """The process-wide state; one object so that a reader sees all of it at once."""
+
+    op_determinism: bool = False
+    seed: int | None = None
+    position: Position | None = None
+    run_key: Words | None = None
+    observers: list[Observer] = field(default_factory=list)
+    overrides: Overrides = field(default_factory=Overrides)
+
+
+process = _Process()
+
+
+def notify(event: str, *args: Any, **kwargs: Any) -> None:
+    """Calls the method `event` of every observer, in the order of subscription."""
+    for observer in process.observers:
+        getattr(observer, event)(*args, **kwargs)
+
+
+@contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Subscribes `observer` to the events of every `Run` in this process while the block runs."""
+    process.observers.append(observer)
+    try:
+        yield
+    finally:
+        process.observers.remove(observer)
+
+
+def resolve_run_dir(path: str | os.PathLike[str]) -> Path:
+    """The absolute folder of a run directory: as given, or below the run root that a check set."""
+    absolute = Path(path).expanduser().absolute()
+    root = process.overrides.run_root
+    if root is None or absolute.is_relative_to(root):
+        return absolute
+    return root / absolute.relative_to(absolute.anchor)

@@ -1,0 +1,57 @@
+"""One exception class per mistake. A message names what was called, where, and the cure."""
+
+
+class SamebitsError(Exception):
+    """Base of every error that samebits raises on purpose."""
+
+
+class InvalidArgumentError(SamebitsError, ValueError):
+    """An argument is outside what the call takes."""
+
+
+class UnseededError(SamebitsError, RuntimeError):
+    """A random number was asked for, and nobody has set a seed."""
+
+
+class UnimplementedError(SamebitsError, NotImplementedError):
+    """No deterministic implementation exists; the message names what to use instead."""
+
+
+class UnsavableStateError(SamebitsError, TypeError):
+    """A value in a state_dict is neither plain nor a tensor, so it cannot be saved without pickle."""
+
+
+class CommitError(SamebitsError, RuntimeError):
+    """A commit could not be written; what was committed before is untouched."""
+
+
+class CorruptCommitError(SamebitsError, RuntimeError):
+    """A commit on disk is incomplete, or its bytes do not have the digests of its manifest."""
+
+
+class RunDirectoryError(SamebitsError, RuntimeError):
+    """A run directory cannot be used: not writable, in use by a live process, or not a run directory."""
+
+
+class RunMismatchError(SamebitsError, RuntimeError):
+    """A run directory belongs to another program: other objects, shapes, seed or environment."""
+
+
+class PipelineMismatchError(SamebitsError, RuntimeError):
+    """A saved position belongs to another input pipeline; the message names what differs."""
+
+
+class EmptyDatasetError(SamebitsError, ValueError):
+    """A dataset or an epoch has nothing in it."""
+
+
+class DuplicateNameError(SamebitsError, ValueError):
+    """Two loops or two objects of one run have the same name."""
+
+
+class NonFiniteLossError(SamebitsError, FloatingPointError):
+    """The loss became NaN or infinite."""
+
+
+class RecordError(SamebitsError, RuntimeError):
+    """A record cannot be written or read."""
