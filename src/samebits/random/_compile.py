@@ -1,0 +1,149 @@
+"""`kernel`: Numba compilation at first use, kept in a cache that never gets in the way.
+
+Rules for a kernel: no libm (log, exp, sin, ...), so that its bits depend on IEEE arithmetic alone and Intel's SVML has
+nothing to replace; no prange and no threads, so that it may be called after a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, overload
+
+import llvmlite
+import numba
+import xxhash
+from numba.core.caching import _Cache
+from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.serialize import dumps
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_CHECKSUM_BYTES = 16
+
+
+@lru_cache(maxsize=1)
+def cache_folder() -> Path | None:
+    """The folder of compiled kernels, created if need be; None if there is none that can be written.
+
+    `$SAMEBITS_CACHE_DIR`, else `$XDG_CACHE_HOME/samebits`, else `~/.cache/samebits`; below it one folder per
+    digest of all kernel sources, Numba, llvmlite and Python.
+    """
+    try:
+        folder = _cache_root() / f"kernels-{_sources_digest()}"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
+        return None
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def _cache_root() -> Path:
+    if named := os.environ.get("SAMEBITS_CACHE_DIR"):
+        return Path(named)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base, "samebits")
+    return Path.home() / ".cache" / "samebits"
+
+
+def _sources_digest() -> str:
+    """Every file that defines a kernel counts: Numba's own cache misses an edit of a callee in another file."""
+    hasher = xxhash.xxh3_64(repr((numba.__version__, llvmlite.__version__, sys.version_info[:3])).encode())
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        source = path.read_bytes()
+        if b"@kernel" in source:
+            hasher.update(path.relative_to(_PACKAGE).as_posix().encode())
+            hasher.update(source)
+    return hasher.hexdigest()
+
+
+class _KernelCache(_Cache):
+    """One file per kernel, signature and CPU: a checksum and the pickled code. Whatever fails is a miss."""
+
+    cache_path = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled overload, or None if it is absent, corrupt, or from another CPU."""
+        target_context.refresh()
+        try:
+            stored = self._path(sig, target_context).read_bytes()
+            checksum, code = stored[:_CHECKSUM_BYTES], stored[_CHECKSUM_BYTES:]
+            if xxhash.xxh3_128_digest(code) != checksum:
+                return None
+            return CompileResult._rebuild(target_context, *pickle.loads(code))  # noqa: S301 (our own cache)
+        except Exception:
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Writes beside and renames, so that a reader or a second writer never sees half a file."""
+        if data.library.has_dynamic_globals:
+            return
+        try:
+            path = self._path(sig, data.target_context)
+            code = dumps(data._reduce())
+            beside = path.with_suffix(f".{os.getpid()}")
+            beside.write_bytes(xxhash.xxh3_128_digest(code) + code)
+            beside.replace(path)
+        except Exception:
+            return
+
+    def _path(self, sig: Any, target_context: Any) -> Path:
+        folder = cache_folder()
+        if folder is None:
+            raise FileNotFoundError
+        # magic_tuple: target triple, CPU name and features.
+        where = (self.name, str(sig), target_context.codegen().magic_tuple())
+        key = xxhash.xxh3_128_hexdigest(repr(where).encode())
+        return folder / f"{self.name.rpartition('.')[2]}-{key}.kernel"
+
+    def enable(self) -> None: ...
+
+    def disable(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+@overload
+def kernel(function: Callable[..., Any], /) -> Any: ...
+@overload
+def kernel(signature: str, /) -> Callable[[Callable[..., Any]], Any]: ...
+def kernel(function: Any, /) -> Any:
+    """Compiles a function with Numba when it is first called: no GIL, no fast math, cached.
+
+    With a signature (`@kernel("uint64(uint64)")`) there is only that overload, and arguments are converted to
+    it: a Python int on either side of 2**63 must not compile twice.
+    """
+    if isinstance(function, str):
+        return lambda body: _only(_dispatcher(body), function)
+    return _dispatcher(function)
+
+
+def _dispatcher(function: Callable[..., Any]) -> Any:
+    dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath=False)(function)
+    dispatcher._cache = _KernelCache(f"{function.__module__}.{function.__qualname__}")
+    return dispatcher
+
+
+def _only(dispatcher: Any, signature: str) -> Any:
+    def compile_for_args(*args: Any) -> Any:
+        with global_compiler_lock:
+            entry_point = dispatcher.compile(signature)
+            dispatcher.disable_compile()
+        return entry_point  # Numba's C dispatcher calls it with the arguments
+
+    dispatcher._compile_for_args = compile_for_args
+    return dispatcher
+
+
+# A child forked while another thread compiles would wait for ever for a lock that nobody holds.
+os.register_at_fork(
+    before=global_compiler_lock.acquire,
+    after_in_parent=global_compiler_lock.release,
+    after_in_child=global_compiler_lock.release,
+)

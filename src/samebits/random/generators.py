@@ -1,0 +1,120 @@
+"""The process-wide generators of torch, NumPy and Python: fill them from a key, save them, put them back.
+
+They belong to the process: call this from the training thread only.
+"""
+
+from __future__ import annotations
+
+import array
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits import digest as _digest
+from samebits.context import Words
+from samebits.random import _philox, words
+
+_TWISTER_WORDS = 624
+_SEED_WORDS = (
+    4  # 128 bits seed NumPy's and Python's Mersenne Twister; a fill of all 624 words costs 25 us there
+)
+_STREAM = words.as_uint64("samebits.random.generators")
+_CUDA = words.as_uint64("cuda")
+
+
+@dataclass(frozen=True)
+class GeneratorStates:
+    """The states of all process-wide generators, as each library gives them out."""
+
+    torch: torch.Tensor
+    numpy: dict[str, Any]
+    python: tuple[Any, ...]
+    cuda: tuple[torch.Tensor, ...] = ()
+
+
+def fill(key: Words, initial_seed: int | None = None) -> None:
+    """Sets the generators of torch, NumPy and Python (and CUDA, if it is initialised) from `key`.
+
+    torch's whole Mersenne Twister state is filled: `torch.manual_seed` uses 32 bits of its seed, so that positions
+    collide. `torch.initial_seed()` stays what it is, or becomes `initial_seed`.
+    """
+    own = words.fold(key, _STREAM)
+    stream = np.empty(_TWISTER_WORDS + 2 * _SEED_WORDS, np.uint32)
+    _philox.fill_words(*own, stream)
+    default = torch.default_generator
+    default.set_state(_torch_state(stream, default.initial_seed() if initial_seed is None else initial_seed))
+    seed_numpy_and_python(stream[_TWISTER_WORDS:])
+    if torch.cuda.is_initialized():
+        for number, generator in enumerate(torch.cuda.default_generators):
+            generator.manual_seed(words.fold(own, _CUDA, number)[0])
+
+
+def seed_numpy_and_python(seeds: np.ndarray) -> None:
+    """Seeds NumPy's legacy global generator and Python's `random` with four of eight uint32 words each."""
+    np.random.seed(seeds[:_SEED_WORDS])  # noqa: NPY002 (the legacy generator is what user code draws from)
+    random.seed(int.from_bytes(seeds[_SEED_WORDS:].tobytes(), "little"))
+
+
+def capture() -> GeneratorStates:
+    """The states of all process-wide generators, NumPy's and Python's kept normal included."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return GeneratorStates(
+        torch=torch.default_generator.get_state(),
+        numpy=np.random.get_state(legacy=False),  # noqa: NPY002
+        python=random.getstate(),
+        cuda=tuple(generator.get_state() for generator in cuda),
+    )
+
+
+def restore(states: GeneratorStates) -> None:
+    """Puts every generator back to where `capture` found it."""
+    torch.default_generator.set_state(states.torch)
+    np.random.set_state(states.numpy)  # noqa: NPY002
+    random.setstate(states.python)
+    for generator, state in zip(torch.cuda.default_generators, states.cuda, strict=False):
+        generator.set_state(state)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Whatever the block draws or seeds, the generators are afterwards as they were before it."""
+    states = capture()
+    try:
+        yield
+    finally:
+        restore(states)
+
+
+def digest() -> str:
+    """Digest of the states of all process-wide generators: equal digest, equal draws from here on."""
+    states = capture()
+    version, twister, kept_normal = states.python
+    numpy = states.numpy
+    own = numpy["state"]
+    plain = (numpy["bit_generator"], numpy["has_gauss"], numpy["gauss"].hex(), version, repr(kept_normal))
+    if "key" in own:  # the Mersenne Twister; a user may have put another generator there
+        parts = [own["key"], repr((own["pos"], *plain)).encode()]
+    else:
+        parts = [repr((own, *plain)).encode()]
+    return _digest.of_bytes(
+        states.torch.numpy(), *parts, array.array("I", twister).tobytes(), *(c.numpy() for c in states.cuda)
+    )
+
+
+# The layout of torch's CPU generator state (CPUGeneratorImplState, 5056 bytes): the seed as u64, `left` and
+# `seeded` as i32, `next` as u64, 624 words as u64, and the two kept normals, zero when there are none.
+# left = 1, next = 0 is the state after seeding: the first draw twists.
+_BUFFER = np.zeros(632, np.uint64)
+_BUFFER.view(np.int32)[2:4] = 1
+_BUFFER_TENSOR = torch.from_numpy(_BUFFER.view(np.uint8))
+
+
+def _torch_state(stream: np.ndarray, initial_seed: int) -> torch.Tensor:
+    _BUFFER[0] = initial_seed
+    _BUFFER[3 : 3 + _TWISTER_WORDS] = stream[:_TWISTER_WORDS]
+    return _BUFFER_TENSOR

@@ -1,0 +1,55 @@
+"""The seed of the process: one call for all libraries, and what others have seeded."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from samebits import context
+from samebits.errors import InvalidArgumentError
+from samebits.random import _philox, generators, words
+
+_SEED_AT_IMPORT = torch.default_generator.initial_seed()
+_STREAM = words.as_uint64("samebits.random.seeds")
+
+
+def set_random_seed(seed: int) -> None:
+    """Seeds Python, NumPy, torch (all devices) and samebits' own streams; `torch.initial_seed() == seed` afterwards.
+
+    torch is seeded by `torch.manual_seed(seed)`; NumPy and Python with 128 bits each from the seed's key.
+    Raises `InvalidArgumentError` unless `seed` is an int with 0 <= seed < 2**63, and changes nothing then.
+    """
+    checked = _checked(seed)
+    seeds = np.empty(8, np.uint32)
+    _philox.fill_words(*words.fold(words.root(checked), _STREAM), seeds)
+    torch.manual_seed(checked)
+    generators.seed_numpy_and_python(seeds)
+    context.process.seed = checked
+
+
+def _checked(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise InvalidArgumentError(
+            f"set_random_seed takes an int, got {seed!r} ({type(seed).__name__}); for example set_random_seed(1)"
+        )
+    if not 0 <= seed < 2**63:
+        what = "a negative seed" if seed < 0 else "a seed of 2**63 or more"
+        raise InvalidArgumentError(f"set_random_seed got {what} ({seed}); use 0 <= seed < 2**63")
+    return int(seed)
+
+
+def torch_was_seeded() -> bool:
+    """Whether somebody seeded torch's CPU generator, before or after samebits was imported.
+
+    An unseeded process has a 53-bit number of the operating system there, which `torch.seed()` counts as too
+    once it is drawn anew; a number below 2**32 is taken as somebody's choice.
+    """
+    now = torch.default_generator.initial_seed()
+    return now != _SEED_AT_IMPORT or now < 2**32
+
+
+def root_seed() -> int | None:
+    """The seed of `set_random_seed`, else the one that somebody gave to torch, else None."""
+    if context.process.seed is not None:
+        return context.process.seed
+    return torch.initial_seed() if torch_was_seeded() else None

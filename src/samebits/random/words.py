@@ -1,0 +1,61 @@
+"""Keys as two Python integers: the form that the rest of the package computes positions with.
+
+`fold` gives the same bits as `samebits.random.fold_in` on tensors, without a tensor.
+"""
+
+from __future__ import annotations
+
+from operator import index
+
+import torch
+import xxhash
+
+from samebits.context import Words
+from samebits.errors import InvalidArgumentError
+from samebits.random import _philox
+
+_MASK = 2**64 - 1
+
+
+def root(seed: int) -> Words:
+    """The key of a seed: (seed modulo 2**64, 0), as `samebits.random.key`."""
+    return index(seed) & _MASK, 0
+
+
+def fold(key: Words, *path: int | str) -> Words:
+    """`key` with every part of `path` folded in, in turn. A string counts as the xxh3-64 of its UTF-8 bytes."""
+    seed, offset = key
+    for part in path:
+        seed, offset = _philox.fold(seed, offset, part & _MASK if type(part) is int else as_uint64(part))
+    return seed, offset
+
+
+def as_uint64(data: int | str) -> int:
+    """What is folded in for one part of a path: an integer modulo 2**64, or the hash of a string.
+
+    Raises `InvalidArgumentError` for anything else.
+    """
+    if isinstance(data, str):
+        return xxhash.xxh3_64_intdigest(data.encode())
+    try:
+        return index(data) & _MASK
+    except TypeError:
+        raise InvalidArgumentError(
+            f"a key cannot have {data!r} ({type(data).__name__}) folded in; fold in an int or a str"
+        ) from None
+
+
+def to_tensor(key: Words, device: torch.device | str | None = None) -> torch.Tensor:
+    """The key as a uint64 tensor of shape (2,)."""
+    return torch.tensor(key, dtype=torch.uint64, device=device)
+
+
+def from_tensor(key: torch.Tensor) -> Words:
+    """The integers of one key tensor of shape (2,). Raises `InvalidArgumentError` for another shape or dtype."""
+    if key.shape != (2,) or key.dtype is not torch.uint64:
+        raise InvalidArgumentError(
+            f"a key is a uint64 tensor of shape (2,), got {key.dtype} of shape {tuple(key.shape)}; "
+            "make one with samebits.random.key(seed)"
+        )
+    seed, offset = key.tolist()
+    return seed, offset
