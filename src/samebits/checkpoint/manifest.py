@@ -1,0 +1,122 @@
+"""The manifest of a commit: what is in it and the digest of every bit. Written last, it makes the commit real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
+
+from samebits import digest as digests
+from samebits.checkpoint.unsavable import unsavable
+from samebits.errors import CorruptCommitError
+
+SCHEMA = 1
+
+
+@cache
+def samebits_version() -> str:
+    """The version of the installed package, `unknown` where it is not installed."""
+    try:
+        return version("samebits")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What one commit holds. Two manifests are equal exactly when their digests are."""
+
+    step: int
+    """Batches of the whole run that this commit stands after."""
+    position: Mapping[str, Any]
+    finished: bool
+    program: Mapping[str, Any]
+    """What the commit belongs to: objects, shapes, seed, pipeline."""
+    environment: Mapping[str, Any]
+    tree: Any
+    """The plain half of the state, as `encode` gives it."""
+    tensors: Mapping[str, Mapping[str, Any]]
+    """Name -> dtype, shape, digest of the bytes, and stride where it is not the contiguous one."""
+    files: Mapping[str, Mapping[str, int]]
+    parent: str | None
+    """Digest of the commit before this one."""
+    samebits: str = ""
+    """The version that wrote it."""
+    schema: int = SCHEMA
+
+    @cached_property
+    def _body(self) -> bytes:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the canonical JSON (sorted keys, no spaces) of all fields."""
+        return digests.of_bytes(self._body)
+
+    def to_bytes(self) -> bytes:
+        """The file: the canonical JSON of all fields and `digest`, which sorts first."""
+        return b'{"digest":"' + self.digest.encode() + b'",' + self._body[1:]
+
+    def same_content(self, other: Manifest) -> bool:
+        """Whether the two differ in nothing but the commit that each follows."""
+        if self.step != other.step:
+            return False
+        return replace(self, parent=None).digest == replace(other, parent=None).digest
+
+    @classmethod
+    def from_bytes(cls, data: bytes, file: object = "manifest.json") -> Manifest:
+        """The manifest that was written as `data`; `file` is named in errors.
+
+        Errors:
+            CorruptCommitError: not one bit may differ from what `to_bytes` writes.
+        """
+        values = _parse(data, file)
+        if values.get("schema") != SCHEMA:
+            raise CorruptCommitError(
+                f"{file} has schema version {values.get('schema')!r}, written by samebits "
+                f"{values.get('samebits')!r}; this samebits {samebits_version()} reads version {SCHEMA}. "
+                "Read it with the samebits that wrote it."
+            )
+        values.pop("digest", None)
+        try:
+            manifest = cls(**values)
+        except TypeError as error:
+            raise CorruptCommitError(f"{file} is no manifest: {error}") from error
+        if manifest.to_bytes() != data:
+            raise CorruptCommitError(f"{file} does not have the digest it was written with")
+        return manifest
+
+
+def check_plain(value: Any, path: tuple[Any, ...]) -> None:
+    """Raises UnsavableStateError unless `value` comes back from JSON equal: tuples, NaN and odd keys do not."""
+    kind = type(value)
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise unsavable((*path, key), key, "a key that is not a string")
+            check_plain(item, (*path, key))
+    elif kind is list:
+        for number, item in enumerate(value):
+            check_plain(item, (*path, number))
+    elif kind is float and value - value != 0:
+        raise unsavable(path, value, f"the float {value}, which JSON does not have")
+    elif kind not in (str, int, bool, float, type(None)):
+        raise unsavable(path, value)
+
+
+def _parse(data: bytes, file: object) -> dict[str, Any]:
+    try:
+        values = json.loads(data, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise CorruptCommitError(f"{file} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CorruptCommitError(f"{file} is no manifest")
+    return values
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")

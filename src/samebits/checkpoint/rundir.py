@@ -1,0 +1,148 @@
+"""A run directory: made or recognised, proven writable, and locked for one writer."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from samebits.checkpoint.manifest import samebits_version
+from samebits.errors import RunDirectoryError
+
+MARKER = "samebits-run.json"
+LOCK = "lock"
+COMMITS = "commits"
+PROBE = ".samebits-probe"
+OURS = {MARKER, LOCK, COMMITS, PROBE, "lost+found"}  # a volume's root folder is born with lost+found
+
+CURES = {
+    errno.EROFS: "The file system is mounted read-only: remount it, or choose another folder.",
+    errno.EACCES: "Give this user write permission, or choose another folder.",
+    errno.EPERM: "Give this user write permission, or choose another folder.",
+    errno.ENOTDIR: "Something in the path is a file: remove it, or choose another folder.",
+    errno.EEXIST: "Something in the path is a file: remove it, or choose another folder.",
+    errno.ENOSPC: "Free some space, or choose a folder on another disk.",
+    errno.EDQUOT: "Your quota is used up: free some space, or choose a folder on another disk.",
+}
+
+_held: dict[str, int] = {}
+"""Folders that are locked, and the process that did it: a record lock does not exclude its own process."""
+
+
+class RunDirectory:
+    """`open` makes the folder usable for this process alone, `close` gives it back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.commits = path / COMMITS
+        self._lock: int | None = None
+        self._pid = 0
+
+    @property
+    def owned(self) -> bool:
+        """Whether this very process (not one that it was forked from) holds the lock."""
+        return self._lock is not None and self._pid == os.getpid()
+
+    def open(self) -> None:
+        """Raises RunDirectoryError: not a run directory, not writable, or another process writes here."""
+        try:
+            _check_ours(self.path)
+            _make(self.path)
+            self._lock_for_us()
+            try:
+                self._prepare()
+            except BaseException:
+                self.close()
+                raise
+        except OSError as error:
+            cure = CURES.get(error.errno or 0, "Choose another folder.")
+            raise RunDirectoryError(
+                f"run directory {self.path} cannot be used: {error.strerror or error} "
+                f"({error.filename or self.path}). {cure}"
+            ) from error
+
+    def close(self) -> None:
+        """Releases the lock; in a forked child, where the lock is not ours, only forgets it."""
+        if self._lock is None:
+            return
+        if self.owned:
+            _held.pop(os.path.realpath(self.path), None)
+        os.close(self._lock)
+        self._lock = None
+
+    def _lock_for_us(self) -> None:
+        # A POSIX record lock ends with the process. flock's would live on in forked loader workers after a
+        # SIGKILL of their parent. Its trap: closing *any* descriptor of the file here gives the lock up.
+        key, pid = os.path.realpath(self.path), os.getpid()
+        if _held.get(key) == pid:
+            raise RunDirectoryError(
+                f"run directory {self.path} is already open in this process (pid {pid}). "
+                "Close the other run first, or give each run a folder of its own."
+            )
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock_or_say_who(descriptor, self.path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{pid} {socket.gethostname()}\n".encode(), 0)
+        _held[key], self._lock, self._pid = pid, descriptor, pid
+
+    def _prepare(self) -> None:
+        self.commits.mkdir(exist_ok=True)
+        for folder in (self.path, self.commits):
+            probe = folder / PROBE
+            probe.write_bytes(b"")
+            probe.unlink()
+        marker = self.path / MARKER
+        if not marker.exists():
+            fresh = self.path / PROBE
+            fresh.write_text(json.dumps({"samebits": samebits_version()}) + "\n")
+            fresh.replace(marker)
+        sync_folder(self.path)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names in a folder durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_ours(path: Path) -> None:
+    try:
+        names = set(os.listdir(path))
+    except FileNotFoundError:
+        return
+    if MARKER not in names and names - OURS:
+        raise RunDirectoryError(
+            f"{path} is not empty and not a run directory of samebits (it has {min(names - OURS)!r} and no "
+            f"{MARKER}). Choose a folder that is empty or does not exist; nothing was written."
+        )
+
+
+def _make(path: Path) -> None:
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def _lock_or_say_who(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        owner: list[Any] = os.pread(descriptor, 256, 0).decode(errors="replace").split() or ["?", "?"]
+        raise RunDirectoryError(
+            f"run directory {path} is in use by process {owner[0]} on host {owner[-1]}. "
+            "Wait until it ends or stop it; two processes cannot write one run."
+        ) from error

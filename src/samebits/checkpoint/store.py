@@ -1,0 +1,245 @@
+"""Commits of one run: written beside, fsynced, renamed; read back newest valid first.
+
+run_dir/samebits-run.json                   says that the folder is ours
+run_dir/lock                                one writer
+run_dir/commits/000000000120-1a2b3c4d/      step and digest: tensors.safetensors, manifest.json
+run_dir/commits/tmp-*                       being written or deleted; never read
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from samebits.checkpoint import tensorfile
+from samebits.checkpoint.codec import decode, encode
+from samebits.checkpoint.diskerror import commit_error
+from samebits.checkpoint.manifest import Manifest, check_plain, samebits_version
+from samebits.checkpoint.rundir import RunDirectory, sync_folder
+from samebits.errors import CorruptCommitError, InvalidArgumentError, RunDirectoryError
+
+TENSORS = "tensors.safetensors"
+MANIFEST = "manifest.json"
+NAME = re.compile(r"(\d{12,})-([0-9a-f]{8})")
+TMP = "tmp-"
+
+
+class CommitStore:
+    """The commits in `run_dir/commits`; `keep` of them stay, older ones are deleted after each commit.
+
+    Write between `open()` and `close()` (or in a `with` block). `newest()` also works on a store that is not
+    open, as long as no other process writes to it at the same time.
+    """
+
+    def __init__(self, run_dir: Path, keep: int = 2) -> None:
+        if keep < 1:
+            raise InvalidArgumentError(f"CommitStore(keep={keep}): at least the newest commit must stay")
+        self.keep = keep
+        self.skipped: list[tuple[Path, str]] = []
+        """Commits that the last `newest()` could not use, and why."""
+        self.last: Manifest | None = None
+        """The newest valid commit, once `newest()` or `commit()` has been called."""
+        self._directory = RunDirectory(Path(run_dir))
+        self._looked = False
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run."""
+        return self._directory.path
+
+    def open(self) -> None:
+        """Creates the folder if need be and takes the one-writer lock.
+
+        Errors:
+            RunDirectoryError: the folder holds other things, cannot be written, or a live process writes here.
+        """
+        self._directory.open()
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        self._directory.close()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def commit(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        position: Mapping[str, Any],
+        finished: bool,
+        program: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        on_tensors_written: Callable[[], None] | None = None,
+    ) -> Manifest:
+        """Makes `state` durable as the commit of `step`; returns when it would survive a power failure.
+
+        `position`, `program` and `environment` are plain JSON: dicts with string keys, lists, finite numbers.
+        `on_tensors_written` is called when the tensors are on disk and the manifest is not. A commit equal to
+        the last one is not written again; one of the same step that differs replaces it.
+
+        Errors:
+            UnsavableStateError: the state holds something that cannot be saved; nothing was written.
+            CommitError: the disk refused; earlier commits are untouched, the half-written one is removed.
+            RunDirectoryError: this process has not opened the store.
+            InvalidArgumentError: `step` lies before the last commit.
+        """
+        self._check_step(step)
+        plain = {"position": position, "program": program, "environment": environment}
+        for name, value in plain.items():
+            check_plain(value, (name,))
+        tree, tensors = encode(dict(state))
+        data = {name: tensorfile.raw(tensor) for name, tensor in tensors.items()}
+        infos = {name: tensorfile.describe(tensor, data[name]) for name, tensor in tensors.items()}
+        head, order = tensorfile.header(infos)
+        size = len(head) + sum(data[name].nbytes for name in order)
+        manifest = Manifest(
+            step=step, finished=finished, tree=tree, tensors=infos, files={TENSORS: {"bytes": size}},
+            parent=self.last.digest if self.last else None, samebits=samebits_version(), **plain,
+        )  # fmt: skip
+        if self.last and self.last.same_content(manifest):
+            return self.last
+        self._write(manifest, [memoryview(head), *(data[name].data for name in order)], on_tensors_written)
+        self.last = manifest
+        self._prune(manifest)
+        return manifest
+
+    def newest(self) -> tuple[Manifest, Any] | None:
+        """The newest commit whose every digest holds, with its state (tensors on the CPU); None without commits.
+
+        Nothing is executed and nothing deleted. Newer commits that do not hold are listed in `skipped`.
+
+        Errors:
+            CorruptCommitError: there are commits and none is valid; the message says why for each.
+        """
+        self.skipped, self.last, self._looked = [], None, True
+        readable: list[tuple[Path, Manifest]] = []
+        for path in self._commits():
+            try:
+                readable.append((path, _read_manifest(path)))
+            except (OSError, CorruptCommitError) as error:
+                self.skipped.append((path, str(error)))
+        parents = {manifest.parent for _, manifest in readable}
+        # Two commits of one step are there after a kill between replacing and deleting: the child is newer.
+        readable.sort(key=lambda item: (item[1].step, item[1].digest not in parents), reverse=True)
+        for path, manifest in readable:
+            try:
+                state = _read_state(path, manifest)
+            except (OSError, CorruptCommitError) as error:
+                self.skipped.append((path, str(error)))
+            else:
+                self.last = manifest
+                return manifest, state
+        if self.skipped:
+            reasons = "\n".join(f"  {path}: {why}" for path, why in self.skipped)
+            raise CorruptCommitError(
+                f"no commit in {self.run_dir} is valid:\n{reasons}\n"
+                f"To start again from the first step, remove {self.run_dir}."
+            )
+        return None
+
+    def _check_step(self, step: int) -> None:
+        if not self._directory.owned:
+            raise RunDirectoryError(
+                f"commit to {self.run_dir}, which this process (pid {os.getpid()}) has not opened. "
+                "Call open() first, in the process that commits."
+            )
+        if not self._looked:
+            self.newest()
+        if step < 0 or (self.last and step < self.last.step):
+            raise InvalidArgumentError(
+                f"commit(step={step}) to {self.run_dir}, which is at step {self.last.step if self.last else 0}. "
+                "Load the newest commit and go on from there, or use another run directory."
+            )
+
+    def _commits(self) -> list[Path]:
+        folder = self._directory.commits
+        names = os.listdir(folder) if folder.is_dir() else []
+        return sorted((folder / name for name in names if NAME.fullmatch(name)), key=_step_of, reverse=True)
+
+    def _write(self, manifest: Manifest, blocks: list[memoryview], hook: Callable[[], None] | None) -> None:
+        commits = self._directory.commits
+        text = manifest.to_bytes()
+        temporary: Path | None = None
+        try:
+            temporary = Path(tempfile.mkdtemp(prefix=TMP, dir=commits))
+            tensorfile.write(temporary / TENSORS, blocks)
+            if hook is not None:
+                hook()
+            tensorfile.write(temporary / MANIFEST, [memoryview(text)])
+            sync_folder(temporary)
+            final = commits / _name(manifest)
+            if final.exists():  # the same bits, of which some were corrupt when this process looked
+                final.rename(tempfile.mkdtemp(prefix=TMP, dir=commits))
+            temporary.rename(final)
+            temporary = None
+            sync_folder(commits)
+        except OSError as error:
+            wanted = sum(block.nbytes for block in blocks) + len(text)
+            raise commit_error(error, self.run_dir, manifest.step, wanted, self.last) from error
+        finally:
+            if temporary is not None:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+    def _prune(self, newest: Manifest) -> None:
+        """Deletes commits beyond `keep`, corrupt and replaced ones, and what kills left half-written."""
+        corrupt = {path for path, _ in self.skipped}
+        older = [
+            path for path in self._commits() if _step_of(path) <= newest.step and path.name != _name(newest)
+        ]
+        valid = [path for path in older if path not in corrupt and _step_of(path) < newest.step]
+        keep = set(valid[: self.keep - 1])
+        commits = self._directory.commits
+        try:
+            for path in older:
+                if path not in keep:
+                    path.rename(commits / f"{TMP}{path.name}")
+            for name in os.listdir(commits):
+                if name.startswith(TMP):
+                    shutil.rmtree(commits / name)
+        except OSError as error:
+            warnings.warn(f"old commits in {commits} cannot be deleted: {error}", stacklevel=3)
+
+
+def _name(manifest: Manifest) -> str:
+    return f"{manifest.step:012d}-{manifest.digest.split(':')[1][:8]}"
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.split("-")[0])
+
+
+def _read_manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
+    manifest = Manifest.from_bytes(file.read_bytes(), file)
+    if path.name != _name(manifest):
+        raise CorruptCommitError(f"{path} was renamed: its manifest says {_name(manifest)}")
+    return manifest
+
+
+def _read_state(path: Path, manifest: Manifest) -> Any:
+    for name, file in manifest.files.items():
+        size = (path / name).stat().st_size
+        if size != file["bytes"]:
+            raise CorruptCommitError(f"{path / name} has {size} bytes, not {file['bytes']}")
+    tensors = tensorfile.read(path / TENSORS, manifest.tensors)
+    try:
+        return decode(manifest.tree, tensors)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
+        raise CorruptCommitError(
+            f"{path / MANIFEST} holds a state that cannot be decoded: {error!r}"
+        ) from error

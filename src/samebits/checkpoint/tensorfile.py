@@ -1,0 +1,115 @@
+"""A safetensors file whose every byte follows from the manifest: no metadata, sorted header, no holes.
+
+safetensors itself writes more than one metadata key in random order; a commit keeps metadata in its manifest.
+Tensors are read one by one into memory of their own, aligned as torch aligns it: views into one buffer would
+be aligned by their neighbours' sizes, and kernels may round differently for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits import digest as digests
+from samebits.errors import CorruptCommitError
+
+BUFFER_BYTES = 1 << 20
+NAMES = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
+    torch.uint32: "U32", torch.int32: "I32", torch.uint64: "U64", torch.int64: "I64",
+    torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64",
+    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+}  # fmt: skip
+"""What safetensors calls a dtype; any other is stored as its bytes, and only the manifest knows."""
+
+Infos = Mapping[str, Mapping[str, Any]]
+
+
+def raw(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a dense tensor in the order of its indices, as a flat uint8 array (a view if it can be)."""
+    return digests.array_of(tensor).reshape(-1).view(np.uint8)
+
+
+def describe(tensor: torch.Tensor, data: np.ndarray) -> dict[str, Any]:
+    """The manifest's entry for `tensor` with bytes `data`."""
+    info: dict[str, Any] = {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "digest": digests.of_bytes(data),
+    }
+    if not tensor.is_contiguous() or tensor.stride() != torch.empty(tensor.shape, device="meta").stride():
+        # Kernels choose their order of summation by strides, so channels_last must come back as such.
+        info["stride"] = list(torch.empty_like(tensor, device="meta").stride())
+    return info
+
+
+def header(infos: Infos) -> tuple[bytes, list[str]]:
+    """The head of the file, and the names in the order of their data: wide dtypes first, so all are aligned."""
+    order = sorted(infos, key=lambda name: (-_dtype(infos[name]).itemsize, name))
+    entries, end = {}, 0
+    for name in order:
+        dtype, begin, end = _dtype(infos[name]), end, end + nbytes(infos[name])
+        known = dtype in NAMES
+        shape = infos[name]["shape"] if known else [end - begin]
+        entries[name] = {"dtype": NAMES.get(dtype, "U8"), "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, order
+
+
+def nbytes(info: Mapping[str, Any]) -> int:
+    """Size of one tensor's data."""
+    return math.prod(info["shape"]) * _dtype(info).itemsize
+
+
+def write(path: Path, blocks: Iterable[memoryview]) -> None:
+    """Writes `blocks` to a new file and fsyncs it. Raises OSError."""
+    with path.open("xb", buffering=BUFFER_BYTES) as file:
+        for block in blocks:
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path, infos: Infos) -> dict[str, torch.Tensor]:
+    """The tensors of the file, on the CPU.
+
+    Errors:
+        CorruptCommitError: a byte differs from what `infos` say.
+        OSError: the file cannot be read.
+    """
+    head, order = header(infos)
+    tensors = {}
+    with path.open("rb", buffering=BUFFER_BYTES) as file:
+        if file.read(len(head)) != head:
+            raise CorruptCommitError(f"{path} does not have the header that the manifest says")
+        for name in order:
+            tensors[name] = _read_one(file, infos[name], f"{path}: tensor {name}")
+    return tensors
+
+
+def _read_one(file: Any, info: Mapping[str, Any], where: str) -> torch.Tensor:
+    tensor = torch.empty(info["shape"], dtype=_dtype(info))
+    data = raw(tensor)
+    if file.readinto(data.data) != data.nbytes:
+        raise CorruptCommitError(f"{where} is cut off")
+    if digests.of_bytes(data) != info["digest"]:
+        raise CorruptCommitError(f"{where} does not have the digest it was written with")
+    if "stride" in info:
+        return torch.empty_strided(info["shape"], info["stride"], dtype=tensor.dtype).copy_(tensor)
+    return tensor
+
+
+def _dtype(info: Mapping[str, Any]) -> torch.dtype:
+    dtype = getattr(torch, info["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise CorruptCommitError(f"this torch {torch.__version__} has no dtype {info['dtype']}")
+    return dtype
