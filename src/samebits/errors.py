@@ -55,3 +55,7 @@ class NonFiniteLossError(SamebitsError, FloatingPointError):
 
 class RecordError(SamebitsError, RuntimeError):
     """A record cannot be written or read."""
+
+
+class VerifyError(SamebitsError, RuntimeError):
+    """`samebits verify` could not run the script: it is missing, it raised, or it trains nothing."""

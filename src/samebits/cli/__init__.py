@@ -1,1 +1,3 @@
-"""TODO."""
+"""The command `samebits`."""
+
+from samebits.cli.app import main as main

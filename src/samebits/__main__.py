@@ -1,0 +1,5 @@
+"""`python -m samebits` is the command `samebits`."""
+
+from samebits.cli import main
+
+main()

@@ -1,0 +1,110 @@
+"""Child processes of a check: each in its own session, with a time limit, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from samebits.audit import children_warden
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child process ended; `returncode` is minus the signal when a signal ended it."""
+
+    returncode: int
+    seconds: float
+    log: Path
+    timed_out: bool = False
+
+    def last_line(self) -> str:
+        """The last line that the child printed and that is not empty: for an exception, its message."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else "(it printed nothing)"
+
+
+class SignalledError(Exception):
+    """Signal `number` told this process to end; its children are gone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextlib.contextmanager
+def scratch_folder(*, keep: bool = False) -> Iterator[Path]:
+    """An empty folder for one check. When the block, or this process, ends, so do the children that work in it.
+
+    The path is short because a UNIX socket below TMPDIR (loader workers open some) takes 107 characters.
+    """
+    folder = tempfile.mkdtemp(prefix="samebits-")
+    command = [sys.executable, "-I", "-S", children_warden.__file__, folder, "keep" if keep else "remove"]
+    warden = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield Path(folder)
+    finally:
+        warden.communicate()
+
+
+async def run_child(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, limit_s: float | None
+) -> Ended:
+    """Runs `command` to its end in a session of its own, with standard output and error in the file `log`.
+
+    When it ends, is cancelled or takes more than `limit_s` seconds, its whole process group is killed: a
+    killed training run leaves its loader workers behind.
+    """
+    begin = time.monotonic()
+    with log.open("wb") as output:
+        child = await asyncio.create_subprocess_exec(
+            *command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    timed_out = False
+    try:
+        await asyncio.wait_for(child.wait(), limit_s)
+    except TimeoutError:
+        timed_out = True
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    return Ended(await child.wait(), time.monotonic() - begin, log, timed_out)
+
+
+def run_until_signalled(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` in an event loop; SIGINT, SIGTERM and SIGHUP cancel it and raise `SignalledError`."""
+    return asyncio.run(_cancelled_by_signals(work))
+
+
+async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    received: list[int] = []
+
+    def cancel(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, cancel, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if received:
+            raise SignalledError(received[0]) from None
+        raise

@@ -1,0 +1,174 @@
+"""What `verify` varies: the checks of one script, drawn from what its first run (the baseline) was seen to do."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+GROUPS = ("run-again", "kill", "workers", "threads")
+"""What `--checks` selects from, in the order of the table."""
+
+WORKERS, THREADS = (0, 1, 3), (1, 2)
+KILL_NAMES = (
+    "killed mid-epoch, resumed",
+    "killed at an epoch's last step, resumed",
+    "killed in a validation, then in a save, resumed twice",
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the baseline did. Step numbers are global and count from `first`."""
+
+    steps: tuple[int, ...]
+    epoch_lasts: frozenset[int]
+    epoch_firsts: frozenset[int]
+    validations: tuple[int, ...]
+    uses_run: bool
+    num_workers: int | None
+    """Loader workers of the script's own choice; None: it iterates over no loader."""
+    sets_threads: bool = False
+
+
+_PLACES = {
+    "body": "in step {}",
+    "optimizer": "in step {}'s optimizer",
+    "after_body": "after step {}",
+    "validation": "in step {}'s validation",
+    "commit": "while saving before step {}",
+}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL from inside: `at` is "body", "optimizer", "after_body", "validation" or "commit" of `step`."""
+
+    at: str
+    step: int
+
+    def told(self) -> str:
+        """Where, in words."""
+        return _PLACES[self.at].format(self.step)
+
+
+@dataclass(frozen=True)
+class Process:
+    """What one process of a check gets that the baseline did not get."""
+
+    kill: Kill | None = None
+    commit_steps: tuple[int, ...] | None = None
+    num_workers: int | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row: its processes run one after another in the same run root, and must give the baseline's bits."""
+
+    group: str
+    name: str
+    varied: str = ""
+    processes: tuple[Process, ...] = ()
+    promised: bool = True
+    does_not_apply: str = ""
+    note: str = ""
+
+
+def run_again() -> Check:
+    """The first row: the same command a second time."""
+    return Check("run-again", "run again", "hash seed, TMPDIR, order of directory listings", (Process(),))
+
+
+def checks_after(facts: Facts, groups: tuple[str, ...], seed: int) -> list[Check]:
+    """Every row after the first two runs, for those of `groups` that were asked for."""
+    found: list[Check] = []
+    if "kill" in groups:
+        found += kill_checks(facts, random.Random(seed))
+    if "workers" in groups:
+        found += [_workers(facts, number) for number in WORKERS]
+    if "threads" in groups:
+        found += [_threads(facts, number) for number in THREADS]
+    return found
+
+
+def kill_checks(facts: Facts, draw: random.Random) -> list[Check]:
+    """Three rows: killed mid-epoch; at an epoch's last step; and twice, the first time in a validation."""
+    if not facts.uses_run:
+        why = "the script does not use samebits.Run"
+        return [Check("kill", name, does_not_apply=why) for name in KILL_NAMES]
+    if facts.steps[-1] == facts.steps[0]:
+        why = "a run of one step has no boundary to resume from"
+        return [Check("kill", name, does_not_apply=why) for name in KILL_NAMES]
+    return [_mid_epoch(facts, draw), _epoch_end(facts, draw), _twice(facts, draw)]
+
+
+def _mid_epoch(facts: Facts, draw: random.Random) -> Check:
+    """A commit strictly inside an epoch, and one to three steps later, in the same epoch, the kill."""
+    inside = set(facts.steps[1:]) - facts.epoch_firsts
+    middle = inside - facts.epoch_lasts
+    pairs = [
+        (commit, step)
+        for step in middle
+        for commit in _before(step, inside, facts.epoch_lasts)
+        if commit < step
+    ]
+    # Epochs of three, two, one batches have less of a middle: take what comes nearest.
+    pairs = pairs or [(step, step) for step in middle or inside or facts.steps[1:]]
+    commit, step = draw.choice(sorted(pairs))
+    kill = Kill(draw.choice(("body", "optimizer")), step)
+    return Check("kill", KILL_NAMES[0], _told(kill, commit), (Process(kill, (commit,)), Process()))
+
+
+def _before(step: int, inside: set[int], lasts: frozenset[int]) -> list[int]:
+    """Boundaries up to three steps before `step` that no epoch's end separates from it."""
+    found = []
+    for boundary in range(step, step - 4, -1):
+        if boundary not in inside or (boundary < step and boundary in lasts):
+            break
+        found.append(boundary)
+    return found
+
+
+def _epoch_end(facts: Facts, draw: random.Random) -> Check:
+    """Killed at the last step of an epoch, of one that others follow where there is one."""
+    lasts = [step for step in facts.steps[1:] if step in facts.epoch_lasts] or [facts.steps[-1]]
+    step = draw.choice(lasts[:-1] or lasts)
+    commit = max(facts.steps[1], step - draw.randrange(4))
+    kill = Kill(draw.choice(("optimizer", "after_body")), step)
+    return Check("kill", KILL_NAMES[1], _told(kill, commit), (Process(kill, (commit,)), Process()))
+
+
+def _twice(facts: Facts, draw: random.Random) -> Check:
+    """Killed in a validation (or an optimizer step), then, further on, between a save's tensors and its manifest."""
+    first, end = facts.steps[1], facts.steps[-1] + 1
+    validations = [step for step in facts.validations if step >= first]
+    early = validations[:-1] or validations
+    step = draw.choice(early or list(facts.steps[1:-1]) or [first])
+    kill = Kill("validation" if early else "optimizer", step)
+    commit = max(first, step - draw.randrange(4))
+    save = draw.randrange(step + 1, end) if step + 1 < end else end
+    name = KILL_NAMES[2] if early else KILL_NAMES[2].replace("a validation", "a step")
+    second = Kill("commit", save)
+    varied = f"{_told(kill, commit)}; then SIGKILL {second.told()}"
+    resumed = Process(second, (save,))
+    return Check("kill", name, varied, (Process(kill, (commit,)), resumed, Process()))
+
+
+def _told(kill: Kill, commit: int) -> str:
+    return f"SIGKILL {kill.told()}, saved before step {commit}"
+
+
+def _workers(facts: Facts, number: int) -> Check:
+    name = f"{number} loader worker{'' if number == 1 else 's'}"
+    if facts.num_workers is None:
+        return Check("workers", name, does_not_apply="the script iterates over no loader")
+    note = "the script's own number" if number == facts.num_workers else ""
+    return Check(
+        "workers", name, f"{facts.num_workers} -> {number}", (Process(num_workers=number),), note=note
+    )
+
+
+def _threads(facts: Facts, number: int) -> Check:
+    name = f"{number} thread{'' if number == 1 else 's'}"
+    note = "no effect: the script sets its own number" if facts.sets_threads else ""
+    return Check("threads", name, "intra-op threads", (Process(threads=number),), promised=False, note=note)

@@ -1,0 +1,135 @@
+"""What `verify` found: one row per check, the verdict, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samebits.audit.compare import Difference
+from samebits.audit.plan import Check
+from samebits.audit.report_cures import cure_of
+
+SCHEMA = "samebits.verify/1"
+
+ALL_EQUAL, DIFFERENT, COULD_NOT_RUN = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """The outcome of one check."""
+
+    check: Check
+    steps_compared: int = 0
+    difference: Difference | None = None
+    failed: str = ""
+    """How a process of the check ended that the baseline ended without: its exception, a time-out."""
+    could_not: str = ""
+    """Why the check proves nothing: a kill that hit nothing, a resume that started over, no step compared."""
+    overshadowed: bool = False
+    """It differs no earlier than "run again" does: its own cause cannot be told."""
+
+    @property
+    def applies(self) -> bool:
+        """Whether the check says anything about this script."""
+        return not self.check.does_not_apply
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether every step had the baseline's bits; None where that was not found out."""
+        if (self.difference is not None or self.failed) and not self.overshadowed:
+            return False
+        return True if self.applies and not (self.could_not or self.overshadowed) else None
+
+    @property
+    def decides(self) -> bool:
+        """Whether the row has a say in the exit status."""
+        return self.check.promised and self.applies
+
+    def result(self) -> str:
+        """One sentence for the table."""
+        if self.check.does_not_apply:
+            return f"does not apply: {self.check.does_not_apply}"
+        if self.overshadowed:
+            return "not judged: no earlier than in 'run again'"
+        if self.difference is not None:
+            return self.difference.sentence()
+        return self.failed or self.could_not or "equal"
+
+    def notes(self) -> str:
+        """What a reader must know beside the result."""
+        promised = "" if self.check.promised else "measured, not promised"
+        return "; ".join(filter(None, (promised, self.check.note)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain values, for `--json`."""
+        found = self.difference
+        return {
+            "check": self.check.name,
+            "varied": self.check.varied,
+            "promised": self.check.promised,
+            "steps_compared": self.steps_compared,
+            "equal": self.equal,
+            "difference": found
+            and {
+                "step": found.step,
+                "component": found.component,
+                "paths": list(found.paths),
+                "sentence": found.sentence(),
+            },
+            "note": "; ".join(filter(None, (self.notes(), "" if found else self.result()))),
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows of one `verify`."""
+
+    script: str
+    args: tuple[str, ...]
+    seed: int
+    final: str
+    environment: dict[str, Any]
+    rows: tuple[Row, ...]
+
+    @property
+    def exit(self) -> int:
+        """0: all promised rows equal; 1: one is not; 2: none is unequal, but one proves nothing."""
+        deciding = [row for row in self.rows if row.decides]
+        if any(row.equal is False for row in deciding):
+            return DIFFERENT
+        return COULD_NOT_RUN if not deciding or any(row.could_not for row in deciding) else ALL_EQUAL
+
+    def verdict(self) -> str:
+        """One sentence; where it is bad news, with the cure."""
+        if self.exit == COULD_NOT_RUN:
+            why = next(
+                (f"{row.check.name}: {row.could_not}" for row in self.rows if row.could_not),
+                "no check applies",
+            )
+            return f"NOT VERIFIED: {why}."
+        if self.exit == ALL_EQUAL:
+            number = sum(row.decides for row in self.rows)
+            return f"VERIFIED: the same bits in every step of all {number} promised checks."
+        row = next(row for row in self.rows if row.decides and row.equal is False and not row.overshadowed)
+        return f"NOT REPRODUCIBLE: {row.check.name}: {row.result()}. {cure_of(row.check, row.difference)}".strip()
+
+    def to_json(self) -> str:
+        """The report as JSON: what the table shows, and the environment it holds for."""
+        content = {
+            "schema": SCHEMA,
+            "script": self.script,
+            "args": list(self.args),
+            "verdict": self.verdict(),
+            "exit": self.exit,
+            "final": self.final,
+            "seed": self.seed,
+            "environment": self.environment,
+            "rows": [row.to_dict() for row in self.rows],
+        }
+        return json.dumps(content, indent=2) + "\n"
+
+    def write_json(self, file: Path) -> None:
+        """Writes `to_json` to `file`."""
+        file.write_text(self.to_json(), encoding="utf-8")

@@ -1,0 +1,43 @@
+"""What to do about a difference: one sentence for the component that differs first."""
+
+from __future__ import annotations
+
+from samebits.audit.compare import Difference
+from samebits.audit.plan import Check
+
+_ALWAYS = {
+    "initial": "Call samebits.set_random_seed(seed) before the model is built",
+    "locals": "Keep what lives from one step to the next in the run (`run.state.NAME = ...`), or hand the object to "
+    "it (`samebits.Run(..., name=object)` or `run.add`)",
+    "generators": "Something draws random numbers that nobody seeded: call samebits.set_random_seed(seed) first",
+    "batch": "The batch must not depend on the clock, the order of a set or of os.listdir, or a generator that nobody "
+    "seeded",
+    "optimizer": "The optimizer's settings must not depend on the clock, the order of a set, or a random number that "
+    "nobody seeded",
+    "loss": "The computation must not depend on the clock, the order of a set, or a random number that nobody seeded; "
+    "`--run` shows whether samebits.enable_op_determinism() cures it",
+}
+_KILLED = {
+    "optimizer": "Hand the optimizer, and whatever sets its learning rate, to samebits.Run, so that a restart restores "
+    "them",
+    "batch": "Take batches from `run.steps(samebits.data.DataLoader(...))` and keep no position of your own in the data",
+    "model": "Hand every module that changes to samebits.Run, so that a restart restores it",
+    "buffers": "Hand every module that changes to samebits.Run, so that a restart restores it",
+    "loss": "Something that the loss depends on is not in the run: hand the object to samebits.Run, or keep the value "
+    "in `run.state`",
+    "generators": "A generator of your own is state: hand it to the run (`run.add`), or draw from the global ones",
+}
+_WORKERS = {
+    "batch": "Keep no counters or caches on the dataset object, and draw from the global generators of torch, NumPy or "
+    "Python in __getitem__: each loader worker has its own copy of the object",
+}
+
+
+def cure_of(check: Check, difference: Difference | None) -> str:
+    """The cure that the first component to differ suggests for this kind of check; empty when none does."""
+    if difference is None:
+        return ""
+    special = {"kill": _KILLED, "workers": _WORKERS}.get(check.group, {})
+    component = "initial" if difference.step is None else difference.component
+    cure = special.get(component) or _ALWAYS.get(component)
+    return f"{cure}." if cure else ""

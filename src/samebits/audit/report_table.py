@@ -1,0 +1,43 @@
+"""The report for a person: a table, the final digest, the verdict. Plain text when not on a terminal."""
+
+from __future__ import annotations
+
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from samebits.audit.report import ALL_EQUAL, Report, Row
+
+PLAIN_WIDTH = 100
+"""Columns of a file or a pipe, which have no width of their own."""
+
+
+def show(report: Report) -> None:
+    """Prints the report to standard output."""
+    terminal = sys.stdout.isatty()
+    console = Console(highlight=False, width=None if terminal else PLAIN_WIDTH)
+    console.print(_table(report, box.ROUNDED if terminal else box.ASCII2))
+    good = report.exit == ALL_EQUAL
+    console.print(f"final model digest: {report.final}")
+    console.print(Text(report.verdict(), style="bold green" if good else "bold red"), soft_wrap=not terminal)
+
+
+def _table(report: Report, borders: box.Box) -> Table:
+    table = Table(box=borders, pad_edge=False, show_lines=False)
+    table.add_column("check", ratio=None, min_width=16, max_width=26)
+    table.add_column("varied", max_width=30)
+    table.add_column("steps", justify="right", no_wrap=True)
+    table.add_column("result", min_width=20)
+    for row in report.rows:
+        compared = str(row.steps_compared) if row.steps_compared else "-"
+        table.add_row(Text(row.check.name), Text(row.check.varied), compared, _result(row))
+    return table
+
+
+def _result(row: Row) -> Text:
+    style = {True: "green", False: "red", None: "yellow" if row.applies else "dim"}[row.equal]
+    text = Text(row.result(), style=style if row.decides else "dim")
+    return text.append(f" ({row.notes()})", style="dim") if row.notes() else text

@@ -1,0 +1,149 @@
+"""`verify`: the script runs again and again under what must not matter; every step is compared with the first run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samebits.audit.children import run_until_signalled, scratch_folder
+from samebits.audit.compare import Difference, Record
+from samebits.audit.plan import GROUPS, Check, Process, checks_after, run_again
+from samebits.audit.report import Report, Row
+from samebits.audit.report_progress import VerifyProgress
+from samebits.audit.verify_child import Outcome, Request, Runner
+from samebits.audit.verify_facts import facts_of
+from samebits.audit.verify_judge import Judge, with_cause
+from samebits.determinism import environment_fingerprint
+from samebits.errors import InvalidArgumentError, VerifyError
+
+PATIENCE = (60.0, 10.0)
+"""A process may take this many seconds, plus this many times as long as the first run."""
+
+
+def verify(request: Request) -> Report:
+    """Runs every check of `request` in fresh processes and reports which gave the bits of the first run.
+
+    The script's run directories and temporary files are moved into a scratch folder; the output of a script that
+    fails at its first run is left in a log file that the error names.
+
+    Raises:
+        VerifyError: the script is missing, it raised in its first run, or it made no step that can be seen.
+        SignalledError: this process was told to end; all child processes have ended, and the scratch is gone.
+
+    """
+    _check(request)
+    with scratch_folder(keep=request.keep) as scratch, VerifyProgress() as progress:
+        if request.keep:
+            progress.say(f"scratch: {scratch}")
+        runner = Runner(request, scratch, request.timeout, progress.one_ended)
+        return run_until_signalled(_Verification(request, runner, progress).report())
+
+
+def _check(request: Request) -> None:
+    if not Path(request.script).is_file():
+        raise VerifyError(f"verify {request.script}: there is no such file.")
+    if unknown := set(request.groups) - set(GROUPS):
+        raise InvalidArgumentError(f"--checks {','.join(sorted(unknown))}: choose from {','.join(GROUPS)}.")
+
+
+@dataclass
+class _Verification:
+    """One `verify` under way."""
+
+    request: Request
+    runner: Runner
+    progress: VerifyProgress
+    outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
+
+    async def report(self) -> Report:
+        self.progress.begin((self.request.script, *self.request.args), self.request.seed)
+        first = await self.runner.run(Process(), self._root("baseline"))
+        baseline = self._must_have_run(first)
+        self._plan_time(first)
+        facts = facts_of(baseline)
+        checks = checks_after(facts, self.request.groups, self.request.seed)
+        processes = 1 + sum(len(check.processes) for check in checks)
+        self.progress.planned(first.ended.seconds, len(facts.steps), processes, self.request.jobs)
+        rows = await self._rows(baseline, run_again(), checks)
+        return Report(
+            script=self.request.script,
+            args=self.request.args,
+            seed=self.request.seed,
+            final=baseline.final,
+            environment=environment_fingerprint(),
+            rows=tuple(rows),
+        )
+
+    def _plan_time(self, first: Outcome) -> None:
+        least, times = PATIENCE
+        if self.runner.timeout is None:
+            self.runner.timeout = least + times * first.ended.seconds
+
+    def _must_have_run(self, first: Outcome) -> Record:
+        failure = first.failure()
+        if failure or first.record is None or not first.record.steps:
+            failure = (
+                failure or "no optimizer step and no step of a Run was seen: there is nothing to compare"
+            )
+            log = self._saved_log(first)
+            raise VerifyError(f"verify {self.request.script}: {failure} (its output: {log})")
+        return first.record
+
+    def _saved_log(self, first: Outcome) -> Path:
+        """The log where it survives the scratch."""
+        if self.request.keep:
+            return first.ended.log
+        handle, name = tempfile.mkstemp(prefix="samebits-verify-", suffix=".log")
+        os.close(handle)
+        return Path(shutil.copyfile(first.ended.log, name))
+
+    async def _rows(self, baseline: Record, again: Check, checks: Sequence[Check]) -> list[Row]:
+        await self._run(again)
+        judge = Judge.of(baseline, self.outcomes[again.name][0].record)
+        first = judge.row(again, self.outcomes[again.name])
+        if judge.nothing_left:
+            return [first, *(Row(check, overshadowed=True) for check in checks)]
+        async with asyncio.TaskGroup() as group:
+            for check in checks:
+                group.create_task(self._run(check))
+        rows = [judge.row(check, self.outcomes[check.name]) for check in checks]
+        return await self._same_but_for_surroundings(judge, [first, *rows])
+
+    async def _run(self, check: Check) -> None:
+        """The check's processes one after another, in one run root, until one does not end as planned."""
+        self.progress.expect(len(check.processes))
+        ended = self.outcomes[check.name] = []
+        for process in check.processes:
+            outcome = await self.runner.run(process, self._root(check.name))
+            ended.append(outcome)
+            if outcome.failure() or (process.kill is not None and not outcome.killed_as_planned):
+                break
+
+    async def _same_but_for_surroundings(self, judge: Judge, rows: list[Row]) -> list[Row]:
+        """Tells a difference by the varied thing from one by the hash seed, which happened to do nothing before.
+
+        A script that iterates over a set of two strings passes "run again" half of the time.
+        """
+        suspect = next((row for row in rows if row.decides and row.equal is False), None)
+        if suspect is None or suspect is rows[0]:
+            return rows
+        for number, outcome in enumerate(self.outcomes[suspect.check.name]):
+            self.progress.expect(1)
+            plain = await self.runner.run(Process(), self._root(f"control {number}"), outcome.variant)
+            found = judge.difference([plain.record]) if plain.record else None
+            if found is not None:
+                return self._again_differs(judge, rows, found)
+        return rows
+
+    def _again_differs(self, judge: Judge, rows: list[Row], found: Difference) -> list[Row]:
+        judge = Judge(judge.baseline, judge.ignore, found)
+        later = [judge.row(row.check, self.outcomes[row.check.name]) for row in rows[1:]]
+        return [with_cause(rows[0], found), *later]
+
+    def _root(self, name: str) -> Path:
+        return self.runner.scratch / f"root of {name}"

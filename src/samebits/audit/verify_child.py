@@ -1,0 +1,142 @@
+"""One process of a check: what it is started with, and what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samebits.audit.children import Ended, run_child
+from samebits.audit.compare import Record, read_record
+from samebits.audit.plan import Process
+from samebits.audit.spec import LaunchSpec
+from samebits.errors import RecordError
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked `verify` for."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    as_run: bool = False
+    """Start it as `samebits run` would: switch on, seeds set, hash seed fixed."""
+    steps: int | None = None
+    groups: tuple[str, ...] = ()
+    jobs: int = 1
+    keep: bool = False
+    seed: int = 0
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a process finds that no program may depend on."""
+
+    variant: int
+    hash_seed: int
+    listing_seed: int
+
+    @classmethod
+    def draw(cls, seed: int, variant: int) -> Surroundings:
+        """Variants 2n and 2n+1 list folders in opposite orders, so the first two runs differ in it for certain."""
+        pair, own = random.Random(f"{seed} pair {variant // 2}"), random.Random(f"{seed} {variant}")
+        return cls(variant, own.randrange(1, 2**32), 2 * pair.getrandbits(30) + variant % 2)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A process that ended, and what it recorded (None: nothing readable)."""
+
+    process: Process
+    variant: int
+    ended: Ended
+    record: Record | None
+
+    @property
+    def killed_as_planned(self) -> bool:
+        """SIGKILL by its own hand at the planned place, not by somebody else or too late."""
+        by_signal = self.ended.returncode == -signal.SIGKILL and not self.ended.timed_out
+        return by_signal and self.record is not None and self.record.killed is not None
+
+    def failure(self) -> str:
+        """How it ended otherwise than planned; empty when it did not."""
+        if self.ended.timed_out:
+            return f"a process took more than {self.ended.seconds:.0f} s"
+        if self.process.kill is not None and self.ended.returncode in (0, -signal.SIGKILL):
+            return ""
+        if self.ended.returncode < 0:
+            return f"a process was ended by {signal.Signals(-self.ended.returncode).name}"
+        return f"a process raised: {self.ended.last_line()}" if self.ended.returncode else ""
+
+
+@dataclass
+class Runner:
+    """Starts the script's processes in `scratch`, at most `jobs` at a time, each in surroundings of its own."""
+
+    request: Request
+    scratch: Path
+    timeout: float | None = None
+    on_end: Callable[[], None] = lambda: None
+    _count: int = 0
+    _slots: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slots = asyncio.Semaphore(self.request.jobs)
+
+    async def run(self, process: Process, run_root: Path, variant: int | None = None) -> Outcome:
+        """Runs the script once; `variant` repeats the hash seed and listing order of an earlier process."""
+        number = self._count
+        self._count += 1
+        surroundings = Surroundings.draw(self.request.seed, number if variant is None else variant)
+        home = self.scratch / str(number)
+        async with self._slots:
+            command = self._prepare(process, home, run_root, surroundings)
+            environment = self._environment(process, home / "t", surroundings)
+            ended = await run_child(command, environment, home / "log", self.timeout)
+        self.on_end()
+        return Outcome(process, surroundings.variant, ended, _record_of(home / "record"))
+
+    def _prepare(self, process: Process, home: Path, run_root: Path, surroundings: Surroundings) -> list[str]:
+        """Makes the folders and the spec of a process; its command."""
+        (home / "t").mkdir(parents=True)
+        run_root.mkdir(exist_ok=True)
+        spec = self._spec(process, home / "record", run_root, surroundings).write(home / "spec.json")
+        launch = [sys.executable, "-m", "samebits.audit.launch", str(spec)]
+        return [*launch, self.request.script, *self.request.args]
+
+    def _environment(self, process: Process, temporary: Path, surroundings: Surroundings) -> dict[str, str]:
+        """The user's own, but for what must not matter: where temporary files are, and the order of sets."""
+        fixed = 0 if self.request.as_run else surroundings.hash_seed
+        threads = {} if process.threads is None else dict.fromkeys(_THREADS, str(process.threads))
+        return {**os.environ, **threads, "TMPDIR": str(temporary), "PYTHONHASHSEED": str(fixed)}
+
+    def _spec(self, process: Process, record: Path, run_root: Path, surroundings: Surroundings) -> LaunchSpec:
+        steps, kill = self.request.steps, process.kill
+        return LaunchSpec(
+            record_dir=str(record),
+            run_root=str(run_root),
+            stop_after_steps=steps,
+            batches_per_epoch=None if steps is None else max(1, steps // 2),
+            commit_steps=process.commit_steps,
+            kill=None if kill is None else {"at": kill.at, "step": kill.step},
+            num_workers=process.num_workers,
+            threads=process.threads,
+            listing_seed=surroundings.listing_seed,
+            switch=self.request.as_run,
+            seed=0 if self.request.as_run else None,
+        )
+
+
+def _record_of(folder: Path) -> Record | None:
+    try:
+        return read_record(folder)
+    except RecordError:  # it died before its first step
+        return None

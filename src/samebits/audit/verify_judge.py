@@ -1,0 +1,85 @@
+"""What the outcomes of a check say: equal, the first difference, or nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from samebits.audit.compare import (
+    Difference,
+    Record,
+    first_difference,
+    first_difference_of_segments,
+    unstable,
+)
+from samebits.audit.plan import Check
+from samebits.audit.report import Row
+from samebits.audit.verify_child import Outcome
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Compares with the baseline; what already differs between two plain runs is known to it."""
+
+    baseline: Record
+    ignore: frozenset[str]
+    """Paths of local variables that differ between two equal runs, such as a stopwatch's."""
+    shadow: Difference | None
+    """Where two plain runs part: a row that parts no earlier has no cause of its own."""
+
+    @classmethod
+    def of(cls, baseline: Record, again: Record | None) -> Judge:
+        """The judge that the baseline and its repeat give."""
+        if again is None:
+            return cls(baseline, frozenset(), None)
+        ignore = frozenset(unstable(baseline, again))
+        return cls(baseline, ignore, first_difference(baseline, again, ignore=ignore))
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether two plain runs part so early that no other row could say anything."""
+        return self.shadow is not None and _when(self.shadow) <= self.baseline.first_step
+
+    def row(self, check: Check, outcomes: Sequence[Outcome]) -> Row:
+        """The row of `check`, whose processes ended with `outcomes` (fewer than planned after a failure)."""
+        segments = [outcome.record for outcome in outcomes if outcome.record is not None]
+        compared = _steps_compared(self.baseline, segments)
+        difference = self.difference(segments)
+        failed = next(filter(None, (outcome.failure() for outcome in outcomes)), "")
+        could_not = "" if difference or failed else _proves_nothing(outcomes, compared)
+        overshadowed = self._in_shadow(check, difference)
+        return Row(check, compared, difference, failed, could_not, overshadowed)
+
+    def difference(self, segments: Sequence[Record]) -> Difference | None:
+        """Where the records of a run, of one or more processes, first part from the baseline."""
+        return first_difference_of_segments(self.baseline, segments, ignore=self.ignore)
+
+    def _in_shadow(self, check: Check, difference: Difference | None) -> bool:
+        if self.shadow is None or difference is None or check.group == "run-again":
+            return False
+        return _when(difference) >= _when(self.shadow)
+
+
+def with_cause(row: Row, difference: Difference, note: str) -> Row:
+    """The row of "run again" after another row showed what it could not."""
+    return replace(row, difference=difference, check=replace(row.check, note=note))
+
+
+def _when(difference: Difference) -> int:
+    """A number that orders differences in time; the initial state comes before every step."""
+    return -1 if difference.step is None else difference.step
+
+
+def _steps_compared(baseline: Record, segments: Sequence[Record]) -> int:
+    seen = {step.number for segment in segments for step in segment.steps}
+    return len(seen & {step.number for step in baseline.steps})
+
+
+def _proves_nothing(outcomes: Sequence[Outcome], compared: int) -> str:
+    for outcome in outcomes:
+        kill = outcome.process.kill
+        if kill is not None and not outcome.killed_as_planned:
+            return f"the kill ({kill.told()}) did not hit a live run"
+    if any(outcome.record is None or not outcome.record.resumed_from for outcome in outcomes[1:]):
+        return "a restart began anew instead of resuming"
+    return "" if compared else "no step was compared"

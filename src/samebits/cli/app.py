@@ -1,0 +1,54 @@
+"""The command line: its subcommands, and one line instead of a traceback for every error made on purpose."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from samebits.cli.arguments import OptionsThenScript, ScriptThenAnything
+from samebits.cli.diff import diff
+from samebits.cli.env import env
+from samebits.cli.run import run
+from samebits.cli.verify import verify
+from samebits.errors import SamebitsError
+
+app = typer.Typer(
+    help="Bit-for-bit reproducible, pre-emptible training for PyTorch, with the proof.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command(cls=OptionsThenScript)(run)
+app.command(cls=ScriptThenAnything)(verify)
+app.command()(diff)
+app.command()(env)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"samebits {version('samebits')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _samebits(
+    *,
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
+    ] = False,
+) -> None:
+    """Bit-for-bit reproducible, pre-emptible training for PyTorch, with the proof."""
+
+
+def main() -> None:
+    """Runs the command of `sys.argv`. Exit status 2 and one line on standard error when it could not run."""
+    try:
+        app()
+    except SamebitsError as error:
+        print(f"samebits: {error}", file=sys.stderr)
+        sys.exit(2)

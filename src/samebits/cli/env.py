@@ -1,0 +1,12 @@
+"""`samebits env`: what the bits depend on besides the program."""
+
+from __future__ import annotations
+
+import json
+
+from samebits.determinism import environment_fingerprint
+
+
+def env() -> None:
+    """Print the environment fingerprint: versions, processor, threads, switch."""
+    print(json.dumps(environment_fingerprint(), indent=2))

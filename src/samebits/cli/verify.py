@@ -1,0 +1,74 @@
+"""`samebits verify`: prove that a script gives the same bits."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samebits.audit.children import SignalledError
+from samebits.audit.plan import GROUPS
+from samebits.audit.report_table import show
+from samebits.audit.verify import verify as run_checks
+from samebits.audit.verify_child import Request
+from samebits.errors import InvalidArgumentError
+
+JOBS = 1
+"""Two at a time on two cores are no faster: torch's threads already fill them."""
+
+
+def verify(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
+    args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")] = None,
+    *,
+    as_run: Annotated[bool, typer.Option("--run", help="Start it as `samebits run` would.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Stop each run after N steps, of epochs of N // 2 batches.")
+    ] = None,
+    checks: Annotated[str, typer.Option(help="Which rows, separated by commas.")] = ",".join(GROUPS),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = JOBS,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the scratch folder, and print where it is.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Draws where to kill, hash seeds and listing orders. [default: random]")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds for one run. [default: 60, and 10 times the first run]")
+    ] = None,
+) -> None:
+    """Prove that SCRIPT gives the same bits: run again, killed and resumed, with other workers and threads.
+
+    Each run is a fresh process in a scratch folder; your run directories are neither read nor written. Options
+    stand before SCRIPT or directly behind it; the first other word, or `--`, begins the script's arguments.
+
+    Exit status: 0 all promised rows are equal, 1 one is not, 2 it could not be found out.
+    """
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise InvalidArgumentError(f"--json {json_file}: there is no folder {json_file.absolute().parent}.")
+    request = Request(
+        script=script,
+        args=tuple(args or ()),
+        as_run=as_run,
+        steps=steps,
+        groups=tuple(checks.split(",")),
+        jobs=jobs,
+        keep=keep,
+        seed=secrets.randbelow(10**6) if seed is None else seed,
+        timeout=timeout,
+    )
+    try:
+        report = run_checks(request)
+    except SignalledError as signalled:
+        print(f"samebits: verify: ended by {signalled}; no process is left", file=sys.stderr)
+        raise typer.Exit(128 + signalled.number) from None
+    show(report)
+    if json_file is not None:
+        report.write_json(json_file)
+    raise typer.Exit(report.exit)

@@ -1,0 +1,103 @@
+"""Child processes never outlive a check."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from samebits.audit.children import SignalledError, run_child, run_until_signalled, scratch_folder
+
+DAEMON = (
+    "import os, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    print(os.getpid(), flush=True)\n"
+    "time.sleep(100)\n"
+)
+
+
+def alive(process):
+    """Whether a process exists and is no zombie."""
+    try:
+        with open(f"/proc/{process}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(fact, seconds=10):
+    """Waits for `fact()`; False when it does not come true."""
+    deadline = time.monotonic() + seconds
+    while not fact() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return fact()
+
+
+def in_scratch(folder, program, limit=30):
+    """Arguments that run a Python program as a member of the scratch."""
+    environment = {**os.environ, "TMPDIR": f"{folder}/t"}
+    return [sys.executable, "-c", program], environment, folder / "log", limit
+
+
+def test_a_child_that_takes_too_long_is_killed_with_its_group():
+    """The time limit kills, and says so."""
+    with scratch_folder() as folder:
+        ended = run_until_signalled(run_child(*in_scratch(folder, "import time; time.sleep(60)", 0.3)))
+    assert ended.timed_out and ended.returncode == -signal.SIGKILL and ended.seconds < 20
+
+
+def test_output_and_exit_status_come_back(tmp_path):
+    """Both streams are in the log; its last line is what an exception said."""
+    with scratch_folder() as folder:
+        ended = run_until_signalled(run_child(*in_scratch(folder, "print(1); raise ValueError('why')")))
+        assert (ended.returncode, ended.last_line()) == (1, "ValueError: why")
+
+
+def test_a_process_that_left_its_group_ends_with_the_scratch():
+    """A daemon in a session of its own is found by its TMPDIR; before the scratch closes it lives."""
+    with scratch_folder() as folder:
+        ended = run_until_signalled(run_child(*in_scratch(folder, DAEMON, 1.0)))
+        daemon = int(ended.last_line())
+        assert alive(daemon)  # negative control: killing the group is not enough
+    assert not alive(daemon)
+    assert not folder.exists()
+
+
+PARENT = """
+import os, sys
+from pathlib import Path
+from samebits.audit.children import SignalledError, run_child, run_until_signalled, scratch_folder
+with scratch_folder() as folder:
+    print(folder, flush=True)
+    environment = {**os.environ, "TMPDIR": f"{folder}/t"}
+    try:
+        run_until_signalled(run_child([sys.executable, "-c", sys.argv[1]], environment, folder / "log", None))
+    except SignalledError as signalled:
+        sys.exit(128 + signalled.number)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_nothing_is_left_however_the_parent_is_ended(number):
+    """Child, its daemon and the scratch folder are gone after each signal, SIGKILL included."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, DAEMON], stdout=subprocess.PIPE, text=True)
+    folder = parent.stdout.readline().strip()
+    log = f"{folder}/log"
+    assert wait_until(lambda: os.path.exists(log) and os.path.getsize(log) > 1, 30)
+    with open(log) as file:
+        daemon = int(file.read())
+    assert alive(daemon)
+    parent.send_signal(number)
+    assert parent.wait(20) == (-number if number == signal.SIGKILL else 128 + number)
+    assert wait_until(lambda: not alive(daemon) and not os.path.exists(folder))
+
+
+def test_a_kept_scratch_stays(tmp_path, monkeypatch):
+    """`keep` leaves the folder and still ends the processes."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with scratch_folder(keep=True) as folder:
+        pass
+    assert folder.exists() and folder.parent == tmp_path
