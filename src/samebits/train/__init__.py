@@ -1,1 +1,4 @@
-"""TODO."""
+"""Training that can be killed anywhere: `Run` for own loops, `Trainer` on top of it."""
+
+from samebits.train.run import Run as Run
+from samebits.train.steps import Step as Step

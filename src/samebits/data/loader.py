@@ -1,0 +1,232 @@
+"""`DataLoader`: torch's arguments; batch k depends on (dataset, seed, epoch, k) and on nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.utils.data as torch_data
+
+from samebits.context import Words, process
+from samebits.data.batch import BatchMaker, WorkerInit, finished
+from samebits.data.order import IndexOrder, Order, SamplerOrder, Task
+from samebits.errors import (
+    EmptyDatasetError,
+    InvalidArgumentError,
+    PipelineMismatchError,
+    UnimplementedError,
+    UnseededError,
+)
+from samebits.random import generators, seeds, words
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DataLoader(torch_data.DataLoader[T_co]):
+    """A `torch.utils.data.DataLoader` whose batches depend on (dataset, seed, epoch, batch number) alone.
+
+    The arguments are torch's, for any map-style dataset (`__len__` and `__getitem__`). The differences:
+
+    - Shuffling is a keyed permutation of the indices: O(1) memory, and resuming at any batch costs O(1).
+    - Before each `__getitem__` the global generators of torch, NumPy and Python are filled from
+      (seed, epoch, ordinal in the epoch's stream), before `collate_fn` from (seed, epoch, batch). So unmodified
+      random transforms give the same bits for any number of workers, and after a resume.
+    - Creating or iterating it never moves the caller's generators.
+    - `state_dict` / `load_state_dict` at any batch: small, JSON-able, free of worker numbers.
+
+    The seed is `seed`, else the initial seed of `generator`, else that of `samebits.set_random_seed` (or
+    `torch.manual_seed`). Two loaders over equally long datasets shuffle alike unless their seeds differ.
+    Each `iter()` starts the next epoch. Inside the body of a `Run` loop, an iteration of another loader (for
+    validation, say) is keyed by the run's position instead, so that it is the same after a resume.
+
+    Raises:
+        InvalidArgumentError: an argument is outside its range (as torch's `ValueError`).
+        EmptyDatasetError: the dataset has length 0.
+        UnimplementedError: an `IterableDataset`, or `in_order=False`.
+    """
+
+    def __init__(
+        self,
+        dataset: torch_data.Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: torch_data.Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: torch_data.Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        seed: int | None = None,
+        in_order: bool = True,
+        **torch_arguments: Any,
+    ) -> None:
+        _check(dataset, batch_size, num_workers, seed, in_order=in_order)
+        try:
+            super().__init__(
+                dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+                timeout, worker_init_fn, multiprocessing_context, generator, **torch_arguments,
+            )  # fmt: skip
+        except ValueError as error:
+            raise InvalidArgumentError(f"samebits.data.DataLoader(...): {error}") from error
+        self._seed = seed
+        self._shuffle = bool(shuffle)
+        self._own_sampler = sampler is not None or batch_sampler is not None
+        self._order = self._make_order()
+        self._next = (0, 0)  # epoch and batch at which the next iter() starts
+        self._live: tuple[int, int] | None = None  # epoch and next batch of the iteration under way
+        self._stream = _Stream()
+        self._inner = self._make_inner()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
+        with generators.preserved():  # compiles the kernel before workers are forked, and checks that it can
+            generators.fill((0, 0))
+        position = process.position
+        if position is not None:
+            key = words.fold(self._key(), "inside", position.loop, position.step)
+            return self._batches(key, 0, 0, counted=False)
+        epoch, batch = self._next
+        self._next, self._live = (epoch + 1, 0), (epoch, batch)
+        return self._batches(words.fold(self._key(), "epoch", epoch), epoch, batch, counted=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the iteration under way (batches handed out, not prefetched), JSON-able."""
+        epoch, batch = self._live or self._next
+        return {"epoch": epoch, "batch_index": batch, "pipeline": self.fingerprint()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next `iter()` continues at the saved position. O(1), or a replay of a sampler of the user's own.
+
+        Raises:
+            PipelineMismatchError: the state belongs to another dataset length, batch size, order or seed.
+        """
+        try:
+            epoch, batch, pipeline = int(state["epoch"]), int(state["batch_index"]), dict(state["pipeline"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise PipelineMismatchError(
+                f"DataLoader.load_state_dict: not a state of samebits.data.DataLoader ({error!r}): {state!r:.200}"
+            ) from None
+        mine = self.fingerprint()
+        differing = [
+            f"{name} was {pipeline.get(name)!r}, is {mine.get(name)!r}"
+            for name in sorted({*mine, *pipeline})
+            if mine.get(name) != pipeline.get(name)
+        ]
+        if differing:
+            raise PipelineMismatchError(
+                f"DataLoader.load_state_dict: the position belongs to another pipeline: {'; '.join(differing)}. "
+                "Build the loader as it was, or start a new run in another directory."
+            )
+        self._next, self._live = (epoch, batch), None
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the stream of batches is made of, as plain values; a saved position holds only for an equal one."""
+        return {
+            "dataset": type(self.dataset).__name__,
+            "length": len(self.dataset),  # type: ignore[arg-type]
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "order": type(self._index_sampler).__name__ if self._own_sampler else f"shuffle={self._shuffle}",
+            "seed": self._root_seed(),
+        }
+
+    def _make_order(self) -> Order:
+        single = not self._auto_collation
+        if self._own_sampler:
+            return SamplerOrder(self._index_sampler, single)
+        length = len(self.dataset)  # type: ignore[arg-type]
+        return IndexOrder(length, 1 if single else (self.batch_size or 1), self._shuffle, self.drop_last, single)
+
+    def _make_inner(self) -> torch_data.DataLoader[Any]:
+        """torch's loader over tasks: it gives processes, prefetching, pinned memory and errors with tracebacks."""
+        context = self.multiprocessing_context
+        if context is None and self.num_workers > 0 and sys.platform == "linux":
+            context = "fork"  # forkserver and spawn end scripts that have no __main__ guard
+        assert self.collate_fn is not None
+        inner: torch_data.DataLoader[Any] = torch_data.DataLoader(
+            BatchMaker(self.dataset, self.collate_fn, single=not self._auto_collation),  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=self._stream,
+            num_workers=self.num_workers,
+            collate_fn=finished,
+            pin_memory=self.pin_memory,
+            timeout=self.timeout,
+            worker_init_fn=WorkerInit(os.getpid(), self.worker_init_fn),
+            multiprocessing_context=context,
+            generator=torch.Generator(),  # so that no worker seed is drawn from the caller's
+            prefetch_factor=self.prefetch_factor if self.num_workers else None,
+            persistent_workers=self.persistent_workers,
+        )
+        return inner
+
+    def _batches(self, key: Words, epoch: int, start: int, *, counted: bool) -> Iterator[T_co]:
+        self._stream.tasks = self._order.tasks(key, epoch, start)
+        inner = iter(self._inner)  # takes the stream's tasks now
+        return _counting(self, inner, epoch, start) if counted else inner
+
+    def _root_seed(self) -> int:
+        if self._seed is not None:
+            return self._seed
+        if self.generator is not None:
+            return self.generator.initial_seed()
+        seed = seeds.root_seed()
+        if seed is not None:
+            return seed
+        if process.op_determinism:
+            raise UnseededError(
+                "samebits.data.DataLoader needs a seed for its order and its elements, and nobody has set one. "
+                "Call samebits.set_random_seed(seed) first, or pass seed=."
+            )
+        return torch.initial_seed()
+
+    def _key(self) -> Words:
+        return words.fold(words.root(self._root_seed()), "data")
+
+
+class _Stream:
+    """The sampler of the inner loader: the tasks of the epoch that is about to start."""
+
+    tasks: Iterator[Task]
+
+    def __iter__(self) -> Iterator[Task]:
+        return self.tasks
+
+
+def _counting(loader: DataLoader[Any], inner: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
+    """Passes the batches on and keeps the loader's position: a batch counts when it is handed out."""
+    for number, batch in enumerate(inner, start + 1):
+        loader._live = (epoch, number)
+        yield batch
+    if loader._live is not None and loader._live[0] == epoch:
+        loader._live = None
+
+
+def _check(dataset: Any, batch_size: Any, num_workers: Any, seed: Any, *, in_order: bool) -> None:
+    call = "samebits.data.DataLoader"
+    if isinstance(dataset, torch_data.IterableDataset):
+        raise UnimplementedError(
+            f"{call}: an IterableDataset ({type(dataset).__name__}) has no element numbers that randomness could be "
+            "keyed by. Give it __len__ and __getitem__ (a map-style dataset)."
+        )
+    for method in ("__len__", "__getitem__"):
+        if not hasattr(dataset, method):
+            raise InvalidArgumentError(f"{call}: the dataset ({type(dataset).__name__}) has no {method}.")
+    if len(dataset) == 0:
+        raise EmptyDatasetError(f"{call}: the dataset ({type(dataset).__name__}) has length 0. Is its path right?")
+    for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0), ("seed", seed, 0)):
+        if value is None and name != "num_workers":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidArgumentError(f"{call}({name}={value!r}): must be an int of at least {least}.")
+    if not in_order:
+        raise UnimplementedError(f"{call}(in_order=False): batches in order of completion differ from run to run.")

@@ -1,0 +1,87 @@
+"""The environment fingerprint: what the bits depend on besides the program. Recorded, compared, never promised over."""
+
+from __future__ import annotations
+
+import os
+import platform
+import warnings
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+TESTED_TORCH = ("2.13.0",)
+"""Versions of torch that the test suite has passed with."""
+
+_PACKAGES = ("samebits", "torch", "numpy", "numba", "llvmlite")
+
+
+class UntestedVersionWarning(UserWarning):
+    """samebits was not tested with this version of torch."""
+
+
+@cache
+def _fixed() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "torch_tested": _plain_version() in TESTED_TORCH,
+        "platform": f"{platform.system()}-{platform.machine()}",
+        "cpu": _cpu_model(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkldnn": torch.backends.mkldnn.is_available(),
+    }
+
+
+def environment_fingerprint() -> dict[str, Any]:
+    """Plain values that name the software and hardware of this process, for a person and for comparison."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        **_fixed(),
+        "gpus": gpus,
+        "threads": torch.get_num_threads(),
+        "op_determinism": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """One readable line for each entry of two fingerprints that differs, as `torch: 2.12.0 then, 2.13.0 now`."""
+    lines = []
+    for name in sorted({*then, *now}):
+        before, after = then.get(name), now.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            lines += differences(before, after)
+        elif before != after:
+            lines.append(f"{name}: {before} then, {after} now")
+    return lines
+
+
+def warn_if_untested() -> None:
+    """Warns once, at import, when this torch is not among the tested versions."""
+    if _plain_version() not in TESTED_TORCH:
+        message = (
+            f"samebits was tested with torch {', '.join(TESTED_TORCH)}, not with {torch.__version__}: "
+            "run `samebits verify` on your script before you rely on it."
+        )
+        warnings.warn(message, UntestedVersionWarning, stacklevel=3)
+
+
+def _plain_version() -> str:
+    return torch.__version__.split("+")[0]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.lower().startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,315 @@
+"""`Run`: an own training loop that can be killed anywhere and resumed to the same bits."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from samebits.checkpoint import CommitStore, Manifest
+from samebits.context import Position, Words, notify, process, resolve_run_dir
+from samebits.determinism.environment import differences, environment_fingerprint
+from samebits.errors import (
+    DuplicateNameError,
+    InvalidArgumentError,
+    NonFiniteLossError,
+    RunMismatchError,
+    UnimplementedError,
+    UnseededError,
+)
+from samebits.nn import name_layers
+from samebits.random import generators, seeds, words
+from samebits.train import state
+from samebits.train.cadence import Cadence
+from samebits.train.preemption import EXIT_PREEMPTED, Preemption
+from samebits.train.source import check_loader
+from samebits.train.steps import Loops, Steps
+
+
+class Run:
+    """A training run in a directory: restores itself if it can, commits between iterations, ends with the same bits.
+
+    ```python
+    with samebits.Run("runs/digits", model=model, optimizer=optimizer) as run:
+        for step, (x, y) in run.steps(loader, epochs=10):
+            ...
+            if step.ends_epoch:
+                run.state.best = min(run.state.get("best", 1e9), validate(model))
+    ```
+
+    Everything that changes between two steps belongs to the run: objects with `state_dict` and `load_state_dict` are
+    given by name (`model=model`, or `run.add`), plain values and tensors live in `run.state`. The position, gradients
+    that are alive, train/eval modes and `requires_grad` are saved without being named. Before each step the global
+    generators of torch, NumPy and Python are filled from the position, so that what the loop's body draws is the same
+    after a resume.
+
+    How the `with` block ends: an exception or `break` commits nothing (a restart replays from the last commit);
+    a loop that is exhausted, or ended by `run.stop()`, commits; SIGTERM commits at the next boundary and exits with
+    code 75. A finished run yields no steps and restores its final state, so that the code behind the loop runs again.
+
+    Args:
+        run_dir: folder of this run alone; made when missing. None: nothing is saved (no resume).
+        commit_budget: share of the time that commits may take; the bits do not depend on it.
+        keep: how many commits to keep.
+        allow_changed_environment: resume although torch, the hardware or the switch differ (equal bits are then
+            not promised).
+        check_loss: `run.log(loss=...)` raises when the loss is not finite.
+        stateful: the objects to save, by name.
+
+    Raises:
+        InvalidArgumentError: an object has no state_dict or no load_state_dict.
+        RunDirectoryError: the folder cannot be used (not writable, used by a live process, not a run's).
+        RunMismatchError: the folder belongs to another program, seed or environment.
+        CorruptCommitError: there are commits and none of them is intact.
+        UnseededError: op determinism is on and nobody has set a seed.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str] | None,
+        *,
+        commit_budget: float = 0.03,
+        keep: int = 2,
+        allow_changed_environment: bool = False,
+        check_loss: bool = True,
+        **stateful: Any,
+    ) -> None:
+        if not 0 < commit_budget <= 1:
+            raise InvalidArgumentError(f"Run(commit_budget={commit_budget!r}): a share of the time, above 0, at most 1.")
+        if keep < 1:
+            raise InvalidArgumentError(f"Run(keep={keep!r}): at least one commit must be kept.")
+        self.objects: dict[str, state.Stateful] = {}
+        self.state = state.RunState()
+        self.resumed = False
+        self.run_dir: Path | None = None if run_dir is None else resolve_run_dir(run_dir)
+        self._store = None if self.run_dir is None else CommitStore(self.run_dir, keep=keep)
+        self._allow_changed_environment = allow_changed_environment
+        self._check_loss = check_loss
+        self._cadence = Cadence(commit_budget)
+        self._preemption = Preemption()
+        self._loops = Loops()
+        self._restored: dict[str, Any] | None = None
+        self._stop = False
+        self._commit_asked = False
+        self._entered = False
+        self._key_before: Words | None = None
+        self._seed = 0
+        self._seeded = False
+        self.key: Words = (0, 0)
+        for name, thing in stateful.items():
+            self.add(name, thing)
+
+    def add(self, name: str, thing: Any) -> None:
+        """Makes `thing` (with `state_dict` and `load_state_dict`) part of the run's commits under `name`."""
+        if name in self.objects:
+            raise DuplicateNameError(f"Run.add({name!r}): this run already has an object of that name.")
+        if not isinstance(thing, state.Stateful):
+            raise InvalidArgumentError(
+                f"Run({name}={type(thing).__name__}(...)): it has no state_dict and load_state_dict. Give it both, or "
+                f"keep its plain values in run.state."
+            )
+        if self._entered and self._restored is not None and name not in self._restored["objects"]:
+            raise RunMismatchError(f"Run.add({name!r}): the commit in {self.run_dir} holds no object of that name.")
+        self.objects[name] = thing
+        if isinstance(thing, torch.nn.Module):
+            name_layers(thing, name)
+
+    def __enter__(self) -> Run:
+        if self._entered:
+            raise InvalidArgumentError("Run: a run is entered once. Make a new Run for another `with` block.")
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            raise UnimplementedError("Run: one process only so far; torch.distributed is initialised in this one.")
+        self._entered = True
+        self._key_before = process.run_key
+        if self._store is not None:
+            self._store.open()
+        try:
+            self._open()
+        except BaseException:
+            self._close_store()
+            raise
+        self._preemption.install()
+        notify("run_opened", self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        clean = kind is None
+        try:
+            if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
+                self._loops.finish()
+                self._commit()
+        finally:
+            process.position = None
+            process.run_key = self._key_before
+            self._preemption.uninstall()
+            self._close_store()
+            notify("run_closed", self, finished=clean)
+        if clean and self._preemption.requested:
+            self._leave()
+
+    def steps(self, loader: Iterable[Any], epochs: int = 1, *, name: str = "train") -> Steps:
+        """The steps of one loop: an iterator of `(step, batch)`, like `enumerate(loader)` over `epochs` epochs.
+
+        Args:
+            loader: a `samebits.data.DataLoader`, or any iterable that starts anew at each `iter()`.
+            epochs: how many times it is iterated in all (not: how many more).
+            name: of the loop; two loops of one run need two names.
+        """
+        if not self._entered:
+            raise InvalidArgumentError("Run.steps: enter the run first: `with samebits.Run(...) as run:`.")
+        if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
+            raise InvalidArgumentError(f"Run.steps(epochs={epochs!r}): must be an int of at least 1.")
+        check_loader(loader)
+        return Steps(self, loader, epochs, self._loops.begin(name))
+
+    def log(self, **values: Any) -> None:
+        """Notes values of this step (numbers or tensors of one element); they go to records and progress bars.
+
+        Raises:
+            NonFiniteLossError: `loss` is NaN or infinite (unless `check_loss=False`); nothing is committed.
+        """
+        if self._check_loss and "loss" in values and not math.isfinite(float(values["loss"])):
+            at = process.position
+            where = "outside a loop" if at is None else f"step {at.step} (epoch {at.epoch}, batch {at.batch_index})"
+            raise NonFiniteLossError(
+                f"run.log(loss={float(values['loss'])}) at {where}: the loss is not finite, so nothing more is committed. "
+                "Lower the learning rate, clip gradients, or pass Run(check_loss=False)."
+            )
+        notify("logged", self, values)
+
+    def commit(self) -> None:
+        """Asks for a commit at the end of the current iteration (state is complete only between two of them)."""
+        self._commit_asked = True
+
+    def stop(self) -> None:
+        """Ends the loop after this iteration: it counts as finished, and is committed."""
+        self._stop = True
+
+    def _open(self) -> None:
+        found = None if self._store is None else self._store.newest()
+        for path, reason in [] if self._store is None else self._store.skipped:
+            warnings.warn(f"skipped the damaged commit {path.name}: {reason}", stacklevel=4)
+        self._seed = self._adopt_seed(None if found is None else found[0])
+        self.key = process.run_key = words.fold(words.root(self._seed), "run")
+        if found is not None:
+            self._resume(*found)
+
+    def _adopt_seed(self, manifest: Manifest | None) -> int:
+        """The run's seed: what the program set; a program that sets none goes on with the one it began with."""
+        mine = seeds.root_seed()
+        theirs = None if manifest is None else manifest.program["seed"]
+        if mine is None and process.op_determinism:
+            raise UnseededError("Run: nobody has set a seed. Call samebits.set_random_seed(seed) at the top of the program.")
+        if mine is not None and theirs is not None and mine != theirs and manifest is not None and manifest.program["seeded"]:
+            raise RunMismatchError(
+                f"{self.run_dir} was made with seed {theirs}, this program has seed {mine}. "
+                "Set the same seed, or use another run directory."
+            )
+        self._seeded = mine is not None
+        if mine is not None:
+            return mine
+        warnings.warn(
+            "Run: nobody has set a seed, so another run will end with other weights. "
+            "Call samebits.set_random_seed(seed) at the top of the program.",
+            stacklevel=5,
+        )
+        process.seed = torch.initial_seed() if theirs is None else int(theirs)
+        return process.seed
+
+    def _resume(self, manifest: Manifest, saved: dict[str, Any]) -> None:
+        where = str(self.run_dir)
+        self._set_threads(manifest.environment)
+        changed = differences(manifest.environment, environment_fingerprint())
+        if changed and not self._allow_changed_environment:
+            raise RunMismatchError(
+                f"{where} was made in another environment ({'; '.join(changed)}), where the same bits are not promised. "
+                "Go back to it, or pass Run(allow_changed_environment=True)."
+            )
+        objects = {name: thing for name, thing in self.objects.items() if name in saved["objects"]}
+        state.check_fits(self.objects if len(objects) != len(saved["objects"]) else objects, saved, where)
+        self._restored = saved
+        self._loops.load(saved["loops"])
+        self.resumed = True
+        self.restore()
+
+    def _set_threads(self, environment: dict[str, Any]) -> None:
+        threads = environment.get("threads")
+        if isinstance(threads, int) and threads != torch.get_num_threads():
+            print(
+                f"samebits: the run began with {threads} threads; set_num_threads({threads}) instead of "
+                f"{torch.get_num_threads()} keeps the bits",
+                file=sys.stderr,
+            )
+            torch.set_num_threads(threads)
+
+    def restore(self) -> None:
+        """Puts the committed state back into the objects (again, where a loop resumes)."""
+        assert self._restored is not None
+        state.restore(self.objects, self._restored, str(self.run_dir))
+        self.state.clear()
+        self.state.update(self._restored["run_state"])
+
+    def between(self, position: Position, *, over: bool) -> None:
+        """Between two iterations: commit if it is time, and leave if SIGTERM came."""
+        wanted = process.overrides.commit_steps
+        due = self._cadence.due() if wanted is None else position.step in wanted
+        if over or due or self._commit_asked or self._preemption.requested:
+            self._commit(position)
+        if self._preemption.requested:
+            self._leave(position)
+
+    def end_loop(self, loop: str) -> None:
+        """Code behind a loop draws from the same generators, whether the loop ran or had finished before."""
+        generators.fill(words.fold(self.key, loop, "end"))
+        self._stop = False
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether `stop()` was called in this loop."""
+        return self._stop
+
+    def _commit(self, position: Position | None = None) -> None:
+        self._commit_asked = False
+        if self._store is None:
+            return
+        position = position or self._loops.position()
+        started = time.perf_counter()
+        saved = state.gather(self.objects)
+        saved["run_state"] = dict(self.state)
+        saved["loops"] = self._loops.state()
+        self._store.commit(
+            position.step,
+            saved,
+            position=asdict(position),
+            finished=self._loops.current is None,
+            program={"seed": self._seed, "seeded": self._seeded},
+            environment=environment_fingerprint(),
+            on_tensors_written=lambda: notify("commit_writing", self, position),
+        )
+        self._cadence.took(time.perf_counter() - started)
+        notify("committed", self, position)
+
+    def _leave(self, position: Position | None = None) -> None:
+        where = "" if position is None else f" at step {position.step}"
+        print(
+            f"samebits: SIGTERM: committed{where} in {self.run_dir}; start the same command again to resume",
+            file=sys.stderr,
+        )
+        raise SystemExit(EXIT_PREEMPTED)
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            with suppress(OSError):
+                self._store.close()

@@ -1,0 +1,132 @@
+"""Where a loop's batches come from: a samebits loader is positioned at once, any other iterable is replayed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from samebits.context import Words
+from samebits.data import DataLoader
+from samebits.errors import EmptyDatasetError, InvalidArgumentError
+from samebits.random import generators, words
+
+_END = object()
+
+
+class Source:
+    """The batches of one loop. `epoch` and `batch_index` are kept by the loop."""
+
+    def __init__(self, loader: Iterable[Any], key: Words, batches_per_epoch: int | None) -> None:
+        self._loader = loader
+        self._key = key
+        self._limit = batches_per_epoch
+        self._iterator: Iterator[Any] | None = None
+        self._ahead: Any = None
+        self._epoch_state: Any = None
+
+    def state(self) -> Any:
+        """What a commit keeps of the loader, plain values and tensors."""
+        if isinstance(self._loader, DataLoader):
+            return self._loader.state_dict()
+        return self._epoch_state if self._iterator is not None else _loader_state(self._loader)
+
+    def load(self, state: Any, batch_index: int) -> None:
+        """Continues where `state` was taken, `batch_index` batches into an epoch."""
+        if isinstance(self._loader, DataLoader):
+            self._loader.load_state_dict(state)
+            return
+        _load_loader_state(self._loader, state)
+        if batch_index:
+            warnings.warn(
+                f"resuming replays {batch_index} batches of {type(self._loader).__name__}; "
+                "samebits.data.DataLoader (same arguments) resumes at once and for any number of workers",
+                stacklevel=5,
+            )
+
+    def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
+        """Batch `batch_index` of `epoch`, and whether it is the epoch's last."""
+        if self._iterator is None:
+            self._begin(epoch, batch_index)
+        batch, ends = self._take(epoch, batch_index)
+        if ends:
+            self._end_epoch(epoch)
+        return batch, ends
+
+    def _begin(self, epoch: int, batch_index: int) -> None:
+        if isinstance(self._loader, DataLoader):
+            self._iterator = iter(self._loader)
+            return
+        self._epoch_state = _loader_state(self._loader)
+        with generators.preserved():
+            generators.fill(words.fold(self._key, "epoch", epoch))
+            self._iterator = iter(self._loader)
+        for replayed in range(batch_index):
+            self._draw(epoch, replayed)
+
+    def _take(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
+        ahead, self._ahead = self._ahead, None
+        batch = ahead[0] if ahead else self._draw(epoch, batch_index)
+        if batch is _END:
+            raise EmptyDatasetError(
+                f"Run.steps: epoch {epoch} of {type(self._loader).__name__} has no batch. Is the dataset empty, smaller "
+                "than one batch with drop_last=True, or an iterator that can be read only once?"
+            )
+        if self._limit is not None and batch_index + 1 >= self._limit:
+            return batch, True
+        try:
+            return batch, batch_index + 1 >= len(self._loader)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):  # no length: look one batch ahead
+            following = self._draw(epoch, batch_index + 1)
+            self._ahead = (following,)
+            return batch, following is _END
+
+    def _draw(self, epoch: int, batch_index: int) -> Any:
+        assert self._iterator is not None
+        if isinstance(self._loader, DataLoader):
+            return next(self._iterator, _END)
+        with generators.preserved():  # what the iterable draws is a function of the position, too
+            generators.fill(words.fold(self._key, "batch", epoch, batch_index))
+            return next(self._iterator, _END)
+
+    def _end_epoch(self, epoch: int) -> None:
+        """Lets go of the iterator; the loader stands at the start of the next epoch."""
+        self._iterator, self._ahead = None, None
+        if isinstance(self._loader, DataLoader):
+            state = self._loader.state_dict()
+            if state["batch_index"]:
+                self._loader.load_state_dict({**state, "epoch": state["epoch"] + 1, "batch_index": 0})
+
+
+def check_loader(loader: Any) -> None:
+    """Raises when `loader` cannot be iterated once per epoch."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise InvalidArgumentError(f"Run.steps(loader={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader.")
+    if hasattr(loader, "__next__"):
+        raise InvalidArgumentError(
+            f"Run.steps(loader={type(loader).__name__}): an iterator can be read only once, so it cannot be resumed. "
+            "Pass what it was made of: a samebits.data.DataLoader, a list, or any object whose __iter__ starts anew."
+        )
+
+
+def _loader_state(loader: Any) -> dict[str, Any]:
+    own = loader.state_dict() if hasattr(loader, "state_dict") else None
+    return {"own": own, "generators": [generator.get_state() for generator in _generators(loader)]}
+
+
+def _load_loader_state(loader: Any, state: Any) -> None:
+    if state["own"] is not None:
+        loader.load_state_dict(state["own"])
+    for generator, saved in zip(_generators(loader), state["generators"], strict=True):
+        generator.set_state(saved)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The private generators of a torch loader: they move on from epoch to epoch, so they are state."""
+    places = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    places.append(getattr(places[-1], "sampler", None))
+    found = [getattr(place, "generator", None) for place in places]
+    unique = {id(one): one for one in found if isinstance(one, torch.Generator)}
+    return list(unique.values())
