@@ -4,7 +4,13 @@ from samebits.random import generators as generators
 from samebits.random import permutation as permutation
 from samebits.random import seeds as seeds
 from samebits.random import words as words
+from samebits.random.keys import fold_in as fold_in
+from samebits.random.keys import key as key
+from samebits.random.keys import split as split
 from samebits.random.permutation import permute_index as permute_index
+from samebits.random.sampling import bits as bits
+from samebits.random.sampling import normal as normal
+from samebits.random.sampling import uniform as uniform
 from samebits.random.seeds import set_random_seed as set_random_seed
 
-__all__ = ["permute_index", "set_random_seed"]
+__all__ = ["bits", "fold_in", "key", "normal", "permute_index", "set_random_seed", "split", "uniform"]

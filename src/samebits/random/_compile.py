@@ -21,6 +21,7 @@ from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
+from numba.extending import intrinsic
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CHECKSUM_BYTES = 16
@@ -54,7 +55,7 @@ def _sources_digest() -> str:
     hasher = xxhash.xxh3_64(repr((numba.__version__, llvmlite.__version__, sys.version_info[:3])).encode())
     for path in sorted(_PACKAGE.rglob("*.py")):
         source = path.read_bytes()
-        if b"@kernel" in source:
+        if b"@kernel" in source or b"@inlined" in source:
             hasher.update(path.relative_to(_PACKAGE).as_posix().encode())
             hasher.update(source)
     return hasher.hexdigest()
@@ -124,8 +125,18 @@ def kernel(function: Any, /) -> Any:
     return _dispatcher(function)
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """A part of kernels, expanded where it is called: LLVM vectorises no loop that has a call in it."""
+    return numba.njit(inline="always")(function)
+
+
+def instruction(build: Callable[..., Any]) -> Any:
+    """An expression of kernels that Python has no words for, given as LLVM instructions (`numba.extending.intrinsic`)."""
+    return intrinsic(build)
+
+
 def _dispatcher(function: Callable[..., Any]) -> Any:
-    dispatcher = numba.njit(nogil=True, error_model="numpy", fastmath=False)(function)
+    dispatcher: Any = numba.njit(nogil=True, error_model="numpy", fastmath=False)(function)
     dispatcher._cache = _KernelCache(f"{function.__module__}.{function.__qualname__}")
     return dispatcher
 

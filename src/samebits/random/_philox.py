@@ -1,7 +1,8 @@
 """Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3. SC'11), as kernels.
 
-The block of a key (seed, offset) is the cipher's output for the counter (offset, 0) and the key seed, low words
-first, as in torch's `aten::_philox_*` kernels on CUDA.
+The block of a key (seed, offset) is the cipher's output for the counter (offset, 0) and the cipher key `seed`, low
+words first; a key's stream is its block, the block of (seed, offset + 1), and so on. This is the layout of
+torch's `aten::_philox_*` kernels on CUDA.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from samebits.random._compile import kernel
+from samebits.random._compile import inlined, kernel
 
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL_0, _WEYL_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW, _32, _0 = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0)
 
 
-@kernel
-def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:  # noqa: PLR0917 (the paper's arguments)
+@inlined
+def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:  # noqa: PLR0917 (the paper's)
     """Ten rounds over four counter words and two key words; all are 32-bit words held in uint64."""
     for _ in range(10):
         product_0 = _MULTIPLIER_0 * c0
@@ -29,7 +30,7 @@ def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:  # 
     return c0, c1, c2, c3
 
 
-@kernel
+@inlined
 def block(seed: Any, offset: Any) -> Any:
     """The four words of the key (seed, offset)."""
     return philox4x32(offset & _LOW, offset >> _32, _0, _0, seed & _LOW, seed >> _32)
@@ -42,9 +43,19 @@ def fold(seed: Any, offset: Any, data: Any) -> Any:
     return w0 | (w1 << _32), w2 | (w3 << _32)
 
 
+@kernel("void(uint64[:, ::1], uint64, uint64[:, :, ::1])")
+def fold_all(keys: Any, first: Any, out: Any) -> None:
+    """`first`, `first + 1`, ... folded into all keys: (keys, 2) gives (number, keys, 2)."""
+    for number in range(out.shape[0]):
+        for k in range(keys.shape[0]):
+            w0, w1, w2, w3 = block(keys[k, 0], keys[k, 1] + first + np.uint64(number))
+            out[number, k, 0] = w0 | (w1 << _32)
+            out[number, k, 1] = w2 | (w3 << _32)
+
+
 @kernel("void(uint64, uint64, uint32[::1])")
 def fill_words(seed: Any, offset: Any, out: Any) -> None:
-    """Writes the word stream of a key: block after block, four words each."""
+    """Writes the stream of one key: block after block, four words each."""
     blocks = out.size // 4
     for i in range(blocks):
         w0, w1, w2, w3 = block(seed, offset + np.uint64(i))
@@ -52,7 +63,6 @@ def fill_words(seed: Any, offset: Any, out: Any) -> None:
         out[4 * i + 1] = w1
         out[4 * i + 2] = w2
         out[4 * i + 3] = w3
-    if out.size % 4:
-        tail = block(seed, offset + np.uint64(blocks))
-        for j in range(out.size % 4):
-            out[4 * blocks + j] = tail[j]
+    tail = block(seed, offset + np.uint64(blocks))
+    for j in range(out.size % 4):
+        out[4 * blocks + j] = tail[j]

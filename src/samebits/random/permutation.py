@@ -18,10 +18,10 @@ import torch
 from samebits.context import Words
 from samebits.errors import InvalidArgumentError
 from samebits.random import _philox, words
-from samebits.random._compile import kernel
+from samebits.random._compile import inlined, kernel
 
 MAX_SIZE = 2**48
-ROUNDS = 10
+ROUNDS = 10  # even
 SHUFFLED_SIZE = 64
 _STREAM = words.as_uint64("samebits.random.permutation")
 _MIX_1, _MIX_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
@@ -68,7 +68,7 @@ def _round_keys(key: Words | torch.Tensor, rounds: int) -> np.ndarray:
     return stream.view(np.uint64)
 
 
-@kernel
+@inlined
 def _hash_below(x: Any, round_key: Any, size: Any) -> Any:
     """A keyed hash of x in range(size), size <= 2**24: murmur3's 64-bit finaliser, upper 40 bits scaled."""
     x = (x ^ round_key) * _MIX_1
@@ -91,13 +91,11 @@ def _permute(round_keys: Any, start: Any, n: Any, rows: Any, columns: Any, out: 
         x = start + np.uint64(position)
         while True:
             row, column = x % rows, x // rows
-            for number in range(round_keys.size):
-                if number % 2 == 0:
-                    row += _hash_below(column, round_keys[number], rows)
-                    row = row - rows if row >= rows else row
-                else:
-                    column += _hash_below(row, round_keys[number], columns)
-                    column = column - columns if column >= columns else column
+            for pair in range(round_keys.size // 2):
+                row += _hash_below(column, round_keys[2 * pair], rows)
+                row = row - rows if row >= rows else row
+                column += _hash_below(row, round_keys[2 * pair + 1], columns)
+                column = column - columns if column >= columns else column
             x = column * rows + row
             if x < n:
                 break

@@ -1,0 +1,83 @@
+"""Keys as tensors: `key`, `split`, `fold_in`, with the meaning and the bits of `torch.func._random`.
+
+A key is a uint64 tensor of shape (2,), a batch of keys one of shape (*batch, 2). A key is either drawn from or has
+keys made of it, not both: `fold_in(key, d)` is made of the words that block d of `bits(key, ...)` shows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from samebits.errors import InvalidArgumentError, UnimplementedError
+from samebits.random import _philox, words
+
+Data = int | str | tuple[int | str, ...]
+
+
+def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
+    """The key of a seed: a uint64 tensor of shape (2,) that holds (seed modulo 2**64, 0)."""
+    return words.to_tensor(words.root(seed), device)
+
+
+def split(key: torch.Tensor, num: int = 2) -> torch.Tensor:
+    """`num` independent keys of every key: (*batch, 2) gives (num, *batch, 2).
+
+    Raises `InvalidArgumentError` if `key` is no key or `num` is not positive.
+    """
+    check_key("split", key)
+    if num <= 0:
+        raise InvalidArgumentError(f"split: num must be positive, got {num}")
+    if uses_torch("split", key):
+        return torch.ops.aten._philox_key_split(key, num)
+    return _fold_all(key, 0, num)
+
+
+def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
+    """A new key of the same shape from every key and `data`; for an integer d it is `split(key, d + 1)[d]`.
+
+    An integer counts modulo 2**64, a string as the xxh3-64 of its UTF-8 bytes, a tuple's items one after the other.
+    Raises `InvalidArgumentError` if `key` is no key or `data` is none of these.
+    """
+    check_key("fold_in", key)
+    for part in data if isinstance(data, tuple) else (data,):
+        number = words.as_uint64(part)
+        if uses_torch("fold_in", key):
+            key = torch.ops.aten._philox_key_fold_in(key, number - 2**64 if number >= 2**63 else number)
+        else:
+            key = _fold_all(key, number, 1)[0]
+    return key
+
+
+def _fold_all(key: torch.Tensor, first: int, number: int) -> torch.Tensor:
+    out = torch.empty(number, *key.shape, dtype=torch.uint64)
+    keys = key.contiguous().view(-1, 2)
+    _philox.fold_all(keys.numpy(), first, out.view(number, keys.shape[0], 2).numpy())
+    return out
+
+
+def check_key(what: str, key: torch.Tensor) -> None:
+    """Raises `InvalidArgumentError` unless `key` is a uint64 tensor of shape (*batch, 2)."""
+    if not isinstance(key, torch.Tensor):
+        raise InvalidArgumentError(
+            f"{what} takes a key tensor, got {key!r} ({type(key).__name__}); make one with samebits.random.key(seed)"
+        )
+    if key.dtype is not torch.uint64 or key.dim() == 0 or key.shape[-1] != 2:
+        raise InvalidArgumentError(
+            f"{what}: a key is a uint64 tensor of shape (*batch, 2), got {key.dtype} of shape {tuple(key.shape)}; "
+            "make one with samebits.random.key(seed)"
+        )
+
+
+def uses_torch(what: str, key: torch.Tensor, *, same_bits: bool = True) -> bool:
+    """False for a CPU key, true where torch's own kernel serves a key's device with the same bits.
+
+    Raises `UnimplementedError` for every other device.
+    """
+    if key.device.type == "cpu":
+        return False
+    if key.device.type == "cuda" and same_bits:
+        return True
+    raise UnimplementedError(
+        f"samebits.random.{what} has no kernel for {key.device} that gives the bits of the CPU; "
+        f"draw on the CPU and move the result: {what}(key.cpu(), ...).to({str(key.device)!r})"
+    )
