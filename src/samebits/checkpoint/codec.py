@@ -80,7 +80,7 @@ class _Encoder:
         return node
 
     def items(self, values: Sequence[Any] | deque[Any]) -> list[Any]:
-        if set(map(type, values)) == {int} and -SMALL <= min(values) and max(values) < SMALL:
+        if set(map(type, values)) == {int} and min(values) >= -SMALL and max(values) < SMALL:
             return list(values)  # the state of Python's generator is 625 of them
         return [self.child(number, value) for number, value in enumerate(values)]
 
@@ -177,8 +177,7 @@ def _to_array(body: list[Any], tensors: Mapping[str, torch.Tensor]) -> np.ndarra
 
 
 def _to_scalar(body: list[str], _: Any) -> Any:
-    dtype, raw = np.dtype(body[0]), bytes.fromhex(body[1])
-    return np.frombuffer(raw, dtype)[0] if raw else np.zeros((), dtype)[()]
+    return np.frombuffer(bytes.fromhex(body[1]), np.dtype(body[0]))[0]
 
 
 def _to_dtype(name: str, _: Any) -> torch.dtype:
@@ -227,6 +226,8 @@ _ENCODERS: dict[type, Callable[[_Encoder, Any], Any]] = {
     np.ndarray: _Encoder.array,
     **dict.fromkeys(TENSORS, _Encoder.tensor),
     **dict.fromkeys(set(np.sctypeDict.values()) - {np.object_, np.void}, _scalar),
+    np.str_: lambda _, value: {"np.str": _str(_, value[:])},
+    np.bytes_: lambda _, value: {"np.bytes": value.hex()},
 }
 
 _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
@@ -250,4 +251,6 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
     "tensor": lambda body, tensors: tensors[body],
     "array": _to_array,
     "scalar": _to_scalar,
+    "np.str": lambda body, _: np.str_(decode(body, {})),
+    "np.bytes": lambda body, _: np.bytes_(bytes.fromhex(body)),
 }

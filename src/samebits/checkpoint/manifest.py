@@ -84,9 +84,10 @@ class Manifest:
         values.pop("digest", None)
         try:
             manifest = cls(**values)
-        except TypeError as error:
+            intact = manifest.to_bytes() == data
+        except (TypeError, ValueError, RecursionError) as error:
             raise CorruptCommitError(f"{file} is no manifest: {error}") from error
-        if manifest.to_bytes() != data:
+        if not intact:
             raise CorruptCommitError(f"{file} does not have the digest it was written with")
         return manifest
 

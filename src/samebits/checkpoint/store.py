@@ -8,6 +8,7 @@ run_dir/commits/tmp-*                       being written or deleted; never read
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import shutil
@@ -18,17 +19,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+import torch
+
 from samebits.checkpoint import tensorfile
 from samebits.checkpoint.codec import decode, encode
 from samebits.checkpoint.diskerror import commit_error
 from samebits.checkpoint.manifest import Manifest, check_plain, samebits_version
 from samebits.checkpoint.rundir import RunDirectory, sync_folder
-from samebits.errors import CorruptCommitError, InvalidArgumentError, RunDirectoryError
+from samebits.checkpoint.unsavable import unsavable
+from samebits.errors import CorruptCommitError, InvalidArgumentError, RunDirectoryError, UnsavableStateError
 
 TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
 NAME = re.compile(r"(\d{12,})-([0-9a-f]{8})")
 TMP = "tmp-"
+MAX_MANIFEST_BYTES = 1 << 28
 
 
 class CommitStore:
@@ -61,6 +67,7 @@ class CommitStore:
             RunDirectoryError: the folder holds other things, cannot be written, or a live process writes here.
         """
         self._directory.open()
+        self._sweep()
 
     def close(self) -> None:
         """Gives the lock back."""
@@ -89,7 +96,7 @@ class CommitStore:
         """Makes `state` durable as the commit of `step`; returns when it would survive a power failure.
 
         `position`, `program` and `environment` are plain JSON: dicts with string keys, lists, finite numbers.
-        `on_tensors_written` is called when the tensors are on disk and the manifest is not. A commit equal to
+        Nobody may write to the tensors meanwhile. `on_tensors_written` is called when the tensors are on disk and the manifest is not. A commit equal to
         the last one is not written again; one of the same step that differs replaces it.
 
         Errors:
@@ -99,11 +106,12 @@ class CommitStore:
             InvalidArgumentError: `step` lies before the last commit.
         """
         self._check_step(step)
+        step, finished = operator.index(step), bool(finished)
         plain = {"position": position, "program": program, "environment": environment}
         for name, value in plain.items():
             check_plain(value, (name,))
         tree, tensors = encode(dict(state))
-        data = {name: tensorfile.raw(tensor) for name, tensor in tensors.items()}
+        data = {name: _raw(name, tensor) for name, tensor in tensors.items()}
         infos = {name: tensorfile.describe(tensor, data[name]) for name, tensor in tensors.items()}
         head, order = tensorfile.header(infos)
         size = len(head) + sum(data[name].nbytes for name in order)
@@ -172,8 +180,12 @@ class CommitStore:
         return sorted((folder / name for name in names if NAME.fullmatch(name)), key=_step_of, reverse=True)
 
     def _write(self, manifest: Manifest, blocks: list[memoryview], hook: Callable[[], None] | None) -> None:
-        commits = self._directory.commits
-        text = manifest.to_bytes()
+        commits, text = self._directory.commits, manifest.to_bytes()
+        if len(text) > MAX_MANIFEST_BYTES:
+            raise UnsavableStateError(
+                f"the plain part of the state takes {len(text)} bytes, more than {MAX_MANIFEST_BYTES}. "
+                "Keep long lists of numbers as tensors or NumPy arrays."
+            )
         temporary: Path | None = None
         try:
             temporary = Path(tempfile.mkdtemp(prefix=TMP, dir=commits))
@@ -203,16 +215,28 @@ class CommitStore:
         ]
         valid = [path for path in older if path not in corrupt and _step_of(path) < newest.step]
         keep = set(valid[: self.keep - 1])
-        commits = self._directory.commits
         try:
             for path in older:
                 if path not in keep:
-                    path.rename(commits / f"{TMP}{path.name}")
-            for name in os.listdir(commits):
-                if name.startswith(TMP):
-                    shutil.rmtree(commits / name)
+                    path.rename(path.with_name(f"{TMP}{path.name}"))
         except OSError as error:
-            warnings.warn(f"old commits in {commits} cannot be deleted: {error}", stacklevel=3)
+            warnings.warn(f"old commits in {self.run_dir} cannot be deleted: {error}", stacklevel=3)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Deletes what is being deleted, and what kills left half-written."""
+        for path in self._directory.commits.glob(f"{TMP}*"):
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                warnings.warn(f"{path} cannot be deleted: {error}", stacklevel=4)
+
+
+def _raw(name: str, tensor: torch.Tensor) -> np.ndarray:
+    try:
+        return tensorfile.raw(tensor)
+    except NotImplementedError as error:
+        raise unsavable([name], tensor, f"a view that torch cannot copy ({error})") from error
 
 
 def _name(manifest: Manifest) -> str:
@@ -225,6 +249,8 @@ def _step_of(path: Path) -> int:
 
 def _read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST
+    if file.stat().st_size > MAX_MANIFEST_BYTES:
+        raise CorruptCommitError(f"{file} is larger than {MAX_MANIFEST_BYTES} bytes")
     manifest = Manifest.from_bytes(file.read_bytes(), file)
     if path.name != _name(manifest):
         raise CorruptCommitError(f"{path} was renamed: its manifest says {_name(manifest)}")
@@ -232,14 +258,15 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _read_state(path: Path, manifest: Manifest) -> Any:
-    for name, file in manifest.files.items():
-        size = (path / name).stat().st_size
-        if size != file["bytes"]:
-            raise CorruptCommitError(f"{path / name} has {size} bytes, not {file['bytes']}")
-    tensors = tensorfile.read(path / TENSORS, manifest.tensors)
     try:
-        return decode(manifest.tree, tensors)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
+        for name, file in manifest.files.items():
+            size = (path / name).stat().st_size
+            if size != file["bytes"]:
+                raise CorruptCommitError(f"{path / name} has {size} bytes, not {file['bytes']}")
+        return decode(manifest.tree, tensorfile.read(path / TENSORS, manifest.tensors))
+    except (CorruptCommitError, OSError):
+        raise
+    except Exception as error:  # its digest holds, so whoever wrote it did not use `encode`
         raise CorruptCommitError(
             f"{path / MANIFEST} holds a state that cannot be decoded: {error!r}"
         ) from error

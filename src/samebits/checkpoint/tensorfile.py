@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,10 @@ Infos = Mapping[str, Mapping[str, Any]]
 
 
 def raw(tensor: torch.Tensor) -> np.ndarray:
-    """The bytes of a dense tensor in the order of its indices, as a flat uint8 array (a view if it can be)."""
+    """The bytes of a dense tensor in the order of its indices, as a flat uint8 array (a view if it can be).
+
+    Raises NotImplementedError for views of dtypes that torch itself cannot copy, such as a transposed int4.
+    """
     return digests.array_of(tensor).reshape(-1).view(np.uint8)
 
 
@@ -45,10 +48,20 @@ def describe(tensor: torch.Tensor, data: np.ndarray) -> dict[str, Any]:
         "shape": list(tensor.shape),
         "digest": digests.of_bytes(data),
     }
-    if not tensor.is_contiguous() or tensor.stride() != torch.empty(tensor.shape, device="meta").stride():
+    if tensor.stride() != _contiguous(tensor.shape):
         # Kernels choose their order of summation by strides, so channels_last must come back as such.
-        info["stride"] = list(torch.empty_like(tensor, device="meta").stride())
+        stride = torch.empty_like(tensor, device="meta").stride()
+        if stride != _contiguous(tensor.shape):
+            info["stride"] = list(stride)
     return info
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def header(infos: Infos) -> tuple[bytes, list[str]]:
