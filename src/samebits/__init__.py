@@ -4,11 +4,12 @@ from samebits import callbacks, data, determinism, errors, nn, random
 from samebits.determinism import enable_op_determinism, op_determinism_enabled
 from samebits.determinism.environment import warn_if_untested
 from samebits.random import set_random_seed
-from samebits.train import Run, Step
+from samebits.train import Run, Step, Trainer
 
 __all__ = [
     "Run",
     "Step",
+    "Trainer",
     "callbacks",
     "data",
     "determinism",

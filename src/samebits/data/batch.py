@@ -48,7 +48,9 @@ class BatchMaker:
 
     def _elements(self, task: Task) -> Any:
         key = words.fold(task.key, "element")
-        if getattr(self.dataset, "__getitems__", None):  # torch's own protocol: the dataset reads a batch at once
+        if getattr(
+            self.dataset, "__getitems__", None
+        ):  # torch's own protocol: the dataset reads a batch at once
             _fill(words.fold(key, task.first))
             return self.dataset.__getitems__(task.indices)
         elements = []

@@ -145,15 +145,17 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if self._own_sampler:
             return SamplerOrder(self._index_sampler, single)
         length = len(self.dataset)  # type: ignore[arg-type]
-        return IndexOrder(length, 1 if single else (self.batch_size or 1), self._shuffle, self.drop_last, single)
+        return IndexOrder(
+            length, 1 if single else (self.batch_size or 1), self._shuffle, self.drop_last, single
+        )
 
     def _make_inner(self) -> torch_data.DataLoader[Any]:
-        """torch's loader over tasks: it gives processes, prefetching, pinned memory and errors with tracebacks."""
+        """Torch's loader over tasks: it gives processes, prefetching, pinned memory and errors with tracebacks."""
         context = self.multiprocessing_context
         if context is None and self.num_workers > 0 and sys.platform == "linux":
             context = "fork"  # forkserver and spawn end scripts that have no __main__ guard
         assert self.collate_fn is not None
-        inner: torch_data.DataLoader[Any] = torch_data.DataLoader(
+        return _TaskLoader(
             BatchMaker(self.dataset, self.collate_fn, single=not self._auto_collation),  # type: ignore[arg-type]
             batch_size=None,
             sampler=self._stream,
@@ -167,7 +169,6 @@ class DataLoader(torch_data.DataLoader[T_co]):
             prefetch_factor=self.prefetch_factor if self.num_workers else None,
             persistent_workers=self.persistent_workers,
         )
-        return inner
 
     def _batches(self, key: Words, epoch: int, start: int, *, counted: bool) -> Iterator[T_co]:
         self._stream.tasks = self._order.tasks(key, epoch, start)
@@ -191,6 +192,13 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def _key(self) -> Words:
         return words.fold(words.root(self._root_seed()), "data")
+
+
+class _TaskLoader(torch_data.DataLoader[Any]):
+    """torch's loader, without the advice on the number of workers that the outer one has given already."""
+
+    def check_worker_number_rationality(self) -> None:
+        """Says nothing."""
 
 
 class _Stream:
@@ -222,11 +230,19 @@ def _check(dataset: Any, batch_size: Any, num_workers: Any, seed: Any, *, in_ord
         if not hasattr(dataset, method):
             raise InvalidArgumentError(f"{call}: the dataset ({type(dataset).__name__}) has no {method}.")
     if len(dataset) == 0:
-        raise EmptyDatasetError(f"{call}: the dataset ({type(dataset).__name__}) has length 0. Is its path right?")
-    for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0), ("seed", seed, 0)):
+        raise EmptyDatasetError(
+            f"{call}: the dataset ({type(dataset).__name__}) has length 0. Is its path right?"
+        )
+    for name, value, least in (
+        ("batch_size", batch_size, 1),
+        ("num_workers", num_workers, 0),
+        ("seed", seed, 0),
+    ):
         if value is None and name != "num_workers":
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InvalidArgumentError(f"{call}({name}={value!r}): must be an int of at least {least}.")
     if not in_order:
-        raise UnimplementedError(f"{call}(in_order=False): batches in order of completion differ from run to run.")
+        raise UnimplementedError(
+            f"{call}(in_order=False): batches in order of completion differ from run to run."
+        )

@@ -2,3 +2,4 @@
 
 from samebits.train.run import Run as Run
 from samebits.train.steps import Step as Step
+from samebits.train.trainer import Trainer as Trainer

@@ -85,7 +85,9 @@ class Run:
         **stateful: Any,
     ) -> None:
         if not 0 < commit_budget <= 1:
-            raise InvalidArgumentError(f"Run(commit_budget={commit_budget!r}): a share of the time, above 0, at most 1.")
+            raise InvalidArgumentError(
+                f"Run(commit_budget={commit_budget!r}): a share of the time, above 0, at most 1."
+            )
         if keep < 1:
             raise InvalidArgumentError(f"Run(keep={keep!r}): at least one commit must be kept.")
         self.objects: dict[str, state.Stateful] = {}
@@ -119,7 +121,9 @@ class Run:
                 f"keep its plain values in run.state."
             )
         if self._entered and self._restored is not None and name not in self._restored["objects"]:
-            raise RunMismatchError(f"Run.add({name!r}): the commit in {self.run_dir} holds no object of that name.")
+            raise RunMismatchError(
+                f"Run.add({name!r}): the commit in {self.run_dir} holds no object of that name."
+            )
         self.objects[name] = thing
         if isinstance(thing, torch.nn.Module):
             name_layers(thing, name)
@@ -128,7 +132,9 @@ class Run:
         if self._entered:
             raise InvalidArgumentError("Run: a run is entered once. Make a new Run for another `with` block.")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise UnimplementedError("Run: one process only so far; torch.distributed is initialised in this one.")
+            raise UnimplementedError(
+                "Run: one process only so far; torch.distributed is initialised in this one."
+            )
         self._entered = True
         self._key_before = process.run_key
         if self._store is not None:
@@ -180,9 +186,14 @@ class Run:
         Raises:
             NonFiniteLossError: `loss` is NaN or infinite (unless `check_loss=False`); nothing is committed.
         """
+        values = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
         if self._check_loss and "loss" in values and not math.isfinite(float(values["loss"])):
             at = process.position
-            where = "outside a loop" if at is None else f"step {at.step} (epoch {at.epoch}, batch {at.batch_index})"
+            where = (
+                "outside a loop"
+                if at is None
+                else f"step {at.step} (epoch {at.epoch}, batch {at.batch_index})"
+            )
             raise NonFiniteLossError(
                 f"run.log(loss={float(values['loss'])}) at {where}: the loss is not finite, so nothing more is committed. "
                 "Lower the learning rate, clip gradients, or pass Run(check_loss=False)."
@@ -211,8 +222,16 @@ class Run:
         mine = seeds.root_seed()
         theirs = None if manifest is None else manifest.program["seed"]
         if mine is None and process.op_determinism:
-            raise UnseededError("Run: nobody has set a seed. Call samebits.set_random_seed(seed) at the top of the program.")
-        if mine is not None and theirs is not None and mine != theirs and manifest is not None and manifest.program["seeded"]:
+            raise UnseededError(
+                "Run: nobody has set a seed. Call samebits.set_random_seed(seed) at the top of the program."
+            )
+        if (
+            mine is not None
+            and theirs is not None
+            and mine != theirs
+            and manifest is not None
+            and manifest.program["seeded"]
+        ):
             raise RunMismatchError(
                 f"{self.run_dir} was made with seed {theirs}, this program has seed {mine}. "
                 "Set the same seed, or use another run directory."

@@ -103,7 +103,9 @@ class Source:
 def check_loader(loader: Any) -> None:
     """Raises when `loader` cannot be iterated once per epoch."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise InvalidArgumentError(f"Run.steps(loader={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader.")
+        raise InvalidArgumentError(
+            f"Run.steps(loader={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader."
+        )
     if hasattr(loader, "__next__"):
         raise InvalidArgumentError(
             f"Run.steps(loader={type(loader).__name__}): an iterator can be read only once, so it cannot be resumed. "

@@ -1,0 +1,33 @@
+# Every target makes the virtual environment first when it is missing. Needs python3 (3.11+, with venv and pip) and make.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: verify test lint bench chaos clean
+
+verify: $(READY)  ## the main job: prove the digits example bit for bit
+	$(BIN)/samebits verify examples/digits.py
+
+test: $(READY)  ## the tests, under 10 minutes on two cores
+	$(BIN)/pytest -n 2 -m "not chaos"
+
+lint: $(READY)  ## style, types, layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyrefly check
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## what it costs, against the alternatives
+	for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+chaos: $(READY)  ## 30 kills at random instants of the digits run, and other slow attacks
+	$(BIN)/pytest -m chaos
+
+clean:
+	rm -rf .venv
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "samebits needs Python 3.11 or newer; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[examples,lint,test]'
+	@touch $(READY)

@@ -1,0 +1,55 @@
+"""`ProgressBar`: a rich bar on a terminal, one plain line per epoch elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from samebits.callbacks.base import Callback, TrainerView
+
+
+class ProgressBar(Callback):
+    """Shows epoch, step, and the logs. It holds no state: after a resume it continues at the run's position."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def on_train_begin(self, trainer: TrainerView) -> None:
+        """Starts the bar, on a terminal."""
+        console = Console(file=self._file or sys.stderr)
+        if not console.is_terminal:
+            return
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[logs]}"), console=console, transient=True,
+        )  # fmt: skip
+        total = None if trainer.steps_per_epoch is None else trainer.steps_per_epoch * trainer.epochs
+        self._task = self._progress.add_task("training", total=total, logs="")
+        self._progress.start()
+
+    def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
+        """Moves the bar to the step."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=step + 1, logs=_text(logs))
+
+    def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
+        """Prints the epoch's line."""
+        line = f"epoch {epoch + 1}/{trainer.epochs}: {_text(logs)}"
+        if self._progress is not None:
+            self._progress.console.print(line, highlight=False)
+        else:
+            print(line, file=self._file or sys.stderr, flush=True)
+
+    def on_exit(self, trainer: TrainerView) -> None:
+        """Takes the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _text(logs: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
