@@ -30,7 +30,11 @@ def identical(a, b):
     if isinstance(a, torch.Tensor):
         same = (a.dtype, a.shape) == (b.dtype, b.shape)
         dense = torch.empty_like(a, device="meta").stride() == b.stride()
-        return same and dense and a.contiguous().view(-1).view(torch.uint8).equal(b.contiguous().view(-1).view(torch.uint8))
+        return (
+            same
+            and dense
+            and a.contiguous().view(-1).view(torch.uint8).equal(b.contiguous().view(-1).view(torch.uint8))
+        )
     if isinstance(a, np.ndarray):
         same = (a.dtype, a.shape, a.flags.fnc) == (b.dtype, b.shape, b.flags.fnc)
         return same and a.tobytes() == b.tobytes()
@@ -41,7 +45,10 @@ def identical(a, b):
     if isinstance(a, complex):
         return identical(a.real, b.real) and identical(a.imag, b.imag)
     if isinstance(a, dict):
-        extra = [(x.default_factory if isinstance(x, defaultdict) else getattr(x, "__dict__", None)) for x in (a, b)]
+        extra = [
+            (x.default_factory if isinstance(x, defaultdict) else getattr(x, "__dict__", None))
+            for x in (a, b)
+        ]
         return extra[0] == extra[1] and identical(list(a.items()), list(b.items()))
     if isinstance(a, deque):
         return a.maxlen == b.maxlen and identical(list(a), list(b))
@@ -55,19 +62,29 @@ def tensors(draw):
     """Any dtype, 0 to 3 dimensions, random bytes, perhaps transposed, sliced or expanded."""
     dtype = draw(st.sampled_from(DTYPES))
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
-    raw = draw(st.binary(min_size=math.prod(shape) * dtype.itemsize, max_size=math.prod(shape) * dtype.itemsize))
+    raw = draw(
+        st.binary(min_size=math.prod(shape) * dtype.itemsize, max_size=math.prod(shape) * dtype.itemsize)
+    )
     flat = torch.frombuffer(bytearray(raw or b"\0"), dtype=torch.uint8)[: len(raw)]
     flat = flat % 2 if dtype == torch.bool else flat
     tensor = flat.view(dtype).reshape(shape)
-    return draw(st.sampled_from([tensor, tensor.T if tensor.ndim == 2 else tensor, tensor[..., ::2] if shape else tensor]))
+    return draw(
+        st.sampled_from(
+            [tensor, tensor.T if tensor.ndim == 2 else tensor, tensor[..., ::2] if shape else tensor]
+        )
+    )
 
 
 @st.composite
 def arrays(draw):
-    dtype = np.dtype(draw(st.sampled_from(["?", "i1", "<u2", "<i8", "<f2", "<f4", ">f8", "<c16", "<M8[us]", "<U3", "S2"])))
+    dtype = np.dtype(
+        draw(st.sampled_from(["?", "i1", "<u2", "<i8", "<f2", "<f4", ">f8", "<c16", "<M8[us]", "<U3", "S2"]))
+    )
     shape = draw(st.lists(st.integers(0, 3), max_size=2))
     size = math.prod(shape) * dtype.itemsize
-    raw = bytes(byte % 2 if dtype.kind in "?bU" else byte for byte in draw(st.binary(min_size=size, max_size=size)))
+    raw = bytes(
+        byte % 2 if dtype.kind in "?bU" else byte for byte in draw(st.binary(min_size=size, max_size=size))
+    )
     if dtype.kind == "U":
         raw = np.array(["ab"] * max(1, math.prod(shape)), dtype).tobytes()[:size]
     array = np.frombuffer(raw, dtype).reshape(shape).copy()
@@ -148,7 +165,9 @@ def test_generator_states_come_back(tmp_path):
 def test_tied_tensors_are_stored_once_and_stay_tied():
     """One memory seen the same way is one tensor in the file and one object after; another view is its own."""
     weight = torch.arange(6.0).view(2, 3)
-    tree, found = encode({"a": weight, "b": weight.view(2, 3), "c": weight.T, "d": weight.clone(), "e": weight[:1]})
+    tree, found = encode(
+        {"a": weight, "b": weight.view(2, 3), "c": weight.T, "d": weight.clone(), "e": weight[:1]}
+    )
     assert list(found) == ["a", "c", "d", "e"]
     state = decode(tree, found)
     assert state["a"] is state["b"]
@@ -168,7 +187,9 @@ def test_channels_last_strides_come_back_with_the_tensor(tmp_path):
     """A channels_last tensor is channels_last after loading, since kernels sum in the order of memory."""
     images = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
     with CommitStore(tmp_path) as store:
-        store.commit(0, {"x": images, "y": torch.rand(2, 1, 4, 4).to(memory_format=torch.channels_last)}, **BITS)
+        store.commit(
+            0, {"x": images, "y": torch.rand(2, 1, 4, 4).to(memory_format=torch.channels_last)}, **BITS
+        )
     _, loaded = CommitStore(tmp_path).newest()
     assert loaded["x"].stride() == images.stride() != images.contiguous().stride()
     assert loaded["x"].equal(images)
@@ -177,9 +198,21 @@ def test_channels_last_strides_come_back_with_the_tensor(tmp_path):
 
 def test_names_that_collide_keep_their_tensors_apart():
     """Paths that read the same, and the name that safetensors reserves, still mean different tensors."""
-    state = {"a.b": torch.tensor(1), "a": {"b": torch.tensor(2)}, "__metadata__": torch.tensor(3), 1: torch.tensor(4), "1": torch.tensor(5)}
+    state = {
+        "a.b": torch.tensor(1),
+        "a": {"b": torch.tensor(2)},
+        "__metadata__": torch.tensor(3),
+        1: torch.tensor(4),
+        "1": torch.tensor(5),
+    }
     loaded = decode(*encode(state))
-    assert [loaded["a.b"], loaded["a"]["b"], loaded["__metadata__"], loaded[1], loaded["1"]] == [1, 2, 3, 4, 5]
+    assert [loaded["a.b"], loaded["a"]["b"], loaded["__metadata__"], loaded[1], loaded["1"]] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 def test_a_module_state_dict_keeps_its_versions():
