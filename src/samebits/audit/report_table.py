@@ -26,7 +26,7 @@ def show(report: Report) -> None:
 
 
 def _table(report: Report, borders: box.Box) -> Table:
-    table = Table(box=borders, pad_edge=False, show_lines=False)
+    table = Table(box=borders)
     table.add_column("check", ratio=None, min_width=16, max_width=26)
     table.add_column("varied", max_width=30)
     table.add_column("steps", justify="right", no_wrap=True)

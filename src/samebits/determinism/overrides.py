@@ -28,7 +28,9 @@ class Overrides:
         assert self._library is not None
         original = functools.partial(torch.library.get_kernel(op, device).call_boxed, _KEYSETS[device])
         name = op.name().removeprefix("aten::")
-        with warnings.catch_warnings():  # torch warns, once for all ops, that a kernel is overridden: it is meant
+        with (
+            warnings.catch_warnings()
+        ):  # torch warns, once for all ops, that a kernel is overridden: it is meant
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             self._library.impl(name, make(original), device, allow_override=True)
 
@@ -53,4 +55,3 @@ def aten_ops() -> Iterator[torch._ops.OpOverload]:
                 yield getattr(getattr(torch.ops.aten, name), overload or "default")
             except (AttributeError, RuntimeError):  # TorchScript-only names
                 continue
-
