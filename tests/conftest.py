@@ -1,0 +1,56 @@
+"""Shared by all tests: real child processes, and one Hypothesis profile that draws the same examples every time."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "samebits", derandomize=True, deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("samebits")
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Runs Python source as a script in a process of its own, in an empty folder; returns the CompletedProcess."""
+
+    def run(source, *args, env=None, code=0, timeout=120):
+        script = tmp_path / "script.py"
+        script.write_text(source)
+        done = subprocess.run(
+            [sys.executable, str(script), *map(str, args)],
+            cwd=tmp_path,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        if code is not None:
+            assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+@pytest.fixture
+def root():
+    """The repository."""
+    return Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _process_as_before():
+    """A test that sets the switch, seeds or the run's position in this process leaves none of it behind."""
+    from samebits import context, determinism
+    from samebits.random import generators
+
+    with generators.preserved():
+        yield
+    determinism.enable_op_determinism(False)
+    fresh = context._Process()
+    for name in vars(fresh):
+        setattr(context.process, name, getattr(fresh, name))
