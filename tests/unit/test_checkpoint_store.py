@@ -118,8 +118,8 @@ def test_facts_that_json_would_change_are_refused(store, facts, words):
 
 
 def flips(size):
-    """All bytes of small files, 400 evenly spread of large ones."""
-    return range(0, size, max(1, size // 400))
+    """All bytes of small files, 200 evenly spread of large ones."""
+    return range(0, size, max(1, size // 200))
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "tensors.safetensors"])

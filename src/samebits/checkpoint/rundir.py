@@ -52,9 +52,9 @@ class RunDirectory:
         try:
             _check_ours(self.path)
             _make(self.path)
-            self._lock_for_us()
+            descriptor = self._lock_for_us()
             try:
-                self._prepare()
+                self._prepare(descriptor)
             except BaseException:
                 self.close()
                 raise
@@ -74,7 +74,7 @@ class RunDirectory:
         os.close(self._lock)
         self._lock = None
 
-    def _lock_for_us(self) -> None:
+    def _lock_for_us(self) -> int:
         # A POSIX record lock ends with the process. flock's would live on in forked loader workers after a
         # SIGKILL of their parent. Its trap: closing *any* descriptor of the file here gives the lock up.
         key, pid = os.path.realpath(self.path), os.getpid()
@@ -89,11 +89,12 @@ class RunDirectory:
         except BaseException:
             os.close(descriptor)
             raise
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{pid} {socket.gethostname()}\n".encode(), 0)
         _held[key], self._lock, self._pid = pid, descriptor, pid
+        return descriptor
 
-    def _prepare(self) -> None:
+    def _prepare(self, descriptor: int) -> None:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{self._pid} {socket.gethostname()}\n".encode(), 0)
         self.commits.mkdir(exist_ok=True)
         for folder in (self.path, self.commits):
             probe = folder / PROBE

@@ -12,12 +12,12 @@ import operator
 import os
 import re
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -188,7 +188,8 @@ class CommitStore:
             )
         temporary: Path | None = None
         try:
-            temporary = Path(tempfile.mkdtemp(prefix=TMP, dir=commits))
+            temporary = commits / f"{TMP}{uuid4().hex}"
+            temporary.mkdir()
             tensorfile.write(temporary / TENSORS, blocks)
             if hook is not None:
                 hook()
@@ -196,7 +197,7 @@ class CommitStore:
             sync_folder(temporary)
             final = commits / _name(manifest)
             if final.exists():  # the same bits, of which some were corrupt when this process looked
-                final.rename(tempfile.mkdtemp(prefix=TMP, dir=commits))
+                final.rename(commits / f"{TMP}{uuid4().hex}")
             temporary.rename(final)
             temporary = None
             sync_folder(commits)
