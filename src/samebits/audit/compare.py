@@ -1,0 +1,324 @@
+"""Two records side by side: the first step at which they part, and in it the component that parts first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from samebits.audit.reading import Line, Record
+from samebits.audit.reading import merged as merged
+from samebits.audit.reading import read_record as read_record
+from samebits.audit.reading import read_segments as read_segments
+from samebits.errors import RecordError as RecordError
+
+AFTER_A_BODY = (
+    "generators",
+    "data",
+    "batch",
+    "loss",
+    "lr",
+    "buffers",
+    "optimizer",
+    "model",
+    "eval",
+    "output",
+    "state",
+    "locals",
+)
+"""Causal order inside a step. A line is taken after the body, so locals are mostly consequences there ("data", the
+locals inside a loader, come first: they make the batch)."""
+BEFORE_A_BODY = (
+    "generators",
+    "data",
+    "locals",
+    "state",
+    "lr",
+    "buffers",
+    "optimizer",
+    "model",
+    "eval",
+    "batch",
+    "loss",
+    "output",
+)
+"""Causal order in the first line of a process: a local that is not restored is the cause."""
+_IN_A_LOADER = re.compile(r"(^|\.|\()(dataset|sampler|batch_sampler|collate_fn)\b")
+_SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
+"""In the first line of a resumed process, objects that no `Run` knows have not shown up yet."""
+_SHOWN = 2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two records part."""
+
+    step: int
+    component: str
+    """The cause as far as the records tell: the first in causal order that differs."""
+    paths: tuple[str, ...]
+    """Leaves of the component that differ; empty if it has none."""
+    detail: str = ""
+    others: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Further components that differ in the same line, with their paths."""
+    epoch: int = 0
+    batch_index: int = 0
+    place: str = "step"
+    """"step", "start" (before the first step), "resumed" (before the first step of a resumed process) or "end"."""
+
+    def sentence(self) -> str:
+        """One readable line: step, component, leaves, what differs besides."""
+        detail = f" ({self.detail})" if self.detail else ""
+        more = ", ".join(_named(component, paths) for component, paths in self.others)
+        return f"{self._where()}{_named(self.component, self.paths)} {_verb(self)}{detail}" + (
+            f", then {more}" if more else ""
+        )
+
+    def _where(self) -> str:
+        if self.place == "end":
+            return ""
+        if self.place == "start":
+            return "before the first step: "
+        if self.place == "resumed":
+            return f"resumed at step {self.step + 1}: "
+        return f"step {self.step} (epoch {self.epoch}, batch {self.batch_index}): "
+
+
+def first_difference(a: Record, b: Record, *, ignore: frozenset[str] = frozenset()) -> Difference | None:
+    """Where `b` first differs from `a`, or None: over the steps that both have, their number, the final digest.
+
+    Args:
+        a: a record from a run's beginning to its end.
+        b: the same; a run that was interrupted is better compared by `first_difference_of_segments`.
+        ignore: paths of locals that do not count (see `unstable`).
+    """
+    return first_difference_of_segments(a, [b], ignore=ignore)
+
+
+def first_difference_of_segments(
+    baseline: Record, segments: list[Record], *, ignore: frozenset[str] = frozenset()
+) -> Difference | None:
+    """Where the processes of one run, killed and resumed, first differ from an uninterrupted run of it."""
+    for segment in segments:
+        found = _initial_difference(baseline, segment, ignore) or _step_difference(baseline, segment, ignore)
+        if found is not None:
+            return found
+    return _end_difference(baseline, segments)
+
+
+def steps_compared(a: Record, b: Record) -> int:
+    """The number of steps that both records have."""
+    return len(a.steps.keys() & b.steps.keys())
+
+
+def unstable(a: Record, b: Record) -> frozenset[str]:
+    """Paths of locals that differ between two uninterrupted equal runs (the wall clock, a scratch folder's name)."""
+    pairs = [*_pairs(a, b), *zip(a.initial, b.initial, strict=False)]
+    return frozenset(path for mine, theirs in pairs for path in _paths("locals", mine, theirs))
+
+
+def _pairs(a: Record, b: Record) -> Iterator[tuple[Line, Line]]:
+    return ((line, b.steps[key]) for key, line in a.steps.items() if key in b.steps)
+
+
+def _step_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference | None:
+    unused = _unused_generators(a, b)
+    for mine, theirs in _pairs(a, b):
+        parts = _parts(mine, theirs, ignore | unused)
+        if parts:
+            return _difference(mine, theirs, parts, AFTER_A_BODY, "step")
+    return None
+
+
+def _initial_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference | None:
+    """Before the first body: against the same line, or the line of the step before in an uninterrupted run.
+
+    There, an attribute that differs and is equal again one step later was written before it was read: no state.
+    """
+    starts = {line.key: line for line in a.initial}
+    ignore |= _unused_generators(a, b)
+    for theirs in b.initial:
+        mine = starts.get(theirs.key)
+        fresh = mine is not None
+        mine = mine or a.steps.get(theirs.key)
+        if mine is None:
+            continue
+        parts = _parts(mine, theirs, ignore, shared_only=not fresh)
+        if not fresh:
+            parts.pop("generators", None)  # set anew at each step of a run
+            parts = _lasting(parts, a, b, theirs, ignore)
+        if parts:
+            place = "start" if theirs.step < 0 else "resumed"
+            return _difference(mine, theirs, parts, BEFORE_A_BODY, place)
+    return None
+
+
+def _unused_generators(a: Record, b: Record) -> frozenset[str]:
+    """Generators that stand in both records' last steps where the processes began: nobody seeds or draws them."""
+    unused = [
+        {f"generators.{name}" for name, hashed in began.items() if hashed == last.get(name)}
+        for record in (a, b)
+        for began in [record.start.get("generators") or {}]
+        for last in [next((line.leaves.get("generators", {}) for line in _backwards(record)), {})]
+    ]
+    return frozenset(unused[0] & unused[1])
+
+
+def _backwards(record: Record) -> list[Line]:
+    return [*reversed(record.steps.values()), *record.initial]
+
+
+def _lasting(
+    parts: dict[str, tuple[str, ...]], a: Record, b: Record, initial: Line, ignore: frozenset[str]
+) -> dict[str, tuple[str, ...]]:
+    """`parts` without attributes and globals of the user's that the next body writes before it reads them."""
+    following = next((key for key in b.steps if key[0] == initial.loop and key[1] > initial.step), None)
+    if (
+        following is None
+        or following not in a.steps
+        or _parts(a.steps[following], b.steps[following], ignore)
+    ):
+        return parts
+    kept = {
+        name: tuple(path for path in paths if path.isidentifier())
+        for name, paths in parts.items()
+        if name in {"locals", "data"}
+    }
+    return {name: kept.get(name, paths) for name, paths in parts.items() if kept.get(name, True)}
+
+
+def _end_difference(a: Record, segments: list[Record]) -> Difference | None:
+    keys = [key for segment in segments for key in segment.steps]
+    last = segments[-1]
+    if a.end is not None and last.end is None:
+        at = max((step for _, step in keys), default=-1)
+        return Difference(at, "end", (), detail="the script's end was not reached", place="end")
+    if (
+        a.start["every"] == last.start["every"]
+        and set(keys) != set(a.steps)
+        and not _starts_later(a, segments)
+    ):
+        at = min(step for _, step in set(keys) ^ set(a.steps))
+        return Difference(at, "steps", (), detail=f"{len(a.steps)} against {len(set(keys))}", place="end")
+    if a.end is not None and last.end is not None and a.final != last.final:
+        return Difference(
+            int(a.end["steps"]), "final", (), detail=f"{a.final} against {last.final}", place="end"
+        )
+    return None
+
+
+def _starts_later(a: Record, segments: list[Record]) -> bool:
+    """Whether the segments begin in the middle of the run (a commit made by a process that is not among them)."""
+    first = segments[0].resumed_from
+    keys = {key for segment in segments for key in segment.steps}
+    return first is not None and keys == {key for key in a.steps if key[1] >= first}
+
+
+def _parts(
+    mine: Line, theirs: Line, ignore: frozenset[str], *, shared_only: bool = False
+) -> dict[str, tuple[str, ...]]:
+    """Component to the paths that differ, for all components that both lines have (an evaluation: that one has).
+
+    Generators count only together with something else: a draw that changes nothing is no difference.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for component in {*mine.values, *theirs.values}:
+        a, b = mine.values.get(component), theirs.values.get(component)
+        if (
+            a == b
+            or (component != "eval" and (a is None or b is None))
+            or (component == "eval" and shared_only)
+        ):
+            continue
+        if component not in mine.leaves or component not in theirs.leaves:
+            found[component] = ()
+            continue
+        shared = shared_only and component in _SHARED_ONLY
+        prefix = "generators." if component == "generators" else ""
+        paths = tuple(
+            p
+            for p in _paths(component, mine, theirs, shared=shared)
+            if not (component in {"locals", "generators"} and prefix + p in ignore)
+        )
+        if component == "locals":
+            _split_locals(found, paths)
+        elif paths or (not shared and component != "generators"):
+            found[component] = paths
+    if "optimizer" in mine.values and "optimizer" in theirs.values:
+        found.pop("lr", None)
+    return {} if found.keys() == {"generators"} else found
+
+
+def _split_locals(found: dict[str, tuple[str, ...]], paths: tuple[str, ...]) -> None:
+    data = tuple(path for path in paths if _IN_A_LOADER.search(path))
+    others = tuple(path for path in paths if path not in data)
+    found |= {name: part for name, part in (("data", data), ("locals", others)) if part}
+
+
+def _paths(component: str, mine: Line, theirs: Line, *, shared: bool = False) -> list[str]:
+    a, b = mine.leaves.get(component, {}), theirs.leaves.get(component, {})
+    if a == b:
+        return []
+    missing = [] if shared else [path for path in b if path not in a]
+    return [
+        path for path in a if (path in b and a[path] != b[path]) or (path not in b and not shared)
+    ] + missing
+
+
+def _difference(
+    mine: Line, theirs: Line, parts: dict[str, tuple[str, ...]], order: tuple[str, ...], place: str
+) -> Difference:
+    known = sorted(parts, key=lambda name: (order.index(name) if name in order else len(order), name))
+    cause = known[0]
+    detail = _numbers(mine, theirs, cause) if cause in {"loss", "lr"} else ""
+    others = tuple((name, parts[name]) for name in known[1:])
+    return Difference(
+        theirs.step, cause, parts[cause], detail, others, theirs.epoch, theirs.batch_index, place
+    )
+
+
+def _numbers(mine: Line, theirs: Line, component: str) -> str:
+    a, b = mine.values[component], theirs.values[component]
+    if len(a) != len(b):
+        return f"{len(a)} values against {len(b)}"
+    at = next(number for number, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+    return f"{_readable(a[at])} against {_readable(b[at])}"
+
+
+def _readable(number: str) -> str:
+    try:
+        return repr(float.fromhex(number))
+    except ValueError:
+        return number
+
+
+def _verb(difference: Difference) -> str:
+    if difference.component == "end":
+        return "differs"
+    plural = difference.component in {"locals", "data"} and len(difference.paths) > 1
+    return "differ" if plural or difference.component in {"steps", "generators", "buffers"} else "differs"
+
+
+_TITLES = {
+    "final": "the model at the script's end",
+    "steps": "the number of steps",
+    "end": "the record",
+    "lr": "learning rate",
+    "eval": "evaluation outputs",
+}
+
+
+def _named(component: str, paths: tuple[str, ...]) -> str:
+    """A component and up to two of its leaves."""
+    if component in {"locals", "data"}:
+        plain = [path for path in paths if path.isidentifier()] == list(paths)
+        title = ("local variable" if plain else "user state") + ("s" if len(paths) > 1 and plain else "")
+        return f"{title} {_listed([f'`{path}`' for path in paths])}"
+    title = _TITLES.get(component, component)
+    shown = [path for path in paths if path]
+    return f"{title} ({_listed(shown)})" if shown else title
+
+
+def _listed(items: list[str]) -> str:
+    more = len(items) - _SHOWN
+    return ", ".join(items[:_SHOWN]) + (f", ... {more} more" if more > 0 else "")

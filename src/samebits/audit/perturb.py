@@ -1,0 +1,62 @@
+"""Legal variations of a process's environment: what POSIX does not promise, it may get otherwise."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+
+class _Entries:
+    """The entries of one folder in a given order: what `os.scandir` returns (iterator and context manager)."""
+
+    def __init__(self, entries: list[os.DirEntry[Any]]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> os.DirEntry[Any]:
+        return next(self._entries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the iteration, as torch's and the standard library's callers expect."""
+        self._entries = iter(())
+
+
+def shuffled(seed: int, items: list[Any], name: Callable[[Any], Any]) -> list[Any]:
+    """`items` in an order that is a function of `seed` and the names. Seeds 2n and 2n+1 give opposite orders."""
+    items = sorted(items, key=name)
+    random.Random(seed // 2).shuffle(items)
+    return items[::-1] if seed % 2 else items
+
+
+@contextmanager
+def listing_order(seed: int) -> Iterator[None]:
+    """`os.listdir` and `os.scandir` (so also `os.walk`, `glob`, `pathlib`) give entries in an order from `seed`.
+
+    POSIX promises no order of a folder's entries, so a program may not depend on one. Importing modules is
+    not touched: importlib has its own reference to the system call.
+    """
+    listdir, scandir = os.listdir, os.scandir
+
+    def shuffled_listdir(path: Any = None) -> list[Any]:
+        return shuffled(seed, listdir(path), lambda entry: entry)
+
+    def shuffled_scandir(path: Any = None) -> _Entries:
+        with scandir(path) as entries:
+            return _Entries(shuffled(seed, list(entries), lambda entry: entry.name))
+
+    os.listdir, os.scandir = shuffled_listdir, shuffled_scandir  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os.listdir, os.scandir = listdir, scandir
