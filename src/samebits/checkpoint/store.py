@@ -53,6 +53,7 @@ class CommitStore:
         self.last: Manifest | None = None
         """The newest valid commit, once `newest()` or `commit()` has been called."""
         self._directory = RunDirectory(Path(run_dir))
+        self._corrupt: set[Path] = set()
         self._looked = False
 
     @property
@@ -96,8 +97,9 @@ class CommitStore:
         """Makes `state` durable as the commit of `step`; returns when it would survive a power failure.
 
         `position`, `program` and `environment` are plain JSON: dicts with string keys, lists, finite numbers.
-        Nobody may write to the tensors meanwhile. `on_tensors_written` is called when the tensors are on disk and the manifest is not. A commit equal to
-        the last one is not written again; one of the same step that differs replaces it.
+        Nobody may write to the tensors meanwhile. `on_tensors_written` is called when the tensors are on disk
+        and the manifest is not. A commit equal to the last one is not written again; one of the same step that
+        differs replaces it.
 
         Errors:
             UnsavableStateError: the state holds something that cannot be saved; nothing was written.
@@ -134,7 +136,7 @@ class CommitStore:
         Errors:
             CorruptCommitError: there are commits and none is valid; the message says why for each.
         """
-        self.skipped, self.last, self._looked = [], None, True
+        self.skipped, self.last, self._corrupt, self._looked = [], None, set(), True
         readable: list[tuple[Path, Manifest]] = []
         for path in self._commits():
             try:
@@ -150,7 +152,7 @@ class CommitStore:
             except (OSError, CorruptCommitError) as error:
                 self.skipped.append((path, str(error)))
             else:
-                self.last = manifest
+                self.last, self._corrupt = manifest, {path for path, _ in self.skipped}
                 return manifest, state
         if self.skipped:
             reasons = "\n".join(f"  {path}: {why}" for path, why in self.skipped)
@@ -200,6 +202,7 @@ class CommitStore:
                 final.rename(commits / f"{TMP}{uuid4().hex}")
             temporary.rename(final)
             temporary = None
+            self._corrupt.discard(final)
             sync_folder(commits)
         except OSError as error:
             wanted = sum(block.nbytes for block in blocks) + len(text)
@@ -210,11 +213,10 @@ class CommitStore:
 
     def _prune(self, newest: Manifest) -> None:
         """Deletes commits beyond `keep`, corrupt and replaced ones, and what kills left half-written."""
-        corrupt = {path for path, _ in self.skipped}
         older = [
             path for path in self._commits() if _step_of(path) <= newest.step and path.name != _name(newest)
         ]
-        valid = [path for path in older if path not in corrupt and _step_of(path) < newest.step]
+        valid = [path for path in older if path not in self._corrupt and _step_of(path) < newest.step]
         keep = set(valid[: self.keep - 1])
         try:
             for path in older:
