@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import ANY
 
@@ -17,6 +19,16 @@ from samebits.checkpoint import manifest as manifests
 from samebits.errors import CorruptCommitError, InvalidArgumentError, RunDirectoryError, UnsavableStateError
 
 FACTS = {"position": {"epoch": 1}, "program": {"seed": [1, 2]}, "environment": {"torch": "2"}}
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    """In memory where there is such a folder: hundreds of commits need no real fsync here."""
+    if not os.path.isdir("/dev/shm"):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 def commit(store, step, finished=False, **state):
