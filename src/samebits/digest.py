@@ -30,7 +30,8 @@ def array_of(tensor: torch.Tensor) -> np.ndarray:
     try:
         return host.numpy()
     except TypeError:  # bfloat16, float8 and other types that NumPy does not know
-        return host.reshape(-1).view(torch.uint8).numpy()
+        # (a clone, since torch calls one element of any stride contiguous, and then refuses to view its bytes)
+        return host.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
 
 
 def leaf(value: Any) -> int:
@@ -58,9 +59,11 @@ def leaf(value: Any) -> int:
 def leaves(value: Any, path: str = "") -> Iterable[tuple[str, int]]:
     """(path, 64-bit hash) of every leaf of nested mappings and sequences, in order of the structure.
 
-    Paths read as Python: `state[0].exp_avg` is written `state.0.exp_avg`. A set is hashed sorted.
+    A path joins keys and indices by dots: `state.0.exp_avg`. A set is hashed sorted; an empty container is a leaf.
     """
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping | list | tuple) and not value:
+        yield path, _text("{}" if isinstance(value, Mapping) else "[]")
+    elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
