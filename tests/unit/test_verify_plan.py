@@ -18,7 +18,7 @@ def facts(lengths, validates=True, **changed):
         "epoch_firsts": frozenset({0, *(end + 1 for end in ends[:-1])}),
         "validations": tuple(ends) if validates else (),
         "uses_run": True,
-        "num_workers": 2,
+        "loaders": [2],
     }
     return Facts(**{**values, **changed})
 
@@ -78,7 +78,7 @@ def test_one_seed_draws_one_plan_and_another_seed_another():
 
 def test_rows_that_do_not_apply_say_why_and_start_nothing():
     """No Run: no kill rows; no loader: no worker rows."""
-    rows = checks_after(facts([5], uses_run=False, num_workers=None), ("kill", "workers", "threads"), 0)
+    rows = checks_after(facts([5], uses_run=False, loaders=[]), ("kill", "workers", "threads"), 0)
     empty = [row for row in rows if not row.processes]
     assert [row.group for row in empty] == ["kill"] * 3 + ["workers"] * 3
     assert all(row.does_not_apply for row in empty)

@@ -25,9 +25,8 @@ class Facts:
     epoch_firsts: frozenset[int]
     validations: tuple[int, ...]
     uses_run: bool
-    num_workers: int | None
-    """Loader workers of the script's own choice; None: it iterates over no loader."""
-    sets_threads: bool = False
+    loaders: list[int] | None = None
+    """The script's own number of workers of each of its loaders; None: not known."""
 
 
 _PLACES = {
@@ -87,7 +86,7 @@ def checks_after(facts: Facts, groups: tuple[str, ...], seed: int) -> list[Check
     if "workers" in groups:
         found += [_workers(facts, number) for number in WORKERS]
     if "threads" in groups:
-        found += [_threads(facts, number) for number in THREADS]
+        found += [_threads(number) for number in THREADS]
     return found
 
 
@@ -160,15 +159,13 @@ def _told(kill: Kill, commit: int) -> str:
 
 def _workers(facts: Facts, number: int) -> Check:
     name = f"{number} loader worker{'' if number == 1 else 's'}"
-    if facts.num_workers is None:
-        return Check("workers", name, does_not_apply="the script iterates over no loader")
-    note = "the script's own number" if number == facts.num_workers else ""
-    return Check(
-        "workers", name, f"{facts.num_workers} -> {number}", (Process(num_workers=number),), note=note
-    )
+    if facts.loaders == []:
+        return Check("workers", name, does_not_apply="the script has no torch or samebits loader")
+    own = "" if facts.loaders is None else ", ".join(str(own) for own in sorted({*facts.loaders}))
+    note = "the script's own number" if own == str(number) else ""
+    return Check("workers", name, f"{own} -> {number}".strip(), (Process(num_workers=number),), note=note)
 
 
-def _threads(facts: Facts, number: int) -> Check:
+def _threads(number: int) -> Check:
     name = f"{number} thread{'' if number == 1 else 's'}"
-    note = "no effect: the script sets its own number" if facts.sets_threads else ""
-    return Check("threads", name, "intra-op threads", (Process(threads=number),), promised=False, note=note)
+    return Check("threads", name, "intra-op threads", (Process(threads=number),), promised=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class Row:
     """How a process of the check ended that the baseline ended without: its exception, a time-out."""
     could_not: str = ""
     """Why the check proves nothing: a kill that hit nothing, a resume that started over, no step compared."""
+    remark: str = ""
+    """What the processes' recorders noted and the baseline's did not, such as a variation without effect."""
     overshadowed: bool = False
     """It differs no earlier than "run again" does: its own cause cannot be told."""
 
@@ -52,15 +54,23 @@ class Row:
         if self.check.does_not_apply:
             return f"does not apply: {self.check.does_not_apply}"
         if self.overshadowed:
-            return "not judged: no earlier than in 'run again'"
+            return (
+                "not judged: no earlier than in 'run again'"
+                if self.difference
+                else "not run: 'run again' differs"
+            )
         if self.difference is not None:
-            return self.difference.sentence()
+            return replace(self.difference, others=()).sentence()
         return self.failed or self.could_not or "equal"
+
+    def cause(self) -> str:
+        """The result with what differs besides in the same step."""
+        return self.difference.sentence() if self.difference else self.result()
 
     def notes(self) -> str:
         """What a reader must know beside the result."""
         promised = "" if self.check.promised else "measured, not promised"
-        return "; ".join(filter(None, (promised, self.check.note)))
+        return "; ".join(filter(None, (promised, self.check.note, self.remark)))
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain values, for `--json`."""
@@ -92,6 +102,8 @@ class Report:
     final: str
     environment: dict[str, Any]
     rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    """What the recorder noted in the first run, and what it could not see."""
 
     @property
     def exit(self) -> int:
@@ -113,7 +125,9 @@ class Report:
             number = sum(row.decides for row in self.rows)
             return f"VERIFIED: the same bits in every step of all {number} promised checks."
         row = next(row for row in self.rows if row.decides and row.equal is False and not row.overshadowed)
-        return f"NOT REPRODUCIBLE: {row.check.name}: {row.result()}. {cure_of(row.check, row.difference)}".strip()
+        return (
+            f"NOT REPRODUCIBLE: {row.check.name}: {row.cause()}. {cure_of(row.check, row.difference)}".strip()
+        )
 
     def to_json(self) -> str:
         """The report as JSON: what the table shows, and the environment it holds for."""
@@ -126,6 +140,7 @@ class Report:
             "final": self.final,
             "seed": self.seed,
             "environment": self.environment,
+            "notes": list(self.notes),
             "rows": [row.to_dict() for row in self.rows],
         }
         return json.dumps(content, indent=2) + "\n"

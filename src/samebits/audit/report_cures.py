@@ -38,6 +38,10 @@ def cure_of(check: Check, difference: Difference | None) -> str:
     if difference is None:
         return ""
     special = {"kill": _KILLED, "workers": _WORKERS}.get(check.group, {})
-    component = "initial" if difference.step is None else difference.component
+    component = (
+        "initial"
+        if difference.place == "start" and difference.component in {"model", "buffers"}
+        else difference.component
+    )
     cure = special.get(component) or _ALWAYS.get(component)
     return f"{cure}." if cure else ""

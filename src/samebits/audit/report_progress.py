@@ -39,16 +39,15 @@ class VerifyProgress:
         """The baseline of `command` starts; `seed` draws the kills."""
         self.say(f"verifying: {shlex.join(command)}   (--seed {seed})")
 
-    def planned(self, seconds: float, steps: int, processes: float, jobs: int) -> None:
-        """The baseline took `seconds` for `steps`; about that many of its length are still to run."""
+    def planned(self, seconds: float, steps: int, processes: int, jobs: int) -> None:
+        """The baseline took `seconds` for `steps`; so many processes are still to run, `jobs` at a time."""
+        self.expect_more(processes)
         estimate = math.ceil(seconds * processes / jobs)
         each = "" if jobs == 1 else f", {jobs} at a time"
-        self.say(
-            f"baseline {seconds:.1f} s, {steps} steps; {processes:.0f} more runs{each}, about {estimate} s"
-        )
+        self.say(f"baseline {seconds:.1f} s, {steps} steps; {processes} more runs{each}, about {estimate} s")
 
-    def expect(self, processes: int) -> None:
-        """That many more processes will run."""
+    def expect_more(self, processes: int) -> None:
+        """So many more processes will run."""
         self._total += processes
         self._bar.update(self._task, description="checks", total=self._total)
 

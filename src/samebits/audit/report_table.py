@@ -21,6 +21,8 @@ def show(report: Report) -> None:
     console = Console(highlight=False, width=None if terminal else PLAIN_WIDTH)
     console.print(_table(report, box.ROUNDED if terminal else box.ASCII2))
     good = report.exit == ALL_EQUAL
+    for note in report.notes:
+        console.print(Text(f"note: {note}", style="dim"), soft_wrap=not terminal)
     console.print(f"final model digest: {report.final}")
     console.print(Text(report.verdict(), style="bold green" if good else "bold red"), soft_wrap=not terminal)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samebits.audit.children import run_until_signalled, scratch_folder
-from samebits.audit.compare import Difference, Record
+from samebits.audit.compare import Difference
 from samebits.audit.plan import GROUPS, Check, Process, checks_after, run_again
+from samebits.audit.reading import Record
 from samebits.audit.report import Report, Row
 from samebits.audit.report_progress import VerifyProgress
 from samebits.audit.verify_child import Outcome, Request, Runner
@@ -21,8 +22,8 @@ from samebits.audit.verify_judge import Judge, with_cause
 from samebits.determinism import environment_fingerprint
 from samebits.errors import InvalidArgumentError, VerifyError
 
-PATIENCE = (60.0, 10.0)
-"""A process may take this many seconds, plus this many times as long as the first run."""
+PATIENCE_S, PATIENCE = 60.0, 10.0
+"""A process may take this many seconds, and this many times as long as the first run."""
 
 
 def verify(request: Request) -> Report:
@@ -40,7 +41,7 @@ def verify(request: Request) -> Report:
     with scratch_folder(keep=request.keep) as scratch, VerifyProgress() as progress:
         if request.keep:
             progress.say(f"scratch: {scratch}")
-        runner = Runner(request, scratch, request.timeout, progress.one_ended)
+        runner = Runner(request, scratch, request.timeout)
         return run_until_signalled(_Verification(request, runner, progress).report())
 
 
@@ -64,7 +65,9 @@ class _Verification:
         self.progress.begin((self.request.script, *self.request.args), self.request.seed)
         first = await self.runner.run(Process(), self._root("baseline"))
         baseline = self._must_have_run(first)
-        self._plan_time(first)
+        if self.runner.timeout is None:
+            self.runner.timeout = PATIENCE_S + PATIENCE * first.ended.seconds
+        self.runner.on_end = self.progress.one_ended
         facts = facts_of(baseline)
         checks = checks_after(facts, self.request.groups, self.request.seed)
         processes = 1 + sum(len(check.processes) for check in checks)
@@ -74,15 +77,14 @@ class _Verification:
             script=self.request.script,
             args=self.request.args,
             seed=self.request.seed,
-            final=baseline.final,
+            final=baseline.final or "(no model was seen)",
             environment=environment_fingerprint(),
             rows=tuple(rows),
+            notes=(
+                *baseline.notes,
+                *(f"not seen: {item}" for item in (baseline.end or {}).get("not_seen", ())),
+            ),
         )
-
-    def _plan_time(self, first: Outcome) -> None:
-        least, times = PATIENCE
-        if self.runner.timeout is None:
-            self.runner.timeout = least + times * first.ended.seconds
 
     def _must_have_run(self, first: Outcome) -> Record:
         failure = first.failure()
@@ -116,7 +118,6 @@ class _Verification:
 
     async def _run(self, check: Check) -> None:
         """The check's processes one after another, in one run root, until one does not end as planned."""
-        self.progress.expect(len(check.processes))
         ended = self.outcomes[check.name] = []
         for process in check.processes:
             outcome = await self.runner.run(process, self._root(check.name))
@@ -133,7 +134,7 @@ class _Verification:
         if suspect is None or suspect is rows[0]:
             return rows
         for number, outcome in enumerate(self.outcomes[suspect.check.name]):
-            self.progress.expect(1)
+            self.progress.expect_more(1)
             plain = await self.runner.run(Process(), self._root(f"control {number}"), outcome.variant)
             found = judge.difference([plain.record]) if plain.record else None
             if found is not None:

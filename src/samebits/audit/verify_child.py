@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samebits.audit.children import Ended, run_child
-from samebits.audit.compare import Record, read_record
 from samebits.audit.plan import Process
+from samebits.audit.reading import Record, read_record
 from samebits.audit.spec import LaunchSpec
 from samebits.errors import RecordError
 

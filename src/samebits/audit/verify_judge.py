@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from samebits.audit.compare import (
     Difference,
     Record,
-    first_difference,
     first_difference_of_segments,
     unstable,
 )
@@ -32,13 +32,15 @@ class Judge:
         """The judge that the baseline and its repeat give."""
         if again is None:
             return cls(baseline, frozenset(), None)
-        ignore = frozenset(unstable(baseline, again))
-        return cls(baseline, ignore, first_difference(baseline, again, ignore=ignore))
+        ignore = unstable(baseline, again)
+        return cls(baseline, ignore, first_difference_of_segments(baseline, [again], ignore=ignore))
 
     @property
     def nothing_left(self) -> bool:
         """Whether two plain runs part so early that no other row could say anything."""
-        return self.shadow is not None and _when(self.shadow) <= self.baseline.first_step
+        return self.shadow is not None and _when(self.shadow) <= min(
+            line.step for line in self.baseline.steps.values()
+        )
 
     def row(self, check: Check, outcomes: Sequence[Outcome]) -> Row:
         """The row of `check`, whose processes ended with `outcomes` (fewer than planned after a failure)."""
@@ -46,12 +48,17 @@ class Judge:
         compared = _steps_compared(self.baseline, segments)
         difference = self.difference(segments)
         failed = next(filter(None, (outcome.failure() for outcome in outcomes)), "")
+        if failed and difference is not None and difference.place == "end":
+            difference = None  # that it did not reach its end says less than why
         could_not = "" if difference or failed else _proves_nothing(outcomes, compared)
         overshadowed = self._in_shadow(check, difference)
-        return Row(check, compared, difference, failed, could_not, overshadowed)
+        remark = _remark(self.baseline, outcomes)
+        return Row(check, compared, difference, failed, could_not, remark, overshadowed)
 
-    def difference(self, segments: Sequence[Record]) -> Difference | None:
+    def difference(self, segments: list[Record]) -> Difference | None:
         """Where the records of a run, of one or more processes, first part from the baseline."""
+        if not segments:
+            return None
         return first_difference_of_segments(self.baseline, segments, ignore=self.ignore)
 
     def _in_shadow(self, check: Check, difference: Difference | None) -> bool:
@@ -60,19 +67,31 @@ class Judge:
         return _when(difference) >= _when(self.shadow)
 
 
-def with_cause(row: Row, difference: Difference, note: str) -> Row:
+def with_cause(row: Row, difference: Difference) -> Row:
     """The row of "run again" after another row showed what it could not."""
-    return replace(row, difference=difference, check=replace(row.check, note=note))
+    return replace(row, difference=difference)
 
 
-def _when(difference: Difference) -> int:
-    """A number that orders differences in time; the initial state comes before every step."""
-    return -1 if difference.step is None else difference.step
+def _when(difference: Difference) -> float:
+    """A number that orders differences in time: `step` is -1 before the first one."""
+    return math.inf if difference.place == "end" else difference.step
 
 
 def _steps_compared(baseline: Record, segments: Sequence[Record]) -> int:
-    seen = {step.number for segment in segments for step in segment.steps}
-    return len(seen & {step.number for step in baseline.steps})
+    seen = {key for segment in segments for key in segment.steps}
+    return len(seen & baseline.steps.keys())
+
+
+def _remark(baseline: Record, outcomes: Sequence[Outcome]) -> str:
+    found = []
+    for outcome in outcomes:
+        record, threads = outcome.record, outcome.process.threads
+        if record is None or record.end is None:
+            continue
+        found += [note for note in record.notes if note not in baseline.notes]
+        if threads is not None and record.end.get("threads", [threads])[-1:] not in ([], [threads]):
+            found.append("no effect: the script sets its own number")
+    return "; ".join(dict.fromkeys(found))
 
 
 def _proves_nothing(outcomes: Sequence[Outcome], compared: int) -> str:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from samebits.audit.compare import first_difference, read_record
+from samebits.audit.compare import first_difference
+from samebits.audit.reading import read_record
 
 
 def diff(

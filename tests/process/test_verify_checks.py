@@ -1,0 +1,202 @@
+"""`samebits verify` on small real trainings: what is sound passes, what is broken fails and is named."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAD = """
+import os, sys, time
+import torch
+import samebits
+from torch.utils.data import TensorDataset
+"""
+
+SOUND = (
+    HEAD
+    + """
+samebits.set_random_seed(3)
+samebits.enable_op_determinism()
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+x = torch.randn(40, 6)
+loader = samebits.data.DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+stateful = {"model": model, "optimizer": optimizer}
+total = 0.0
+with samebits.Run("run", **stateful) as run:
+    for step, (a, b) in run.steps(loader, epochs=3):
+        loss = torch.nn.functional.mse_loss(model(a + 0.1 * torch.randn_like(a)), b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        run.log(loss=loss)
+        if step.ends_epoch:
+            model.eval()
+            with torch.no_grad():
+                run.state.best = min(run.state.get("best", 1e9), float((model(x) - x.sum(1, keepdim=True)).abs().mean()))
+            model.train()
+"""
+)
+
+MOMENTUM_FORGOTTEN = SOUND.replace(', "optimizer": optimizer}', "}")
+
+PLAIN = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(6, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for step in range(8):
+    x = torch.randn(8, 6)
+    loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+UNSEEDED = PLAIN.replace("torch.manual_seed(0)", "")
+SET_ORDER = PLAIN.replace("lr=0.05", "lr=0.01 * len(next(iter({'a', 'bbbb'})))")
+
+
+def verify(folder, source, *options, args=()):
+    """(exit status, standard output, standard error, JSON or None) of `samebits verify` on a script of that source."""
+    script, out = folder / "train.py", folder / "out.json"
+    script.write_text(source)
+    command = [sys.executable, "-m", "samebits", "verify", "--json", str(out), *options, "train.py", *args]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=240)
+    report = json.loads(out.read_text()) if out.exists() else None
+    return done.returncode, done.stdout, done.stderr, report
+
+
+def row(report, check):
+    """The row of that name, by how it begins."""
+    return next(row for row in report["rows"] if row["check"].startswith(check))
+
+
+def test_a_sound_script_passes_every_row_and_leaves_nothing_behind(tmp_path):
+    """All rows of a small Run are equal, exit status 0; the user's own run directory is not touched."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    os.environ["TMPDIR"] = str(temporary)
+    try:
+        status, table, _, report = verify(tmp_path, SOUND, "--seed", "5", "--jobs", "2")
+    finally:
+        del os.environ["TMPDIR"]
+    assert status == 0, table
+    assert [found["equal"] for found in report["rows"]] == [True] * 9
+    assert all(found["steps_compared"] == 15 for found in report["rows"])
+    assert report["final"] in table and report["verdict"] in table.replace("\n", " ")
+    assert sorted(os.listdir(tmp_path)) == ["out.json", "tmp", "train.py"]
+    assert os.listdir(temporary) == []
+
+
+def test_momentum_that_is_not_saved_fails_the_kill_rows_and_is_named(tmp_path):
+    """Exit status 1; the plain repeat is equal, and the verdict names the optimizer and the cure."""
+    status, _, _, report = verify(tmp_path, MOMENTUM_FORGOTTEN, "--checks", "kill", "--seed", "5")
+    assert status == 1
+    assert row(report, "run again")["equal"] is True
+    found = row(report, "killed mid-epoch")["difference"]
+    assert found["component"] == "optimizer"
+    assert "samebits.Run" in report["verdict"]
+
+
+def test_a_script_without_run_gets_the_rows_that_apply(tmp_path):
+    """Kill and worker rows say why they do not apply, and do not decide."""
+    status, _, _, report = verify(tmp_path, PLAIN, "--checks", "run-again,kill,workers")
+    assert status == 0
+    assert row(report, "run again")["steps_compared"] == 8
+    assert "does not use samebits.Run" in row(report, "killed mid-epoch")["note"]
+    assert "no loader" in row(report, "3 loader workers")["note"]
+
+
+def test_an_unseeded_script_fails_at_once(tmp_path):
+    """Exit status 1 at the initial model; the rows that could say nothing more are not run."""
+    status, _, errors, report = verify(tmp_path, UNSEEDED)
+    assert status == 1
+    assert row(report, "run again")["difference"]["step"] in (None, 0)
+    assert "set_random_seed" in report["verdict"]
+    assert row(report, "2 threads")["equal"] is None
+
+
+def test_run_seeds_what_the_script_does_not(tmp_path):
+    """The same script as `samebits run` would start it is equal."""
+    status, _, _, report = verify(tmp_path, UNSEEDED, "--run", "--checks", "run-again")
+    assert (status, row(report, "run again")["equal"]) == (0, True)
+
+
+def test_an_order_of_a_set_is_not_blamed_on_what_a_row_varied(tmp_path):
+    """Two strings in a set: whichever runs happen to agree, the difference is told at "run again"."""
+    for seed in ("1", "2", "3"):
+        status, _, _, report = verify(tmp_path, SET_ORDER, "--checks", "threads,run-again", "--seed", seed)
+        if status == 1:
+            assert report["verdict"].startswith("NOT REPRODUCIBLE: run again")
+            return
+    raise AssertionError("five runs in the same order, three times")
+
+
+def test_what_cannot_run_ends_in_one_line_and_status_2(tmp_path):
+    """A missing script, one that raises, one that trains nothing, an unknown check, a folder that is not there."""
+    status, _, errors, _ = verify(tmp_path, "raise ValueError('no data')")
+    assert status == 2 and "ValueError: no data" in errors and "Traceback" not in errors
+    log = errors.rpartition("(its output: ")[2].split(")")[0]
+    with open(log) as file:
+        assert "Traceback" in file.read()
+    os.unlink(log)
+    status, _, errors, _ = verify(tmp_path, "print(1)")
+    assert status == 2 and "nothing to compare" in errors
+    os.unlink(errors.rpartition("(its output: ")[2].split(")")[0])
+    assert verify(tmp_path, PLAIN, "--checks", "kills")[0] == 2
+    command = [sys.executable, "-m", "samebits", "verify", str(tmp_path / "none.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "no such file" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_steps_shortens_every_run(tmp_path):
+    """`--steps 6`: six steps, epochs of three, so that an epoch's end is among them."""
+    status, _, _, report = verify(tmp_path, SOUND, "--steps", "6", "--checks", "kill", "--jobs", "2")
+    assert status == 0
+    assert row(report, "killed at an epoch")["steps_compared"] == 6
+    assert "step 2" in row(report, "killed at an epoch")["varied"]
+
+
+SLOW_WITH_WORKERS = SOUND.replace("shuffle=True)", "shuffle=True, num_workers=2)").replace(
+    "        run.log(loss=loss)", "        run.log(loss=loss)\n        time.sleep(0.5)"
+)
+
+
+def processes_in(folder):
+    """The commands of all live processes whose TMPDIR lies in `folder`."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                if f"TMPDIR={folder}/samebits-".encode() in file.read():
+                    found.append(entry)
+        except OSError:
+            pass
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_leaves_no_process_behind(tmp_path, number):
+    """Loader workers run when the signal comes; afterwards neither they nor the scratch exist."""
+    (tmp_path / "train.py").write_text(SLOW_WITH_WORKERS)
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "samebits", "verify", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while len(processes_in(tmp_path)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(processes_in(tmp_path)) >= 3  # the script and two workers
+    parent.send_signal(number)
+    assert parent.wait(20) == (130 if number == signal.SIGINT else -number)
+    deadline = time.monotonic() + 10
+    while (processes_in(tmp_path) or len(os.listdir(tmp_path)) > 1) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_in(tmp_path) == []
+    assert os.listdir(tmp_path) == ["train.py"]
