@@ -1,0 +1,152 @@
+"""Kernels compile at first use, and their cache never gets in the way."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import pytest
+
+from samebits.random import _distributions, _philox, permutation
+
+# Prints the result, and whether the code came from the cache.
+FOLD = """
+from samebits.random import _philox, words
+print(words.fold((1, 2), 3), sum(_philox.fold.stats.cache_hits.values()))
+"""
+FOLDED = "(5452440581865733702, 4803372148756078498)"
+
+
+def run(code=FOLD, **environment):
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("SAMEBITS_CACHE_DIR", "XDG_CACHE_HOME")
+    }
+    ran = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
+        env=kept | environment, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+def kernels(folder):
+    return sorted(folder.rglob("fold-*.kernel"))
+
+
+def test_second_process_loads_what_the_first_compiled(tmp_path):
+    """A process has its kernel from the cache of an earlier one; after a byte is flipped it compiles again."""
+    assert run(XDG_CACHE_HOME=str(tmp_path)) == f"{FOLDED} 0"
+    (stored,) = kernels(tmp_path / "samebits")
+    code = bytearray(stored.read_bytes())
+    code[len(code) // 2] ^= 1
+    stored.write_bytes(code)
+    assert run(XDG_CACHE_HOME=str(tmp_path)) == f"{FOLDED} 0"
+    assert run(SAMEBITS_CACHE_DIR=str(tmp_path / "samebits")) == f"{FOLDED} 1"
+
+
+@pytest.mark.parametrize("named", ["SAMEBITS_CACHE_DIR", "HOME"])
+def test_no_writable_folder_is_no_error(tmp_path, named):
+    """Without a folder that can be written, or without a home, kernels compile and nothing is kept."""
+    file = tmp_path / "file"
+    file.write_text("")
+    assert run(**{named: str(file)}) == f"{FOLDED} 0"
+
+
+def test_processes_may_compile_at_once(tmp_path):
+    """Processes that compile into one empty folder at once all succeed and leave one whole file."""
+    with ThreadPoolExecutor(3) as pool:
+        printed = list(pool.map(lambda _: run(SAMEBITS_CACHE_DIR=str(tmp_path)), range(3)))
+    assert all(line.startswith(FOLDED) for line in printed)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == kernels(tmp_path)
+    assert len(kernels(tmp_path)) == 1
+
+
+EDITED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import samebits
+assert samebits.__file__.startswith(sys.argv[1]), samebits.__file__
+from samebits.random import _philox, words
+print(words.fold((1, 2), 3), sum(_philox.fold.stats.cache_hits.values()))
+"""
+
+
+def test_an_edit_of_any_kernel_is_seen(tmp_path):
+    """After an edit in the cipher, which `fold` only expands, the old code of `fold` is not used."""
+    copy = tmp_path / "copy"
+    shutil.copytree(os.path.dirname(os.path.dirname(_philox.__file__)), copy / "samebits")
+
+    def ran():
+        done = subprocess.run(
+            [sys.executable, "-c", EDITED, str(copy)],
+            env=os.environ | {"SAMEBITS_CACHE_DIR": str(tmp_path / "cache")}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    assert ran() == f"{FOLDED} 0"
+    cipher = copy / "samebits" / "random" / "_philox.py"
+    cipher.write_text(cipher.read_text().replace("range(10)", "range(9)"))
+    edited, hits = ran().rsplit(" ", 1)
+    assert edited != FOLDED and hits == "0"
+
+
+FORKED = """
+import os, threading
+from samebits.random import _distributions, _philox, words
+import numpy as np
+def compile_slowly():
+    _distributions.normal_float64(np.zeros((1, 2), np.uint64), 0.0, 1.0, 1, np.empty((1, 8)))
+thread = threading.Thread(target=compile_slowly)
+thread.start()
+children = []
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if words.fold((1, 2), 3)[0] == 5452440581865733702 else 1)
+    children.append(child)
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+thread.join()
+"""
+
+
+def test_a_fork_while_a_thread_compiles_is_safe(tmp_path):
+    """Children forked while another thread compiles can compile themselves (without the lock they would hang)."""
+    assert run(FORKED, SAMEBITS_CACHE_DIR=str(tmp_path)) == "[0, 0, 0, 0, 0]"
+
+
+def calls(kernel):
+    """The mathematical functions that the machine code of a kernel calls."""
+    if not kernel.signatures:
+        kernel._compile_for_args()
+    fresh = numba.njit(kernel.signatures[0], nogil=True, error_model="numpy")(kernel.py_func)
+    (assembly,) = fresh.inspect_asm().values()
+    named = set(re.findall(r"(?:callq?\s+\*?|movabsq\s+\$)([A-Za-z_][\w.@]*)", assembly))
+    return {name for name in named if re.search(r"svml|sin|cos|log|exp|pow|sqrt|fma", name)}
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [_philox.fold, _philox.fill_words, permutation._permute, _distributions.uniform_float32,
+     _distributions.normal_float32, _distributions.normal_float64],
+)  # fmt: skip
+def test_kernels_call_no_math_library(kernel):
+    """The machine code has no call of libm or SVML (negative control: a kernel with a logarithm has one)."""
+    assert not calls(kernel)
+
+
+def test_the_check_sees_a_math_library():
+    """A kernel that takes a logarithm does call a library."""
+    import math  # noqa: PLC0415
+
+    from samebits.random._compile import kernel  # noqa: PLC0415
+
+    @kernel("float64(float64)")
+    def logarithm(x):
+        return math.log(x)
+
+    assert calls(logarithm)
