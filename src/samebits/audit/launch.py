@@ -184,7 +184,7 @@ def _print_exception(error: BaseException, script: str) -> None:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
-    sys.excepthook(type(error), error, trace)
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
 def _last_words(recorder: Recorder | None, at: str, step: int) -> None:

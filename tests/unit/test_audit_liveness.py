@@ -1,0 +1,119 @@
+"""Which locals a loop carries."""
+
+import sys
+
+import pytest
+
+from samebits.audit.liveness import carried, names_read
+
+SEEN = []
+
+
+class Steps:
+    def __init__(self, count=3):
+        self.count = count
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        frame = sys._getframe(1)
+        SEEN.append(set(carried(frame.f_code, frame.f_lasti)))
+        self.count -= 1
+        if self.count < 0:
+            raise StopIteration
+        return self.count, (1, 2)
+
+
+def accumulators():
+    best, total, rate = 9.0, 0, 0.1
+    for step, (x, y) in Steps():
+        loss = x * rate
+        total += loss
+        if step < best:
+            best, kept = step, y
+    return loss, kept
+
+
+def inside_with_and_try():
+    failed, only_printed = 0, None
+    try:
+        with open("/dev/null") as file:
+            for step, _ in Steps():
+                only_printed = step
+                try:
+                    step // 0
+                except ZeroDivisionError:
+                    failed += 1
+    except KeyboardInterrupt:
+        pass
+    return only_printed, failed
+
+
+def closures():
+    count, x = 0, 0
+
+    def bump():
+        nonlocal count
+        count += 1
+
+    for step, (x, y) in Steps():
+
+        def closure():
+            return x + y
+
+        bump()
+        closure()
+
+
+def manual_next():
+    iterator, hidden = iter(Steps()), 0
+    while True:
+        try:
+            step, (x, y) = next(iterator)
+        except StopIteration:
+            break
+        hidden = hidden + x
+        unused = hidden
+
+
+def kept_unless_overwritten():
+    kept = 0
+    for step, _ in Steps():
+        kept = step
+        again = kept
+
+
+@pytest.mark.parametrize(
+    ("loop", "names"),
+    [
+        (accumulators, {"best", "total", "rate", "kept"}),
+        (inside_with_and_try, {"failed"}),
+        (closures, {"count", "bump"}),
+        (manual_next, {"iterator", "hidden"}),
+        (kept_unless_overwritten, set()),
+    ],
+)
+def test_exactly_the_carried_locals_are_named(loop, names):
+    """A local is carried if the next body may read it before it writes it: no more names, no fewer."""
+    SEEN.clear()
+    loop()
+    assert SEEN
+    assert all(found == names for found in SEEN)
+
+
+def test_module_level_loops_are_analysed():
+    """In a script without functions the loop's variables are module globals, found the same way."""
+    SEEN.clear()
+    source = (
+        "best = 5\nfor step, (x, y) in Steps():\n    loss = x\n    if loss < best: best = loss\nprint(end='')"
+    )
+    exec(compile(source, "script", "exec"), {"Steps": Steps})
+    assert all({"best"} <= found and "loss" not in found for found in SEEN)
+
+
+def test_names_read_finds_globals_of_functions_at_any_depth():
+    """Globals that methods and nested functions use are named; those of the module's own code are not."""
+    source = "def f():\n  def g():\n    global total\n    total += rate\n  return g\nunused = 1\n"
+    assert {"total", "rate"} <= names_read(compile(source, "script", "exec"))
+    assert "unused" not in names_read(compile(source, "script", "exec"))

@@ -1,0 +1,140 @@
+"""What the launcher varies or watches around a script, and that all of it is undone."""
+
+import glob
+import os
+import pathlib
+
+import pytest
+import torch
+
+from samebits.audit.loaders import loader_workers
+from samebits.audit.observe import TorchListener, torch_hooks
+from samebits.audit.perturb import listing_order
+from samebits.audit.spec import LaunchSpec, read_spec
+from samebits.audit.writes import outside_writes
+from samebits.errors import InvalidArgumentError
+
+
+def test_listings_come_in_opposite_orders_for_neighbouring_seeds(tmp_path):
+    """Every way to list a folder gives the seed's order, all of the entries, and the system's again afterwards."""
+    for name in "abcd":
+        (tmp_path / name).touch()
+    before = os.listdir, os.scandir
+    orders = []
+    for seed in (6, 7):
+        with listing_order(seed):
+            listed = os.listdir(tmp_path)
+            with os.scandir(tmp_path) as entries:
+                assert [entry.name for entry in entries] == listed
+            assert next(os.walk(tmp_path))[2] == listed
+            assert [os.path.basename(path) for path in glob.glob(f"{tmp_path}/*")] == listed
+            assert [path.name for path in pathlib.Path(tmp_path).iterdir()] == listed
+            assert sorted(listed) == list("abcd")
+            orders.append(listed)
+    assert orders[0] == orders[1][::-1]
+    assert (os.listdir, os.scandir) == before
+
+
+def test_loaders_get_the_number_of_workers_and_lose_what_needs_some():
+    """Map-style loaders, subclasses included, get the count; an iterable dataset is left alone and named."""
+
+    class Sub(torch.utils.data.DataLoader):
+        pass
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    notes = []
+    with loader_workers(0, notes.append):
+        assert (
+            Sub(
+                [1, 2], 1, None, None, None, 2, persistent_workers=True, prefetch_factor=4, timeout=5
+            ).num_workers
+            == 0
+        )
+        assert torch.utils.data.DataLoader(Stream(), num_workers=1).num_workers == 1
+    with loader_workers(2, notes.append):
+        assert Sub([1, 2]).num_workers == 2
+    assert Sub([1, 2]).num_workers == 0
+    assert notes == ["Stream is iterable: its number of workers was not varied"]
+
+
+def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch):
+    """A file outside is named with its path; reading, and writing below an allowed folder, are not."""
+    monkeypatch.setattr("samebits.audit.writes._SCRATCH", ("/dev",))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    notes = []
+    with outside_writes([tmp_path / "run"], notes.append):
+        for _ in range(2):
+            open("metrics.csv", "a").close()
+        open("metrics.csv").close()
+        open("run/commit", "w").close()
+        open("/dev/null", "w").close()
+    open("later.csv", "w").close()
+    assert notes == ["writes outside its run directory: metrics.csv"]
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Heard(TorchListener):
+    def __init__(self):
+        self.events = []
+
+    def backward(self, roots):
+        self.events.append("backward")
+
+    def forward(self, module, inputs, output, *, evaluates):
+        self.events.append((type(module).__name__, evaluates))
+
+    def optimizer_step(self, optimizer):
+        self.events.append("optimizer")
+
+
+def use(model, loss_function):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_function(model(torch.ones(3, 2)), torch.zeros(3, 2)).backward()
+    optimizer.step()
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+
+
+def test_torch_is_heard_at_the_top_level_only_and_left_as_it_was():
+    """One event per call of the model, none for its layers or the loss; afterwards torch has its own methods."""
+    before = torch.nn.Module.__call__, torch.autograd.backward
+    heard = Heard()
+    with torch_hooks(heard):
+        use(Net(), torch.nn.MSELoss())
+    assert heard.events == [("Net", False), "backward", "optimizer", ("Net", True)]
+    assert (torch.nn.Module.__call__, torch.autograd.backward) == before
+    use(Net(), torch.nn.MSELoss())
+    assert len(heard.events) == 4
+
+
+def test_compiled_models_are_heard_and_compile_in_one_graph():
+    """The hooks break no graph of torch.compile."""
+    heard = Heard()
+    with torch_hooks(heard):
+        model = torch.compile(Net(), backend="eager", fullgraph=True)
+        use(model, torch.nn.MSELoss())
+    assert heard.events == [("OptimizedModule", False), "backward", "optimizer", ("OptimizedModule", True)]
+
+
+def test_a_spec_survives_its_file(tmp_path):
+    """Written and read back, a spec is the same; unknown entries and impossible values are refused."""
+    spec = LaunchSpec(record_dir="r", commit_steps=(2, 5), kill={"at": "commit", "step": 5}, num_workers=3)
+    assert read_spec(spec.write(tmp_path / "spec.json")) == spec
+    (tmp_path / "other.json").write_text('{"speed": 3}')
+    with pytest.raises(InvalidArgumentError, match="speed"):
+        read_spec(tmp_path / "other.json")
+    for wrong in ({"level": "all"}, {"every": 0}, {"kill": {"at": "lunch", "step": 1}}):
+        with pytest.raises(InvalidArgumentError):
+            LaunchSpec(**wrong)
