@@ -9,7 +9,7 @@ verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
 
 test: $(READY)  ## the tests, under 10 minutes on two cores
-	$(BIN)/pytest -n 2 -m "not chaos"
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos"
 
 lint: $(READY)  ## style, types, layers
 	$(BIN)/ruff check
@@ -21,7 +21,7 @@ bench: $(READY)  ## what it costs, against the alternatives
 	for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 chaos: $(READY)  ## 30 kills at random instants of the digits run, and other slow attacks
-	$(BIN)/pytest -m chaos
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m chaos
 
 clean:
 	rm -rf .venv

@@ -70,9 +70,9 @@ def evaluate(model, loader):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--patience", type=int, default=4)
+    parser.add_argument("--patience", type=int, default=3)
     parser.add_argument("--run-dir", default="runs/digits")
     args = parser.parse_args()
 
