@@ -3,17 +3,21 @@
     python bench/record.py [ROUNDS]
 
 Every round trains the same number of steps without a recorder, at level loss, and at level state, in a rotating
-order; the medians over rounds of the time per step are compared. One thread, and its CPU time, so that other
+order; the medians over rounds are compared (per step of the net, per run of the digits example). One thread, and its CPU time, so that other
 programs on the machine do not count; what the recorder writes is a system call of this thread and does count.
 """
 
 from __future__ import annotations
 
+import contextlib
+import pathlib
+import runpy
 import statistics
 import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 
 import torch
 
@@ -61,13 +65,23 @@ def train() -> float:
     return (time.thread_time() - started) / (STEPS - 2)
 
 
-def measure(level: str) -> float:
+def digits() -> float:
+    """Seconds of two epochs of examples/digits.py."""
+    script = str(pathlib.Path(__file__).parent.parent / "examples" / "digits.py")
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
+        sys.argv = [script, "--epochs", "2", "--run-dir", folder]
+        started = time.thread_time()
+        runpy.run_path(script, run_name="__main__")
+    return time.thread_time() - started
+
+
+def measure(program: Callable[[], float], level: str) -> float:
     if level == "plain":
-        return train()
+        return program()
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(RecordFile(folder), level=level)
         with recording(recorder, __file__, level=level, every=1, allowed=(folder,)):
-            seconds = train()
+            seconds = program()
         recorder.finish()
         recorder.file.close()
         assert recorder.notes == [], recorder.notes
@@ -78,19 +92,21 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    times: dict[str, list[float]] = {level: [] for level in LEVELS}
-    for number in range(rounds + 1):
-        for offset in range(len(LEVELS)):
-            level = LEVELS[(number + offset) % len(LEVELS)]
-            seconds = measure(level)
-            if number:  # the first round warms up
-                times[level].append(seconds)
-    plain = statistics.median(times["plain"])
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {rounds} rounds of {STEPS} steps")
-    print(f"plain       {plain * 1e3:8.3f} ms per step")
-    for level in LEVELS[1:]:
-        median = statistics.median(times[level])
-        print(f"level {level:5s} {median * 1e3:8.3f} ms per step   ratio {median / plain:.4f}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} thread, {rounds} rounds, CPU time")
+    for name, program in ((f"small net, {STEPS} steps", train), ("examples/digits.py, 2 epochs", digits)):
+        times: dict[str, list[float]] = {level: [] for level in LEVELS}
+        for number in range(rounds + 1):
+            for offset in range(len(LEVELS)):
+                level = LEVELS[(number + offset) % len(LEVELS)]
+                seconds = measure(program, level)
+                if number:  # the first round warms up
+                    times[level].append(seconds)
+        medians = {level: statistics.median(times[level]) for level in LEVELS}
+        print(name)
+        for level in LEVELS:
+            print(
+                f"  {level:6s}{medians[level] * 1e3:10.3f} ms   ratio {medians[level] / medians['plain']:.4f}"
+            )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from samebits.audit import locals as loop_locals
+from samebits.audit.walk import MAX_LEAVES, Walk
 
 
 class Meter:
@@ -39,7 +40,11 @@ class Data(torch.utils.data.Dataset):
 
 
 def taken(objects):
-    leaves = loop_locals.take(None, objects)
+    """The leaves of objects that are locals of a loop."""
+    walk = Walk()
+    for name, value in objects.items():
+        walk.value(name, value, 0)
+    leaves = walk.leaves()
     hashes = [leaves.hashes[at : at + 8] for at in range(0, len(leaves.hashes), 8)]
     return dict(zip(leaves.names, hashes, strict=True))
 
@@ -52,6 +57,7 @@ def changed(objects, change):
 
 
 def things():
+    torch.manual_seed(0)
     things = {
         "meter": Meter(),
         "net": Net(),
@@ -69,6 +75,11 @@ def things():
         "names": {"b", "a"},
         "array": np.zeros(5),
         "held": torch.zeros(300, 300),
+        "iterator": iter([1, 2, 3]),
+        "pairs": zip([1, 2], [3, 4]),
+        "stream": (number for number in range(9)),
+        "teacher": torch.nn.Sequential(torch.nn.Linear(1, 1)),
+        "scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)], lr=0.1), 2),
     }
     things["loop"] = things["nested"]
     things["nested"].append(things["nested"])  # a cycle
@@ -98,13 +109,27 @@ def test_every_kind_of_change_is_named_by_its_path():
     assert changed(one, lambda: one["names"].add("c")) == {"names"}
     assert changed(one, lambda: one["array"].__setitem__(0, -0.0)) == {"array"}
     assert changed(one, lambda: one["held"].add_(1)) == {"held"}
+    assert changed(one, lambda: next(one["iterator"])) == {"iterator"}
+    assert changed(one, lambda: next(one["pairs"])) == {"pairs[0]", "pairs[1]"}
+    assert changed(one, lambda: next(one["stream"])) == {"stream"}
+    assert changed(one, lambda: one["teacher"][0].bias.data.add_(1)) == {"teacher.0.bias"}
+    assert changed(one, one["scheduler"].optimizer.step) == set()
+    assert "scheduler.last_epoch" in changed(one, one["scheduler"].step)
     assert len(changed(one, increment(one["nested"][1], "total"))) == 1
 
 
-def test_parameters_are_left_to_the_model_component():
-    """A step of the optimizer changes no local: parameters are hashed once, with the model."""
-    one = things()
-    assert changed(one, lambda: one["net"].layer.weight.data.add_(1)) == set()
+def test_parameters_of_what_the_run_knows_are_left_to_the_model_component():
+    """Given to Run, a model's tensors are hashed once, with the model; its plain attributes still count."""
+    net = Net()
+
+    def leaves():
+        return loop_locals.take(None, {"net": net})
+
+    before = leaves()
+    net.layer.weight.data.add_(1)
+    assert leaves() == before
+    net.counter += 1
+    assert leaves() != before
 
 
 def test_equal_objects_of_two_processes_have_equal_leaves():
@@ -116,7 +141,7 @@ def test_walk_is_bounded():
     """Thousands of objects cost no more than the bound, and long lists are one leaf."""
     meters = [[Meter() for _ in range(16)] for _ in range(16)]
     deep = {f"d{number}": [meters, list(range(10**5))] for number in range(50)}
-    assert len(taken(deep)) <= loop_locals.MAX_LEAVES
+    assert len(taken(deep)) <= MAX_LEAVES
 
 
 def test_a_users_property_that_raises_does_no_harm():

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+import samebits.data
 import samebits.random
 from samebits.audit.compare import first_difference, unstable
 from samebits.audit.reading import read_record
 from samebits.audit.record import Recorder, recording
 from samebits.audit.recordfile import RecordFile
+from samebits.callbacks import Callback
 from samebits.errors import RecordError
-from samebits.train import Run
+from samebits.train import Run, Trainer
 
 AT = 3
 TWIST = [""]  # not a local of the loops below: the recorder would see it, and rightly so
@@ -188,7 +190,7 @@ def test_equal_runs_have_equal_records(record, script, level):
         (with_run, "average", "state", "average.count"),
         (with_run, "locals", "locals", "scale"),
         (with_run, "attribute", "locals", "meter.counter"),
-        (with_run, "dataset", "data", "loader.dataset.counter"),
+        (with_run, "dataset", "locals", "loader.dataset.counter"),
         (with_run, "eval", "eval", None),
         (with_run, "hidden", "loss", None),
         (plain, "generators", "generators", "torch"),
@@ -352,3 +354,46 @@ def test_every_line_is_json_with_a_kind(record):
     assert lines[0]["kind"] == "start"
     assert lines[-1]["kind"] == "end"
     assert "final" in lines[-1]
+
+
+class Counting(torch.utils.data.Dataset):
+    def __init__(self):
+        self.counter = 0
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        self.counter += 1
+        return torch.ones(4), torch.zeros(1)
+
+
+def test_the_dataset_of_the_loop_is_walked_although_no_variable_names_it(record):
+    """A counter on the dataset object is a leaf, also where only the loop's iterator holds the loader."""
+
+    def script():
+        samebits.random.set_random_seed(1)
+        model, optimizer = make()
+        with Run(None, model=model, optimizer=optimizer) as run:
+            for _, (x, _) in run.steps(samebits.data.DataLoader(Counting(), batch_size=4)):
+                model(x).sum().backward()
+                optimizer.step()
+
+    assert "loader.dataset.counter" in record(script).steps["train", 1].leaves["locals"]
+
+
+def test_a_trainers_callbacks_are_walked(record):
+    """With Trainer.fit the loop is samebits' own: the user's callbacks and their attributes are seen all the same."""
+
+    class Patience(Callback):
+        def __init__(self):
+            super().__init__()
+            self.wait = 0
+
+    def script():
+        samebits.random.set_random_seed(1)
+        model, optimizer = make()
+        trainer = Trainer(model, torch.nn.MSELoss(), optimizer, callbacks=[Patience()])
+        trainer.fit(samebits.data.DataLoader(Counting(), batch_size=4), epochs=1, verbose=False)
+
+    assert "callbacks[0].wait" in record(script).steps["train", 1].leaves["locals"]

@@ -44,6 +44,8 @@ BEFORE_A_BODY = (
 )
 """Causal order in the first line of a process: a local that is not restored is the cause."""
 _IN_A_LOADER = re.compile(r"(^|\.|\()(dataset|sampler|batch_sampler|collate_fn)\b")
+_AT_EXIT = "locals_at_exit"
+"""Locals that only the code behind the loop reads; they count in a loop's last line."""
 _SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
 """In the first line of a resumed process, objects that no `Run` knows have not shown up yet."""
 _SHOWN = 2
@@ -114,7 +116,9 @@ def steps_compared(a: Record, b: Record) -> int:
 def unstable(a: Record, b: Record) -> frozenset[str]:
     """Paths of locals that differ between two uninterrupted equal runs (the wall clock, a scratch folder's name)."""
     pairs = [*_pairs(a, b), *zip(a.initial, b.initial, strict=False)]
-    return frozenset(path for mine, theirs in pairs for path in _paths("locals", mine, theirs))
+    return frozenset(
+        path for mine, theirs in pairs for name in ("locals", _AT_EXIT) for path in _paths(name, mine, theirs)
+    )
 
 
 def _pairs(a: Record, b: Record) -> Iterator[tuple[Line, Line]]:
@@ -122,9 +126,10 @@ def _pairs(a: Record, b: Record) -> Iterator[tuple[Line, Line]]:
 
 
 def _step_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference | None:
-    unused = _unused_generators(a, b)
+    ignore |= _unused_generators(a, b)
+    last = dict(a.steps.keys())
     for mine, theirs in _pairs(a, b):
-        parts = _parts(mine, theirs, ignore | unused)
+        parts = _parts(mine, theirs, ignore, at_exit=last[mine.loop] == mine.step)
         if parts:
             return _difference(mine, theirs, parts, AFTER_A_BODY, "step")
     return None
@@ -215,7 +220,7 @@ def _starts_later(a: Record, segments: list[Record]) -> bool:
 
 
 def _parts(
-    mine: Line, theirs: Line, ignore: frozenset[str], *, shared_only: bool = False
+    mine: Line, theirs: Line, ignore: frozenset[str], *, shared_only: bool = False, at_exit: bool = False
 ) -> dict[str, tuple[str, ...]]:
     """Component to the paths that differ, for all components that both lines have (an evaluation: that one has).
 
@@ -233,12 +238,14 @@ def _parts(
         if component not in mine.leaves or component not in theirs.leaves:
             found[component] = ()
             continue
+        if component == _AT_EXIT and not at_exit:
+            continue
         shared = shared_only and component in _SHARED_ONLY
         prefix = "generators." if component == "generators" else ""
         paths = tuple(
             p
             for p in _paths(component, mine, theirs, shared=shared)
-            if not (component in {"locals", "generators"} and prefix + p in ignore)
+            if not (component in {"locals", _AT_EXIT, "generators"} and prefix + p in ignore)
         )
         if component == "locals":
             _split_locals(found, paths)
@@ -271,10 +278,14 @@ def _difference(
     known = sorted(parts, key=lambda name: (order.index(name) if name in order else len(order), name))
     cause = known[0]
     detail = _numbers(mine, theirs, cause) if cause in {"loss", "lr"} else ""
-    others = tuple((name, parts[name]) for name in known[1:])
+    others = tuple((_public(name), parts[name]) for name in known[1:])
     return Difference(
-        theirs.step, cause, parts[cause], detail, others, theirs.epoch, theirs.batch_index, place
+        theirs.step, _public(cause), parts[cause], detail, others, theirs.epoch, theirs.batch_index, place
     )
+
+
+def _public(component: str) -> str:
+    return "locals" if component in {"data", _AT_EXIT} else component
 
 
 def _numbers(mine: Line, theirs: Line, component: str) -> str:
@@ -295,7 +306,7 @@ def _readable(number: str) -> str:
 def _verb(difference: Difference) -> str:
     if difference.component == "end":
         return "differs"
-    plural = difference.component in {"locals", "data"} and len(difference.paths) > 1
+    plural = difference.component == "locals" and len(difference.paths) > 1
     return "differ" if plural or difference.component in {"steps", "generators", "buffers"} else "differs"
 
 
@@ -310,7 +321,7 @@ _TITLES = {
 
 def _named(component: str, paths: tuple[str, ...]) -> str:
     """A component and up to two of its leaves."""
-    if component in {"locals", "data"}:
+    if component == "locals":
         plain = [path for path in paths if path.isidentifier()] == list(paths)
         title = ("local variable" if plain else "user state") + ("s" if len(paths) > 1 and plain else "")
         return f"{title} {_listed([f'`{path}`' for path in paths])}"

@@ -32,7 +32,7 @@ from samebits.random import set_random_seed
 
 EXIT_USAGE = 2
 _PR_SET_PDEATHSIG = 1
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,30 +20,47 @@ _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 
 @lru_cache(maxsize=256)
-def carried(code: CodeType, offset: int) -> tuple[str, ...]:
-    """Names that are live when the instruction at `offset` (a FOR_ITER, or a call of `next`) goes on.
+def carried(code: CodeType, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names that are live when the instruction at `offset` (a FOR_ITER, or a call of `next`) goes on to a body.
 
-    Cells count where a closure may read them: captured before the loop, or owned by an outer function.
+    Returns two groups: those that a following body may read, and those that only the code behind the loop reads
+    (which count when the loop ends: until then a body may write them again). Cells count where a closure may read
+    them: captured before the loop, or owned by an outer function.
     """
     instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
     starts = [item.offset for item in instructions]
     head = bisect.bisect_right(starts, offset) - 1
-    number = {start: position for position, start in enumerate(starts)}
     handlers = _handlers(code, starts, offset)
+    everything = _live(instructions, handlers, None)[head + 1]
+    inside = _live(instructions, handlers, head)[head + 1]
+    inside |= _captured(instructions[:head]) | set(code.co_freevars)
+    return _named(inside), _named(everything - inside)
+
+
+def _named(names: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in names if not name.startswith(".")))
+
+
+def _live(
+    instructions: list[dis.Instruction], handlers: dict[int, int], closed: int | None
+) -> list[frozenset[str]]:
+    """Names live before each instruction; the jump out of the loop at `closed` is not taken."""
+    number = {item.offset: position for position, item in enumerate(instructions)}
     live: list[frozenset[str]] = [frozenset()] * (len(instructions) + 1)
     changed = True
     while changed:
         changed = False
         for position in range(len(instructions) - 1, -1, -1):
             item = instructions[position]
-            after = frozenset().union(*(live[follower] for follower in _followers(item, position, number)))
-            before = _before(item, after)
+            followers = _followers(item, position, number)
+            if position == closed and item.opname == "FOR_ITER":
+                followers = [position + 1]
+            before = _before(item, frozenset().union(*(live[follower] for follower in followers)))
             if position in handlers:
                 before |= live[handlers[position]]
             if before != live[position]:
                 live[position], changed = before, True
-    names = live[head + 1] | _captured(instructions[:head]) | set(code.co_freevars)
-    return tuple(sorted(name for name in names if not name.startswith(".")))
+    return live
 
 
 @lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ from samebits.audit.random_state import generators
 from samebits.audit.recordfile import RecordFile, start_line
 from samebits.audit.subjects import Subjects
 from samebits.audit.writes import outside_writes
-from samebits.context import Observer, Position, observed
+from samebits.context import Observer, Position, observed, process
 from samebits.digest import ALGORITHM
 
 
@@ -33,6 +33,8 @@ class _Step:
 
     position: Position
     due: bool
+    ends: bool
+    """Whether the loop may end after this step: the end of an epoch."""
     components: dict[str, Leaves] = field(default_factory=dict)
     losses: list[Any] = field(default_factory=list)
     evaluations: Any = field(default_factory=xxhash.xxh3_128)
@@ -106,6 +108,7 @@ class Recorder(Observer, TorchListener):
             before = Position(step.loop, step.epoch, step.batch_index - 1, step.step - 1)
             self._initial(before, frame, fresh=not run.resumed)
         elif self._step is not None:
+            self._step.ends |= run.stop_asked or process.overrides.stop_after_steps == step.step
             self._write(self._step, frame)
         self._step = None
 
@@ -205,7 +208,7 @@ class Recorder(Observer, TorchListener):
     def _begin(self, position: Position, *, ends_epoch: bool) -> _Step:
         threads = torch.get_num_threads()
         self._threads = [self._threads[0] if self._threads else threads, threads]
-        return _Step(position, ends_epoch or position.step % self._every == 0)
+        return _Step(position, ends_epoch or position.step % self._every == 0, ends_epoch)
 
     def _open_plain_step(self) -> _Step:
         if not self._begun:
@@ -220,7 +223,7 @@ class Recorder(Observer, TorchListener):
         if self._full and fresh:
             components["generators"] = generators()
         if self._full and frame is not None:
-            components["locals"] = loop_locals.take(frame, self._subjects.objects())
+            components["locals"] = loop_locals.take(frame, self._subjects.objects(), self._subjects.loader())
         line = {"kind": "initial", "step": before.step, "loop": before.loop, "epoch": before.epoch}
         line |= {
             "batch_index": before.batch_index,
@@ -241,7 +244,11 @@ class Recorder(Observer, TorchListener):
         if self._full:
             step.components |= self._subjects.take()
             if frame is not None:
-                step.components["locals"] = loop_locals.take(frame, self._subjects.objects())
+                step.components["locals"] = loop_locals.take(
+                    frame, self._subjects.objects(), self._subjects.loader()
+                )
+                if step.ends:
+                    step.components["locals_at_exit"] = loop_locals.take_at_exit(frame)
             if step.evaluated:
                 line["eval"] = _evaluations(step)
         self.file.write_components(line, step.components)

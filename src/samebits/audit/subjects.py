@@ -19,6 +19,7 @@ class Subjects:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
+        self._run: Any = None
         self._given: dict[str, Any] = {}
         self._run_state: Any = None
         self._roots: list[torch.nn.Module] = []
@@ -30,6 +31,7 @@ class Subjects:
 
     def open_run(self, run: Any) -> None:
         """Takes the objects of a `Run`."""
+        self._run = run
         self._given = run.objects
         self._run_state = run.state
         self._models = self._optimizers = None
@@ -77,6 +79,11 @@ class Subjects:
     def objects(self) -> dict[str, Any]:
         """What was given to `Run`, by name."""
         return dict(self._given)
+
+    def loader(self) -> Any:
+        """What the current loop of the run iterates over."""
+        loops = getattr(self._run, "_loops", None)
+        return getattr(getattr(getattr(loops, "current", None), "source", None), "_loader", None)
 
     def models(self) -> dict[str, torch.nn.Module]:
         """Prefix of the names, and module: those given to `Run`, then others that were trained."""

@@ -1,0 +1,305 @@
+"""One bounded walk over a user's objects: what they hold becomes leaves with the paths that a reader would write."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import itertools
+import operator
+import os
+import random
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from samebits import context, digest
+from samebits.audit.leaves import PLAIN, Leaves, leaf, nested, plain
+from samebits.audit.random_state import of_generator
+
+MAX_LEAVES = 300
+_DEPTH = 5
+_ITEMS = 16
+"""Items of a container that are followed one by one; of longer ones the length and both ends count."""
+_ENDS = 128
+_LARGE = 1 << 16
+"""Bytes from which on a tensor is hashed only when its version changed, and an array by a sample."""
+_WALKED = ("samebits.callbacks", "samebits.train.trainer")
+_SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
+_ITERATORS = (
+    types.GeneratorType,
+    _BaseDataLoaderIter,
+    *{type(iter(empty)) for empty in ([], (), range(0), {}, {}.values(), {}.items(), set(), "")},
+    enumerate,
+    zip,
+    map,
+)
+_MODULE_OWN = frozenset(vars(torch.nn.Module()))
+_OPTIMIZER_OWN = frozenset(
+    {"defaults", "param_groups", "state", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"}
+)
+_LIBRARIES = tuple(
+    os.path.realpath(path) + os.sep for path in {*sysconfig.get_paths().values()} if path
+)  # the standard library, site-packages, the interpreter's scripts
+_SAMEBITS = os.path.dirname(os.path.realpath(context.__file__)) + os.sep
+
+
+@functools.lru_cache(maxsize=4096)
+def is_foreign(filename: str) -> bool:
+    """Whether code of this file is neither the user's nor samebits'."""
+    if filename.startswith("<"):
+        return filename.startswith("<frozen")
+    path = os.path.realpath(filename)
+    return path.startswith(_LIBRARIES) and not path.startswith(_SAMEBITS)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users(kind: type) -> bool:
+    """Whether instances of `kind` are the user's own objects, or samebits' holders of them."""
+    if kind.__module__ == "__main__" or kind.__module__.startswith(_WALKED):
+        return True
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return file is not None and not is_foreign(file) and not os.path.realpath(file).startswith(_SAMEBITS)
+
+
+class Walk:
+    """One walk over objects; each object once."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.hashes: list[bytes] = []
+        self._seen: set[int] = set()
+        self._given: set[int] = set()
+
+    def skip(self, objects: dict[str, Any]) -> None:
+        """What was given to `Run` has components of its own: only what a state_dict leaves out is walked."""
+        for thing in objects.values():
+            self._given.add(id(thing))
+            if isinstance(thing, torch.nn.Module):
+                self._given.update(map(id, thing.modules()))
+
+    def leaves(self) -> Leaves:
+        """What was found so far."""
+        return Leaves(tuple(self.names), b"".join(self.hashes))
+
+    def _add(self, path: str, hashed: bytes) -> None:
+        self.names.append(path)
+        self.hashes.append(hashed)
+
+    def value(self, path: str, value: Any, depth: int) -> None:
+        """Any value: what is done depends on its type."""
+        kind = type(value)
+        if len(self.names) >= MAX_LEAVES:
+            return
+        if kind in PLAIN:
+            self._add(path, plain(value))
+            return
+        action = _action(kind)
+        if action is None or id(value) in self._seen or depth > _DEPTH:
+            return
+        self._seen.add(id(value))
+        action(self, path, value, depth)
+
+    def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
+        """One leaf."""
+        self._add(path, _tensor(value))
+
+    def array(self, path: str, value: Any, depth: int) -> None:
+        """One leaf."""
+        self._add(path, leaf(value) if value.nbytes <= _LARGE else _sampled(value))
+
+    def generator(self, path: str, value: Any, depth: int) -> None:
+        """One leaf: the state of a random generator."""
+        self._add(path, of_generator(value) or b"")
+
+    def mapping(self, path: str, value: Mapping[Any, Any], depth: int) -> None:
+        """Its length and its first items; one leaf if it is long and plain."""
+        if len(value) > _ITEMS and set(map(type, value.values())) <= PLAIN:
+            self._add(path, _ends([item for pair in value.items() for item in pair if type(item) in PLAIN]))
+            return
+        self._add(f"len({path})", plain(len(value)))
+        for key, item in list(value.items())[:_ITEMS]:
+            self.value(f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[...]", item, depth + 1)
+
+    def sequence(self, path: str, value: Any, depth: int) -> None:
+        """One leaf if it is plain, else its length and some items."""
+        if set(map(type, _both_ends(value))) <= PLAIN:
+            self._add(path, _ends(value))
+            return
+        self._add(f"len({path})", plain(len(value)))
+        for number in _numbers(len(value)):
+            self.value(f"{path}[{number}]", value[number], depth + 1)
+
+    def set(self, path: str, value: Any, depth: int) -> None:
+        """One leaf, whatever the order."""
+        self._add(path, plain([len(value), *sorted(leaf(item) for item in value)][:_ENDS]))
+
+    def function(self, path: str, value: types.FunctionType, depth: int) -> None:
+        """Closures of the user's functions: their plain cells."""
+        if value.__closure__ and not is_foreign(value.__code__.co_filename):
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
+                try:
+                    content = cell.cell_contents
+                except ValueError:  # not assigned yet
+                    continue
+                if type(content) in PLAIN:
+                    self._add(f"{path}.{name}", plain(content))
+
+    def method(self, path: str, value: types.MethodType, depth: int) -> None:
+        """The object that a bound method belongs to."""
+        self.value(f"{path}.__self__", value.__self__, depth)
+
+    def loader(self, path: str, value: Any, depth: int) -> None:
+        """What a loader holds of the user's."""
+        parts = ("dataset", "sampler", "batch_sampler", "collate_fn")
+        for part in parts:
+            self.value(f"{path}.{part}", getattr(value, part, None), depth + 1)
+
+    def counter(self, path: str, value: itertools.count[Any], depth: int) -> None:
+        """One leaf: `itertools.count`."""
+        self._add(path, plain(repr(value)))
+
+    def attributes(self, path: str, value: Any, depth: int) -> None:
+        """Attributes of a user's object, its slots included; of a module without torch's own."""
+        found = dict(getattr(value, "__dict__", ()))
+        for kind in type(value).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                if slot not in {"__dict__", "__weakref__"} and hasattr(value, slot):
+                    found[slot] = getattr(value, slot)
+        own = _own_names(type(value))
+        for name, item in found.items():
+            if name not in own:
+                self.value(f"{path}.{name}", item, depth + 1)
+
+    def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
+        """Attributes of a user's module; tensors only of a module that `Run` does not know."""
+        if _is_users(type(value)):
+            self.attributes(path, value, depth)
+        if id(value) not in self._given:
+            for name, tensor in (*value._parameters.items(), *value._buffers.items()):
+                if tensor is not None:
+                    self.value(f"{path}.{name}", tensor, depth + 1)
+        for name, part in value._modules.items():
+            if part is not None:
+                self.value(f"{path}.{name}", part, depth + 1)
+
+    def stateful(self, path: str, value: Any, depth: int) -> None:
+        """A library's object with a state_dict (a scheduler, a scaler) that was not given to `Run`."""
+        if id(value) in self._given:
+            return
+        try:
+            state = value.state_dict()
+        except Exception:  # not usable yet; no state then
+            return
+        for name, hashed in itertools.islice(nested(state, path), MAX_LEAVES):
+            self._add(name, hashed)
+
+    def iterator(self, path: str, value: Any, depth: int) -> None:
+        """How far an iterator is: by what is left, what was yielded, or where a generator stands."""
+        if isinstance(value, types.GeneratorType):
+            frame = value.gi_frame
+            stands = {} if frame is None else frame.f_locals
+            known = [item for _, item in sorted(stands.items()) if type(item) in PLAIN]
+            self._add(path, plain([-1 if frame is None else frame.f_lasti, *known]))
+        elif isinstance(value, _BaseDataLoaderIter):
+            self._add(path, plain(value._num_yielded))
+        elif hasattr(value, "__length_hint__"):
+            self._add(path, plain(operator.length_hint(value)))
+        else:  # enumerate, zip, map
+            for number, item in enumerate(value.__reduce__()[1]):
+                if isinstance(item, Iterator):
+                    self.value(f"{path}[{number}]", item, depth + 1)
+
+
+_Action = Callable[[Walk, str, Any, int], None]
+
+
+@functools.lru_cache(maxsize=4096)
+def _action(kind: type) -> _Action | None:
+    """What is done with values of a type; None: nothing."""
+    if issubclass(kind, _SKIPPED):
+        return None
+    for bases, action in _ACTIONS:
+        if issubclass(kind, bases):
+            return action
+    if _is_users(kind):
+        return Walk.attributes
+    if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith("samebits"):
+        return None
+    return Walk.stateful if hasattr(kind, "state_dict") else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _own_names(kind: type) -> frozenset[str]:
+    """Attributes of torch's own in instances of a user's subclass."""
+    if issubclass(kind, torch.nn.Module):
+        return _MODULE_OWN
+    return _OPTIMIZER_OWN if issubclass(kind, torch.optim.Optimizer) else frozenset()
+
+
+_ACTIONS: tuple[tuple[Any, _Action], ...] = (
+    (torch.Tensor, Walk.tensor),
+    ((np.ndarray, np.generic), Walk.array),
+    ((torch.Generator, np.random.Generator, np.random.RandomState, random.Random), Walk.generator),
+    (types.FunctionType, Walk.function),
+    (types.MethodType, Walk.method),
+    (torch.utils.data.DataLoader, Walk.loader),
+    (dict, Walk.mapping),
+    ((list, tuple), Walk.sequence),
+    (collections.deque, lambda walk, path, value, depth: walk.sequence(path, list(value), depth)),
+    ((set, frozenset), Walk.set),
+    (itertools.count, Walk.counter),
+    (_ITERATORS, Walk.iterator),
+    (torch.nn.Module, Walk.module),
+    ((types.SimpleNamespace, argparse.Namespace), Walk.attributes),
+)
+
+
+def _both_ends(value: Any) -> list[Any]:
+    return list(value) if len(value) <= 2 * _ENDS else [*value[:_ENDS], *value[-_ENDS:]]
+
+
+def _ends(value: Any) -> bytes:
+    return plain([len(value), type(value).__name__, *_both_ends(value)])
+
+
+def _numbers(length: int) -> range | list[int]:
+    return range(length) if length <= _ITEMS else [*range(_ITEMS // 2), *range(length - _ITEMS // 2, length)]
+
+
+_VERSIONS: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+_HASHED: dict[int, tuple[int, int, bytes]] = {}
+
+
+def _tensor(value: torch.Tensor) -> bytes:
+    """Hash of a tensor; of a large one again only when torch counted a write to it, or it moved."""
+    if value.numel() * value.element_size() <= _LARGE or value.is_inference():
+        return leaf(value)
+    now = (value._version, value.data_ptr())
+    if _VERSIONS.get(id(value)) is value and _HASHED[id(value)][:2] == now:
+        return _HASHED[id(value)][2]
+    hashed = leaf(value)
+    _VERSIONS[id(value)] = value
+    _HASHED[id(value)] = (*now, hashed)
+    return hashed
+
+
+def _sampled(value: np.ndarray) -> bytes:
+    """Hash of shape, type and 4,096 elements spread over a large array."""
+    step = max(1, value.size // 4096)
+    sample: Any = np.ascontiguousarray(
+        value.reshape(-1)[::step] if value.flags.c_contiguous else value.flat[::step]
+    )
+    if sample.dtype.kind == "O":
+        return plain(value.shape)
+    return xxhash.xxh3_64_digest(sample.view(np.uint8), digest.leaf(f"{value.dtype}{value.shape}"))
