@@ -1,7 +1,7 @@
 """Handwritten digits, from images to a test accuracy, as a training script that can be killed anywhere.
 
-    python examples/digits.py                   # train; start it again after a kill and it goes on
-    samebits verify examples/digits.py          # prove that it ends with the same bits
+python examples/digits.py                   # train; start it again after a kill and it goes on
+samebits verify examples/digits.py          # prove that it ends with the same bits
 """
 
 import argparse
@@ -49,7 +49,9 @@ class Net(nn.Module):
             nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
         )  # fmt: skip
-        self.head = nn.Sequential(nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10))
+        self.head = nn.Sequential(
+            nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10)
+        )
 
     def forward(self, x):
         return self.head(self.features(x))
@@ -69,7 +71,9 @@ def evaluate(model, loader):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--patience", type=int, default=3)
@@ -104,7 +108,9 @@ def main():
                 val_loss, val_accuracy = evaluate(model, val_loader)
                 scheduler.step(val_loss)
                 lr = optimizer.param_groups[0]["lr"]
-                print(f"epoch {step.epoch:2d}  val loss {val_loss:.4f}  val accuracy {val_accuracy:.4f}  lr {lr:.1e}")
+                print(
+                    f"epoch {step.epoch:2d}  val loss {val_loss:.4f}  val accuracy {val_accuracy:.4f}  lr {lr:.1e}"
+                )
                 if val_loss < run.state.get("best_loss", float("inf")):
                     run.state.best_loss, run.state.best_epoch = val_loss, step.epoch
                     run.state.best_weights = copy.deepcopy(model.state_dict())
@@ -113,7 +119,9 @@ def main():
 
         model.load_state_dict(run.state.best_weights)
         test_loss, test_accuracy = evaluate(model, test_loader)
-        print(f"best epoch {run.state.best_epoch}: test loss {test_loss:.4f}, test accuracy {test_accuracy:.4f}")
+        print(
+            f"best epoch {run.state.best_epoch}: test loss {test_loss:.4f}, test accuracy {test_accuracy:.4f}"
+        )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def of_bytes(*parts: bytes | memoryview | np.ndarray) -> str:
     """Digest of the concatenated bytes of `parts` (arrays must be C-contiguous), as `xxh3-128:hex`."""
     hasher = xxhash.xxh3_128()
     for part in parts:
-        hasher.update(part)
+        hasher.update(part)  # type: ignore[arg-type] (arrays are buffers)
     return f"{ALGORITHM}:{hasher.hexdigest()}"
 
 
@@ -40,13 +40,12 @@ def leaf(value: Any) -> int:
         if value.layout is not torch.strided:
             return leaf([value.layout.__repr__(), *_sparse_parts(value)])
         array = array_of(value)
-        return xxhash.xxh3_64_intdigest(array, _text(f"{value.dtype}{tuple(value.shape)}"))
+        seed = _text(f"{value.dtype}{tuple(value.shape)}")
+        return xxhash.xxh3_64_intdigest(array, seed)  # type: ignore[arg-type]
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         array = np.ascontiguousarray(value)
-        return xxhash.xxh3_64_intdigest(
-            array.view(np.uint8) if array.dtype.kind in "Mm" else array,
-            _text(f"{value.dtype}{value.shape}"),
-        )
+        plain = array.view(np.uint8) if array.dtype.kind in "Mm" else array
+        return xxhash.xxh3_64_intdigest(plain, _text(f"{value.dtype}{value.shape}"))  # type: ignore[arg-type]
     if isinstance(value, list | tuple | set | frozenset | Mapping):
         return _text("".join(f"{path}={hashed:016x};" for path, hashed in leaves(value)))
     if isinstance(value, bytes | bytearray):

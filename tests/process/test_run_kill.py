@@ -15,7 +15,9 @@ import samebits
 from samebits import digest
 from samebits.context import Observer, Overrides, process
 
-torch.optim.SGD([torch.zeros(1)])  # imports what torch imports with its first optimizer, once for all forked children
+torch.optim.SGD(
+    [torch.zeros(1)]
+)  # imports what torch imports with its first optimizer, once for all forked children
 
 
 class Data(torch.utils.data.Dataset):
@@ -59,7 +61,12 @@ def train(run_dir, *, killer=None, commits=None, workers=0, accumulate=1, keep_s
     if killer is not None:
         process.observers.append(killer)
     model = nn.Sequential(
-        nn.Linear(6, 8), nn.BatchNorm1d(8), samebits.nn.Dropout(0.2), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
+        nn.Linear(6, 8),
+        nn.BatchNorm1d(8),
+        samebits.nn.Dropout(0.2),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(8, 3),
     )
     opt = torch.optim.Adam(model.parameters(), 0.05)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, factor=0.5, patience=0, threshold=0.5)
@@ -100,7 +107,12 @@ def test_killed_at_any_event_and_resumed(forked, tmp_path, event, step):
     assert forked(lambda: train(tmp_path / "r", killer=Killer(event, step), commits=commits)).code == -9
     got, resumed = forked(train, tmp_path / "r").value
     assert got == expected
-    first = {"boundary": 2, "step_begins": 1, "commit_writing": 1, "committed": 0}  # the step with a commit behind it
+    first = {
+        "boundary": 2,
+        "step_begins": 1,
+        "commit_writing": 1,
+        "committed": 0,
+    }  # the step with a commit behind it
     assert resumed == (step >= first[event])
 
 
@@ -130,7 +142,10 @@ def test_every_micro_step_of_an_accumulation_can_be_a_cut(forked, tmp_path):
     for cut in range(8, 13):
         run_dir = tmp_path / str(cut)
         killer = Killer("step_begins", cut)
-        assert forked(lambda k=killer, d=run_dir, c=cut: train(d, killer=k, commits=(c,), accumulate=4)).code == -9
+        assert (
+            forked(lambda k=killer, d=run_dir, c=cut: train(d, killer=k, commits=(c,), accumulate=4)).code
+            == -9
+        )
         assert forked(lambda d=run_dir: train(d, accumulate=4)).value == (expected, True)
 
 
@@ -220,7 +235,10 @@ def plain_iterables(kind, run_dir, killer=None, commits=None):
     loader = {
         "torch": lambda: torch.utils.data.DataLoader([torch.ones(6) * i for i in range(20)], 4, shuffle=True),
         "torch with generator": lambda: torch.utils.data.DataLoader(
-            [torch.ones(6) * i for i in range(20)], 4, shuffle=True, generator=torch.Generator().manual_seed(9)
+            [torch.ones(6) * i for i in range(20)],
+            4,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(9),
         ),
         "list": lambda: [torch.ones(4, 6) * i for i in range(5)],
         "unsized": Unsized,

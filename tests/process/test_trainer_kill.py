@@ -71,7 +71,11 @@ def fit(run_dir, killer=None, commits=None, saved=True):
         opt,
         scheduler=torch.optim.lr_scheduler.StepLR(opt, 2),
         metrics={"accuracy": lambda out, y: (out.argmax(1) == y).float().mean()},
-        callbacks=[Jitter(saved), ReduceLROnPlateau(opt, factor=0.5, patience=0, min_delta=0.05), EarlyStopping(patience=3)],
+        callbacks=[
+            Jitter(saved),
+            ReduceLROnPlateau(opt, factor=0.5, patience=0, min_delta=0.05),
+            EarlyStopping(patience=3),
+        ],
     )
     loader = samebits.data.DataLoader(Data(40), batch_size=8, shuffle=True)
     validation = samebits.data.DataLoader(Data(20), batch_size=10)
@@ -79,7 +83,9 @@ def fit(run_dir, killer=None, commits=None, saved=True):
     return digest.of_value(model.state_dict()), history
 
 
-@pytest.mark.parametrize(("step", "validating"), [(7, False), (9, True), (14, False), (19, True), (20, False)])
+@pytest.mark.parametrize(
+    ("step", "validating"), [(7, False), (9, True), (14, False), (19, True), (20, False)]
+)
 def test_killed_and_resumed_fit_is_equal(forked, tmp_path, step, validating):
     """Killed in a step or in a validation, fit ends with the weights and the complete history of an uninterrupted one."""
     expected = forked(fit, None).value

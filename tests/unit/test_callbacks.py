@@ -103,7 +103,10 @@ def test_a_missing_metric_is_named():
         (lambda: EarlyStopping(mode="least"), "mode='least'"),
         (lambda: EarlyStopping(patience=-1), "patience=-1"),
         (lambda: ReduceLROnPlateau(None, factor=1.5), "factor=1.5"),
-        (lambda: samebits.Trainer(nn.Linear(1, 1), None, None, callbacks=[print]), "not a samebits.callbacks.Callback"),
+        (
+            lambda: samebits.Trainer(nn.Linear(1, 1), None, None, callbacks=[print]),
+            "not a samebits.callbacks.Callback",
+        ),
     ],
 )
 def test_bad_arguments_are_named(make, named):

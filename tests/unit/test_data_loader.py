@@ -32,7 +32,9 @@ class Noisy(Dataset):
         return self.length
 
     def __getitem__(self, index):
-        return torch.tensor([index, torch.randn(()).item(), np.random.randn(), random.random(), torch.rand(()).item()])
+        return torch.tensor(
+            [index, torch.randn(()).item(), np.random.randn(), random.random(), torch.rand(()).item()]
+        )
 
 
 class Counting(Noisy):
@@ -265,7 +267,9 @@ def test_a_position_of_another_pipeline_is_refused(change, named):
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("state", [{}, {"epoch": 1}, {"epoch": "x", "batch_index": 0, "pipeline": {}}, None, [1]])
+@pytest.mark.parametrize(
+    "state", [{}, {"epoch": 1}, {"epoch": "x", "batch_index": 0, "pipeline": {}}, None, [1]]
+)
 def test_what_is_no_state_is_refused(state):
     """Anything that is not a state of this class is refused by name."""
     with pytest.raises(PipelineMismatchError, match="not a state"):
@@ -287,7 +291,12 @@ def test_unseeded_under_the_switch_raises(python):
 
 def test_workers_need_no_main_guard(python):
     """A script without `if __name__ == "__main__"` may use workers."""
-    assert "ok" in python("import samebits\nprint(len(list(samebits.data.DataLoader(range(9), num_workers=2, seed=1))), 'ok')").stdout
+    assert (
+        "ok"
+        in python(
+            "import samebits\nprint(len(list(samebits.data.DataLoader(range(9), num_workers=2, seed=1))), 'ok')"
+        ).stdout
+    )
 
 
 def test_workers_die_with_their_parent(python):
@@ -305,7 +314,10 @@ def test_workers_die_with_their_parent(python):
     pids = [int(p) for p in out.split()]
     assert len(pids) == 2
     for _ in range(100):
-        if not any(os.path.exists(f"/proc/{p}") and "Z" not in open(f"/proc/{p}/stat").read().split()[2] for p in pids):
+        if not any(
+            os.path.exists(f"/proc/{p}") and "Z" not in open(f"/proc/{p}/stat").read().split()[2]
+            for p in pids
+        ):
             return
         time.sleep(0.05)
     raise AssertionError("a worker outlived its parent")
@@ -326,7 +338,11 @@ def test_an_error_in_a_worker_keeps_its_traceback():
 
 
 @given(
-    length=st.integers(1, 60), size=st.integers(1, 20), drop=st.booleans(), epochs=st.integers(1, 3), data=st.data()
+    length=st.integers(1, 60),
+    size=st.integers(1, 20),
+    drop=st.booleans(),
+    epochs=st.integers(1, 3),
+    data=st.data(),
 )
 def test_any_cut_resumes(length, size, drop, epochs, data):
     """For any length, batch size and cut point, the resumed stream is the tail of the whole."""

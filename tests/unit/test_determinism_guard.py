@@ -31,10 +31,14 @@ def test_an_unseeded_draw_raises_at_the_draw(python, draw, op):
 
 def test_a_private_generator_may_draw(python):
     """A draw from a generator of the user's own is not refused."""
-    assert "drew" in python(DRAW.format(draw="torch.rand(3, generator=torch.Generator().manual_seed(1))")).stdout
+    assert (
+        "drew" in python(DRAW.format(draw="torch.rand(3, generator=torch.Generator().manual_seed(1))")).stdout
+    )
 
 
-@pytest.mark.parametrize("seeding", ["samebits.set_random_seed(5)", "torch.manual_seed(5)", "torch.manual_seed(2**40)"])
+@pytest.mark.parametrize(
+    "seeding", ["samebits.set_random_seed(5)", "torch.manual_seed(5)", "torch.manual_seed(2**40)"]
+)
 def test_a_seeded_draw_is_free_and_unchanged(python, seeding):
     """After seeding, draws give torch's own bits, and the guard has removed itself."""
     out = python(

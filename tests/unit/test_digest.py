@@ -36,7 +36,9 @@ def test_different_bits_have_different_digests(a, b):
     assert digest.of_value(a) != digest.of_value(b)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.bool, torch.float8_e5m2])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.bool, torch.float8_e5m2]
+)
 def test_layout_does_not_count(dtype):
     """Strided, transposed, sliced and requires-grad views of equal values have equal digests."""
     base = torch.arange(24).reshape(4, 6).to(dtype)
@@ -62,7 +64,9 @@ def test_the_algorithm_is_named():
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 

@@ -73,6 +73,7 @@ class WorkerInit:
         self._user_function = user_function
 
     def __call__(self, worker: int) -> None:
+        """Sets up worker number `worker`; runs in its process."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._parent:  # it died before the line above

@@ -53,6 +53,7 @@ class IndexOrder:
         return self.length // self.batch_size if self.drop_last else -(-self.length // self.batch_size)
 
     def tasks(self, key: Words, epoch: int, start: int) -> Iterator[Task]:
+        """The tasks of the epoch's batches from number `start` on; nothing before it is computed."""
         order_key = words.fold(key, "order")
         for batch in range(start, len(self)):
             first, last = batch * self.batch_size, min((batch + 1) * self.batch_size, self.length)
@@ -81,6 +82,7 @@ class SamplerOrder:
             ) from None
 
     def tasks(self, key: Words, epoch: int, start: int) -> Iterator[Task]:
+        """The tasks from number `start` on; the sampler runs through those before it."""
         first = 0
         for batch, indices in enumerate(self._drawn(words.fold(key, "sampler"), epoch)):
             indices = indices if self.single else list(indices)  # noqa: PLW2901 (a sampler may reuse its list)

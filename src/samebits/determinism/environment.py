@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -45,12 +46,12 @@ def environment_fingerprint() -> dict[str, Any]:
     }
 
 
-def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One readable line for each entry of two fingerprints that differs, as `torch: 2.12.0 then, 2.13.0 now`."""
     lines = []
     for name in sorted({*then, *now}):
         before, after = then.get(name), now.get(name)
-        if isinstance(before, dict) and isinstance(after, dict):
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
             lines += differences(before, after)
         elif before != after:
             lines.append(f"{name}: {before} then, {after} now")

@@ -7,12 +7,12 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -128,7 +128,7 @@ class Run:
         if isinstance(thing, torch.nn.Module):
             name_layers(thing, name)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         if self._entered:
             raise InvalidArgumentError("Run: a run is entered once. Make a new Run for another `with` block.")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -263,7 +263,7 @@ class Run:
         self.resumed = True
         self.restore()
 
-    def _set_threads(self, environment: dict[str, Any]) -> None:
+    def _set_threads(self, environment: Mapping[str, Any]) -> None:
         threads = environment.get("threads")
         if isinstance(threads, int) and threads != torch.get_num_threads():
             print(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from samebits.context import Position, notify, process
+from samebits.context import Position, Words, notify, process
 from samebits.errors import DuplicateNameError, RunMismatchError
 from samebits.random import generators, words
 from samebits.train.source import Source
-
-if TYPE_CHECKING:
-    from samebits.train.run import Run
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Loops:
         loop = self.current
         if loop is None:
             return {"step": self.step, "done": list(self.done), "current": None}
-        current = {"name": loop.name, "epoch": loop.epoch, "batch_index": loop.batch_index}
+        current: dict[str, Any] = {"name": loop.name, "epoch": loop.epoch, "batch_index": loop.batch_index}
         current["loader"] = None if loop.source is None else loop.source.state()
         return {"step": self.step, "done": list(self.done), "current": current}
 
@@ -83,10 +81,35 @@ class Loops:
         self.step, self.done, self.saved = saved["step"], list(saved["done"]), saved["current"]
 
 
+class Owner(Protocol):
+    """What the steps need of the run that they belong to."""
+
+    key: Words
+    run_dir: Path | None
+    _loops: Loops
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether this loop is to end."""
+        ...
+
+    def restore(self) -> None:
+        """Puts the committed state back."""
+        ...
+
+    def between(self, position: Position, *, over: bool) -> None:
+        """Between two iterations: the place for a commit."""
+        ...
+
+    def end_loop(self, loop: str) -> None:
+        """The loop is over."""
+        ...
+
+
 class Steps(Iterator[tuple[Step, Any]]):
     """Yields `(step, batch)`; between two of them the run's state is complete and may be committed."""
 
-    def __init__(self, run: Run, loader: Iterable[Any], epochs: int, loop: Loop) -> None:
+    def __init__(self, run: Owner, loader: Iterable[Any], epochs: int, loop: Loop) -> None:
         self._run = run
         self._loader = loader
         self._epochs = epochs
