@@ -19,7 +19,7 @@ _LOW, _32, _0 = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0)
 
 
 @inlined
-def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:  # noqa: PLR0917 (the paper's)
+def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     """Ten rounds over four counter words and two key words; all are 32-bit words held in uint64."""
     for _ in range(10):
         product_0 = _MULTIPLIER_0 * c0

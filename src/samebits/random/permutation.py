@@ -86,7 +86,7 @@ def _shuffle(key: Any, order: Any) -> None:
 
 
 @kernel("void(uint64[::1], uint64, uint64, uint64, uint64, int64[::1])")
-def _permute(round_keys: Any, start: Any, n: Any, rows: Any, columns: Any, out: Any) -> None:  # noqa: PLR0917
+def _permute(round_keys: Any, start: Any, n: Any, rows: Any, columns: Any, out: Any) -> None:
     for position in range(out.size):
         x = start + np.uint64(position)
         while True:
