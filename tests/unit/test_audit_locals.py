@@ -79,6 +79,7 @@ def things():
         "pairs": zip([1, 2], [3, 4]),
         "stream": (number for number in range(9)),
         "teacher": torch.nn.Sequential(torch.nn.Linear(1, 1)),
+        "sampler": torch.utils.data.WeightedRandomSampler(torch.ones(3), 2),
         "scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)], lr=0.1), 2),
     }
     things["loop"] = things["nested"]
@@ -113,6 +114,7 @@ def test_every_kind_of_change_is_named_by_its_path():
     assert changed(one, lambda: next(one["pairs"])) == {"pairs[0]", "pairs[1]"}
     assert changed(one, lambda: next(one["stream"])) == {"stream"}
     assert changed(one, lambda: one["teacher"][0].bias.data.add_(1)) == {"teacher.0.bias"}
+    assert changed(one, lambda: one["sampler"].weights.add_(1)) == {"sampler.weights"}
     assert changed(one, one["scheduler"].optimizer.step) == set()
     assert "scheduler.last_epoch" in changed(one, one["scheduler"].step)
     assert len(changed(one, increment(one["nested"][1], "total"))) == 1
@@ -167,7 +169,7 @@ def test_the_frame_of_the_loop_is_found_behind_library_code():
 
     def steps():
         for number in range(3):
-            found.append(loop_locals.take(sys._getframe(1), {}).names)
+            found.append(loop_locals.take_scalars(sys._getframe(1)).names)
             yield number
 
     def train():

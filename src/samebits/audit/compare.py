@@ -4,86 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from samebits.audit.difference import Difference as Difference
 from samebits.audit.reading import Line, Record
 from samebits.audit.reading import merged as merged
 from samebits.audit.reading import read_record as read_record
 from samebits.audit.reading import read_segments as read_segments
 from samebits.errors import RecordError as RecordError
 
-AFTER_A_BODY = (
-    "generators",
-    "data",
-    "batch",
-    "loss",
-    "lr",
-    "buffers",
-    "optimizer",
-    "model",
-    "eval",
-    "output",
-    "state",
-    "locals",
-)
+_MADE = ("batch", "loss", "lr", "buffers", "optimizer", "model", "eval", "output", "state")
+AFTER_A_BODY = ("generators", "data", *_MADE, "scalars", "locals", "locals_at_exit")
 """Causal order inside a step. A line is taken after the body, so locals are mostly consequences there ("data", the
 locals inside a loader, come first: they make the batch)."""
-BEFORE_A_BODY = (
-    "generators",
-    "data",
-    "locals",
-    "state",
-    "lr",
-    "buffers",
-    "optimizer",
-    "model",
-    "eval",
-    "batch",
-    "loss",
-    "output",
-)
+BEFORE_A_BODY = ("generators", "data", "scalars", "locals", "state", *_MADE[:-1])
 """Causal order in the first line of a process: a local that is not restored is the cause."""
+_OBJECTS = frozenset({"data", "locals"})
+"""The user's objects: liveness does not prove that what they hold is read before it is written."""
 _IN_A_LOADER = re.compile(r"(^|\.|\()(dataset|sampler|batch_sampler|collate_fn)\b")
 _AT_EXIT = "locals_at_exit"
 """Locals that only the code behind the loop reads; they count in a loop's last line."""
+_LOCALS = ("scalars", "locals", _AT_EXIT)
 _SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
 """In the first line of a resumed process, objects that no `Run` knows have not shown up yet."""
-_SHOWN = 2
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Where two records part."""
-
-    step: int
-    component: str
-    """The cause as far as the records tell: the first in causal order that differs."""
-    paths: tuple[str, ...]
-    """Leaves of the component that differ; empty if it has none."""
-    detail: str = ""
-    others: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Further components that differ in the same line, with their paths."""
-    epoch: int = 0
-    batch_index: int = 0
-    place: str = "step"
-    """"step", "start" (before the first step), "resumed" (before the first step of a resumed process) or "end"."""
-
-    def sentence(self) -> str:
-        """One readable line: step, component, leaves, what differs besides."""
-        detail = f" ({self.detail})" if self.detail else ""
-        more = ", ".join(_named(component, paths) for component, paths in self.others)
-        return f"{self._where()}{_named(self.component, self.paths)} {_verb(self)}{detail}" + (
-            f", then {more}" if more else ""
-        )
-
-    def _where(self) -> str:
-        if self.place == "end":
-            return ""
-        if self.place == "start":
-            return "before the first step: "
-        if self.place == "resumed":
-            return f"resumed at step {self.step + 1}: "
-        return f"step {self.step} (epoch {self.epoch}, batch {self.batch_index}): "
 
 
 def first_difference(a: Record, b: Record, *, ignore: frozenset[str] = frozenset()) -> Difference | None:
@@ -117,7 +59,7 @@ def unstable(a: Record, b: Record) -> frozenset[str]:
     """Paths of locals that differ between two uninterrupted equal runs (the wall clock, a scratch folder's name)."""
     pairs = [*_pairs(a, b), *zip(a.initial, b.initial, strict=False)]
     return frozenset(
-        path for mine, theirs in pairs for name in ("locals", _AT_EXIT) for path in _paths(name, mine, theirs)
+        path for mine, theirs in pairs for name in _LOCALS for path in _paths(name, mine, theirs)
     )
 
 
@@ -130,32 +72,50 @@ def _step_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference
     last = dict(a.steps.keys())
     for mine, theirs in _pairs(a, b):
         parts = _parts(mine, theirs, ignore, at_exit=last[mine.loop] == mine.step)
-        if parts:
+        if parts and not _is_cache(parts, mine, theirs):
             return _difference(mine, theirs, parts, AFTER_A_BODY, "step")
     return None
 
 
 def _initial_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference | None:
-    """Before the first body: against the same line, or the line of the step before in an uninterrupted run.
-
-    There, an attribute that differs and is equal again one step later was written before it was read: no state.
-    """
+    """Before the first body: against the same line, or the line of the step before in an uninterrupted run."""
     starts = {line.key: line for line in a.initial}
     ignore |= _unused_generators(a, b)
     for theirs in b.initial:
-        mine = starts.get(theirs.key)
-        fresh = mine is not None
-        mine = mine or a.steps.get(theirs.key)
+        mine = starts.get(theirs.key) or a.steps.get(theirs.key)
         if mine is None:
             continue
+        fresh = mine.key in starts
         parts = _parts(mine, theirs, ignore, shared_only=not fresh)
         if not fresh:
             parts.pop("generators", None)  # set anew at each step of a run
             parts = _lasting(parts, a, b, theirs, ignore)
-        if parts:
+        if parts and not (_is_cache(parts, mine, theirs) and _equal_from_here(a, b, ignore)):
             place = "start" if theirs.step < 0 else "resumed"
             return _difference(mine, theirs, parts, BEFORE_A_BODY, place)
     return None
+
+
+def _equal_from_here(a: Record, b: Record, ignore: frozenset[str]) -> bool:
+    return _step_difference(a, b, ignore) is None and (b.final is None or a.final == b.final)
+
+
+def _is_cache(parts: dict[str, tuple[str, ...]], mine: Line, theirs: Line) -> bool:
+    """Whether all that differs is which keys mappings of the user's have: what both have is equal.
+
+    A process that begins anew has an emptier cache. That counts only if something else differs, too.
+    """
+    if not parts.keys() <= _OBJECTS:
+        return False
+    a, b = mine.leaves.get("locals", {}), theirs.leaves.get("locals", {})
+    paths = [path for part in parts.values() for path in part]
+    mappings = tuple(
+        path.removesuffix("keys()").rstrip(".") + "[" for path in paths if path.endswith(".keys()")
+    )
+    return all(
+        path.endswith(".keys()") or (path.startswith(mappings) and not (path in a and path in b))
+        for path in paths
+    )
 
 
 def _unused_generators(a: Record, b: Record) -> frozenset[str]:
@@ -176,20 +136,18 @@ def _backwards(record: Record) -> list[Line]:
 def _lasting(
     parts: dict[str, tuple[str, ...]], a: Record, b: Record, initial: Line, ignore: frozenset[str]
 ) -> dict[str, tuple[str, ...]]:
-    """`parts` without attributes and globals of the user's that the next body writes before it reads them."""
+    """`parts` without what is equal again one step later: the body wrote it before it read it, so it is no state.
+
+    A plain local is told by liveness alone. Where no body follows, no local can matter.
+    """
     following = next((key for key in b.steps if key[0] == initial.loop and key[1] > initial.step), None)
-    if (
-        following is None
-        or following not in a.steps
-        or _parts(a.steps[following], b.steps[following], ignore)
-    ):
-        return parts
-    kept = {
-        name: tuple(path for path in paths if path.isidentifier())
-        for name, paths in parts.items()
-        if name in {"locals", "data"}
-    }
-    return {name: kept.get(name, paths) for name, paths in parts.items() if kept.get(name, True)}
+    if following is None or following not in a.steps:
+        harmless = _OBJECTS | {"scalars"}
+    else:
+        lines = (a.steps[following], b.steps[following])
+        later = _parts(*lines, ignore)
+        harmless = _OBJECTS if not later else frozenset()
+    return {name: paths for name, paths in parts.items() if name not in harmless}
 
 
 def _end_difference(a: Record, segments: list[Record]) -> Difference | None:
@@ -245,11 +203,11 @@ def _parts(
         paths = tuple(
             p
             for p in _paths(component, mine, theirs, shared=shared)
-            if not (component in {"locals", _AT_EXIT, "generators"} and prefix + p in ignore)
+            if not (component in {*_LOCALS, "generators"} and prefix + p in ignore)
         )
         if component == "locals":
             _split_locals(found, paths)
-        elif paths or (not shared and component != "generators"):
+        elif paths or not (shared or component in {*_LOCALS, "generators"}):
             found[component] = paths
     if "optimizer" in mine.values and "optimizer" in theirs.values:
         found.pop("lr", None)
@@ -285,7 +243,7 @@ def _difference(
 
 
 def _public(component: str) -> str:
-    return "locals" if component in {"data", _AT_EXIT} else component
+    return "locals" if component in {"data", *_LOCALS} else component
 
 
 def _numbers(mine: Line, theirs: Line, component: str) -> str:
@@ -301,35 +259,3 @@ def _readable(number: str) -> str:
         return repr(float.fromhex(number))
     except ValueError:
         return number
-
-
-def _verb(difference: Difference) -> str:
-    if difference.component == "end":
-        return "differs"
-    plural = difference.component == "locals" and len(difference.paths) > 1
-    return "differ" if plural or difference.component in {"steps", "generators", "buffers"} else "differs"
-
-
-_TITLES = {
-    "final": "the model at the script's end",
-    "steps": "the number of steps",
-    "end": "the record",
-    "lr": "learning rate",
-    "eval": "evaluation outputs",
-}
-
-
-def _named(component: str, paths: tuple[str, ...]) -> str:
-    """A component and up to two of its leaves."""
-    if component == "locals":
-        plain = [path for path in paths if path.isidentifier()] == list(paths)
-        title = ("local variable" if plain else "user state") + ("s" if len(paths) > 1 and plain else "")
-        return f"{title} {_listed([f'`{path}`' for path in paths])}"
-    title = _TITLES.get(component, component)
-    shown = [path for path in paths if path]
-    return f"{title} ({_listed(shown)})" if shown else title
-
-
-def _listed(items: list[str]) -> str:
-    more = len(items) - _SHOWN
-    return ", ".join(items[:_SHOWN]) + (f", ... {more} more" if more > 0 else "")

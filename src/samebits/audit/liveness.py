@@ -53,7 +53,7 @@ def _live(
         for position in range(len(instructions) - 1, -1, -1):
             item = instructions[position]
             followers = _followers(item, position, number)
-            if position == closed and item.opname == "FOR_ITER":
+            if (position == closed and item.opname == "FOR_ITER") or _suppresses(instructions, position):
                 followers = [position + 1]
             before = _before(item, frozenset().union(*(live[follower] for follower in followers)))
             if position in handlers:
@@ -85,6 +85,13 @@ def _followers(item: dis.Instruction, position: int, number: dict[int, int]) -> 
     if item.opname not in _ENDS and not always:
         followers.append(position + 1)
     return followers
+
+
+def _suppresses(instructions: list[dis.Instruction], position: int) -> bool:
+    """Whether this jump is taken only when a `with` block swallowed an exception: left out, it hardly ever does."""
+    if "JUMP" not in instructions[position].opname or "IF_TRUE" not in instructions[position].opname:
+        return False
+    return any(item.opname == "WITH_EXCEPT_START" for item in instructions[max(0, position - 2) : position])
 
 
 def _before(item: dis.Instruction, after: frozenset[str]) -> frozenset[str]:

@@ -8,7 +8,7 @@ import types
 from typing import Any
 
 from samebits.audit import liveness
-from samebits.audit.leaves import Leaves
+from samebits.audit.leaves import PLAIN, Leaves
 from samebits.audit.walk import Walk, is_foreign
 
 
@@ -20,8 +20,10 @@ def take(frame: types.FrameType | None, objects: dict[str, Any], loader: Any = N
     """
     walk = Walk()
     walk.skip(objects)
+    scalars = scalar_names(frame)
     for name, value in sorted(_variables(frame).items()):
-        walk.value(name, value, 0)
+        if name not in scalars:
+            walk.value(name, value, 0)
     if loader is not None:
         walk.value(_name_of(loader, frame), loader, 0)
     for name, value in objects.items():
@@ -32,6 +34,20 @@ def take(frame: types.FrameType | None, objects: dict[str, Any], loader: Any = N
 def _name_of(loader: Any, frame: types.FrameType | None) -> str:
     names = [] if frame is None else [name for name, value in frame.f_locals.items() if value is loader]
     return names[0] if names else "loader"
+
+
+def take_scalars(frame: types.FrameType) -> Leaves:
+    """Leaves of the live locals that are plain values: liveness alone proves that a following body reads them."""
+    walk = Walk()
+    found = _of_frames(frame, 0)
+    for name in sorted(scalar_names(frame)):
+        walk.value(name, found[name], 0)
+    return walk.leaves()
+
+
+def scalar_names(frame: types.FrameType | None) -> frozenset[str]:
+    """The live locals of `frame` that are plain values."""
+    return frozenset(name for name, value in _of_frames(frame, 0).items() if type(value) in PLAIN)
 
 
 def take_at_exit(frame: types.FrameType) -> Leaves:

@@ -223,6 +223,7 @@ class Recorder(Observer, TorchListener):
         if self._full and fresh:
             components["generators"] = generators()
         if self._full and frame is not None:
+            components["scalars"] = loop_locals.take_scalars(frame)
             components["locals"] = loop_locals.take(frame, self._subjects.objects(), self._subjects.loader())
         line = {"kind": "initial", "step": before.step, "loop": before.loop, "epoch": before.epoch}
         line |= {
@@ -244,6 +245,7 @@ class Recorder(Observer, TorchListener):
         if self._full:
             step.components |= self._subjects.take()
             if frame is not None:
+                step.components["scalars"] = loop_locals.take_scalars(frame)
                 step.components["locals"] = loop_locals.take(
                     frame, self._subjects.objects(), self._subjects.loader()
                 )

@@ -22,7 +22,7 @@ import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from samebits import context, digest
-from samebits.audit.leaves import PLAIN, Leaves, leaf, nested, plain
+from samebits.audit.leaves import PLAIN, Leaves, leaf, nested, of_nested, plain
 from samebits.audit.random_state import of_generator
 
 MAX_LEAVES = 300
@@ -122,13 +122,17 @@ class Walk:
         self._add(path, of_generator(value) or b"")
 
     def mapping(self, path: str, value: Mapping[Any, Any], depth: int) -> None:
-        """Its length and its first items; one leaf if it is long and plain."""
+        """Its keys and some items; one leaf if it is long and plain; of a very long one the length."""
         if len(value) > _ITEMS and set(map(type, value.values())) <= PLAIN:
             self._add(path, _ends([item for pair in value.items() for item in pair if type(item) in PLAIN]))
             return
-        self._add(f"len({path})", plain(len(value)))
-        for key, item in list(value.items())[:_ITEMS]:
-            self.value(f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[...]", item, depth + 1)
+        if len(value) > 4 * _ITEMS:
+            self._add(f"{path}.keys()", plain(len(value)))
+            return
+        keys = sorted(value, key=leaf)  # a cache is filled in another order after a resume
+        self._add(f"{path}.keys()", plain(list(map(leaf, keys))))
+        for key in keys[:_ITEMS]:
+            self.value(f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[...]", value[key], depth + 1)
 
     def sequence(self, path: str, value: Any, depth: int) -> None:
         """One leaf if it is plain, else its length and some items."""
@@ -163,6 +167,12 @@ class Walk:
         parts = ("dataset", "sampler", "batch_sampler", "collate_fn")
         for part in parts:
             self.value(f"{path}.{part}", getattr(value, part, None), depth + 1)
+
+    def sampler(self, path: str, value: Any, depth: int) -> None:
+        """A torch sampler's attributes; its private generator is the loader's business, and Run's."""
+        for name, item in vars(value).items():
+            if name != "generator":
+                self.value(f"{path}.{name}", item, depth + 1)
 
     def counter(self, path: str, value: itertools.count[Any], depth: int) -> None:
         """One leaf: `itertools.count`."""
@@ -209,6 +219,12 @@ class Walk:
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
             stands = {} if frame is None else frame.f_locals
+            loader = stands.get("loader")
+            if isinstance(loader, torch.utils.data.DataLoader) and hasattr(loader, "state_dict"):
+                self._add(
+                    path, plain(of_nested(loader.state_dict()).hashes)
+                )  # how it came there does not count
+                return
             known = [item for _, item in sorted(stands.items()) if type(item) in PLAIN]
             self._add(path, plain([-1 if frame is None else frame.f_lasti, *known]))
         elif isinstance(value, _BaseDataLoaderIter):
@@ -234,6 +250,8 @@ def _action(kind: type) -> _Action | None:
             return action
     if _is_users(kind):
         return Walk.attributes
+    if issubclass(kind, torch.utils.data.Sampler):
+        return Walk.sampler
     if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith("samebits"):
         return None
     return Walk.stateful if hasattr(kind, "state_dict") else None

@@ -1,0 +1,74 @@
+"""Where two records part, and the sentence that says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_SHOWN = 2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two records part."""
+
+    step: int
+    component: str
+    """The cause as far as the records tell: the first in causal order that differs."""
+    paths: tuple[str, ...]
+    """Leaves of the component that differ; empty if it has none."""
+    detail: str = ""
+    others: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Further components that differ in the same line, with their paths."""
+    epoch: int = 0
+    batch_index: int = 0
+    place: str = "step"
+    """"step", "start" (before the first step), "resumed" (before the first step of a resumed process) or "end"."""
+
+    def sentence(self) -> str:
+        """One readable line: step, component, leaves, what differs besides."""
+        detail = f" ({self.detail})" if self.detail else ""
+        more = ", ".join(_named(component, paths) for component, paths in self.others)
+        return f"{self._where()}{_named(self.component, self.paths)} {_verb(self)}{detail}" + (
+            f", then {more}" if more else ""
+        )
+
+    def _where(self) -> str:
+        if self.place == "end":
+            return ""
+        if self.place == "start":
+            return "before the first step: "
+        if self.place == "resumed":
+            return f"resumed at step {self.step + 1}: "
+        return f"step {self.step} (epoch {self.epoch}, batch {self.batch_index}): "
+
+
+def _verb(difference: Difference) -> str:
+    if difference.component == "end":
+        return "differs"
+    plural = difference.component == "locals" and len(difference.paths) > 1
+    return "differ" if plural or difference.component in {"steps", "generators", "buffers"} else "differs"
+
+
+_TITLES = {
+    "final": "the model at the script's end",
+    "steps": "the number of steps",
+    "end": "the record",
+    "lr": "learning rate",
+    "eval": "evaluation outputs",
+}
+
+
+def _named(component: str, paths: tuple[str, ...]) -> str:
+    """A component and up to two of its leaves."""
+    if component == "locals":
+        plain = [path for path in paths if path.isidentifier()] == list(paths)
+        title = ("local variable" if plain else "user state") + ("s" if len(paths) > 1 and plain else "")
+        return f"{title} {_listed([f'`{path}`' for path in paths])}"
+    title = _TITLES.get(component, component)
+    shown = [path for path in paths if path]
+    return f"{title} ({_listed(shown)})" if shown else title
+
+
+def _listed(items: list[str]) -> str:
+    more = len(items) - _SHOWN
+    return ", ".join(items[:_SHOWN]) + (f", ... {more} more" if more > 0 else "")
