@@ -19,7 +19,7 @@ def main():
     loader = samebits.data.DataLoader(TensorDataset(x[:80], y[:80]), batch_size=8, shuffle=True)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     nn.init.zeros_(model[-1].weight)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     with samebits.Run("runs/patience_local", model=model, optimizer=optimizer) as run:
         bad_checks = 0
