@@ -13,7 +13,12 @@ def parsed(kind, words):
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
     @app.command(cls=kind)
-    def command(script: str, args: list[str] = typer.Argument(None), seed: int = 0, keep: bool = typer.Option(False, "--keep")):
+    def command(
+        script: str,
+        args: list[str] = typer.Argument(None),
+        seed: int = 0,
+        keep: bool = typer.Option(False, "--keep"),
+    ):
         seen.append((script, list(args or []), seed, keep))
 
     result = CliRunner().invoke(app, words)
@@ -40,8 +45,18 @@ def test_verify_reads_its_options_directly_behind_the_script():
 
 def test_the_first_other_word_or_two_dashes_begin_the_scripts_arguments():
     """Whatever comes then is the script's, in its order."""
-    assert parsed(ScriptThenAnything, ["a.py", "--epochs", "3", "--seed", "3"]) == ("a.py", ["--epochs", "3", "--seed", "3"], 0, False)
-    assert parsed(ScriptThenAnything, ["a.py", "--keep", "--", "--seed", "3"]) == ("a.py", ["--seed", "3"], 0, True)
+    assert parsed(ScriptThenAnything, ["a.py", "--epochs", "3", "--seed", "3"]) == (
+        "a.py",
+        ["--epochs", "3", "--seed", "3"],
+        0,
+        False,
+    )
+    assert parsed(ScriptThenAnything, ["a.py", "--keep", "--", "--seed", "3"]) == (
+        "a.py",
+        ["--seed", "3"],
+        0,
+        True,
+    )
 
 
 def test_a_mistyped_option_before_the_script_is_an_error():

@@ -29,7 +29,9 @@ property_test = hypothesis_settings(derandomize=True, max_examples=300, deadline
 
 @property_test
 @given(runs, st.integers(0, 10**6), st.booleans())
-def test_every_kill_hits_a_step_of_the_run_after_a_commit_that_a_restart_can_resume_from(lengths, seed, validates):
+def test_every_kill_hits_a_step_of_the_run_after_a_commit_that_a_restart_can_resume_from(
+    lengths, seed, validates
+):
     """Each kill is at a step the baseline made, behind a commit at a boundary after the first step."""
     for check in kill_checks(facts(lengths, validates), random.Random(seed)):
         first = check.processes[0]
@@ -42,7 +44,10 @@ def test_every_kill_hits_a_step_of_the_run_after_a_commit_that_a_restart_can_res
 def test_mid_epoch_means_that_commit_and_kill_are_inside_the_same_epoch(lengths, seed):
     """Where epochs are long enough, no epoch begins or ends between the commit and the killed step."""
     known = facts(lengths)
-    kill, (commit,) = (process := kill_checks(known, random.Random(seed))[0].processes[0]).kill, process.commit_steps
+    kill, (commit,) = (
+        (process := kill_checks(known, random.Random(seed))[0].processes[0]).kill,
+        process.commit_steps,
+    )
     assert commit < kill.step
     assert not known.epoch_lasts & set(range(commit, kill.step + 1))
     assert not known.epoch_firsts & set(range(commit, kill.step + 1))

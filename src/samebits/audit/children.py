@@ -20,6 +20,11 @@ from samebits.audit import children_warden
 T = TypeVar("T")
 
 
+LONGEST_TMPDIR = 40
+"""A UNIX socket's path has at most 107 characters. Python's loader workers open some below TMPDIR, in folders of
+their own; where the path is longer, the batch that they send is lost, and the training waits for it for ever."""
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a child process ended; `returncode` is minus the signal when a signal ended it."""
@@ -29,10 +34,10 @@ class Ended:
     log: Path
     timed_out: bool = False
 
-    def last_line(self) -> str:
-        """The last line that the child printed and that is not empty: for an exception, its message."""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1].strip() if lines else "(it printed nothing)"
+    def tail(self, lines: int) -> str:
+        """The last lines that the child printed and that are not empty."""
+        printed = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return "\n".join(printed[-lines:]) or "(it printed nothing)"
 
 
 class SignalledError(Exception):
@@ -45,11 +50,9 @@ class SignalledError(Exception):
 
 @contextlib.contextmanager
 def scratch_folder(*, keep: bool = False) -> Iterator[Path]:
-    """An empty folder for one check. When the block, or this process, ends, so do the children that work in it.
-
-    The path is short because a UNIX socket below TMPDIR (loader workers open some) takes 107 characters.
-    """
-    folder = tempfile.mkdtemp(prefix="samebits-")
+    """An empty folder for one check. When the block, or this process, ends, so do the children that work in it."""
+    usual = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="samebits-", dir=usual if len(usual) <= LONGEST_TMPDIR else "/tmp")  # noqa: S108
     command = [sys.executable, "-I", "-S", children_warden.__file__, folder, "keep" if keep else "remove"]
     warden = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:

@@ -25,6 +25,8 @@ class Row:
     difference: Difference | None = None
     failed: str = ""
     """How a process of the check ended that the baseline ended without: its exception, a time-out."""
+    output: str = ""
+    """The last lines of that process."""
     could_not: str = ""
     """Why the check proves nothing: a kill that hit nothing, a resume that started over, no step compared."""
     remark: str = ""
@@ -88,7 +90,9 @@ class Row:
                 "paths": list(found.paths),
                 "sentence": found.sentence(),
             },
-            "note": "; ".join(filter(None, (self.notes(), "" if found else self.result()))),
+            "note": "; ".join(
+                filter(None, (self.notes(), "" if self.equal is False and found else self.result()))
+            ),
         }
 
 
@@ -123,7 +127,8 @@ class Report:
             return f"NOT VERIFIED: {why}."
         if self.exit == ALL_EQUAL:
             number = sum(row.decides for row in self.rows)
-            return f"VERIFIED: the same bits in every step of all {number} promised checks."
+            which = f"all {number} promised checks" if number > 1 else "the promised check"
+            return f"VERIFIED: the same bits in every step of {which}."
         row = next(row for row in self.rows if row.decides and row.equal is False and not row.overshadowed)
         return (
             f"NOT REPRODUCIBLE: {row.check.name}: {row.cause()}. {cure_of(row.check, row.difference)}".strip()

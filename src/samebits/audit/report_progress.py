@@ -33,7 +33,8 @@ class VerifyProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
 
     def begin(self, command: tuple[str, ...], seed: int) -> None:
         """The baseline of `command` starts; `seed` draws the kills."""

@@ -21,6 +21,9 @@ def show(report: Report) -> None:
     console = Console(highlight=False, width=None if terminal else PLAIN_WIDTH)
     console.print(_table(report, box.ROUNDED if terminal else box.ASCII2))
     good = report.exit == ALL_EQUAL
+    failed = next((row for row in report.rows if row.output), None)
+    if failed is not None:
+        console.print(Text(f"output of '{failed.check.name}':\n{failed.output}", style="dim"), soft_wrap=True)
     for note in report.notes:
         console.print(Text(f"note: {note}", style="dim"), soft_wrap=not terminal)
     console.print(f"final model digest: {report.final}")

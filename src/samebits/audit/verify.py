@@ -130,15 +130,17 @@ class _Verification:
 
         A script that iterates over a set of two strings passes "run again" half of the time.
         """
-        suspect = next((row for row in rows if row.decides and row.equal is False), None)
-        if suspect is None or suspect is rows[0]:
+        if rows[0].equal is False:
             return rows
-        for number, outcome in enumerate(self.outcomes[suspect.check.name]):
-            self.progress.expect_more(1)
-            plain = await self.runner.run(Process(), self._root(f"control {number}"), outcome.variant)
-            found = judge.difference([plain.record]) if plain.record else None
-            if found is not None:
-                return self._again_differs(judge, rows, found)
+        first_of_group = {row.check.group: row for row in reversed(rows) if row.equal is False}
+        for row in first_of_group.values():
+            for outcome in self.outcomes[row.check.name]:
+                self.progress.expect_more(1)
+                root = self._root(f"control {outcome.variant}")
+                plain = await self.runner.run(Process(), root, outcome.variant)
+                found = judge.difference([plain.record] if plain.record else [])
+                if found is not None:
+                    return self._again_differs(judge, rows, found)
         return rows
 
     def _again_differs(self, judge: Judge, rows: list[Row], found: Difference) -> list[Row]:

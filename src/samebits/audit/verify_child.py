@@ -71,12 +71,12 @@ class Outcome:
     def failure(self) -> str:
         """How it ended otherwise than planned; empty when it did not."""
         if self.ended.timed_out:
-            return f"a process took more than {self.ended.seconds:.0f} s"
+            return f"a process took more than {self.ended.seconds:.0f} s: {self.ended.tail(1).strip()}"
         if self.process.kill is not None and self.ended.returncode in (0, -signal.SIGKILL):
             return ""
         if self.ended.returncode < 0:
             return f"a process was ended by {signal.Signals(-self.ended.returncode).name}"
-        return f"a process raised: {self.ended.last_line()}" if self.ended.returncode else ""
+        return f"a process raised: {self.ended.tail(1).strip()}" if self.ended.returncode else ""
 
 
 @dataclass

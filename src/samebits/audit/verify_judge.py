@@ -16,6 +16,9 @@ from samebits.audit.plan import Check
 from samebits.audit.report import Row
 from samebits.audit.verify_child import Outcome
 
+SHOWN_LINES = 12
+"""How much of a failed process's output is shown."""
+
 
 @dataclass(frozen=True)
 class Judge:
@@ -47,13 +50,14 @@ class Judge:
         segments = [outcome.record for outcome in outcomes if outcome.record is not None]
         compared = _steps_compared(self.baseline, segments)
         difference = self.difference(segments)
-        failed = next(filter(None, (outcome.failure() for outcome in outcomes)), "")
+        failed = outcomes[-1].failure()  # the first to fail is the last to have run
+        output = outcomes[-1].ended.tail(SHOWN_LINES) if failed else ""
         if failed and difference is not None and difference.place == "end":
             difference = None  # that it did not reach its end says less than why
         could_not = "" if difference or failed else _proves_nothing(outcomes, compared)
         overshadowed = self._in_shadow(check, difference)
         remark = _remark(self.baseline, outcomes)
-        return Row(check, compared, difference, failed, could_not, remark, overshadowed)
+        return Row(check, compared, difference, failed, output, could_not, remark, overshadowed)
 
     def difference(self, segments: list[Record]) -> Difference | None:
         """Where the records of a run, of one or more processes, first part from the baseline."""

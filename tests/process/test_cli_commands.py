@@ -1,0 +1,102 @@
+"""The commands `run`, `diff`, `env` as processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+TRAIN = """
+import os, random, sys
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    x = torch.randn(8, 4) * (2 if step == 2 and "other" in sys.argv else 1)
+    loss = model(x).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+print(sys.argv[1:], os.environ["PYTHONHASHSEED"], sys.flags.hash_randomization, list({"a", "b", "c", "d"}))
+"""
+
+
+def samebits(*words, cwd, **environment):
+    """The finished process `samebits WORDS`; a fixed hash seed spares it starting itself again."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0", **environment}
+    command = [sys.executable, "-m", "samebits", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Three recorded runs: two equal ones, and one whose third batch is another; and what the first two printed."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "train.py").write_text(TRAIN)
+    cases = (("a", ["--seed", "7"], "random"), ("b", ["--seed", "7"], "0"), ("c", ["other"], "0"))
+    runs = [
+        samebits("run", "--record", name, "train.py", *more, cwd=folder, PYTHONHASHSEED=hash_seed)
+        for name, more, hash_seed in cases
+    ]
+    assert [run.returncode for run in runs] == [0, 0, 0], runs[0].stderr
+    return folder, runs
+
+
+def test_run_fixes_the_hash_seed_and_hands_on_everything_behind_the_script(recorded):
+    """The script sees its own `--seed`, PYTHONHASHSEED=0, and the same order of a set in each process."""
+    _, (first, second, _) = recorded
+    assert first.stdout.startswith("['--seed', '7'] 0 0 ")
+    assert first.stdout == second.stdout
+
+
+def test_run_seeds_a_script_that_seeds_nothing(recorded):
+    """Two records of the same unseeded script end with the same digest; the last line holds it."""
+    folder, _ = recorded
+    ends = [json.loads((folder / name / "record.jsonl").read_text().splitlines()[-1]) for name in "ab"]
+    assert ends[0]["final"] == ends[1]["final"] is not None
+
+
+def test_diff_says_equal_or_the_first_step_and_component(recorded):
+    """Exit status 0, 1, and 2 where there is no record."""
+    folder, _ = recorded
+    equal, other, none = (samebits("diff", "a", name, cwd=folder) for name in ("b", "c", "none"))
+    assert (equal.returncode, equal.stdout) == (0, "equal\n")
+    assert other.returncode == 1 and other.stdout.startswith("step 2 ") and "batch" in other.stdout
+    assert none.returncode == 2 and len(none.stderr.splitlines()) == 1
+
+
+def test_the_exit_status_of_the_script_is_that_of_run(tmp_path):
+    """sys.exit(9), an exception (1, with the script's own traceback), a missing script (2, one line)."""
+    (tmp_path / "nine.py").write_text("raise SystemExit(9)")
+    (tmp_path / "error.py").write_text("def f():\n    raise ValueError('no')\nf()")
+    assert samebits("run", "nine.py", cwd=tmp_path).returncode == 9
+    error = samebits("run", "error.py", cwd=tmp_path)
+    assert error.returncode == 1 and error.stderr.splitlines()[-1] == "ValueError: no"
+    missing = samebits("run", "missing.py", cwd=tmp_path)
+    assert missing.returncode == 2 and len(missing.stderr.splitlines()) == 1
+
+
+def test_sigterm_passes_through_as_75(tmp_path):
+    """A `Run` under `samebits run` commits at SIGTERM, and its exit status 75 is the command's."""
+    (tmp_path / "train.py").write_text(
+        "import time, torch, samebits\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "with samebits.Run('run', model=model) as run:\n"
+        "    for step, _ in run.steps([1, 2], epochs=1000):\n"
+        "        print('step', flush=True)\n"
+        "        time.sleep(0.1)\n"
+    )
+    command = [sys.executable, "-m", "samebits", "run", "train.py"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout.readline() == "step\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 75
+
+
+def test_env_and_version_print(tmp_path):
+    """The fingerprint is JSON that names torch; --version is one line."""
+    found = json.loads(samebits("env", cwd=tmp_path).stdout)
+    assert found["packages"]["torch"].startswith("2.")
+    assert samebits("--version", cwd=tmp_path).stdout.startswith("samebits 0.")
