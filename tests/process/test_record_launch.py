@@ -1,8 +1,10 @@
 """The launcher runs a script as Python itself would."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -152,3 +154,39 @@ def test_a_script_without_a_run_is_stopped_after_its_steps(tmp_path):
     found = launch(tmp_path, "script.py", stop_after_steps=1)
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
     assert read_record(tmp_path / "record").end["steps"] == 1
+
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-m", "samebits.audit.launch", *sys.argv[1:]])
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_script_dies_with_the_process_that_launched_it_if_asked(tmp_path, dies):
+    """SIGKILL of the parent ends the script too; without die_with_parent it lives on (the control)."""
+    (tmp_path / "script.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)")
+    spec = LaunchSpec(die_with_parent=dies).write(tmp_path / "spec.json")
+    command = [sys.executable, "-c", PARENT, str(spec), str(tmp_path / "script.py")]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    assert _ends(child) is dies
+    if not dies:
+        os.kill(child, signal.SIGKILL)
+
+
+def _ends(pid):
+    """Whether the process ends within a second (a zombie has ended)."""
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False

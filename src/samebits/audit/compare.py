@@ -142,12 +142,13 @@ def _lasting(
     """
     following = next((key for key in b.steps if key[0] == initial.loop and key[1] > initial.step), None)
     if following is None or following not in a.steps:
-        harmless = _OBJECTS | {"scalars"}
-    else:
-        lines = (a.steps[following], b.steps[following])
-        later = _parts(*lines, ignore)
-        harmless = _OBJECTS if not later else frozenset()
-    return {name: paths for name, paths in parts.items() if name not in harmless}
+        return {name: paths for name, paths in parts.items() if name not in _OBJECTS | {"scalars"}}
+    later = _parts(a.steps[following], b.steps[following], ignore)
+    if not later.keys() <= _OBJECTS:
+        return parts
+    still = {path for paths in later.values() for path in paths}
+    kept = {name: tuple(path for path in parts[name] if path in still) for name in _OBJECTS & parts.keys()}
+    return {name: paths for name, paths in (parts | kept).items() if paths or name not in kept}
 
 
 def _end_difference(a: Record, segments: list[Record]) -> Difference | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 import dis
 import re
-from functools import lru_cache
 from types import CodeType
 
 _VARIABLE = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|NAME|CLOSURE)")
@@ -19,8 +18,19 @@ _ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 
-@lru_cache(maxsize=256)
+_CARRIED: dict[tuple[int, int], tuple[CodeType, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
+"""By identity of the code object (kept alive here): to hash one costs more than the walk over the locals."""
+
+
 def carried(code: CodeType, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """`carried_names`, remembered."""
+    key = (id(code), offset)
+    if key not in _CARRIED:
+        _CARRIED[key] = (code, carried_names(code, offset))
+    return _CARRIED[key][1]
+
+
+def carried_names(code: CodeType, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names that are live when the instruction at `offset` (a FOR_ITER, or a call of `next`) goes on to a body.
 
     Returns two groups: those that a following body may read, and those that only the code behind the loop reads
@@ -63,8 +73,17 @@ def _live(
     return live
 
 
-@lru_cache(maxsize=256)
+_READ: dict[int, tuple[CodeType, frozenset[str]]] = {}
+
+
 def names_read(code: CodeType) -> frozenset[str]:
+    """`names_used`, remembered."""
+    if id(code) not in _READ:
+        _READ[id(code)] = (code, names_used(code))
+    return _READ[id(code)][1]
+
+
+def names_used(code: CodeType) -> frozenset[str]:
     """Global names that functions defined in `code` (at any depth) read or write."""
     names: set[str] = set()
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]

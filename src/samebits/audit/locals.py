@@ -12,23 +12,34 @@ from samebits.audit.leaves import PLAIN, Leaves
 from samebits.audit.walk import Walk, is_foreign
 
 
-def take(frame: types.FrameType | None, objects: dict[str, Any], loader: Any = None) -> Leaves:
-    """Leaves of the live locals of `frame`, of the script's globals, and of the attributes of `objects`.
+def take(
+    frame: types.FrameType | None, objects: dict[str, Any], loader: Any = None, *, at_exit: bool = False
+) -> dict[str, Leaves]:
+    """Components of what the loop in `frame` holds. Bounded; never raises for a user's object.
 
-    `loader` is what the loop iterates over: only the iterator holds it, whether or not a variable still names it.
-    Bounded: at most walk.MAX_LEAVES, containers and large arrays by samples. Never raises for a user's object.
+    `scalars`: live locals that are plain values; liveness alone proves that a following body reads them.
+    `locals`: the other live locals, the script's globals, and the attributes of `objects` and of `loader` (only the
+    iterator holds it, whether or not a variable still names it).
+    `locals_at_exit`: locals that only the code behind the loop reads: state where the loop ends, nowhere else.
     """
-    walk = Walk()
-    walk.skip(objects)
-    scalars = scalar_names(frame)
-    for name, value in sorted(_variables(frame).items()):
-        if name not in scalars:
-            walk.value(name, value, 0)
+    carried, behind = ({}, {}) if frame is None else _of_frames(frame)
+    scalars, others, exits = Walk(), Walk(), Walk()
+    others.skip(objects)
+    for name, value in sorted(carried.items()):
+        (scalars if type(value) in PLAIN else others).value(name, value, 0)
+    for name, value in sorted(_globals(frame).items()):
+        if name not in carried:
+            others.value(name, value, 0)
     if loader is not None:
-        walk.value(_name_of(loader, frame), loader, 0)
+        others.value(_name_of(loader, frame), loader, 0)
     for name, value in objects.items():
-        walk.value(name, value, 0)
-    return walk.leaves()
+        others.value(name, value, 0)
+    taken = {"scalars": scalars.leaves(), "locals": others.leaves()}
+    if at_exit:
+        for name, value in sorted(behind.items()):
+            exits.value(name, value, 0)
+        taken["locals_at_exit"] = exits.leaves()
+    return taken
 
 
 def _name_of(loader: Any, frame: types.FrameType | None) -> str:
@@ -36,57 +47,29 @@ def _name_of(loader: Any, frame: types.FrameType | None) -> str:
     return names[0] if names else "loader"
 
 
-def take_scalars(frame: types.FrameType) -> Leaves:
-    """Leaves of the live locals that are plain values: liveness alone proves that a following body reads them."""
-    walk = Walk()
-    found = _of_frames(frame, 0)
-    for name in sorted(scalar_names(frame)):
-        walk.value(name, found[name], 0)
-    return walk.leaves()
-
-
-def scalar_names(frame: types.FrameType | None) -> frozenset[str]:
-    """The live locals of `frame` that are plain values."""
-    return frozenset(name for name, value in _of_frames(frame, 0).items() if type(value) in PLAIN)
-
-
-def take_at_exit(frame: types.FrameType) -> Leaves:
-    """Leaves of the locals that only the code behind the loop reads: state where the loop ends, and nowhere else."""
-    walk = Walk()
-    for name, value in sorted(_of_frames(frame, 1).items()):
-        walk.value(name, value, 0)
-    return walk.leaves()
-
-
-def _variables(frame: types.FrameType | None) -> dict[str, Any]:
-    variables = _of_frames(frame, 0)
-    script = vars(sys.modules["__main__"])
-    for name in _global_names(frame, script):
-        if name in script and not name.startswith("__"):
-            variables.setdefault(name, script[name])
-    return variables
-
-
-def _of_frames(frame: types.FrameType | None, group: int) -> dict[str, Any]:
-    """The variables of one group of `liveness.carried`, of the loop and of the loops that drive it."""
-    variables: dict[str, Any] = {}
+def _of_frames(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The two groups of `liveness.carried`, with values, of the loop and of the loops that drive it."""
+    groups: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     while frame is not None and frame.f_back is not None and is_foreign(frame.f_code.co_filename):
         frame = frame.f_back
     while frame is not None:
         found = frame.f_locals
-        for name in liveness.carried(frame.f_code, frame.f_lasti)[group]:
-            if name in found:
-                variables.setdefault(name, found[name])
+        for variables, names in zip(groups, liveness.carried(frame.f_code, frame.f_lasti), strict=True):
+            for name in names:
+                if name in found:
+                    variables.setdefault(name, found[name])
         if not frame.f_code.co_flags & inspect.CO_GENERATOR:
             break
         frame = frame.f_back  # a generator of the user's around the loop: its consumer carries locals, too
-    return variables
+    return groups
 
 
-def _global_names(frame: types.FrameType | None, script: dict[str, Any]) -> frozenset[str]:
-    """Names of the script's globals that its functions use."""
+def _globals(frame: types.FrameType | None) -> dict[str, Any]:
+    """The script's globals that its functions use."""
+    script = vars(sys.modules["__main__"])
     while frame is not None:
         if frame.f_globals is script and frame.f_code.co_name == "<module>":
-            return liveness.names_read(frame.f_code)
+            names = liveness.names_read(frame.f_code)
+            return {name: script[name] for name in names if name in script and not name.startswith("__")}
         frame = frame.f_back
-    return frozenset()
+    return {}

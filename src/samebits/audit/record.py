@@ -223,8 +223,7 @@ class Recorder(Observer, TorchListener):
         if self._full and fresh:
             components["generators"] = generators()
         if self._full and frame is not None:
-            components["scalars"] = loop_locals.take_scalars(frame)
-            components["locals"] = loop_locals.take(frame, self._subjects.objects(), self._subjects.loader())
+            components |= self._locals(frame, at_exit=False)
         line = {"kind": "initial", "step": before.step, "loop": before.loop, "epoch": before.epoch}
         line |= {
             "batch_index": before.batch_index,
@@ -245,15 +244,13 @@ class Recorder(Observer, TorchListener):
         if self._full:
             step.components |= self._subjects.take()
             if frame is not None:
-                step.components["scalars"] = loop_locals.take_scalars(frame)
-                step.components["locals"] = loop_locals.take(
-                    frame, self._subjects.objects(), self._subjects.loader()
-                )
-                if step.ends:
-                    step.components["locals_at_exit"] = loop_locals.take_at_exit(frame)
+                step.components |= self._locals(frame, at_exit=step.ends)
             if step.evaluated:
                 line["eval"] = _evaluations(step)
         self.file.write_components(line, step.components)
+
+    def _locals(self, frame: FrameType, *, at_exit: bool) -> dict[str, Leaves]:
+        return loop_locals.take(frame, self._subjects.objects(), self._subjects.loader(), at_exit=at_exit)
 
     def _infer(self, inputs: tuple[Any, ...], output: Any) -> None:
         """A forward before any training: a step of an inference, unless a backward follows at once."""
