@@ -75,8 +75,12 @@ def forked():
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.close(reader)
-            os._exit(_child(work, args, writer))
+            code = 1
+            try:
+                os.close(reader)
+                code = _child(work, args, writer)
+            finally:
+                os._exit(code)  # whatever happens, no second pytest goes on
         os.close(writer)
         with os.fdopen(reader, "rb") as file:
             data = file.read()

@@ -256,12 +256,12 @@ class Run:
                 f"{where} was made in another environment ({'; '.join(changed)}), where the same bits are not promised. "
                 "Go back to it, or pass Run(allow_changed_environment=True)."
             )
-        objects = {name: thing for name, thing in self.objects.items() if name in saved["objects"]}
-        state.check_fits(self.objects if len(objects) != len(saved["objects"]) else objects, saved, where)
+        state.check_fits(self.objects, saved, where, complete=False)
         self._restored = saved
         self._loops.load(saved["loops"])
         self.resumed = True
-        self.restore()
+        if self.objects.keys() == saved["objects"].keys():  # else run.add is still to come, before the loop
+            self.restore()
 
     def _set_threads(self, environment: Mapping[str, Any]) -> None:
         threads = environment.get("threads")
@@ -276,6 +276,7 @@ class Run:
     def restore(self) -> None:
         """Puts the committed state back into the objects (again, where a loop resumes)."""
         assert self._restored is not None
+        state.check_fits(self.objects, self._restored, str(self.run_dir))
         state.restore(self.objects, self._restored, str(self.run_dir))
         self.state.clear()
         self.state.update(self._restored["run_state"])
@@ -306,6 +307,7 @@ class Run:
         position = position or self._loops.position()
         started = time.perf_counter()
         saved = state.gather(self.objects)
+        state.check_copies(self.state, saved["objects"])
         saved["run_state"] = dict(self.state)
         saved["loops"] = self._loops.state()
         self._store.commit(

@@ -7,7 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from samebits.errors import RunMismatchError
+from samebits.checkpoint import encode
+from samebits.errors import RunMismatchError, UnsavableStateError
 
 
 @runtime_checkable
@@ -57,17 +58,36 @@ def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
     }
 
 
-def check_fits(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
-    """Raises `RunMismatchError`, before anything is changed, when the state is of another program."""
+def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
+    """Raises when a tensor in `run.state` is one that an object trains on: it would be cut off by a resume."""
+    kept = encode(dict(run_state))[1]
+    if not kept:
+        return
+    trained = {_memory(tensor): path for path, tensor in encode(dict(objects))[1].items()}
+    for path, tensor in kept.items():
+        if tensor.numel() and _memory(tensor) in trained:
+            raise UnsavableStateError(
+                f"run.state.{path} is the memory of {trained[_memory(tensor)]}: it changes with it now, and would be a "
+                "copy after a resume. Keep a copy: copy.deepcopy(model.state_dict()), or tensor.clone()."
+            )
+
+
+def check_fits(
+    objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str, *, complete: bool = True
+) -> None:
+    """Raises `RunMismatchError`, before anything is changed, when the state is of another program.
+
+    Unless `complete`, objects of the state may be missing yet.
+    """
     problems = []
     for name in sorted({*objects, *saved["objects"]}):
         if name not in saved["objects"]:
             problems.append(f"{name!r} is not in the commit")
         elif name not in objects:
-            problems.append(f"the commit holds {name!r}, which was not given to Run")
+            problems += [f"the commit holds {name!r}, which was not given to Run"] if complete else []
         elif isinstance(module := objects[name], torch.nn.Module):
             problems += _shape_differences(name, module.state_dict(), saved["objects"][name])
-    if not problems and len(saved["grads"]) != sum(1 for _ in _parameters(objects.values())):
+    if complete and not problems and len(saved["grads"]) != sum(1 for _ in _parameters(objects.values())):
         problems.append("another number of parameters")
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
@@ -98,6 +118,10 @@ def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: st
             child.training = training
         for path, value in _unsaved_buffers(module).items():
             value.copy_(saved["buffers"][name][path])
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _parameters(objects: Iterable[Any]) -> Iterable[torch.Tensor]:
