@@ -89,7 +89,7 @@ def row(report, check):
 def test_a_sound_script_passes_every_row_and_leaves_nothing_behind(tmp_path, temporary, monkeypatch):
     """All rows of a `Run` cut by `--steps 8` are equal, an epoch's end among the steps; no file or process stays."""
     monkeypatch.setenv("TMPDIR", temporary)
-    status, table, _, report = verify(tmp_path, SOUND, "--seed", "5", "--jobs", "2", "--steps", "8")
+    status, table, _, report = verify(tmp_path, SOUND, "--seed", "5", "--steps", "8")
     assert status == 0, table
     assert [found["equal"] for found in report["rows"]] == [True] * 9
     assert all(found["steps_compared"] == 8 for found in report["rows"])
@@ -102,7 +102,7 @@ def test_a_sound_script_passes_every_row_and_leaves_nothing_behind(tmp_path, tem
 def test_momentum_that_is_not_saved_fails_the_kill_rows_and_is_named(tmp_path):
     """Exit status 1; the plain repeat is equal, and the verdict names the optimizer and the cure."""
     status, _, _, report = verify(
-        tmp_path, MOMENTUM_FORGOTTEN, "--checks", "kill", "--seed", "5", "--jobs", "2"
+        tmp_path, MOMENTUM_FORGOTTEN, "--checks", "kill", "--seed", "5", "--steps", "8"
     )
     assert status == 1
     assert row(report, "run again")["equal"] is True
@@ -114,7 +114,7 @@ def test_momentum_that_is_not_saved_fails_the_kill_rows_and_is_named(tmp_path):
 def test_a_script_without_run_gets_the_rows_that_apply(tmp_path):
     """Kill rows say why they do not apply, and do not decide."""
     status, _, _, report = verify(tmp_path, PLAIN, "--checks", "run-again,kill")
-    assert status == 0
+    assert status == 0, report["verdict"]
     assert row(report, "run again")["steps_compared"] == 8
     assert "does not use samebits.Run" in row(report, "killed mid-epoch")["note"]
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 GROUPS = ("run-again", "kill", "workers", "threads")
 """What `--checks` selects from, in the order of the table."""
+KILLS = ("kill-mid-epoch", "kill-epoch-end", "kill-twice")
+"""The rows of "kill", each of which `--checks` takes by itself, too."""
 
 WORKERS, THREADS = (0, 1, 3), (1, 2)
 KILL_NAMES = (
@@ -81,8 +83,8 @@ def run_again() -> Check:
 def checks_after(facts: Facts, groups: tuple[str, ...], seed: int) -> list[Check]:
     """Every row after the first two runs, for those of `groups` that were asked for."""
     found: list[Check] = []
-    if "kill" in groups:
-        found += kill_checks(facts, random.Random(seed))
+    kills = zip(KILLS, kill_checks(facts, random.Random(seed)), strict=True)
+    found += [check for name, check in kills if name in groups or "kill" in groups]
     if "workers" in groups:
         found += [_workers(facts, number) for number in WORKERS]
     if "threads" in groups:
@@ -161,9 +163,8 @@ def _workers(facts: Facts, number: int) -> Check:
     name = f"{number} loader worker{'' if number == 1 else 's'}"
     if facts.loaders == []:
         return Check("workers", name, does_not_apply="the script has no torch or samebits loader")
-    own = "" if facts.loaders is None else ", ".join(str(own) for own in sorted({*facts.loaders}))
-    note = "the script's own number" if own == str(number) else ""
-    return Check("workers", name, f"{own} -> {number}".strip(), (Process(num_workers=number),), note=note)
+    note = "the script's own number" if facts.loaders and {*facts.loaders} == {number} else ""
+    return Check("workers", name, f"num_workers={number}", (Process(num_workers=number),), note=note)
 
 
 def _threads(number: int) -> Check:

@@ -72,7 +72,8 @@ class Row:
     def notes(self) -> str:
         """What a reader must know beside the result."""
         promised = "" if self.check.promised else "measured, not promised"
-        return "; ".join(filter(None, (promised, self.check.note, self.remark)))
+        cure = "" if self.decides or self.equal is not False else cure_of(self.check, self.difference)
+        return "; ".join(filter(None, (promised, self.check.note, self.remark, cure)))
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain values, for `--json`."""

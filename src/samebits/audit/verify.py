@@ -12,7 +12,7 @@ from pathlib import Path
 
 from samebits.audit.children import run_until_signalled, scratch_folder
 from samebits.audit.compare import Difference
-from samebits.audit.plan import GROUPS, Check, Process, checks_after, run_again
+from samebits.audit.plan import GROUPS, KILLS, Check, Process, checks_after, run_again
 from samebits.audit.reading import Record
 from samebits.audit.report import Report, Row
 from samebits.audit.report_progress import VerifyProgress
@@ -48,8 +48,8 @@ def verify(request: Request) -> Report:
 def _check(request: Request) -> None:
     if not Path(request.script).is_file():
         raise VerifyError(f"verify {request.script}: there is no such file.")
-    if unknown := set(request.groups) - set(GROUPS):
-        raise InvalidArgumentError(f"--checks {','.join(sorted(unknown))}: choose from {','.join(GROUPS)}.")
+    if unknown := set(request.groups) - {*GROUPS, *KILLS}:
+        raise InvalidArgumentError(f"--checks {','.join(sorted(unknown))}: choose from {','.join((*GROUPS, *KILLS))}.")
 
 
 @dataclass
@@ -110,9 +110,7 @@ class _Verification:
         first = judge.row(again, self.outcomes[again.name])
         if judge.nothing_left:
             return [first, *(Row(check, overshadowed=True) for check in checks)]
-        async with asyncio.TaskGroup() as group:
-            for check in checks:
-                group.create_task(self._run(check))
+        await asyncio.gather(*(self._run(check) for check in checks))
         rows = [judge.row(check, self.outcomes[check.name]) for check in checks]
         return await self._same_but_for_surroundings(judge, [first, *rows])
 

@@ -47,6 +47,8 @@ class Judge:
 
     def row(self, check: Check, outcomes: Sequence[Outcome]) -> Row:
         """The row of `check`, whose processes ended with `outcomes` (fewer than planned after a failure)."""
+        if not outcomes:
+            return Row(check)
         segments = [outcome.record for outcome in outcomes if outcome.record is not None]
         compared = _steps_compared(self.baseline, segments)
         difference = self.difference(segments)

@@ -49,6 +49,6 @@ def main() -> None:
     """Runs the command of `sys.argv`. Exit status 2 and one line on standard error when it could not run."""
     try:
         app()
-    except SamebitsError as error:
+    except (SamebitsError, OSError) as error:
         print(f"samebits: {error}", file=sys.stderr)
         sys.exit(2)
