@@ -49,7 +49,9 @@ def _check(request: Request) -> None:
     if not Path(request.script).is_file():
         raise VerifyError(f"verify {request.script}: there is no such file.")
     if unknown := set(request.groups) - {*GROUPS, *KILLS}:
-        raise InvalidArgumentError(f"--checks {','.join(sorted(unknown))}: choose from {','.join((*GROUPS, *KILLS))}.")
+        raise InvalidArgumentError(
+            f"--checks {','.join(sorted(unknown))}: choose from {','.join((*GROUPS, *KILLS))}."
+        )
 
 
 @dataclass
