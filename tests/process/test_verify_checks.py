@@ -102,7 +102,7 @@ def test_a_sound_script_passes_every_row_and_leaves_nothing_behind(tmp_path, tem
 def test_momentum_that_is_not_saved_fails_the_kill_rows_and_is_named(tmp_path):
     """Exit status 1; the plain repeat is equal, and the verdict names the optimizer and the cure."""
     status, _, _, report = verify(
-        tmp_path, MOMENTUM_FORGOTTEN, "--checks", "kill", "--seed", "5", "--steps", "8"
+        tmp_path, MOMENTUM_FORGOTTEN, "--checks", "kill-mid-epoch", "--seed", "5", "--steps", "8"
     )
     assert status == 1
     assert row(report, "run again")["equal"] is True
@@ -113,7 +113,7 @@ def test_momentum_that_is_not_saved_fails_the_kill_rows_and_is_named(tmp_path):
 
 def test_a_script_without_run_gets_the_rows_that_apply(tmp_path):
     """Kill rows say why they do not apply, and do not decide."""
-    status, _, _, report = verify(tmp_path, PLAIN, "--checks", "run-again,kill")
+    status, _, _, report = verify(tmp_path, PLAIN, "--checks", "kill")
     assert status == 0, report["verdict"]
     assert row(report, "run again")["steps_compared"] == 8
     assert "does not use samebits.Run" in row(report, "killed mid-epoch")["note"]
