@@ -3,13 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: verify test lint bench chaos clean
+.PHONY: verify test lint bench chaos soak clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
 
 test: $(READY)  ## the tests, under 10 minutes on two cores
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos"
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak"
 
 lint: $(READY)  ## style, types, layers
 	$(BIN)/ruff check
@@ -22,6 +22,9 @@ bench: $(READY)  ## what it costs, against the alternatives
 
 chaos: $(READY)  ## 30 kills at random instants of the digits run, and other slow attacks
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m chaos
+
+soak: $(READY)  ## every broken script and its repaired twin, with every check (more than half an hour)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m soak
 
 clean:
 	rm -rf .venv

@@ -1,5 +1,5 @@
 """The dataset caches each sample's first augmented version, and a resumed run makes other versions.
-component: batch
+component: locals:loader.dataset.cache
 check: kill
 """
 

@@ -1,5 +1,5 @@
 """A sampler counts its own epochs and shuffles with the count, which a resumed run begins with 0.
-component: batch
+component: locals:loader.sampler.epoch
 check: kill
 """
 

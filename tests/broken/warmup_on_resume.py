@@ -1,5 +1,5 @@
 """A resumed run warms its learning rate up again.
-component: optimizer
+component: locals:warmup_steps
 check: kill
 """
 

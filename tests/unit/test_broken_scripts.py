@@ -29,7 +29,7 @@ def test_there_are_as_many_twins_as_broken_scripts():
     told = [(ast.get_docstring(ast.parse(p.read_text())) or "") for p in BROKEN]
     assert {CHECK.search(text)[1] for text in told} == {"run-again", "kill", "workers"}
     kinds = {COMPONENT.search(text)[1].split(":")[0] for text in told}
-    assert kinds == {"model", "batch", "loss", "optimizer", "locals", "state", "generators", "steps"}
+    assert kinds == {"model", "batch", "loss", "optimizer", "locals", "generators", "steps"}
 
 
 @pytest.mark.parametrize("script", BROKEN, ids=lambda p: p.stem)

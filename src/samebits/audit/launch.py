@@ -114,8 +114,9 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
         killer = Killer(spec.kill["at"], spec.kill["step"], lambda at, step: _last_words(recorder, at, step))
         stack.enter_context(context.observed(killer))
         stack.enter_context(torch_hooks(killer))
-    if spec.num_workers is not None:
-        stack.enter_context(loader_workers(spec.num_workers, recorder.note if recorder else _ignore))
+    if recorder is not None or spec.num_workers is not None:
+        note, own = (recorder.note, recorder.loaders) if recorder else (_ignore, [])
+        stack.enter_context(loader_workers(spec.num_workers, note, own))
     if spec.listing_seed is not None:
         stack.enter_context(listing_order(spec.listing_seed))
     return recorder

@@ -1,4 +1,4 @@
-"""The number of loader workers, set from outside: a wrap of torch's DataLoader constructor."""
+"""The number of loader workers, seen and set from outside: a wrap of torch's DataLoader constructor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NEEDS_WORKERS = {
 
 
 @contextmanager
-def loader_workers(count: int, note: Callable[[str], None]) -> Iterator[None]:
+def loader_workers(count: int | None, note: Callable[[str], None], own: list[int]) -> Iterator[None]:
     """Every `torch.utils.data.DataLoader` over a map-style dataset gets `count` workers, subclasses included.
 
-    An iterable dataset splits its stream by worker itself, so another number is another program: left alone
+    None leaves the script's own number, which is appended to `own` in any case. An iterable dataset splits its stream by worker itself, so another number is another program: left alone
     and named through `note`.
     """
     construct = DataLoader.__init__
@@ -36,6 +36,9 @@ def loader_workers(count: int, note: Callable[[str], None]) -> Iterator[None]:
             return construct(self, *args, **kwargs)  # torch's own message
         if isinstance(given.get("dataset"), IterableDataset):
             note(f"{type(given['dataset']).__name__} is iterable: its number of workers was not varied")
+            return construct(self, *args, **kwargs)
+        own.append(given.get("num_workers", 0))
+        if count is None:
             return construct(self, *args, **kwargs)
         given.pop("self")
         given |= {"num_workers": count} | (_NEEDS_WORKERS if count == 0 else {})

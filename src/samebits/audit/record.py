@@ -69,6 +69,8 @@ class Recorder(Observer, TorchListener):
     ) -> None:
         self.file = file
         self.notes: list[str] = []
+        self.loaders: list[int] = []
+        """The number of workers that the script gave each loader it made."""
         self._full = level == "state"
         self._every = every
         self._stop_after = stop_after_steps
@@ -198,7 +200,12 @@ class Recorder(Observer, TorchListener):
             "seen": seen,
             "not_seen": self._not_seen(),
         }
-        line |= {"notes": self.notes, "resumed_from": self._resumed_from, "threads": self._threads}
+        line |= {
+            "notes": self.notes,
+            "loaders": self.loaders,
+            "resumed_from": self._resumed_from,
+            "threads": self._threads,
+        }
         if self._step is not None and self._step.evaluated:
             line["eval"] = _evaluations(self._step)
         line["error"] = None if error is None else f"{type(error).__name__}: {error}"

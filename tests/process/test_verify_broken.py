@@ -1,0 +1,106 @@
+"""`samebits verify` judges training scripts that are broken in one way each, and their repaired twins.
+
+The scripts in tests/broken were written, and proven to be broken, by people who did not write `verify`. Each says in
+its docstring which component parts first and which check shows it.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BROKEN = Path(__file__).parent.parent / "broken"
+REPAIRED = BROKEN.parent / "repaired"
+NAMES = sorted(path.stem for path in BROKEN.glob("*.py"))
+QUICK = {
+    "accumulate_by_hand": "kill-mid-epoch",
+    "best_local": "kill-mid-epoch",
+    "cached_augmentation": "kill-mid-epoch",
+    "callback_patience": "kill-epoch-end",
+    "ema_updates": "kill-mid-epoch",
+    "optimizer_missing": "kill-mid-epoch",
+    "recurrent_hidden": "kill-mid-epoch",
+    "dataset_generator": "workers",
+    "worker_number_seed": "workers",
+    "listdir_shards": "run-again",
+    "no_seed": "run-again",
+    "set_classes": "run-again",
+    "time_budget": "run-again",
+    "wall_clock_lr": "run-again",
+}
+"""One of each kind, with the one check that must find it; the rest, with all checks, is `make soak`."""
+
+
+def claim(script):
+    """(component, check) as the docstring of a broken script says."""
+    text = script.read_text()
+    component = re.search(r"^component: (\S+)", text, re.MULTILINE)
+    return component[1], re.search(r"^check: (\S+)", text, re.MULTILINE)[1]
+
+
+def verify(script, folder, checks):
+    """Exit code and report of `samebits verify`, started in an empty folder."""
+    command = [
+        sys.executable,
+        "-m",
+        "samebits",
+        "verify",
+        "--seed",
+        "7",
+        "--json",
+        "out.json",
+        "--checks",
+        checks,
+    ]
+    done = subprocess.run(
+        [*command, str(script)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+    )
+    assert (folder / "out.json").exists(), done.stdout + done.stderr
+    return done.returncode, json.loads((folder / "out.json").read_text()), done.stdout
+
+
+def is_named(component, difference):
+    """Whether a row's difference names the component: the cause itself, or what differs besides in that step."""
+    if component.startswith("locals:"):
+        last = re.split(r"[.\[\]:]+", component)[-1]
+        names = [name for path in difference["paths"] for name in re.split(r"[^\w]+", path)]
+        return last in names or f"{last}`" in difference["sentence"]
+    return component == difference["component"] or component in difference["sentence"]
+
+
+def judged(name, folder, checks):
+    (folder / "broken").mkdir()
+    (folder / "repaired").mkdir()
+    component, check = claim(BROKEN / f"{name}.py")
+    code, report, shown = verify(BROKEN / f"{name}.py", folder / "broken", checks)
+    assert code == 1, shown
+    failing = [row for row in report["rows"] if row["equal"] is False and row["promised"]]
+    assert failing, shown
+    crashes = [row for row in failing if row["difference"] is None]
+    assert crashes or any(is_named(component, row["difference"]) for row in failing), (component, shown)
+    groups = {"run-again": "run again", "kill": "killed", "workers": "loader worker"}
+    assert any(groups[check] in row["check"] for row in failing), (check, shown)
+    code, report, shown = verify(REPAIRED / f"{name}.py", folder / "repaired", checks)
+    assert code == 0, shown
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_broken_is_named_and_repaired_passes(name, tmp_path):
+    """verify exits 1 on the broken script, its check fails and names the component; on the repaired twin it exits 0."""
+    judged(name, tmp_path, QUICK[name])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_broken_script_with_every_check(name, tmp_path):
+    """The same for every script, with every check that decides."""
+    judged(name, tmp_path, "run-again,kill,workers")
