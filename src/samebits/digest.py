@@ -30,8 +30,8 @@ def array_of(tensor: torch.Tensor) -> np.ndarray:
     try:
         return host.numpy()
     except TypeError:  # bfloat16, float8 and other types that NumPy does not know
-        # (a clone, since torch calls one element of any stride contiguous, and then refuses to view its bytes)
-        return host.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
+        # (strided anew, since torch calls one element of any stride contiguous, and then refuses to view its bytes)
+        return host.reshape(-1).as_strided((host.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 def leaf(value: Any) -> int:

@@ -45,8 +45,8 @@ def test_loaders_get_the_number_of_workers_and_lose_what_needs_some():
         def __iter__(self):
             return iter(range(3))
 
-    notes = []
-    with loader_workers(0, notes.append):
+    notes, own = [], []
+    with loader_workers(0, notes.append, own):
         assert (
             Sub(
                 [1, 2], 1, None, None, None, 2, persistent_workers=True, prefetch_factor=4, timeout=5
@@ -54,8 +54,11 @@ def test_loaders_get_the_number_of_workers_and_lose_what_needs_some():
             == 0
         )
         assert torch.utils.data.DataLoader(Stream(), num_workers=1).num_workers == 1
-    with loader_workers(2, notes.append):
+    with loader_workers(2, notes.append, own):
         assert Sub([1, 2]).num_workers == 2
+    with loader_workers(None, notes.append, own):
+        assert Sub([1, 2], num_workers=3).num_workers == 3
+    assert own == [2, 0, 3]
     assert Sub([1, 2]).num_workers == 0
     assert notes == ["Stream is iterable: its number of workers was not varied"]
 
