@@ -104,7 +104,10 @@ def kill_checks(facts: Facts, draw: random.Random) -> list[Check]:
 
 
 def _mid_epoch(facts: Facts, draw: random.Random) -> Check:
-    """A commit strictly inside an epoch, and one to three steps later, in the same epoch, the kill."""
+    """A commit strictly inside an epoch, and one to three steps later, in the same epoch, the kill.
+
+    In the second half of the run where there is one: what a resume loses has had time to matter.
+    """
     inside = set(facts.steps[1:]) - facts.epoch_firsts
     middle = inside - facts.epoch_lasts
     pairs = [
@@ -115,7 +118,8 @@ def _mid_epoch(facts: Facts, draw: random.Random) -> Check:
     ]
     # Epochs of three, two, one batches have less of a middle: take what comes nearest.
     pairs = pairs or [(step, step) for step in middle or inside or facts.steps[1:]]
-    commit, step = draw.choice(sorted(pairs))
+    half = facts.steps[len(facts.steps) // 2]
+    commit, step = draw.choice(sorted([pair for pair in pairs if pair[0] >= half] or pairs))
     kill = Kill(draw.choice(("body", "optimizer")), step)
     return Check("kill", KILL_NAMES[0], _told(kill, commit), (Process(kill, (commit,)), Process()))
 
