@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -18,18 +18,17 @@ import torch
 
 from samebits.checkpoint import CommitStore, Manifest
 from samebits.context import Position, Words, notify, process, resolve_run_dir
-from samebits.determinism.environment import differences, environment_fingerprint
+from samebits.determinism import environment_fingerprint
 from samebits.errors import (
     DuplicateNameError,
     InvalidArgumentError,
     NonFiniteLossError,
     RunMismatchError,
     UnimplementedError,
-    UnseededError,
 )
 from samebits.nn import name_layers
-from samebits.random import generators, seeds, words
-from samebits.train import state
+from samebits.random import generators, words
+from samebits.train import origin, state
 from samebits.train.cadence import Cadence
 from samebits.train.preemption import EXIT_PREEMPTED, Preemption
 from samebits.train.source import check_loader
@@ -105,8 +104,7 @@ class Run:
         self._commit_asked = False
         self._entered = False
         self._key_before: Words | None = None
-        self._seed = 0
-        self._seeded = False
+        self._origin: origin.Origin | None = None
         self.key: Words = (0, 0)
         for name, thing in stateful.items():
             self.add(name, thing)
@@ -212,66 +210,21 @@ class Run:
         found = None if self._store is None else self._store.newest()
         for path, reason in [] if self._store is None else self._store.skipped:
             warnings.warn(f"skipped the damaged commit {path.name}: {reason}", stacklevel=4)
-        self._seed = self._adopt_seed(None if found is None else found[0])
-        self.key = process.run_key = words.fold(words.root(self._seed), "run")
+        self._origin = origin.settle_seed(None if found is None else found[0], str(self.run_dir))
+        self.key = process.run_key = words.fold(words.root(self._origin.seed), "run")
         if found is not None:
             self._resume(*found)
 
-    def _adopt_seed(self, manifest: Manifest | None) -> int:
-        """The run's seed: what the program set; a program that sets none goes on with the one it began with."""
-        mine = seeds.root_seed()
-        theirs = None if manifest is None else manifest.program["seed"]
-        if mine is None and process.op_determinism:
-            raise UnseededError(
-                "Run: nobody has set a seed. Call samebits.set_random_seed(seed) at the top of the program."
-            )
-        if (
-            mine is not None
-            and theirs is not None
-            and mine != theirs
-            and manifest is not None
-            and manifest.program["seeded"]
-        ):
-            raise RunMismatchError(
-                f"{self.run_dir} was made with seed {theirs}, this program has seed {mine}. "
-                "Set the same seed, or use another run directory."
-            )
-        self._seeded = mine is not None
-        if mine is not None:
-            return mine
-        warnings.warn(
-            "Run: nobody has set a seed, so another run will end with other weights. "
-            "Call samebits.set_random_seed(seed) at the top of the program.",
-            stacklevel=5,
-        )
-        process.seed = torch.initial_seed() if theirs is None else int(theirs)
-        return process.seed
-
     def _resume(self, manifest: Manifest, saved: dict[str, Any]) -> None:
         where = str(self.run_dir)
-        self._set_threads(manifest.environment)
-        changed = differences(manifest.environment, environment_fingerprint())
-        if changed and not self._allow_changed_environment:
-            raise RunMismatchError(
-                f"{where} was made in another environment ({'; '.join(changed)}), where the same bits are not promised. "
-                "Go back to it, or pass Run(allow_changed_environment=True)."
-            )
+        origin.check_environment(manifest, where, allow_changed=self._allow_changed_environment)
         state.check_fits(self.objects, saved, where, complete=False)
+        origin.keep_threads(manifest)
         self._restored = saved
         self._loops.load(saved["loops"])
         self.resumed = True
         if self.objects.keys() == saved["objects"].keys():  # else run.add is still to come, before the loop
             self.restore()
-
-    def _set_threads(self, environment: Mapping[str, Any]) -> None:
-        threads = environment.get("threads")
-        if isinstance(threads, int) and threads != torch.get_num_threads():
-            print(
-                f"samebits: the run began with {threads} threads; set_num_threads({threads}) instead of "
-                f"{torch.get_num_threads()} keeps the bits",
-                file=sys.stderr,
-            )
-            torch.set_num_threads(threads)
 
     def restore(self) -> None:
         """Puts the committed state back into the objects (again, where a loop resumes)."""
@@ -304,6 +257,7 @@ class Run:
         self._commit_asked = False
         if self._store is None:
             return
+        assert self._origin is not None
         position = position or self._loops.position()
         started = time.perf_counter()
         saved = state.gather(self.objects)
@@ -315,7 +269,7 @@ class Run:
             saved,
             position=asdict(position),
             finished=self._loops.current is None,
-            program={"seed": self._seed, "seeded": self._seeded},
+            program=self._origin.to_dict(),
             environment=environment_fingerprint(),
             on_tensors_written=lambda: notify("commit_writing", self, position),
         )
