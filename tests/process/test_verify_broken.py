@@ -22,7 +22,6 @@ QUICK = {
     "callback_patience": "kill-epoch-end",
     "ema_updates": "kill-mid-epoch",
     "optimizer_missing": "kill-mid-epoch",
-    "recurrent_hidden": "kill-mid-epoch",
     "dataset_generator": "workers",
     "listdir_shards": "run-again",
     "no_seed": "run-again",

@@ -22,7 +22,7 @@ from samebits import context
 from samebits.audit.kill import Killer
 from samebits.audit.loaders import loader_workers
 from samebits.audit.observe import torch_hooks
-from samebits.audit.perturb import listing_order
+from samebits.audit.perturb import SlowMachine, listing_order
 from samebits.audit.record import Recorder, StopScript, recording
 from samebits.audit.recordfile import RecordFile
 from samebits.audit.spec import LaunchSpec, read_spec
@@ -117,6 +117,10 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     if recorder is not None or spec.num_workers is not None:
         note, own = (recorder.note, recorder.loaders) if recorder else (_ignore, [])
         stack.enter_context(loader_workers(spec.num_workers, note, own))
+    if spec.slow:
+        slow = SlowMachine()
+        stack.enter_context(context.observed(slow))
+        stack.enter_context(torch_hooks(slow))
     if spec.listing_seed is not None:
         stack.enter_context(listing_order(spec.listing_seed))
     return recorder

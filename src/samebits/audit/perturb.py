@@ -4,9 +4,36 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
+
+import torch
+
+from samebits.audit.observe import TorchListener
+from samebits.context import Observer, Position
+
+_SHARE, _LONGEST_S = 0.25, 0.005
+
+
+class SlowMachine(Observer, TorchListener):
+    """After each step, a sleep of a quarter of its time, at most 5 ms: what watches the clock sees another machine."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
+        """A step of a `Run`."""
+        self._sleep()
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of any script."""
+        self._sleep()
+
+    def _sleep(self) -> None:
+        time.sleep(min(_LONGEST_S, _SHARE * (time.monotonic() - self._last)))
+        self._last = time.monotonic()
 
 
 class _Entries:

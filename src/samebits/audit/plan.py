@@ -77,7 +77,9 @@ class Check:
 
 def run_again() -> Check:
     """The first row: the same command a second time."""
-    return Check("run-again", "run again", "hash seed, TMPDIR, order of directory listings", (Process(),))
+    return Check(
+        "run-again", "run again", "hash seed, TMPDIR, order of directory listings, speed", (Process(),)
+    )
 
 
 def checks_after(facts: Facts, groups: tuple[str, ...], seed: int) -> list[Check]:

@@ -33,6 +33,8 @@ class LaunchSpec:
     threads: int | None = None
     """Intra-op threads that the parent put into the environment; kept here for the record only."""
     listing_seed: int | None = None
+    slow: bool = False
+    """Sleep a little after each step, as a slower machine would take longer."""
     switch: bool = False
     """Op determinism on, and `seed` set, before the script starts."""
     seed: int | None = None

@@ -48,12 +48,15 @@ class Surroundings:
     variant: int
     hash_seed: int
     listing_seed: int
+    slow: bool
 
     @classmethod
     def draw(cls, seed: int, variant: int) -> Surroundings:
-        """Variants 2n and 2n+1 list folders in opposite orders, so the first two runs differ in it for certain."""
+        """Variants 2n and 2n+1 list folders in opposite orders, and one is slow: the first two runs surely differ."""
         pair, own = random.Random(f"{seed} pair {variant // 2}"), random.Random(f"{seed} {variant}")
-        return cls(variant, own.randrange(1, 2**32), 2 * pair.getrandbits(30) + variant % 2)
+        return cls(
+            variant, own.randrange(1, 2**32), 2 * pair.getrandbits(30) + variant % 2, bool(variant % 2)
+        )
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ class Runner:
             num_workers=process.num_workers,
             threads=process.threads,
             listing_seed=surroundings.listing_seed,
+            slow=surroundings.slow,
             switch=self.request.as_run,
             seed=0 if self.request.as_run else None,
         )
