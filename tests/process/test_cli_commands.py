@@ -65,6 +65,18 @@ def test_diff_says_equal_or_the_first_step_and_component(recorded):
     assert none.returncode == 2 and len(none.stderr.splitlines()) == 1
 
 
+def test_a_folder_holds_the_records_of_one_command(recorded):
+    """Other arguments or another script are refused before they run; the same command may add its record."""
+    folder, _ = recorded
+    (folder / "plain.py").write_text("open('ran', 'w')")
+    for words in (["train.py"], ["plain.py", "other"]):
+        refused = samebits("run", "--record", "c", *words, cwd=folder)
+        assert refused.returncode == 2 and "already holds a record of train.py other;" in refused.stderr
+    assert not (folder / "ran").exists() and not (folder / "c" / "record.1.jsonl").exists()
+    assert samebits("run", "--record", "c", "train.py", "other", cwd=folder).returncode == 0
+    assert (folder / "c" / "record.1.jsonl").exists()  # negative control
+
+
 def test_the_exit_status_of_the_script_is_that_of_run(tmp_path):
     """sys.exit(9), an exception (1, with the script's own traceback), a missing script (2, one line)."""
     (tmp_path / "nine.py").write_text("raise SystemExit(9)")

@@ -112,11 +112,16 @@ def test_momentum_that_is_not_saved_fails_the_kill_rows_and_is_named(tmp_path):
 
 
 def test_a_script_without_run_gets_the_rows_that_apply(tmp_path):
-    """Kill rows say why they do not apply, and do not decide."""
-    status, _, _, report = verify(tmp_path, PLAIN, "--checks", "kill")
+    """Kill rows say why they do not apply, and do not decide; asked for alone, they prove nothing."""
+    status, _, _, report = verify(tmp_path, PLAIN, "--checks", "run-again,kill", "--steps", "6")
     assert status == 0, report["verdict"]
-    assert row(report, "run again")["steps_compared"] == 8
+    assert report["verdict"].endswith("of the promised check (3 rows did not apply).")
+    assert row(report, "run again")["steps_compared"] == 6
     assert "does not use samebits.Run" in row(report, "killed mid-epoch")["note"]
+    assert any("epochs were not shortened" in note for note in report["notes"])
+    status, _, _, report = verify(tmp_path, PLAIN, "--checks", "kill")
+    assert status == 2 and "does not use samebits.Run" in report["verdict"]
+    assert not any("epochs were not shortened" in note for note in report["notes"])
 
 
 def test_an_unseeded_script_fails_at_once(tmp_path):
@@ -166,6 +171,8 @@ def test_what_cannot_run_ends_in_one_line_and_status_2(tmp_path):
     command = [sys.executable, "-m", "samebits", "verify", str(tmp_path / "none.py")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "no such file" in done.stderr and "Traceback" not in done.stderr
+    done = subprocess.run([*command[:-1], "."], capture_output=True, text=True)
+    assert done.returncode == 2 and "is a folder" in done.stderr and "Traceback" not in done.stderr
 
 
 SLOW_WITH_WORKERS = SOUND.replace("shuffle=True)", "shuffle=True, num_workers=2)").replace(
@@ -200,9 +207,10 @@ def test_a_signal_leaves_no_process_behind(tmp_path, temporary, number):
     (tmp_path / "train.py").write_text(SLOW_WITH_WORKERS)
     command = [sys.executable, "-m", "samebits", "verify", "train.py"]
     environment = {**os.environ, "TMPDIR": temporary}
-    parent = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     assert wait_until(lambda: len(processes_in(temporary)) >= 3, 60)  # the script and two workers
     parent.send_signal(number)
     assert parent.wait(20) == (130 if number == signal.SIGINT else -number)
     assert wait_until(lambda: not processes_in(temporary) and not os.listdir(temporary), 10)
     assert os.listdir(tmp_path) == ["train.py"]
+    assert "Loop" not in parent.communicate()[1]

@@ -62,9 +62,13 @@ def scratch_folder(*, keep: bool = False) -> Iterator[Path]:
 
 
 async def run_child(
-    command: Sequence[str], environment: Mapping[str, str], log: Path, limit_s: float | None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    limit_s: float | None,
+    folder: Path | None = None,
 ) -> Ended:
-    """Runs `command` to its end in a session of its own, with standard output and error in the file `log`.
+    """Runs `command` in `folder` to its end, in a session of its own, with standard output and error in `log`.
 
     When it ends, is cancelled or takes more than `limit_s` seconds, its whole process group is killed: a
     killed training run leaves its loader workers behind.
@@ -73,6 +77,7 @@ async def run_child(
     with log.open("wb") as output:
         child = await asyncio.create_subprocess_exec(
             *command,
+            cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -87,7 +92,21 @@ async def run_child(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-    return Ended(await child.wait(), time.monotonic() - begin, log, timed_out)
+        returncode = await _reaped(child)
+    return Ended(returncode, time.monotonic() - begin, log, timed_out)
+
+
+async def _reaped(child: asyncio.subprocess.Process) -> int:
+    """Waits for a killed child however often it is cancelled: the loop that closes before complains on stderr."""
+    cancelled = None
+    while child.returncode is None:
+        try:
+            await child.wait()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return child.returncode
 
 
 def run_until_signalled(work: Coroutine[Any, Any, T]) -> T:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.audit.compare import Difference
-from samebits.audit.plan import Check
+from samebits.audit.plan import GROUPS, Check
 from samebits.audit.report_cures import cure_of
 
 SCHEMA = "samebits.verify/1"
@@ -109,6 +109,8 @@ class Report:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     """What the recorder noted in the first run, and what it could not see."""
+    groups: tuple[str, ...] = GROUPS
+    """What `--checks` asked for."""
 
     @property
     def exit(self) -> int:
@@ -116,24 +118,37 @@ class Report:
         deciding = [row for row in self.rows if row.decides]
         if any(row.equal is False for row in deciding):
             return DIFFERENT
-        return COULD_NOT_RUN if not deciding or any(row.could_not for row in deciding) else ALL_EQUAL
+        proves_nothing = not deciding or self._asked_in_vain or any(row.could_not for row in deciding)
+        return COULD_NOT_RUN if proves_nothing else ALL_EQUAL
+
+    @property
+    def _asked_in_vain(self) -> bool:
+        """Whether no row that was asked for applies: "run again", which is always there, was not asked for."""
+        asked = [row for row in self.rows if row.check.group != "run-again"]
+        return "run-again" not in self.groups and bool(asked) and not any(row.applies for row in asked)
 
     def verdict(self) -> str:
         """One sentence; where it is bad news, with the cure."""
         if self.exit == COULD_NOT_RUN:
             why = next(
                 (f"{row.check.name}: {row.could_not}" for row in self.rows if row.could_not),
-                "no check applies",
+                self._in_vain(),
             )
             return f"NOT VERIFIED: {why}."
         if self.exit == ALL_EQUAL:
             number = sum(row.decides for row in self.rows)
             which = f"all {number} promised checks" if number > 1 else "the promised check"
-            return f"VERIFIED: the same bits in every step of {which}."
+            without = sum(not row.applies for row in self.rows)
+            but = f" ({without} row{'' if without == 1 else 's'} did not apply)" if without else ""
+            return f"VERIFIED: the same bits in every step of {which}{but}."
         row = next(row for row in self.rows if row.decides and row.equal is False and not row.overshadowed)
         return (
             f"NOT REPRODUCIBLE: {row.check.name}: {row.cause()}. {cure_of(row.check, row.difference)}".strip()
         )
+
+    def _in_vain(self) -> str:
+        reasons = dict.fromkeys(row.check.does_not_apply for row in self.rows if not row.applies)
+        return "no check that was asked for applies" + (f": {'; '.join(reasons)}" if reasons else "")
 
     def to_json(self) -> str:
         """The report as JSON: what the table shows, and the environment it holds for."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from samebits.audit.compare import Difference
 from samebits.audit.plan import Check
 
@@ -32,6 +34,11 @@ _WORKERS = {
     "Python in __getitem__: each loader worker has its own copy of the object",
 }
 
+_ATTRIBUTE = re.compile(
+    r"(?!self\.)([A-Za-z_]\w*)\.(?!keys\(\)|dataset\b|sampler\b|batch_sampler\b|collate_fn\b)"
+)
+"""A local object's attribute, such as `sched.last_epoch`; not a mapping's keys, not what is in a loader."""
+
 
 def cure_of(check: Check, difference: Difference | None) -> str:
     """The cure that the first component to differ suggests for this kind of check; empty when none does."""
@@ -45,5 +52,17 @@ def cure_of(check: Check, difference: Difference | None) -> str:
         if difference.place == "start" and difference.component in {"model", "buffers"}
         else difference.component
     )
-    cure = special.get(component) or _ALWAYS.get(component)
+    cure = _own_cure(check, difference) or special.get(component) or _ALWAYS.get(component)
     return f"{cure}." if cure else ""
+
+
+def _own_cure(check: Check, difference: Difference) -> str:
+    """What the name of the first leaf to differ tells: a callback, or an object that a restart did not restore."""
+    path = difference.paths[0] if difference.paths else ""
+    if path.startswith("callbacks["):
+        return "Return it from the callback's state_dict and take it back in load_state_dict"
+    attribute = _ATTRIBUTE.match(path)
+    if check.group == "kill" and difference.component == "locals" and attribute:
+        name = attribute[1]
+        return f"Hand it to the run: samebits.Run(..., {name}={name})"
+    return ""

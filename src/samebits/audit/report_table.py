@@ -11,7 +11,7 @@ from rich.text import Text
 
 from samebits.audit.report import ALL_EQUAL, Report, Row
 
-PLAIN_WIDTH = 100
+PLAIN_WIDTH = 80
 """Columns of a file or a pipe, which have no width of their own."""
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from samebits.audit.children import run_until_signalled, scratch_folder
 from samebits.audit.compare import Difference
-from samebits.audit.plan import GROUPS, KILLS, Check, Process, checks_after, run_again
+from samebits.audit.plan import GROUPS, KILLS, Check, Facts, Process, checks_after, run_again
 from samebits.audit.reading import Record
 from samebits.audit.report import Report, Row
 from samebits.audit.report_progress import VerifyProgress
 from samebits.audit.verify_child import Outcome, Request, Runner
 from samebits.audit.verify_facts import facts_of
+from samebits.audit.verify_folder import WorkingFolder, check_size
 from samebits.audit.verify_judge import Judge, with_cause
 from samebits.determinism import environment_fingerprint
 from samebits.errors import InvalidArgumentError, VerifyError
@@ -29,11 +30,12 @@ PATIENCE_S, PATIENCE = 60.0, 10.0
 def verify(request: Request) -> Report:
     """Runs every check of `request` in fresh processes and reports which gave the bits of the first run.
 
-    The script's run directories and temporary files are moved into a scratch folder; the output of a script that
-    fails at its first run is left in a log file that the error names.
+    The script works in a copy of the working directory (unless `request.in_place`); its run directories and temporary
+    files are moved into a scratch folder, too. The output of a script that fails at its first run is left in a log
+    file that the error names.
 
     Raises:
-        VerifyError: the script is missing, it raised in its first run, or it made no step that can be seen.
+        VerifyError: the script is missing, the working directory is too large to be copied, the script raised in its first run, or it made no step that can be seen.
         SignalledError: this process was told to end; all child processes have ended, and the scratch is gone.
 
     """
@@ -41,17 +43,22 @@ def verify(request: Request) -> Report:
     with scratch_folder(keep=request.keep) as scratch, VerifyProgress() as progress:
         if request.keep:
             progress.say(f"scratch: {scratch}")
-        runner = Runner(request, scratch, request.timeout)
+        folder = None if request.in_place else WorkingFolder.of(Path.cwd(), scratch)
+        runner = Runner(request, scratch, request.timeout, folder)
         return run_until_signalled(_Verification(request, runner, progress).report())
 
 
 def _check(request: Request) -> None:
     if not Path(request.script).is_file():
-        raise VerifyError(f"verify {request.script}: there is no such file.")
+        is_folder = Path(request.script).is_dir()
+        why = "is a folder; name the script in it" if is_folder else "there is no such file"
+        raise VerifyError(f"verify {request.script}: {why}.")
     if unknown := set(request.groups) - {*GROUPS, *KILLS}:
         raise InvalidArgumentError(
             f"--checks {','.join(sorted(unknown))}: choose from {','.join((*GROUPS, *KILLS))}."
         )
+    if not request.in_place:
+        check_size(Path.cwd())
 
 
 @dataclass
@@ -67,6 +74,7 @@ class _Verification:
         self.progress.begin((self.request.script, *self.request.args), self.request.seed)
         first = await self.runner.run(Process(), self._root("baseline"))
         baseline = self._must_have_run(first)
+        self.runner.forget(self._root("baseline"))
         if self.runner.timeout is None:
             self.runner.timeout = PATIENCE_S + PATIENCE * first.ended.seconds
         self.runner.on_end = self.progress.one_ended
@@ -82,11 +90,21 @@ class _Verification:
             final=baseline.final or "(no model was seen)",
             environment=environment_fingerprint(),
             rows=tuple(rows),
-            notes=(
-                *baseline.notes,
-                *(f"not seen: {item}" for item in (baseline.end or {}).get("not_seen", ())),
-            ),
+            notes=tuple(self._notes(baseline, facts)),
+            groups=self.request.groups,
         )
+
+    def _notes(self, baseline: Record, facts: Facts) -> list[str]:
+        notes = [*baseline.notes, *(f"not seen: {item}" for item in (baseline.end or {}).get("not_seen", ()))]
+        if self.request.in_place:
+            notes.append(
+                f"--in-place: files that the script itself writes below {Path.cwd()} were overwritten"
+            )
+        if self.request.steps is not None and not facts.uses_run:
+            notes.append(
+                "the script has no samebits.Run: its epochs were not shortened, so validation may not have been reached"
+            )
+        return notes
 
     def _must_have_run(self, first: Outcome) -> Record:
         failure = first.failure()
@@ -124,6 +142,7 @@ class _Verification:
             ended.append(outcome)
             if outcome.failure() or (process.kill is not None and not outcome.killed_as_planned):
                 break
+        self.runner.forget(self._root(check.name))
 
     async def _same_but_for_surroundings(self, judge: Judge, rows: list[Row]) -> list[Row]:
         """Tells a difference by the varied thing from one by the hash seed, which happened to do nothing before.
@@ -138,6 +157,7 @@ class _Verification:
                 self.progress.expect_more(1)
                 root = self._root(f"control {outcome.variant}")
                 plain = await self.runner.run(Process(), root, outcome.variant)
+                self.runner.forget(root)
                 found = judge.difference([plain.record] if plain.record else [])
                 if found is not None:
                     return self._again_differs(judge, rows, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -15,11 +16,9 @@ from samebits.audit.children import Ended, run_child
 from samebits.audit.plan import Process
 from samebits.audit.reading import Record, read_record
 from samebits.audit.spec import LaunchSpec
+from samebits.audit.verify_folder import WorkingFolder
 from samebits.errors import RecordError
 
-_PATIENT = {"OMP_WAIT_POLICY": "passive"}
-"""How OpenMP threads wait moves no bit. Spinning ones, in two processes that share the cores, wait for each other:
-measured on the digits example, 2 cores, 60 steps: two after another 10.5 s, two at once 26 s, passive 6.3 s."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Threads that wait give their core away: with the default (spinning), two runs at once took six times as long.
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
@@ -39,6 +38,8 @@ class Request:
     keep: bool = False
     seed: int = 0
     timeout: float | None = None
+    in_place: bool = False
+    """Run in the working directory itself, not in copies of it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class Runner:
     request: Request
     scratch: Path
     timeout: float | None = None
+    folder: WorkingFolder | None = None
+    """What each run root gets a copy of; None: the processes run in the working directory itself."""
     on_end: Callable[[], None] = lambda: None
     _count: int = 0
     _slots: asyncio.Semaphore = field(init=False)
@@ -106,25 +109,49 @@ class Runner:
         surroundings = Surroundings.draw(self.request.seed, number if variant is None else variant)
         home = self.scratch / str(number)
         async with self._slots:
-            command = self._prepare(process, home, run_root, surroundings)
-            environment = self._environment(process, home / "t", surroundings)
-            ended = await run_child(command, environment, home / "log", self.timeout)
+            spec = self._prepare(process, home, run_root, surroundings)
+            copy = (
+                None
+                if self.folder is None
+                else await asyncio.to_thread(self.folder.copy_to, self._copies(run_root))
+            )
+            environment = self._environment(process, home / "t", surroundings, copy)
+            ended = await run_child(self._command(spec, copy), environment, home / "log", self.timeout, copy)
         self.on_end()
         return Outcome(process, surroundings.variant, ended, _record_of(home / "record"))
 
-    def _prepare(self, process: Process, home: Path, run_root: Path, surroundings: Surroundings) -> list[str]:
-        """Makes the folders and the spec of a process; its command."""
+    def forget(self, run_root: Path) -> None:
+        """No further process of the check: its copy of the working directory makes room."""
+        if not self.request.keep:
+            shutil.rmtree(self._copies(run_root), ignore_errors=True)
+
+    def _copies(self, run_root: Path) -> Path:
+        """Not below the run root: a user's run directory that was copied, too, must not be resumed."""
+        return run_root.with_name(f"copy for {run_root.name}")
+
+    def _prepare(self, process: Process, home: Path, run_root: Path, surroundings: Surroundings) -> Path:
+        """Makes the folders and the spec of a process."""
         (home / "t").mkdir(parents=True)
         run_root.mkdir(exist_ok=True)
-        spec = self._spec(process, home / "record", run_root, surroundings).write(home / "spec.json")
-        launch = [sys.executable, "-m", "samebits.audit.launch", str(spec)]
-        return [*launch, self.request.script, *self.request.args]
+        return self._spec(process, home / "record", run_root, surroundings).write(home / "spec.json")
 
-    def _environment(self, process: Process, temporary: Path, surroundings: Surroundings) -> dict[str, str]:
+    def _command(self, spec: Path, copy: Path | None) -> list[str]:
+        script = self.request.script
+        if self.folder is not None and copy is not None:
+            script = self.folder.script_in(copy, script)
+        launch = [sys.executable, "-m", "samebits.audit.launch", str(spec)]
+        return [*launch, script, *self.request.args]
+
+    def _environment(
+        self, process: Process, temporary: Path, surroundings: Surroundings, copy: Path | None
+    ) -> dict[str, str]:
         """The user's own, but for what must not matter: where temporary files are, and the order of sets."""
         fixed = 0 if self.request.as_run else surroundings.hash_seed
         threads = {} if process.threads is None else dict.fromkeys(_THREADS, str(process.threads))
-        return {**_WAITING, **os.environ, **threads, "TMPDIR": str(temporary), "PYTHONHASHSEED": str(fixed)}
+        own = {"TMPDIR": str(temporary), "PYTHONHASHSEED": str(fixed)}
+        if copy is not None:
+            own["PWD"] = str(copy)  # what a shell's cd would have set
+        return {**_WAITING, **os.environ, **threads, **own}
 
     def _spec(self, process: Process, record: Path, run_root: Path, surroundings: Surroundings) -> LaunchSpec:
         steps, kill = self.request.steps, process.kill

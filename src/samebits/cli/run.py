@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from samebits.audit.launch import execute
+from samebits.audit.reading import read_record
 from samebits.audit.spec import LaunchSpec
-from samebits.errors import InvalidArgumentError
+from samebits.errors import InvalidArgumentError, RecordError
 
 SCRIPT_SEED = 0
 """What a script that sets no seed gets."""
@@ -34,6 +37,8 @@ def run(
     _fix_hash_seed()
     if not os.path.isfile(script):
         raise InvalidArgumentError(f"run {script}: there is no such file.")
+    if record is not None:
+        _check_record(Path(record), [script, *(args or ())])
     spec = LaunchSpec(record_dir=record, level=record_level, every=record_every, switch=True, seed=seed)
     raise typer.Exit(execute(script, list(args or ()), spec))
 
@@ -44,3 +49,16 @@ def _fix_hash_seed() -> None:
         os.environ["PYTHONHASHSEED"] = "0"
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - no shell is the point
+
+
+def _check_record(folder: Path, command: list[str]) -> None:
+    """A killed run's next process adds to its record; another script's records would be read as one run with it."""
+    found = None
+    with contextlib.suppress(RecordError):  # none there yet, or one of a process that died at its start
+        found = read_record(folder)
+    if found is None:
+        return
+    words, script = list(found.start["argv"]), found.start["script"]
+    recorded = words[words.index(script) :] if script in words else [script]
+    if recorded != command:
+        raise RecordError(f"{folder} already holds a record of {' '.join(recorded)}; choose another folder.")

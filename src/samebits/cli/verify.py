@@ -42,6 +42,13 @@ def verify(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the scratch folder, and print where it is.")
     ] = False,
+    in_place: Annotated[
+        bool,
+        typer.Option(
+            "--in-place",
+            help="Run in the current folder itself: files the script writes there are overwritten.",
+        ),
+    ] = False,
     seed: Annotated[
         int | None, typer.Option(help="Draws where to kill, hash seeds and listing orders. [default: random]")
     ] = None,
@@ -51,8 +58,12 @@ def verify(
 ) -> None:
     """Prove that SCRIPT gives the same bits: run again, killed and resumed, with other workers and threads.
 
-    Each run is a fresh process in a scratch folder; your run directories are neither read nor written. Options
-    stand before SCRIPT or directly behind it; the first other word, or `--`, begins the script's arguments.
+    Each run is a fresh process that works in a copy of the current folder, of at most 200 MB and 20000 files, without
+    .git and virtual environments. Run directories of samebits.Run are moved to a scratch folder: yours are neither
+    read nor written. Absolute paths that the script writes, and what it writes outside of the current folder
+    (../results), are its own: they are written.
+
+    Options stand before SCRIPT or directly behind it; the first other word, or `--`, begins the script's arguments.
 
     Exit status: 0 all promised rows are equal, 1 one is not, 2 it could not be found out.
     """
@@ -68,6 +79,7 @@ def verify(
         keep=keep,
         seed=secrets.randbelow(10**6) if seed is None else seed,
         timeout=timeout,
+        in_place=in_place,
     )
     try:
         report = run_checks(request)
