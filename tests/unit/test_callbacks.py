@@ -9,6 +9,9 @@ from samebits.callbacks import Callback, EarlyStopping, ReduceLROnPlateau
 from samebits.errors import InvalidArgumentError
 
 
+SGD = torch.optim.SGD([torch.zeros(1)], 0.1)
+
+
 class View:
     """What a callback sees of a trainer."""
 
@@ -103,8 +106,12 @@ def test_a_missing_metric_is_named():
         (lambda: EarlyStopping(mode="least"), "mode='least'"),
         (lambda: EarlyStopping(patience=-1), "patience=-1"),
         (lambda: ReduceLROnPlateau(None, factor=1.5), "factor=1.5"),
+        (lambda: samebits.Trainer(nn.Linear(1, 1), None, SGD, callbacks=[EarlyStopping]), "Give an instance"),
+        (lambda: samebits.Trainer(nn.Linear(1, 1), None, SGD, callbacks=EarlyStopping()), "give a list"),
+        (lambda: samebits.Trainer(nn.Linear(1, 1), SGD, print), "swapped"),
+        (lambda: type("Mine", (Callback,), {"on_epoch_ends": print}), "no hook on_epoch_ends"),
         (
-            lambda: samebits.Trainer(nn.Linear(1, 1), None, None, callbacks=[print]),
+            lambda: samebits.Trainer(nn.Linear(1, 1), None, SGD, callbacks=[print]),
             "not a samebits.callbacks.Callback",
         ),
     ],

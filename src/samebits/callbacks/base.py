@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
+from samebits.errors import InvalidArgumentError
+
 
 class TrainerView(Protocol):
     """What a callback may use of the trainer."""
@@ -25,6 +27,16 @@ class Callback:
     A callback that remembers anything from one call to the next must return it from `state_dict` and take it back
     in `load_state_dict`: training may be killed between any two calls. Values are plain or tensors.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses a hook that nobody would call."""
+        super().__init_subclass__(**kwargs)
+        hooks = [name for name in vars(Callback) if name.startswith("on_")]
+        for name in vars(cls):
+            if name.startswith("on_") and name not in hooks:
+                raise InvalidArgumentError(
+                    f"class {cls.__name__}: there is no hook {name}. Hooks are {', '.join(hooks)}."
+                )
 
     def on_train_begin(self, trainer: TrainerView) -> None:
         """Once per process, before the first step (after a restore, too)."""

@@ -6,9 +6,12 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils.data import get_worker_info
 
 from samebits.context import Words
@@ -34,8 +37,13 @@ class BatchMaker:
     def __getitem__(self, task: Task) -> Any:
         if get_worker_info() is not None:
             return self._make(task)
+        threads = torch.get_num_threads()
         with generators.preserved():
-            return self._make(task)
+            torch.set_num_threads(1)  # as in a worker: a large sum has other bits with more
+            try:
+                return self._make(task)
+            finally:
+                torch.set_num_threads(threads)
 
     def _make(self, task: Task) -> Any:
         data = self._single_element(task) if self._single else self._elements(task)
@@ -78,11 +86,34 @@ class WorkerInit:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._parent:  # it died before the line above
                 os._exit(1)
+        _outlive_sigterm(self._parent)
         info = get_worker_info()
         assert info is not None
         object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined] (slots, frozen)
         if self._user_function is not None:
             self._user_function(worker)
+
+
+@contextmanager
+def sigterm_blocked() -> Iterator[None]:
+    """SIGTERM waits until the block is over; processes that are forked inside begin with it blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _outlive_sigterm(parent: int) -> None:
+    """SIGTERM ends this worker only when the parent sends it: a whole group is sent it, and the run commits first."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def finished(batch: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 import torch.utils.data as torch_data
 
 from samebits.context import Words, process
-from samebits.data.batch import BatchMaker, WorkerInit, finished
+from samebits.data.batch import BatchMaker, WorkerInit, finished, sigterm_blocked
 from samebits.data.order import IndexOrder, Order, SamplerOrder, Task
 from samebits.errors import (
     EmptyDatasetError,
@@ -129,6 +129,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
             )
         self._next, self._live = (epoch, batch), None
 
+    def forget_iteration(self) -> None:
+        """An iteration that was abandoned is over: the position is where the next `iter()` starts."""
+        self._live = None
+
     def fingerprint(self) -> dict[str, Any]:
         """What the stream of batches is made of, as plain values; a saved position holds only for an equal one."""
         return {
@@ -172,7 +176,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def _batches(self, key: Words, epoch: int, start: int, *, counted: bool) -> Iterator[T_co]:
         self._stream.tasks = self._order.tasks(key, epoch, start)
-        inner = iter(self._inner)  # takes the stream's tasks now
+        with sigterm_blocked():  # workers are born with it blocked, see WorkerInit
+            inner = iter(self._inner)  # takes the stream's tasks now
         return _counting(self, inner, epoch, start) if counted else inner
 
     def _root_seed(self) -> int:

@@ -6,7 +6,7 @@ import torch
 
 from samebits import random
 from samebits.context import Words, process
-from samebits.errors import InvalidArgumentError
+from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random import words
 
 
@@ -52,10 +52,21 @@ class Dropout(torch.nn.Dropout):
                 "samebits.nn.Dropout in a run that does not know it: give its model to Run(model=model), so that the "
                 "layer is keyed by its path, or name it: Dropout(name='head')."
             )
+        if torch._C._current_graph_task_id() != -1:
+            self._check_recomputed()
+            return words.fold(run_key, "dropout", self.layer_name, position.step, 1)
         if position.step != self._step:
             self._step, self._calls = position.step, 0
         self._calls += 1
         return words.fold(run_key, "dropout", self.layer_name, position.step, self._calls)
+
+    def _check_recomputed(self) -> None:
+        """Inside backward, activation checkpointing repeats a forward: it must draw that forward's mask."""
+        if self._calls != 1:
+            raise UnimplementedError(
+                f"samebits.nn.Dropout {self.layer_name!r} was called {self._calls} times in this step and is repeated by "
+                "activation checkpointing, which does not tell which call it repeats. Use one layer per call."
+            )
 
 
 def name_layers(module: torch.nn.Module, prefix: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
+import signal
 import sys
 import time
 import warnings
@@ -28,8 +30,9 @@ from samebits.errors import (
 )
 from samebits.nn import name_layers
 from samebits.random import generators, words
-from samebits.train import origin, state
+from samebits.train import fits, origin, state
 from samebits.train.cadence import Cadence
+from samebits.train.fits import check_compiled
 from samebits.train.preemption import EXIT_PREEMPTED, Preemption
 from samebits.train.source import check_loader
 from samebits.train.steps import Loops, Steps
@@ -118,6 +121,7 @@ class Run:
                 f"Run({name}={type(thing).__name__}(...)): it has no state_dict and load_state_dict. Give it both, or "
                 f"keep its plain values in run.state."
             )
+        check_compiled(name, thing)
         if self._entered and self._restored is not None and name not in self._restored["objects"]:
             raise RunMismatchError(
                 f"Run.add({name!r}): the commit in {self.run_dir} holds no object of that name."
@@ -152,7 +156,7 @@ class Run:
         clean = kind is None
         try:
             if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
-                self._loops.finish()
+                self._loops.finish(stopped=True)
                 self._commit()
         finally:
             process.position = None
@@ -199,8 +203,13 @@ class Run:
         notify("logged", self, values)
 
     def commit(self) -> None:
-        """Asks for a commit at the end of the current iteration (state is complete only between two of them)."""
+        """Asks for a commit at the end of the current iteration (state is complete only between two of them).
+
+        Behind a loop that has ended it commits at once.
+        """
         self._commit_asked = True
+        if process.position is None and self._loops.current is None and self._loops.done:
+            self._commit()
 
     def stop(self) -> None:
         """Ends the loop after this iteration: it counts as finished, and is committed."""
@@ -218,21 +227,29 @@ class Run:
     def _resume(self, manifest: Manifest, saved: dict[str, Any]) -> None:
         where = str(self.run_dir)
         origin.check_environment(manifest, where, allow_changed=self._allow_changed_environment)
-        state.check_fits(self.objects, saved, where, complete=False)
+        fits.check_fits(self.objects, saved, where, complete=False)
         origin.keep_threads(manifest)
         self._restored = saved
         self._loops.load(saved["loops"])
         self.resumed = True
         if self.objects.keys() == saved["objects"].keys():  # else run.add is still to come, before the loop
             self.restore()
+        self._tell(manifest)
+
+    def _tell(self, manifest: Manifest) -> None:
+        at = manifest.position
+        if manifest.finished:
+            text = f"the run in {self.run_dir} has finished ({manifest.step} steps); code behind its loops runs again"
+        else:
+            text = f"resumed {self.run_dir} at step {at['step']} (epoch {at['epoch']}, batch {at['batch_index']})"
+        print(f"samebits: {text}", file=sys.stderr)
 
     def restore(self) -> None:
         """Puts the committed state back into the objects (again, where a loop resumes)."""
         assert self._restored is not None
-        state.check_fits(self.objects, self._restored, str(self.run_dir))
+        fits.check_fits(self.objects, self._restored, str(self.run_dir))
         state.restore(self.objects, self._restored, str(self.run_dir))
-        self.state.clear()
-        self.state.update(self._restored["run_state"])
+        self.state.refill(copy.deepcopy(self._restored["run_state"]))
 
     def between(self, position: Position, *, over: bool) -> None:
         """Between two iterations: commit if it is time, and leave if SIGTERM came."""
@@ -241,7 +258,7 @@ class Run:
         if over or due or self._commit_asked or self._preemption.requested:
             self._commit(position)
         if self._preemption.requested:
-            self._leave(position)
+            self._leave()
 
     def end_loop(self, loop: str) -> None:
         """Code behind a loop draws from the same generators, whether the loop ran or had finished before."""
@@ -261,7 +278,7 @@ class Run:
         position = position or self._loops.position()
         started = time.perf_counter()
         saved = state.gather(self.objects)
-        state.check_copies(self.state, saved["objects"])
+        fits.check_copies(self.state, saved["objects"])
         saved["run_state"] = dict(self.state)
         saved["loops"] = self._loops.state()
         self._store.commit(
@@ -276,10 +293,15 @@ class Run:
         self._cadence.took(time.perf_counter() - started)
         notify("committed", self, position)
 
-    def _leave(self, position: Position | None = None) -> None:
-        where = "" if position is None else f" at step {position.step}"
+    def _leave(self) -> None:
+        """After SIGTERM: says what is durable, and ends the program."""
+        if self._store is None:
+            print("samebits: SIGTERM: nothing was saved, the run has no run_dir", file=sys.stderr)
+            raise SystemExit(128 + signal.SIGTERM)
+        last = self._store.last
+        durable = "nothing was committed" if last is None else f"committed at step {last.step}"
         print(
-            f"samebits: SIGTERM: committed{where} in {self.run_dir}; start the same command again to resume",
+            f"samebits: SIGTERM: {durable} in {self.run_dir}; start the same command again to resume",
             file=sys.stderr,
         )
         raise SystemExit(EXIT_PREEMPTED)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from samebits.context import Words
+from samebits.context import Position, Words, process
 from samebits.data import DataLoader
-from samebits.errors import EmptyDatasetError, InvalidArgumentError
+from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random import generators, words
 
 _END = object()
@@ -26,6 +27,8 @@ class Source:
         self._iterator: Iterator[Any] | None = None
         self._ahead: Any = None
         self._epoch_state: Any = None
+        if isinstance(loader, DataLoader):
+            loader.forget_iteration()  # of somebody who looked at a first batch
 
     def state(self) -> Any:
         """What a commit keeps of the loader, plain values and tensors."""
@@ -52,7 +55,7 @@ class Source:
             self._begin(epoch, batch_index)
         batch, ends = self._take(epoch, batch_index)
         if ends:
-            self._end_epoch(epoch)
+            self._end_epoch()
         return batch, ends
 
     def _begin(self, epoch: int, batch_index: int) -> None:
@@ -60,8 +63,7 @@ class Source:
             self._iterator = iter(self._loader)
             return
         self._epoch_state = _loader_state(self._loader)
-        with generators.preserved():
-            generators.fill(words.fold(self._key, "epoch", epoch))
+        with self._at(epoch, "epoch", epoch):
             self._iterator = iter(self._loader)
         for replayed in range(batch_index):
             self._draw(epoch, replayed)
@@ -87,17 +89,30 @@ class Source:
         assert self._iterator is not None
         if isinstance(self._loader, DataLoader):
             return next(self._iterator, _END)
-        with generators.preserved():  # what the iterable draws is a function of the position, too
-            generators.fill(words.fold(self._key, "batch", epoch, batch_index))
+        with self._at(epoch, "batch", epoch, batch_index):
             return next(self._iterator, _END)
 
-    def _end_epoch(self, epoch: int) -> None:
+    @contextmanager
+    def _at(self, epoch: int, *path: int | str) -> Iterator[None]:
+        """What the iterable draws, and a samebits loader that it wraps, are a function of the position, too."""
+        with generators.preserved():
+            generators.fill(words.fold(self._key, *path))
+            process.position = Position("loader", epoch, 0, epoch)
+            try:
+                yield
+            finally:
+                process.position = None
+
+    def finish(self) -> Any:
+        """The loop is over: lets go of the iterator and returns where the loader stands."""
+        self._end_epoch()
+        return self.state()
+
+    def _end_epoch(self) -> None:
         """Lets go of the iterator; the loader stands at the start of the next epoch."""
         self._iterator, self._ahead = None, None
         if isinstance(self._loader, DataLoader):
-            state = self._loader.state_dict()
-            if state["batch_index"]:
-                self._loader.load_state_dict({**state, "epoch": state["epoch"] + 1, "batch_index": 0})
+            self._loader.forget_iteration()
 
 
 def check_loader(loader: Any) -> None:
@@ -110,6 +125,11 @@ def check_loader(loader: Any) -> None:
         raise InvalidArgumentError(
             f"Run.steps(loader={type(loader).__name__}): an iterator can be read only once, so it cannot be resumed. "
             "Pass what it was made of: a samebits.data.DataLoader, a list, or any object whose __iter__ starts anew."
+        )
+    if getattr(loader, "persistent_workers", False) and not isinstance(loader, DataLoader):
+        raise UnimplementedError(
+            "Run.steps: torch's DataLoader with persistent_workers=True keeps generators in its workers from epoch to "
+            "epoch, which nobody can save. Use samebits.data.DataLoader (same arguments)."
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from samebits.checkpoint import encode
-from samebits.errors import RunMismatchError, UnsavableStateError
+from samebits import digest
+from samebits.errors import InvalidArgumentError, RunMismatchError
 
 
 @runtime_checkable
@@ -36,122 +37,135 @@ class RunState(dict[str, Any]):
             ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(dict, name):
+            raise InvalidArgumentError(
+                f"run.state.{name} = ...: a dict has a method of that name. Choose another."
+            )
         self[name] = value
 
     def __delattr__(self, name: str) -> None:
         del self[name]
 
+    def refill(self, saved: dict[str, Any]) -> None:
+        """Takes the saved values, inside lists and dicts that the program may have in hand already."""
+        _refill(self, saved)
+
 
 def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
     """The state of all objects, and of modules and parameters what state_dict leaves out but training changes.
 
-    That is: gradients that are alive between two steps, train/eval modes, `requires_grad`, and buffers that are
-    registered as not persistent.
+    That is: gradients that are alive between two steps, `requires_grad`, parameters that only an optimizer knows,
+    train/eval modes, and buffers that are registered as not persistent.
     """
     modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+    parameters = dict(_parameters(objects))
     return {
+        "types": {name: type(thing).__qualname__ for name, thing in objects.items()},
         "objects": {name: thing.state_dict() for name, thing in objects.items()},
-        "grads": [parameter.grad for parameter in _parameters(objects.values())],
-        "requires_grad": [parameter.requires_grad for parameter in _parameters(objects.values())],
+        "grads": {path: parameter.grad for path, parameter in parameters.items()},
+        "requires_grad": {path: parameter.requires_grad for path, parameter in parameters.items()},
+        "optimizer_only": {path: p.detach() for path, p in parameters.items() if ".param_groups." in path},
         "training": {name: [m.training for m in module.modules()] for name, module in modules.items()},
-        "buffers": {name: _unsaved_buffers(module) for name, module in modules.items()},
+        "buffers": {name: unsaved_buffers(module) for name, module in modules.items()},
     }
 
 
-def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
-    """Raises when a tensor in `run.state` is one that an object trains on: it would be cut off by a resume."""
-    kept = encode(dict(run_state))[1]
-    if not kept:
-        return
-    trained = {_memory(tensor): path for path, tensor in encode(dict(objects))[1].items()}
-    for path, tensor in kept.items():
-        if tensor.numel() and _memory(tensor) in trained:
-            raise UnsavableStateError(
-                f"run.state.{path} is the memory of {trained[_memory(tensor)]}: it changes with it now, and would be a "
-                "copy after a resume. Keep a copy: copy.deepcopy(model.state_dict()), or tensor.clone()."
+def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
+    """Loads a gathered state into the objects, and checks that it has come back bit for bit.
+
+    Raises `RunMismatchError` when an object refuses its state, or does not have it afterwards.
+    """
+    own = copy.deepcopy(saved)  # an optimizer goes on with the tensors that it is given
+    for name, thing in objects.items():
+        try:
+            thing.load_state_dict(own["objects"][name])
+        except Exception as error:
+            raise RunMismatchError(
+                f"{where}: {name}.load_state_dict refused the saved state: {error}. Objects must be as they were when "
+                "the run was entered (parameter groups added, lazy layers built); else use another run directory."
+            ) from error
+        if isinstance(thing, torch.optim.Optimizer):
+            _restore_dtypes(thing, own["objects"][name])
+    for path, parameter in _parameters(objects):
+        if path in own["optimizer_only"]:
+            parameter.data.copy_(own["optimizer_only"][path])
+        parameter.requires_grad_(own["requires_grad"][path])
+        grad = own["grads"][path]
+        parameter.grad = None if grad is None else grad.to(parameter.device)
+    for name, modes in own["training"].items():
+        _restore_module(objects[name], modes, own["buffers"][name])
+    _check_came_back(objects, saved, where)
+
+
+def _restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.Tensor]) -> None:
+    for child, training in zip(module.modules(), modes, strict=True):
+        child.training = training
+    for path, value in unsaved_buffers(module).items():
+        value.copy_(buffers[path])
+
+
+def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """`Optimizer.load_state_dict` casts what it is given to the parameter's dtype; NAdam's products lose bits by it."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, values in saved["state"].items():
+        mine = optimizer.state[parameters[index]]
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and mine[name].dtype != value.dtype:
+                mine[name] = value.to(mine[name].device)
+
+
+def _check_came_back(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
+    for name, thing in objects.items():
+        if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
+            continue
+        now = dict(digest.leaves(thing.state_dict()))
+        lost = [path for path, bits in digest.leaves(saved["objects"][name]) if now.get(path) != bits]
+        if lost:
+            raise RunMismatchError(
+                f"{where}: {name} does not have the saved state after load_state_dict ({', '.join(lost[:3])}): the "
+                "program is another one (another dtype?), or the class loses it. Use the program that made the commit."
             )
 
 
-def check_fits(
-    objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str, *, complete: bool = True
-) -> None:
-    """Raises `RunMismatchError`, before anything is changed, when the state is of another program.
-
-    Unless `complete`, objects of the state may be missing yet.
-    """
-    problems = []
-    for name in sorted({*objects, *saved["objects"]}):
-        if name not in saved["objects"]:
-            problems.append(f"{name!r} is not in the commit")
-        elif name not in objects:
-            problems += [f"the commit holds {name!r}, which was not given to Run"] if complete else []
-        elif isinstance(module := objects[name], torch.nn.Module):
-            problems += _shape_differences(name, module.state_dict(), saved["objects"][name])
-    if complete and not problems and len(saved["grads"]) != sum(1 for _ in _parameters(objects.values())):
-        problems.append("another number of parameters")
-    if problems:
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise RunMismatchError(
-            f"{where} belongs to another program: {'; '.join(problems[:5])}{more}. "
-            "Use another run directory, or the program that made it."
-        )
+def _refill(target: Any, saved: Any) -> Any:
+    if isinstance(target, list) and isinstance(saved, list):
+        target[:] = saved
+        return target
+    if isinstance(target, dict) and isinstance(saved, dict):
+        for name in [name for name in target if name not in saved]:
+            del target[name]
+        for name, value in saved.items():
+            target[name] = _refill(target.get(name), value)
+        return target
+    return saved
 
 
-def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
-    """Loads a gathered state into the objects."""
-    for name, thing in objects.items():
-        try:
-            thing.load_state_dict(saved["objects"][name])
-        except Exception as error:
-            raise RunMismatchError(
-                f"{where}: {name}.load_state_dict refused the saved state: {error}. "
-                "Use another run directory, or the program that made it."
-            ) from error
-    flags = zip(_parameters(objects.values()), saved["grads"], saved["requires_grad"], strict=True)
-    for parameter, grad, requires_grad in flags:
-        parameter.requires_grad_(requires_grad)
-        parameter.grad = None if grad is None else grad.to(parameter.device)
-    for name, modes in saved["training"].items():
-        module = objects[name]
-        assert isinstance(module, torch.nn.Module)
-        for child, training in zip(module.modules(), modes, strict=True):
-            child.training = training
-        for path, value in _unsaved_buffers(module).items():
-            value.copy_(saved["buffers"][name][path])
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _parameters(objects: Iterable[Any]) -> Iterable[torch.Tensor]:
-    """Every parameter of the modules and optimizers among `objects`, once, in a fixed order."""
+def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter of the modules, then of the optimizers among `objects`, once, by its path."""
     seen: set[int] = set()
-    for thing in objects:
-        if isinstance(thing, torch.nn.Module):
-            candidates: Iterable[torch.Tensor] = thing.parameters()
-        elif isinstance(thing, torch.optim.Optimizer):
-            candidates = (p for group in thing.param_groups for p in group["params"])
-        else:
-            continue
-        for parameter in candidates:
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield parameter
+    modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+    optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, torch.optim.Optimizer)}
+    named = [
+        (f"{name}.{path}", p) for name in sorted(modules) for path, p in modules[name].named_parameters()
+    ]
+    named += [
+        (f"{name}.param_groups.{number}.{index}", parameter)
+        for name in sorted(optimizers)
+        for number, group in enumerate(optimizers[name].param_groups)
+        for index, parameter in enumerate(group["params"])
+    ]
+    for path, parameter in named:
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield path, parameter
 
 
-def _unsaved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def parameter_paths(objects: Mapping[str, Any]) -> set[str]:
+    """The paths under which a commit keeps the gradients."""
+    return {path for path, _ in _parameters(objects)}
+
+
+def unsaved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that are registered as not persistent: state_dict leaves them out, and training may change them."""
     saved = module.state_dict().keys()
     return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
-
-
-def _shape_differences(name: str, mine: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
-    problems = []
-    for path in sorted({*mine, *saved}):
-        before, after = saved.get(path), mine.get(path)
-        if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
-            if before.shape != after.shape:
-                problems.append(f"{name}.{path} had shape {tuple(before.shape)}, has {tuple(after.shape)}")
-        elif (path in mine) != (path in saved):
-            problems.append(f"{name}.{path} is only in {'the model' if path in mine else 'the commit'}")
-    return problems

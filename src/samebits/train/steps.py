@@ -41,7 +41,8 @@ class Loops:
     """The loops of a run: those that are done, the one under way, the number of the next step."""
 
     step: int = 0
-    done: list[str] = field(default_factory=list)
+    done: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per loop that is over: its next epoch, whether it was stopped before its epochs, and where its loader stands."""
     current: Loop | None = None
     saved: dict[str, Any] | None = None
     """The current loop of the commit that was restored, until that loop has taken it up."""
@@ -56,29 +57,31 @@ class Loops:
         self._names.append(name)
         return Loop(name)
 
-    def finish(self) -> None:
+    def finish(self, *, stopped: bool) -> None:
         """The current loop is done."""
-        assert self.current is not None
-        self.done.append(self.current.name)
+        loop = self.current
+        assert loop is not None
+        loader = None if loop.source is None else loop.source.finish()
+        self.done[loop.name] = {"epoch": loop.epoch, "stopped": stopped, "loader": loader}
         self.current = None
 
     def position(self) -> Position:
         """The position between two steps."""
-        loop = self.current or Loop(self.done[-1] if self.done else "")
+        loop = self.current or Loop(next(reversed(self.done), ""))
         return Position(loop.name, loop.epoch, loop.batch_index, self.step)
 
     def state(self) -> dict[str, Any]:
         """What a commit keeps: plain values (and the states of private generators of a loader)."""
         loop = self.current
         if loop is None:
-            return {"step": self.step, "done": list(self.done), "current": None}
+            return {"step": self.step, "done": dict(self.done), "current": None}
         current: dict[str, Any] = {"name": loop.name, "epoch": loop.epoch, "batch_index": loop.batch_index}
         current["loader"] = None if loop.source is None else loop.source.state()
-        return {"step": self.step, "done": list(self.done), "current": current}
+        return {"step": self.step, "done": dict(self.done), "current": current}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Takes up a committed state; the loop that it stands in must come next."""
-        self.step, self.done, self.saved = saved["step"], list(saved["done"]), saved["current"]
+        self.step, self.done, self.saved = saved["step"], dict(saved["done"]), saved["current"]
 
 
 class Owner(Protocol):
@@ -134,7 +137,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
         notify("boundary", self._run, position, sys._getframe(1))
         if self._ended():
-            loops.finish()
+            loops.finish(stopped=self._run.stop_asked)
             self._over = True
             self._run.between(position, over=True)
             self._run.end_loop(loop.name)
@@ -163,10 +166,12 @@ class Steps(Iterator[tuple[Step, Any]]):
         loops = run._loops
         self._source = loop.source = Source(self._loader, self._key, process.overrides.batches_per_epoch)
         if loop.name in loops.done:
-            self._over = True
-            if loops.saved is None and loops.done[-1] == loop.name:
-                run.restore()  # what ran in between (a fresh head, say) was part of the state, or came after it
+            self._resume_done(loops.done[loop.name])
             return
+        if loops.current is not None:  # the loop before was left by `break`
+            loops.step += 1
+            loops.finish(stopped=True)
+            run.end_loop(loop.name)
         loops.current = loop
         if loops.saved is None:
             return
@@ -179,6 +184,25 @@ class Steps(Iterator[tuple[Step, Any]]):
         run.restore()
         loop.epoch, loop.batch_index = saved["epoch"], saved["batch_index"]
         self._source.load(saved["loader"], loop.batch_index)
+
+    def _resume_done(self, end: dict[str, Any]) -> None:
+        """The loop was over when the commit was made: it yields nothing, or goes on when more epochs are asked for."""
+        run, loop = self._run, self._loop
+        loops = run._loops
+        assert self._source is not None
+        last = loops.saved is None and next(reversed(loops.done)) == loop.name
+        self._over = end["stopped"] or end["epoch"] >= self._epochs
+        if not self._over and not last:
+            raise RunMismatchError(
+                f"Run.steps(name={loop.name!r}, epochs={self._epochs}): in {run.run_dir} this loop ended after "
+                f"{end['epoch']} epochs, and others followed. Ask for as many, or use another run directory."
+            )
+        if last:
+            run.restore()  # what ran in between (a fresh head, say) was part of the state, or came after it
+        self._source.load(end["loader"], 0)
+        if not self._over:
+            del loops.done[loop.name]
+            loops.current, loop.epoch = loop, end["epoch"]
 
     def _ended(self) -> bool:
         limit = process.overrides.stop_after_steps

@@ -40,7 +40,17 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InvalidArgumentError(
+                f"Trainer(model, loss_fn, optimizer): the optimizer is a {type(optimizer).__name__}. Was the order swapped?"
+            )
+        if isinstance(callbacks, Callback):
+            raise InvalidArgumentError("Trainer(callbacks=...): give a list of callbacks, [callback].")
         for callback in callbacks:
+            if isinstance(callback, type):
+                raise InvalidArgumentError(
+                    f"Trainer(callbacks=[{callback.__name__}]): a class. Give an instance, {callback.__name__}(...)."
+                )
             if not isinstance(callback, Callback):
                 raise InvalidArgumentError(
                     f"Trainer(callbacks=[{callback!r:.60}]): not a samebits.callbacks.Callback. Derive it from that "

@@ -1,0 +1,113 @@
+"""Checks before a state is saved or restored: is it whole, and does it belong to this program?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from samebits.checkpoint import encode
+from samebits.errors import RunMismatchError, UnimplementedError, UnsavableStateError
+from samebits.train.state import RunState, Stateful, parameter_paths, unsaved_buffers
+
+
+def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
+    """Raises when a tensor in `run.state` is one that an object trains on, or is part of a graph: a resume cuts it off."""
+    kept = dict(_tensors(run_state))
+    if not kept:
+        return
+    trained = {_memory(tensor): path for path, tensor in encode(dict(objects))[1].items()}
+    for path, tensor in kept.items():
+        if tensor.requires_grad:
+            raise UnsavableStateError(
+                f"run.state.{path} requires grad, which a commit cannot keep. Store tensor.detach()."
+            )
+        if tensor.numel() and _memory(tensor) in trained:
+            raise UnsavableStateError(
+                f"run.state.{path} is the memory of {trained[_memory(tensor)]}: it changes with it now, and would be a "
+                "copy after a resume. Keep a copy: copy.deepcopy(model.state_dict()), or tensor.clone()."
+            )
+
+
+def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping | list | tuple):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for name, item in items:
+            yield from _tensors(item, f"{path}.{name}" if path else str(name))
+
+
+def check_fits(
+    objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str, *, complete: bool = True
+) -> None:
+    """Raises `RunMismatchError`, before anything is changed, when the state is of another program.
+
+    Unless `complete`, objects of the state may be missing yet.
+    """
+    problems: list[str] = []
+    for name in sorted({*objects, *saved["objects"]}):
+        if name not in saved["objects"]:
+            problems.append(f"{name!r} is not in the commit")
+        elif name not in objects:
+            problems += [f"the commit holds {name!r}, which was not given to Run"] if complete else []
+        else:
+            problems += _differences(name, objects[name], saved)
+    if complete and not problems:
+        problems += [
+            f"{path} is no parameter of both" for path in sorted(parameter_paths(objects) ^ {*saved["grads"]})
+        ]
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise RunMismatchError(
+            f"{where} belongs to another program: {'; '.join(problems[:5])}{more}. "
+            "Use another run directory, or the program that made it."
+        )
+
+
+def check_compiled(name: str, thing: Any) -> None:
+    """Refuses a compiled module whose code depends on the shapes that this process has met so far."""
+    context = getattr(thing, "dynamo_ctx", None)
+    if type(thing).__name__ == "OptimizedModule" and getattr(context, "_dynamic", None) is not False:
+        raise UnimplementedError(
+            f"Run({name}=torch.compile(...)): with automatic dynamic shapes the compiled code depends on which batch "
+            "sizes came before, and a resumed process has met others. Use torch.compile(model, dynamic=False)."
+        )
+
+
+def _differences(name: str, thing: Stateful, saved: Mapping[str, Any]) -> list[str]:
+    then, now = saved["types"][name], type(thing).__qualname__
+    if then != now:
+        return [f"{name} was a {then}, is a {now}"]
+    if isinstance(thing, torch.nn.Module):
+        buffers = _shape_differences(name, unsaved_buffers(thing), saved["buffers"][name])
+        return _shape_differences(name, thing.state_dict(), saved["objects"][name]) + buffers
+    if isinstance(thing, torch.optim.Optimizer):
+        before = [len(group["params"]) for group in saved["objects"][name]["param_groups"]]
+        after = [len(group["params"]) for group in thing.param_groups]
+        if before != after:
+            cure = "add_param_group must come before the run is entered"
+            return [f"{name} had parameter groups of {before} parameters, has {after} ({cure})"]
+    return []
+
+
+def _shape_differences(name: str, mine: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for path in sorted({*mine, *saved}):
+        before, after = saved.get(path), mine.get(path)
+        if isinstance(after, torch.nn.parameter.UninitializedTensorMixin):
+            problems.append(
+                f"{name}.{path} is lazy: run one batch through the model before the run is entered"
+            )
+        elif isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+            if (before.shape, before.dtype) != (after.shape, after.dtype):
+                then, now = (f"{tuple(t.shape)} {t.dtype}".replace("torch.", "") for t in (before, after))
+                problems.append(f"{name}.{path} had shape {then}, has {now}")
+        elif (path in mine) != (path in saved):
+            problems.append(f"{name}.{path} is only in {'the model' if path in mine else 'the commit'}")
+    return problems
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
