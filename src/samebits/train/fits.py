@@ -96,7 +96,9 @@ def _shape_differences(name: str, mine: Mapping[str, Any], saved: Mapping[str, A
     problems = []
     for path in sorted({*mine, *saved}):
         before, after = saved.get(path), mine.get(path)
-        if isinstance(after, torch.nn.parameter.UninitializedTensorMixin):
+        if isinstance(
+            after, torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer
+        ):
             problems.append(
                 f"{name}.{path} is lazy: run one batch through the model before the run is entered"
             )
