@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from samebits.audit.verify_child import Surroundings
+from samebits.audit.verify.child import Surroundings
 
 HEAD = """
 import os, sys, time

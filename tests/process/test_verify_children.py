@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from samebits.audit.children import SignalledError, run_child, run_until_signalled, scratch_folder
+from samebits.audit.verify.children import SignalledError, run_child, run_until_signalled, scratch_folder
 
 DAEMON = (
     "import os, time\n"
@@ -69,7 +69,7 @@ def test_a_process_that_left_its_group_ends_with_the_scratch():
 PARENT = """
 import os, sys
 from pathlib import Path
-from samebits.audit.children import SignalledError, run_child, run_until_signalled, scratch_folder
+from samebits.audit.verify.children import SignalledError, run_child, run_until_signalled, scratch_folder
 with scratch_folder() as folder:
     print(folder, flush=True)
     environment = {**os.environ, "TMPDIR": f"{folder}/t"}

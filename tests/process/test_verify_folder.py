@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from samebits.audit.compare import Difference
-from samebits.audit.plan import Check
-from samebits.audit.report_cures import cure_of
-from samebits.audit.verify_folder import MOST_BYTES, MOST_FILES, WorkingFolder, check_size
+from samebits.audit.verify.plan import Check
+from samebits.audit.verify.cures import cure_of
+from samebits.audit.verify.folder import MOST_BYTES, MOST_FILES, WorkingFolder, check_size
 from samebits.errors import VerifyError
 
 WRITES = """

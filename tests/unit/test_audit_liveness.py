@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from samebits.audit.liveness import carried, names_read
+from samebits.audit.record.liveness import carried, names_read
 
 SEEN = []
 

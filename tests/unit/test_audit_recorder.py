@@ -11,9 +11,9 @@ import torch
 import samebits.data
 import samebits.random
 from samebits.audit.compare import first_difference, unstable
-from samebits.audit.reading import read_record
-from samebits.audit.record import Recorder, recording
-from samebits.audit.recordfile import RecordFile
+from samebits.audit.record.reading import read_record
+from samebits.audit.record.recorder import Recorder, recording
+from samebits.audit.record.file import RecordFile
 from samebits.callbacks import Callback
 from samebits.errors import RecordError
 from samebits.train import Run, Trainer

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from samebits.audit.loaders import loader_workers
-from samebits.audit.observe import TorchListener, torch_hooks
+from samebits.audit.record.observe import TorchListener, torch_hooks
 from samebits.audit.perturb import listing_order
 from samebits.audit.spec import LaunchSpec, read_spec
-from samebits.audit.writes import outside_writes
+from samebits.audit.record.writes import outside_writes
 from samebits.errors import InvalidArgumentError
 
 
@@ -65,7 +65,7 @@ def test_loaders_get_the_number_of_workers_and_lose_what_needs_some():
 
 def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch):
     """A file outside is named with its path; reading, and writing below an allowed folder, are not."""
-    monkeypatch.setattr("samebits.audit.writes._SCRATCH", ("/dev",))
+    monkeypatch.setattr("samebits.audit.record.writes._SCRATCH", ("/dev",))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     notes = []

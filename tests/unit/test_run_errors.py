@@ -66,7 +66,8 @@ def test_the_run_directory_of_another_model_is_refused(halfway):
     """Other shapes are named, the model keeps its weights, and the directory stays good for its own program."""
     run_dir, expected = halfway
     with pytest.raises(
-        RunMismatchError, match=r"model.0.weight had shape \(4, 2\) float32, has \(5, 2\) float32.*another run directory"
+        RunMismatchError,
+        match=r"model.0.weight had shape \(4, 2\) float32, has \(5, 2\) float32.*another run directory",
     ):
         train(run_dir, hidden=5)
     assert train(run_dir) == expected

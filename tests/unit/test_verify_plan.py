@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from samebits.audit.plan import Facts, checks_after, kill_checks
+from samebits.audit.verify.plan import Facts, checks_after, kill_checks
 
 
 def facts(lengths, validates=True, **changed):

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from samebits.audit.difference import Difference as Difference
-from samebits.audit.reading import Line, Record
-from samebits.audit.reading import merged as merged
-from samebits.audit.reading import read_record as read_record
-from samebits.audit.reading import read_segments as read_segments
+from samebits.audit.record.reading import Line, Record
+from samebits.audit.record.reading import merged as merged
+from samebits.audit.record.reading import read_record as read_record
+from samebits.audit.record.reading import read_segments as read_segments
 from samebits.errors import RecordError as RecordError
 
 _MADE = ("batch", "loss", "lr", "buffers", "optimizer", "model", "eval", "output", "state")

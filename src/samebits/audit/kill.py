@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from samebits.audit.observe import TorchListener
+from samebits.audit.record.observe import TorchListener
 from samebits.context import Observer, Position
 
 

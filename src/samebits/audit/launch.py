@@ -21,10 +21,10 @@ from typing import Any
 from samebits import context
 from samebits.audit.kill import Killer
 from samebits.audit.loaders import loader_workers
-from samebits.audit.observe import torch_hooks
 from samebits.audit.perturb import SlowMachine, listing_order
-from samebits.audit.record import Recorder, StopScript, recording
-from samebits.audit.recordfile import RecordFile
+from samebits.audit.record.file import RecordFile
+from samebits.audit.record.observe import torch_hooks
+from samebits.audit.record.recorder import Recorder, StopScript, recording
 from samebits.audit.spec import LaunchSpec, read_spec
 from samebits.determinism import enable_op_determinism
 from samebits.errors import SamebitsError

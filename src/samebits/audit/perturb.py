@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from samebits.audit.observe import TorchListener
+from samebits.audit.record.observe import TorchListener
 from samebits.context import Observer, Position
 
 _SHARE, _LONGEST_S = 0.25, 0.005

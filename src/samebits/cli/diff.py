@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from samebits.audit.compare import first_difference
-from samebits.audit.reading import read_record
+from samebits.audit.record.reading import read_record
 
 
 def diff(

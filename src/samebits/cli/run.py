@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from samebits.audit.launch import execute
-from samebits.audit.reading import read_record
+from samebits.audit.record.reading import read_record
 from samebits.audit.spec import LaunchSpec
 from samebits.errors import InvalidArgumentError, RecordError
 

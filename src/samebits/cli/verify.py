@@ -11,11 +11,11 @@ from typing import Annotated
 import torch
 import typer
 
-from samebits.audit.children import SignalledError
-from samebits.audit.plan import GROUPS
-from samebits.audit.report_table import show
-from samebits.audit.verify import verify as run_checks
-from samebits.audit.verify_child import Request
+from samebits.audit.verify.child import Request
+from samebits.audit.verify.children import SignalledError
+from samebits.audit.verify.plan import GROUPS
+from samebits.audit.verify.table import show
+from samebits.audit.verify.verification import verify as run_checks
 from samebits.errors import InvalidArgumentError
 
 

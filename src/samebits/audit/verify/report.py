@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from samebits.audit.compare import Difference
-from samebits.audit.plan import GROUPS, Check
-from samebits.audit.report_cures import cure_of
+from samebits.audit.verify.cures import cure_of
+from samebits.audit.verify.plan import GROUPS, Check
 
 SCHEMA = "samebits.verify/1"
 

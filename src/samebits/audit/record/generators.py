@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from samebits import digest
-from samebits.audit.leaves import Leaves, leaf, plain
+from samebits.audit.record.leaves import Leaves, leaf, plain
 
 _MERSENNE_TWISTER_WORDS = 625
 """NumPy's struct: 624 words of state, then the position."""

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from samebits.audit.children import Ended, run_child
-from samebits.audit.plan import Process
-from samebits.audit.reading import Record, read_record
+from samebits.audit.record.reading import Record, read_record
 from samebits.audit.spec import LaunchSpec
-from samebits.audit.verify_folder import WorkingFolder
+from samebits.audit.verify.children import Ended, run_child
+from samebits.audit.verify.folder import WorkingFolder
+from samebits.audit.verify.plan import Process
 from samebits.errors import RecordError
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from samebits.audit.recordfile import SCHEMA
+from samebits.audit.record.file import SCHEMA
 from samebits.errors import RecordError
 
 _NAME = re.compile(r"record(?:\.(\d+))?\.jsonl")

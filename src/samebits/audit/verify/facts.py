@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from samebits.audit.plan import Facts
-from samebits.audit.reading import Line, Record
+from samebits.audit.record.reading import Line, Record
+from samebits.audit.verify.plan import Facts
 
 
 def facts_of(record: Record) -> Facts:

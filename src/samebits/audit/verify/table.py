@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from samebits.audit.report import ALL_EQUAL, Report, Row
+from samebits.audit.verify.report import ALL_EQUAL, Report, Row
 
 PLAIN_WIDTH = 80
 """Columns of a file or a pipe, which have no width of their own."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits.audit.leaves import Leaves
-from samebits.audit.random_state import generators
+from samebits.audit.record.generators import generators
+from samebits.audit.record.leaves import Leaves
 from samebits.determinism import environment_fingerprint
 from samebits.errors import RecordError
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import xxhash
 
-from samebits.audit import locals as loop_locals
-from samebits.audit.leaves import Leaves, nested, of_nested
-from samebits.audit.observe import TorchListener, torch_hooks
-from samebits.audit.random_state import generators
-from samebits.audit.recordfile import RecordFile, start_line
-from samebits.audit.subjects import Subjects
-from samebits.audit.writes import outside_writes
+from samebits.audit.record import locals as loop_locals
+from samebits.audit.record.file import RecordFile, start_line
+from samebits.audit.record.generators import generators
+from samebits.audit.record.leaves import Leaves, nested, of_nested
+from samebits.audit.record.observe import TorchListener, torch_hooks
+from samebits.audit.record.subjects import Subjects
+from samebits.audit.record.writes import outside_writes
 from samebits.context import Observer, Position, observed, process
 from samebits.digest import ALGORITHM
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from samebits.audit.leaves import Leaves, of_nested
-from samebits.audit.plans import ModelLeaves, OptimizerLeaves
+from samebits.audit.record.hashing import ModelLeaves, OptimizerLeaves
+from samebits.audit.record.leaves import Leaves, of_nested
 from samebits.digest import of_bytes
 
 _MOST_ROOTS = 64

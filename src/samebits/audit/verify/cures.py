@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from samebits.audit.compare import Difference
-from samebits.audit.plan import Check
+from samebits.audit.verify.plan import Check
 
 _ALWAYS = {
     "initial": "Call samebits.set_random_seed(seed) before the model is built",

@@ -12,9 +12,9 @@ from samebits.audit.compare import (
     first_difference_of_segments,
     unstable,
 )
-from samebits.audit.plan import Check
-from samebits.audit.report import Row
-from samebits.audit.verify_child import Outcome
+from samebits.audit.verify.child import Outcome
+from samebits.audit.verify.plan import Check
+from samebits.audit.verify.report import Row
 
 SHOWN_LINES = 12
 """How much of a failed process's output is shown."""

@@ -43,7 +43,7 @@ def sweep(scratch: str) -> None:
 
 
 def main() -> None:
-    """Waits for the end of standard input; then `python children_warden.py FOLDER remove|keep`."""
+    """Waits for the end of standard input; then `python warden.py FOLDER remove|keep`."""
     scratch, remove = sys.argv[1], sys.argv[2] == "remove"
     sys.stdin.buffer.read()
     sweep(scratch)

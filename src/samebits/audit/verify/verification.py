@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from samebits.audit.children import run_until_signalled, scratch_folder
 from samebits.audit.compare import Difference
-from samebits.audit.plan import GROUPS, KILLS, Check, Facts, Process, checks_after, run_again
-from samebits.audit.reading import Record
-from samebits.audit.report import Report, Row
-from samebits.audit.report_progress import VerifyProgress
-from samebits.audit.verify_child import Outcome, Request, Runner
-from samebits.audit.verify_facts import facts_of
-from samebits.audit.verify_folder import WorkingFolder, check_size
-from samebits.audit.verify_judge import Judge, with_cause
+from samebits.audit.record.reading import Record
+from samebits.audit.verify.child import Outcome, Request, Runner
+from samebits.audit.verify.children import run_until_signalled, scratch_folder
+from samebits.audit.verify.facts import facts_of
+from samebits.audit.verify.folder import WorkingFolder, check_size
+from samebits.audit.verify.judge import Judge, with_cause
+from samebits.audit.verify.plan import GROUPS, KILLS, Check, Facts, Process, checks_after, run_again
+from samebits.audit.verify.progress import VerifyProgress
+from samebits.audit.verify.report import Report, Row
 from samebits.determinism import environment_fingerprint
 from samebits.errors import InvalidArgumentError, VerifyError
 

@@ -22,8 +22,8 @@ import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from samebits import context, digest
-from samebits.audit.leaves import PLAIN, Leaves, leaf, nested, of_nested, plain
-from samebits.audit.random_state import of_generator
+from samebits.audit.record.generators import of_generator
+from samebits.audit.record.leaves import PLAIN, Leaves, leaf, nested, of_nested, plain
 
 MAX_LEAVES = 300
 _DEPTH = 5

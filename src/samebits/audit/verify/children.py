@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from samebits.audit import children_warden
+from samebits.audit.verify import warden
 
 T = TypeVar("T")
 
@@ -53,12 +53,12 @@ def scratch_folder(*, keep: bool = False) -> Iterator[Path]:
     """An empty folder for one check. When the block, or this process, ends, so do the children that work in it."""
     usual = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="samebits-", dir=usual if len(usual) <= LONGEST_TMPDIR else "/tmp")  # noqa: S108
-    command = [sys.executable, "-I", "-S", children_warden.__file__, folder, "keep" if keep else "remove"]
-    warden = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    command = [sys.executable, "-I", "-S", warden.__file__, folder, "keep" if keep else "remove"]
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield Path(folder)
     finally:
-        warden.communicate()
+        watcher.communicate()
 
 
 async def run_child(

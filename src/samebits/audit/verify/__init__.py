@@ -1,0 +1,1 @@
+"""`samebits verify`: the checks, their processes, the verdict."""
