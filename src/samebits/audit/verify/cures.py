@@ -44,8 +44,6 @@ def cure_of(check: Check, difference: Difference | None) -> str:
     """The cure that the first component to differ suggests for this kind of check; empty when none does."""
     if difference is None:
         return ""
-    if check.group == "threads":
-        return "keep their number: torch.set_num_threads(n)"
     special = {"kill": _KILLED, "workers": _WORKERS}.get(check.group, {})
     component = (
         "initial"

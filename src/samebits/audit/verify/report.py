@@ -61,6 +61,8 @@ class Row:
                 if self.difference
                 else "not run: 'run again' differs"
             )
+        if self.difference is not None and not self.check.promised and self.difference.place == "step":
+            return f"differs first at step {self.difference.step}"
         if self.difference is not None:
             return replace(self.difference, others=()).sentence()
         return self.failed or self.could_not or "equal"
@@ -72,8 +74,7 @@ class Row:
     def notes(self) -> str:
         """What a reader must know beside the result."""
         promised = "" if self.check.promised else "measured, not promised"
-        cure = "" if self.decides or self.equal is not False else cure_of(self.check, self.difference)
-        return "; ".join(filter(None, (promised, self.check.note, self.remark, cure)))
+        return "; ".join(filter(None, (promised, self.check.note, self.remark)))
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain values, for `--json`."""
