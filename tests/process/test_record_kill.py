@@ -54,7 +54,7 @@ for spec, *arguments in json.loads(sys.argv[1]):
         code = main([spec, *arguments])
         sys.stdout.flush()
         os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 KILLS = [
     ("body", 3, 2),

@@ -22,6 +22,8 @@ from samebits.errors import RecordError
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Threads that wait give their core away: with the default (spinning), two runs at once took six times as long.
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+_IN_ORDER = {"PYTHONUNBUFFERED": "1"}
+"""What is printed and what is raised stand in the log in the order in which they happened."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class Runner:
         own = {"TMPDIR": str(temporary), "PYTHONHASHSEED": str(fixed)}
         if copy is not None:
             own["PWD"] = str(copy)  # what a shell's cd would have set
-        return {**_WAITING, **os.environ, **threads, **own}
+        return {**_WAITING, **_IN_ORDER, **os.environ, **threads, **own}
 
     def _spec(self, process: Process, record: Path, run_root: Path, surroundings: Surroundings) -> LaunchSpec:
         steps, kill = self.request.steps, process.kill
