@@ -52,7 +52,9 @@ def test_a_child_that_takes_too_long_is_killed_with_its_group():
 def test_output_and_exit_status_come_back(tmp_path):
     """Both streams are in the log; its last line is what an exception said."""
     with scratch_folder() as folder:
-        ended = run_until_signalled(run_child(*in_scratch(folder, "print(1, flush=True); raise ValueError('why')")))
+        ended = run_until_signalled(
+            run_child(*in_scratch(folder, "print(1, flush=True); raise ValueError('why')"))
+        )
         assert (ended.returncode, ended.tail(1)) == (1, "ValueError: why")
 
 
