@@ -17,6 +17,10 @@ class UnimplementedError(SamebitsError, NotImplementedError):
     """No deterministic implementation exists; the message names what to use instead."""
 
 
+class ConflictError(SamebitsError, RuntimeError):
+    """A flag, an environment variable or a way of training contradicts op determinism."""
+
+
 class UnsavableStateError(SamebitsError, TypeError):
     """A value in a state_dict is neither plain nor a tensor, so it cannot be saved without pickle."""
 
@@ -59,3 +63,15 @@ class RecordError(SamebitsError, RuntimeError):
 
 class VerifyError(SamebitsError, RuntimeError):
     """`samebits verify` could not run the script: it is missing, it raised, or it trains nothing."""
+
+
+class UnimplementedWarning(UserWarning):
+    """An op without a deterministic implementation ran all the same (`on_unimplemented="warn"`)."""
+
+
+class ConflictWarning(UserWarning):
+    """A setting that contradicts op determinism was found and not followed."""
+
+
+class UndeclaredOpWarning(UserWarning):
+    """A custom op or kernel ran of which nobody said whether it is deterministic."""

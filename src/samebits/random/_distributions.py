@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from samebits.random._compile import inlined, instruction, kernel
+from samebits.kernels import inlined, instruction, kernel
 from samebits.random._philox import block
 
 _0, _1, _2, _32, _52 = (np.uint64(number) for number in (0, 1, 2, 32, 52))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from samebits.random._compile import inlined, kernel
+from samebits.kernels import inlined, kernel
 
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL_0, _WEYL_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)

@@ -17,8 +17,8 @@ import torch
 
 from samebits.context import Words
 from samebits.errors import InvalidArgumentError
+from samebits.kernels import inlined, kernel
 from samebits.random import _philox, words
-from samebits.random._compile import inlined, kernel
 
 MAX_SIZE = 2**48
 ROUNDS = 10  # even

@@ -143,10 +143,33 @@ def test_the_check_sees_a_math_library():
     """A kernel that takes a logarithm does call a library."""
     import math  # noqa: PLC0415
 
-    from samebits.random._compile import kernel  # noqa: PLC0415
+    from samebits.kernels import kernel  # noqa: PLC0415
 
     @kernel("float64(float64)")
     def logarithm(x):
         return math.log(x)
 
     assert calls(logarithm)
+
+
+def test_kernels_of_one_factory_keep_apart_in_the_cache(tmp_path):
+    """Kernels that differ in free variables only, compiled in processes of their own, run their own code when loaded.
+
+    (Under one name, the code of all is linked as if it were one: the sum of float32 numbers ran the loop of bfloat16.)
+    """
+    source = """
+import sys, torch
+from samebits.determinism.reductions.blocks import reduce
+
+for kind in sys.argv[1:]:
+    x = torch.full((100_000,), 0.5, dtype=getattr(torch, kind))
+    assert reduce("sum", x).item() == 50_000, kind
+print("ok")
+"""
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    env = {**os.environ, "SAMEBITS_CACHE_DIR": str(tmp_path / "samebits")}
+    for kinds in (["float32"], ["bfloat16"], ["bfloat16", "float32"]):
+        done = subprocess.run([sys.executable, str(script), *kinds], env=env, capture_output=True, text=True)
+        assert done.stdout == "ok\n", done.stderr
+    assert len(list(tmp_path.rglob("*.kernel"))) == 2

@@ -57,7 +57,8 @@ def _sources_digest() -> str:
     hasher = xxhash.xxh3_64(repr((numba.__version__, llvmlite.__version__, sys.version_info[:3])).encode())
     for path in sorted(_PACKAGE.rglob("*.py")):
         source = path.read_bytes()
-        if b"@kernel" in source or b"@inlined" in source:
+        marks = (b"@kernel", b"@inlined", b"on_team")  # team.py, which has the loop around every chunk, too
+        if any(mark in source for mark in marks):
             hasher.update(path.relative_to(_PACKAGE).as_posix().encode())
             hasher.update(source)
     return hasher.hexdigest()

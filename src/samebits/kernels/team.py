@@ -1,0 +1,184 @@
+"""Chunks of a kernel on torch's own OpenMP threads: no pool of ours, no hand-over to it, and no GIL.
+
+A second pool would share the cores with torch's threads, which spin after each op. `GOMP_parallel` of the OpenMP
+runtime that torch itself uses runs our code on the very threads that torch's next op will use; the call costs 2 us.
+The number of chunks never depends on the number of threads, so that the bits do not either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import types as types_of_python
+from collections.abc import Callable
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding
+import numba
+import torch
+from numba import types
+from numba.core.ccallback import CFunc
+
+from samebits.kernels.compile import _KernelCache, instruction
+
+_LIBRARIES = Path(torch.__file__).parent / "lib"
+_SIGNATURE = types.void(types.CPointer(types.int64))
+
+
+def _load(name: str) -> ctypes.CDLL | None:
+    """A library that torch has loaded, or None if this build of torch has none of that name."""
+    try:
+        return ctypes.CDLL(str(_LIBRARIES / name))
+    except OSError:
+        return None
+
+
+def symbol(library: ctypes.CDLL | None, name: str, result: Any, *arguments: Any) -> Any:
+    """A C function of a loaded library as kernels call it; None if the library does not have it.
+
+    Registered under a name of ours, so that compiled code can be cached and linked again in another process.
+    """
+    function = getattr(library, name, None)
+    if function is None:
+        return None
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    llvmlite.binding.add_symbol(f"samebits_{name}", address)
+    return types.ExternalFunction(f"samebits_{name}", result(*arguments))
+
+
+torch_cpu = _load("libtorch_cpu.so")
+"""Where MKL's functions are, in builds of torch that have MKL."""
+_openmp = _load("libgomp.so.1")
+
+
+@instruction
+def count_up(typing_context: Any, counter: Any) -> Any:
+    """Adds 1 to the integer at a pointer, atomically; returns what it was. What was written before is seen after."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        one = context.get_constant(types.int64, 1)
+        return builder.atomic_rmw("add", arguments[0], one, "acq_rel")
+
+    return types.int64(types.CPointer(types.int64)), build
+
+
+@cache
+def _integers(count: int) -> type[ctypes.Array[ctypes.c_int64]]:
+    return ctypes.c_int64 * count
+
+
+class OnTeam:
+    """A kernel `part(chunk, args)` whose chunks are shared out among the threads; see `on_team`."""
+
+    def __init__(self, part: Callable[[int, Any], None], name: str, fastmath: set[str]) -> None:
+        self._part = part
+        self._name = re.sub(r"\W", "_", name)
+        self._fastmath = fastmath
+
+    def __call__(self, chunks: int, *args: int) -> None:
+        """Runs the chunks 0 to `chunks` - 1 on as many threads as torch would use. `args`: integers and addresses."""
+        packed = _integers(2 + len(args))(0, chunks, *args)
+        threads = min(torch.get_num_threads(), chunks)
+        if threads > 1 and _openmp is not None:
+            self._parallel(self._address, packed, threads, 0)
+        else:
+            self._alone(packed)
+
+    @cached_property
+    def _address(self) -> int:
+        part = numba.njit(nogil=True, error_model="numpy", fastmath=self._fastmath)(
+            _renamed(self._part, self._name)
+        )
+
+        def body(packed: Any) -> None:
+            args = numba.carray(packed, (1 << 20,))[1:]  # the true length is the kernel's to know
+            # A thread that the system has put aside holds nobody up: each takes the next chunk when it is free.
+            chunk = count_up(packed)
+            while chunk < args[0]:
+                part(chunk, args)
+                chunk = count_up(packed)
+
+        compiled: Any = CFunc(
+            _renamed(body, f"{self._part.__module__}.{self._name}"),
+            (_SIGNATURE.args, _SIGNATURE.return_type),
+            {},
+            {"nogil": True, "error_model": "numpy"},
+        )
+        compiled._cache = _KernelCache(f"{self._part.__module__}.{self._name}")
+        compiled.compile()
+        self._keep = compiled
+        return compiled.address
+
+    @cached_property
+    def _alone(self) -> Any:
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
+
+    @cached_property
+    def _parallel(self) -> Any:
+        assert _openmp is not None
+        run = _openmp["GOMP_parallel"]
+        run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        run.restype = None
+        return run
+
+
+def _renamed(function: Any, name: str) -> Any:
+    """A copy under a name of its own, which becomes that of its compiled code.
+
+    Code from two cache files that has one name is linked as if it were one: a kernel would run another's loop.
+    """
+    copy = types_of_python.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__module__ = function.__module__
+    copy.__name__ = copy.__qualname__ = re.sub(r"\W", "_", name)
+    return copy
+
+
+def on_team(part: Callable[[int, Any], None], *, name: str = "", reassociate: bool = False) -> OnTeam:
+    """Compiles `part(chunk, args)` at first use; calling the result with (chunks, *args) runs all chunks.
+
+    `args[0]` is the number of chunks and `args[1:]` what the caller gave: integers, and addresses that
+    `float32_at` and its like make pointers of. Chunks must write to different places; nothing orders them.
+
+    Args:
+        part: a function that Numba can compile.
+        name: of the compiled code in the cache, where one function is compiled with several free variables.
+        reassociate: LLVM may reorder the sums of a loop, as vectorising them needs (once, when it compiles).
+    """
+    return OnTeam(part, name or part.__qualname__, {"reassoc", "contract"} if reassociate else set())
+
+
+def _pointer_to(element: Any) -> Any:
+    @instruction
+    def pointer(typing_context: Any, address: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(element)(types.int64), build
+
+    return pointer
+
+
+float32_at = _pointer_to(types.float32)
+float64_at = _pointer_to(types.float64)
+uint16_at = _pointer_to(types.uint16)
+int64_at = _pointer_to(types.int64)
+
+
+@instruction
+def bfloat16_of(typing_context: Any, word: Any) -> Any:
+    """The float32 with the value of a bfloat16, given as its 16 bits."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = builder.zext(arguments[0], context.get_value_type(types.uint32))
+        high = builder.shl(wide, context.get_constant(types.uint32, 16))
+        return builder.bitcast(high, context.get_value_type(types.float32))
+
+    return types.float32(types.uint16), build
