@@ -1,7 +1,7 @@
 """Same program, same bits: reproducible, pre-emptible training for PyTorch, with the proof."""
 
 from samebits import callbacks, data, determinism, errors, nn, random
-from samebits.determinism import enable_op_determinism, op_determinism_enabled
+from samebits.determinism import declare_op, enable_op_determinism, op_determinism_enabled
 from samebits.determinism.environment import warn_if_untested
 from samebits.random import set_random_seed
 from samebits.train import Run, Step, Trainer
@@ -12,6 +12,7 @@ __all__ = [
     "Trainer",
     "callbacks",
     "data",
+    "declare_op",
     "determinism",
     "enable_op_determinism",
     "errors",

@@ -6,11 +6,14 @@ import os
 import platform
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+
+from samebits.determinism.settings import active
 
 TESTED_TORCH = ("2.13.0",)
 """Versions of torch that the test suite has passed with."""
@@ -42,19 +45,26 @@ def environment_fingerprint() -> dict[str, Any]:
         **_fixed(),
         "gpus": gpus,
         "threads": torch.get_num_threads(),
-        "op_determinism": torch.are_deterministic_algorithms_enabled(),
+        "op_determinism": _op_determinism(),
     }
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One readable line for each entry of two fingerprints that differs, as `torch: 2.12.0 then, 2.13.0 now`."""
+def _op_determinism() -> dict[str, Any]:
+    """The flag of torch, and what the switch is on with."""
+    settings = active()
+    enabled = {"enabled": torch.are_deterministic_algorithms_enabled()}
+    return enabled if settings is None else {**enabled, **asdict(settings)}
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> list[str]:
+    """One readable line for each entry of two fingerprints that differs, as `packages.torch: 2.12.0 then, 2.13.0 now`."""
     lines = []
     for name in sorted({*then, *now}):
         before, after = then.get(name), now.get(name)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            lines += differences(before, after)
+            lines += differences(before, after, f"{inside}{name}.")
         elif before != after:
-            lines.append(f"{name}: {before} then, {after} now")
+            lines.append(f"{inside}{name}: {before} then, {after} now")
     return lines
 
 

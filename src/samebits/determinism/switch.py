@@ -6,80 +6,63 @@ After TensorFlow's `tf.config.experimental.enable_op_determinism` (RFC 346).
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
-import torch.utils.deterministic
 
 from samebits.context import process
+from samebits.determinism import asynchronous, catalogue, conflicts, custom, graph, inductor_flag, refusals
+from samebits.determinism.graph.patches import Patches
 from samebits.determinism.guard import SeedGuard
-from samebits.determinism.overrides import Kernel, Overrides
+from samebits.determinism.overrides import Overrides
+from samebits.determinism.settings import OnUnimplemented, Settings, activate, active
+from samebits.determinism.uninitialized import memory_fill
 from samebits.errors import InvalidArgumentError, UnseededError
-
-memory_fill: Any = torch.utils.deterministic  # its flag is a property of the module, which no checker sees
-
-_ENVIRONMENT = {
-    # cuBLAS reads it once, at its first matmul, and refuses matmul under the switch without it.
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    # Inductor reads it when it is imported; importing it here would cost 1.6 s.
-    "TORCHINDUCTOR_DETERMINISTIC": "1",
-}
-
-
-@dataclass(frozen=True)
-class _Before:
-    """What stood before the switch was turned on."""
-
-    algorithms: bool
-    warn_only: bool
-    fill: bool
-    cudnn_deterministic: bool
-    cudnn_benchmark: bool
-    inductor: bool | None
-    environment: Mapping[str, str | None]
-    seed_function: Any
 
 
 class _Switch:
+    """On with some settings, or off; a change undoes everything first, and an error on the way puts back what was."""
+
     def __init__(self) -> None:
-        self.before: _Before | None = None
         self.guard = SeedGuard()
-        self.overrides: Overrides | None = None
+        self._undo = ExitStack()
 
-    def turn_on(self) -> None:
-        if self.before is not None:
+    def change(self, wanted: Settings | None) -> None:
+        """Off for None. What raises leaves the switch as it was."""
+        before = active()
+        if wanted == before:
             return
-        self.guard.install()  # first: it raises when unseeded draws have happened, before anything is changed
-        self.before = _snapshot()
-        self.overrides = Overrides()
-        for op in (torch.ops.aten.linalg_lstsq.default, torch.ops.aten.linalg_lstsq.out):
-            self.overrides.put(op, "CPU", _with_memory_filled)
-        torch._C._set_deterministic_algorithms(True, warn_only=False)
-        # Filling costs about 15% on large runs; only ops known to read unwritten memory get it (below).
-        memory_fill.fill_uninitialized_memory = False
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
-        for name, value in _ENVIRONMENT.items():
-            if name == "TORCHINDUCTOR_DETERMINISTIC" or name not in os.environ:
-                os.environ[name] = value
-        if "torch._inductor.config" in sys.modules:
-            sys.modules["torch._inductor.config"].deterministic = True  # type: ignore[attr-defined]
-        torch.seed = torch.random.seed = _refuse_seed
-        process.op_determinism = True
+        self._turn_off()
+        try:
+            if wanted is not None:
+                self._turn_on(wanted)
+        except BaseException:
+            if before is not None:
+                self._turn_on(before)
+            raise
 
-    def turn_off(self) -> None:
-        if self.before is None:
-            return
-        self.guard.remove()
-        assert self.overrides is not None
-        self.overrides.remove()
-        _restore(self.before)
-        self.before, self.overrides = None, None
-        process.op_determinism = False
+    def _turn_on(self, settings: Settings) -> None:
+        self.guard.check()
+        conflicts.refuse_environment()
+        with ExitStack() as undo:
+            undo.enter_context(_flags())
+            undo.enter_context(inductor_flag.deterministic())
+            conflicts.refuse_late_workspace()
+            undo.enter_context(_kernels(settings))
+            undo.enter_context(_functions())
+            undo.callback(graph.leave)
+            graph.enter(settings.thread_invariant)
+            undo.callback(self.guard.remove)
+            self.guard.install()
+            undo.callback(_tell, None)
+            _tell(settings)
+            self._undo = undo.pop_all()
+
+    def _turn_off(self) -> None:
+        self._undo.close()
 
 
 _switch = _Switch()
@@ -88,8 +71,8 @@ _switch = _Switch()
 class OpDeterminism:
     """What `enable_op_determinism` returns: leaving its `with` block puts back the state before the call."""
 
-    def __init__(self, *, was_enabled: bool) -> None:
-        self._was_enabled = was_enabled
+    def __init__(self, before: Settings | None) -> None:
+        self._before = before
 
     def __enter__(self) -> None:
         """The switch was set by the call already."""
@@ -97,31 +80,46 @@ class OpDeterminism:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _set(self._was_enabled)
+        _switch.change(self._before)
 
 
-def enable_op_determinism(enabled: bool = True) -> OpDeterminism:
+def enable_op_determinism(
+    enabled: bool = True, *, thread_invariant: bool = False, on_unimplemented: OnUnimplemented = "raise"
+) -> OpDeterminism:
     """Makes torch's ops reproducible, or raises where they cannot be; `False` restores what was there before.
 
-    Takes effect at once. As a context manager (`with enable_op_determinism():`) it is undone at the end of the
-    block. It sets: deterministic algorithms (strict), cuDNN deterministic and without benchmark, the cuBLAS
-    workspace, Inductor's deterministic mode, memory fill for the one op that reads unwritten memory
-    (`linalg.lstsq`, pytorch#71222), and a guard in front of every op that draws from a default generator.
+    Takes effect at once; what ran earlier stays allowed. As a context manager (`with enable_op_determinism():`) it is
+    undone at the end of the block; blocks nest, the inner one's arguments hold inside it. It sets: deterministic
+    algorithms (strict), cuDNN deterministic and without benchmark, the cuBLAS workspace, Inductor's deterministic
+    mode, kernels of our own where torch's vary (`samebits ops`), and a guard in front of every op that draws from a
+    default generator. Turning it on takes some 30 ms, and turning it off leaves no trace.
 
     Seeds are not set: call `samebits.set_random_seed` as well. A draw that nobody seeded raises `UnseededError`.
 
+    Args:
+        enabled: on or off.
+        thread_invariant: also the same bits for any number of intra-op threads. Costs 1% to 9% of a transformer's step
+            and 16% to 44% of a small convolutional network's (docs/benchmarks.md).
+        on_unimplemented: what an op without a deterministic implementation does: "raise" `UnimplementedError`, or
+            "warn" once per op and run. The environment fingerprint and the record say so.
+
     Raises:
         UnseededError: random numbers were drawn before anybody set a seed.
-        InvalidArgumentError: `enabled` is not a bool.
+        ConflictError: environment variables contradict the switch.
+        InvalidArgumentError: an argument is of another kind.
     """
     if not isinstance(enabled, bool):
         raise InvalidArgumentError(
             f"enable_op_determinism(enabled={enabled!r}): `enabled` must be True or False. Seeds are set by "
             "samebits.set_random_seed(seed)."
         )
-    was_enabled = op_determinism_enabled()
-    _set(enabled)
-    return OpDeterminism(was_enabled=was_enabled)
+    if on_unimplemented not in {"raise", "warn"}:
+        raise InvalidArgumentError(
+            f"enable_op_determinism(on_unimplemented={on_unimplemented!r}): it is 'raise' or 'warn'."
+        )
+    before = active()
+    _switch.change(Settings(bool(thread_invariant), on_unimplemented) if enabled else None)
+    return OpDeterminism(before)
 
 
 def op_determinism_enabled() -> bool:
@@ -129,56 +127,70 @@ def op_determinism_enabled() -> bool:
     return process.op_determinism
 
 
-def _set(enabled: bool) -> None:
-    if enabled:
-        _switch.turn_on()
-    else:
-        _switch.turn_off()
+def _tell(settings: Settings | None) -> None:
+    activate(settings)
+    process.op_determinism = settings is not None
 
 
-def _snapshot() -> _Before:
-    inductor = sys.modules.get("torch._inductor.config")
-    return _Before(
-        algorithms=torch.are_deterministic_algorithms_enabled(),
-        warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-        fill=memory_fill.fill_uninitialized_memory,
-        cudnn_deterministic=torch.backends.cudnn.deterministic,
-        cudnn_benchmark=torch.backends.cudnn.benchmark,
-        inductor=None if inductor is None else inductor.deterministic,
-        environment={name: os.environ.get(name) for name in _ENVIRONMENT},
-        seed_function=torch.seed,
-    )
-
-
-def _restore(before: _Before) -> None:
-    torch._C._set_deterministic_algorithms(before.algorithms, warn_only=before.warn_only)
-    memory_fill.fill_uninitialized_memory = before.fill
-    torch.backends.cudnn.deterministic = before.cudnn_deterministic
-    torch.backends.cudnn.benchmark = before.cudnn_benchmark
-    for name, value in before.environment.items():
-        if value is None:
-            os.environ.pop(name, None)
+@contextmanager
+def _flags() -> Iterator[None]:
+    """Flags of torch, and the variable that cuBLAS reads at its first product."""
+    torchs = torch._C
+    algorithms = torchs._get_deterministic_algorithms(), torchs._get_deterministic_algorithms_warn_only()
+    fill = memory_fill.fill_uninitialized_memory
+    cudnn = torchs._get_cudnn_deterministic(), torchs._get_cudnn_benchmark()
+    workspace = os.environ.get(conflicts.CUBLAS_VARIABLE)
+    torchs._set_deterministic_algorithms(True, warn_only=False)
+    # Filling costs about 15% on large runs; only ops known to read unwritten memory get it (uninitialized.py).
+    memory_fill.fill_uninitialized_memory = False
+    torchs._set_cudnn_deterministic(True)
+    torchs._set_cudnn_benchmark(False)
+    os.environ[conflicts.CUBLAS_VARIABLE] = workspace or ":4096:8"
+    try:
+        yield
+    finally:
+        torchs._set_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
+        memory_fill.fill_uninitialized_memory = fill
+        torchs._set_cudnn_deterministic(cudnn[0])
+        torchs._set_cudnn_benchmark(cudnn[1])
+        if workspace is None:
+            os.environ.pop(conflicts.CUBLAS_VARIABLE, None)
         else:
-            os.environ[name] = value
-    inductor = sys.modules.get("torch._inductor.config")
-    if inductor is not None:  # imported while the switch was on, it has read our environment variable
-        inherited = before.environment["TORCHINDUCTOR_DETERMINISTIC"] == "1"
-        inductor.deterministic = inherited if before.inductor is None else before.inductor  # type: ignore[attr-defined]
-    torch.seed = torch.random.seed = before.seed_function
+            os.environ[conflicts.CUBLAS_VARIABLE] = workspace
 
 
-def _with_memory_filled(kernel: Kernel) -> Kernel:
-    def filled(*args: Any, **kwargs: Any) -> Any:
-        memory_fill.fill_uninitialized_memory = True
-        try:
-            return kernel(*args, **kwargs)
-        finally:
-            memory_fill.fill_uninitialized_memory = False
+@contextmanager
+def _kernels(settings: Settings) -> Iterator[None]:
+    """Our kernels, and in front of those that torch refuses the errors that say what to do."""
+    overrides = Overrides()
+    try:
+        for it in catalogue.REPLACEMENTS:
+            wanted = it.verified and (settings.thread_invariant or not it.only_threads)
+            if wanted and (it.device == "CPU" or torch.backends.cuda.is_built()):
+                overrides.put(it.op, it.device, it.make)
+        refusals.refuse(overrides, catalogue.REPLACEMENTS, warn=settings.on_unimplemented == "warn")
+        yield
+    finally:
+        overrides.remove()
 
-    return filled
+
+@contextmanager
+def _functions() -> Iterator[None]:
+    """Python functions that would undo the switch, or that begin what cannot be deterministic."""
+    patches = Patches()
+    try:
+        for owner in (torch, torch.random):
+            patches.put(owner, "seed", _refuse_seed)
+        conflicts.watch(patches)
+        asynchronous.refuse(patches)
+        custom.watch(patches)
+        yield
+    finally:
+        patches.undo()
+        custom.unwatch()
 
 
-def _refuse_seed() -> NoReturn:
+def _refuse_seed(*_: Any) -> NoReturn:
     raise UnseededError(
         "torch.seed() seeds from the operating system, so the next run would draw other numbers; op determinism is "
         "on. Call samebits.set_random_seed(seed) with a seed of your own."

@@ -12,6 +12,7 @@ import torch
 from samebits.checkpoint import Manifest
 from samebits.context import process
 from samebits.determinism.environment import differences, environment_fingerprint
+from samebits.determinism.settings import active
 from samebits.errors import RunMismatchError, UnseededError
 from samebits.random import seeds
 
@@ -60,7 +61,10 @@ def check_environment(manifest: Manifest, where: str, *, allow_changed: bool) ->
 
 
 def keep_threads(manifest: Manifest) -> None:
-    """Sets the number of intra-op threads that the run began with, since bits depend on it."""
+    """Sets the number of intra-op threads that the run began with, where bits depend on it."""
+    settings = active()
+    if settings is not None and settings.thread_invariant:
+        return
     threads, now = manifest.environment.get("threads"), torch.get_num_threads()
     if isinstance(threads, int) and threads != now:
         message = f"samebits: the run began with {threads} threads; set_num_threads({threads}) instead of {now} keeps the bits"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from samebits.context import Position, Words, notify, process
+from samebits.determinism import conflicts
 from samebits.errors import DuplicateNameError, RunMismatchError
 from samebits.random import generators, words
 from samebits.train.source import Source
@@ -127,6 +128,7 @@ class Steps(Iterator[tuple[Step, Any]]):
 
     def __next__(self) -> tuple[Step, Any]:
         process.position = None
+        conflicts.check()
         if self._over:
             raise StopIteration
         self._advance()

@@ -1,0 +1,132 @@
+"""Runs a formulation on a device and says whether it holds: what the check on a GPU and the benchmark's record rest on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.determinism.alternatives import REPLACEMENTS
+from samebits.determinism.alternatives.samples import Maker, Sample
+from samebits.determinism.lapack import on_one_thread
+from samebits.determinism.overrides import Overrides, has_kernel, overload
+
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+"""Largest error allowed, over the largest value."""
+
+
+@contextmanager
+def installed(device: str) -> Iterator[None]:
+    """All formulations stand in front of torch's kernels on "cpu" or "cuda", verified or not, and the switch's flag is on."""
+    key, overrides = device.upper(), Overrides()
+    was = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    for replacement in REPLACEMENTS:
+        if has_kernel(replacement.op, key):
+            overrides.put(replacement.op, key, replacement.make)
+    torch._C._set_deterministic_algorithms(True, warn_only=False)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(was, warn_only=warns)
+        overrides.remove()
+
+
+def runs_on(sample: Sample, device: str) -> bool:
+    """Whether torch has kernels there for all that the sample covers (cuDNN's is for CUDA only, Lanczos for the CPU)."""
+    return all(has_kernel(op, device.upper()) for op in sample.covers)
+
+
+@contextmanager
+def nondeterministic() -> Iterator[None]:
+    """Torch's kernels as they are without the switch; other threads are affected too."""
+    was = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch._C._set_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(was, warn_only=warns)
+
+
+def call(name: str, args: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors that an overload returns for copies of `args`; out arguments are given empty."""
+    op = overload(name)
+    args = tuple(x.clone() if isinstance(x, Tensor) else x for x in args)
+    outs = {
+        a.name: args[0].new_empty(0, dtype=torch.int64 if a.name == "indices" else None)
+        for a in op._schema.arguments
+        if a.is_out
+    }
+    result = op(*args, **outs)
+    return [x for x in (result if isinstance(result, (tuple, list)) else (result,)) if x is not None]
+
+
+def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
+    """Whether shapes, dtypes and bytes agree: signed zeros and NaN payloads count."""
+    return len(first) == len(second) and all(
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def error(got: list[Tensor], exact: list[Tensor]) -> float:
+    """The largest difference over the largest value, of all floating results; infinite where one is not finite alone."""
+    pairs = zip(got, exact, strict=True)
+    return max(_error(a.cpu().double(), b.cpu().double()) for a, b in pairs if b.is_floating_point())
+
+
+def _error(got: Tensor, exact: Tensor) -> float:
+    finite = exact.isfinite()
+    if got.shape != exact.shape or not torch.equal(got.isfinite(), finite):
+        return math.inf
+    if not finite.any():
+        return 0.0
+    return float((got - exact)[finite].abs().max() / exact[finite].abs().max().clamp(min=1e-30))
+
+
+def reference(sample: Sample, args: tuple[Any, ...]) -> list[Tensor]:
+    """Torch's own kernel on the CPU in float64 for the same values (cuDNN's sampler: torch's, with its fixed modes).
+
+    On one thread, where torch writes equal places in the order of the index too.
+    """
+    name, args = sample.call, tuple(_exact(x) for x in args)
+    if "cudnn" in name:
+        image, grid, grad = args
+        name, args = "aten::grid_sampler_2d_backward", (grad, image, grid, 0, 0, True, [True, True])
+    with nondeterministic():
+        return on_one_thread(call)(name, args)
+
+
+def failures(sample: Sample, device: str, runs: int = 5, *, large: bool = False, seed: int = 0) -> list[str]:
+    """What is wrong with the formulation on the device, per dtype: bits over `runs` runs, values against float64."""
+    found = []
+    for dtype in sample.dtypes:
+        args = sample.make(Maker(device, dtype, large=large, seed=seed))
+        with installed(device):
+            results = [call(sample.call, args) for _ in range(runs)]
+        if not all(same_bits(results[0], other) for other in results[1:]):
+            found.append(f"{sample.name} {dtype}: {runs} runs gave different bits")
+        exact = reference(sample, args)
+        wrong = error(results[0], exact)
+        if wrong > TOLERANCE[dtype] and wrong > 1.5 * _torchs_error(sample, args, exact):
+            found.append(f"{sample.name} {dtype}: differs from the CPU in float64 by {wrong:.1e}")
+    return found
+
+
+def _torchs_error(sample: Sample, args: tuple[Any, ...], exact: list[Tensor]) -> float:
+    """How far torch's nondeterministic kernel is from float64 (`ctc_loss` subtracts large logarithms)."""
+    with nondeterministic():
+        return error(call(sample.call, args), exact)
+
+
+def _exact(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    return x.cpu().double() if x.is_floating_point() else x.cpu()

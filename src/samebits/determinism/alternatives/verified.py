@@ -1,0 +1,51 @@
+"""Which formulations a GPU has run, from the data file beside this module: all others stay out of use."""
+
+from __future__ import annotations
+
+import datetime as dt
+import tomllib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FILE = Path(__file__).with_name("verified.toml")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One overload on one GPU: equal bits over five runs, values as on the CPU in float64."""
+
+    op: str
+    gpu: str
+    date: dt.date
+    torch: str
+    ratio: float
+    """Our time over torch's nondeterministic kernel's."""
+
+    def __str__(self) -> str:
+        return f"{self.gpu}, torch {self.torch}, {self.date}, {self.ratio:.2f}x torch's time"
+
+
+def read(file: Path = FILE) -> list[Verification]:
+    """The entries of the file, in its order."""
+    with file.open("rb") as stream:
+        return [Verification(**entry) for entry in tomllib.load(stream).get("verified", ())]
+
+
+def verified(op: str, entries: Iterable[Verification]) -> str:
+    """What the op table shows for the overload; empty when no GPU has run it."""
+    return "; ".join(str(entry) for entry in entries if entry.op == op)
+
+
+def record(new: Iterable[Verification], file: Path = FILE) -> None:
+    """Writes the new entries into the file, in place of older ones for the same overload and GPU; comments stay."""
+    entries = {(e.op, e.gpu): e for e in [*read(file), *new]}
+    head = [line for line in file.read_text("utf-8").splitlines() if line.startswith("#")]
+    blocks = [_block(entries[key]) for key in sorted(entries)]
+    file.write_text("\n".join([*head, *blocks]) + "\n", "utf-8")
+
+
+def _block(entry: Verification) -> str:
+    values = asdict(entry) | {"ratio": round(entry.ratio, 3)}
+    lines = [f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in values.items()]
+    return "\n".join(["", "[[verified]]", *lines])

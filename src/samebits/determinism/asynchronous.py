@@ -1,0 +1,89 @@
+"""Training without an order of its updates cannot be deterministic: refused when it is constructed.
+
+As the RFC refuses `ParameterServerStrategy`. Here: RPC, `DistributedOptimizer`, and parameters that several processes
+write (Hogwild). Batches that loader workers hand over through shared memory are no parameters and pass.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from samebits.determinism.caller import where
+from samebits.determinism.graph.patches import Patches
+from samebits.errors import UnimplementedError
+
+_SYNCHRONOUS = "torch.nn.parallel.DistributedDataParallel, whose processes wait for each other at every step"
+
+
+def refuse(patches: Patches) -> None:
+    """Replaces the constructors; imports nothing."""
+    rpc = torch.distributed.rpc if torch.distributed.is_available() else None
+    if rpc is not None and rpc.is_available():
+        patches.put(rpc, "init_rpc", _refusing("torch.distributed.rpc.init_rpc", rpc.init_rpc))
+        patches.when_imported(
+            "torch.distributed.optim.optimizer", lambda module: _refuse_distributed_optimizer(patches, module)
+        )
+    patches.put(torch.Tensor, "share_memory_", _unless_parameter(torch.Tensor.share_memory_))
+    optimizer = torch.optim.Optimizer
+    patches.put(optimizer, "add_param_group", _unless_shared(optimizer.add_param_group))
+
+
+def _refuse_distributed_optimizer(patches: Patches, module: ModuleType) -> None:
+    owner = module.DistributedOptimizer
+    patches.put(owner, "__init__", _refusing("torch.distributed.optim.DistributedOptimizer", owner.__init__))
+
+
+def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def refused(*args: Any, **kwargs: Any) -> None:
+        raise UnimplementedError(
+            f"{name} at {where()}: updates that arrive in no fixed order differ from run to run, and op determinism is on. "
+            f"Use {_SYNCHRONOUS}; or call samebits.enable_op_determinism(False) before."
+        )
+
+    return refused
+
+
+def _unless_parameter(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def share_memory_(self: torch.Tensor) -> torch.Tensor:
+        if isinstance(self, torch.nn.Parameter) and not self.is_cuda:
+            raise UnimplementedError(
+                _hogwild(f"share_memory_() of a parameter {tuple(self.shape)} at {where()}")
+            )
+        return original(self)
+
+    return share_memory_
+
+
+def _unless_shared(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+        original(self, param_group)
+        shared = _first_shared(self.param_groups[-1]["params"])
+        if shared is not None:
+            raise UnimplementedError(
+                _hogwild(
+                    f"{type(self).__name__} at {where()} over a parameter {tuple(shared.shape)} in shared memory"
+                )
+            )
+
+    return add_param_group
+
+
+def _first_shared(parameters: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    """On the CPU: torch calls every CUDA tensor shared."""
+    strided = (p for p in parameters if p.device.type == "cpu" and p.layout is torch.strided)
+    return next((p for p in strided if p.is_shared()), None)
+
+
+def _hogwild(what: str) -> str:
+    return (
+        f"{what}: processes that write the same parameters (Hogwild) do so in another order in every run, and op determinism "
+        f"is on. Use {_SYNCHRONOUS}; weights that others only read can be copied (`p.detach().clone().share_memory_()`)."
+    )

@@ -1,0 +1,44 @@
+"""Every replacement there is, in one tuple: what the switch installs and what the op table reads."""
+
+from __future__ import annotations
+
+from samebits.determinism import (
+    alternatives,
+    attention,
+    batchnorm,
+    convolution,
+    fourier,
+    gated,
+    groupnorm,
+    lapack,
+    layernorm,
+    lowprecision,
+    matmul,
+    pointwise,
+    recurrent,
+    reductions,
+    softmax,
+    uninitialized,
+    writes,
+)
+from samebits.determinism.replacement import Replacement
+
+REPLACEMENTS: tuple[Replacement, ...] = (
+    *attention.REPLACEMENTS,
+    *batchnorm.REPLACEMENTS,
+    *convolution.REPLACEMENTS,
+    *fourier.REPLACEMENTS,
+    *gated.REPLACEMENTS,
+    *groupnorm.REPLACEMENTS,
+    *lapack.REPLACEMENTS,
+    *layernorm.REPLACEMENTS,
+    *lowprecision.REPLACEMENTS,  # before `matmul`, which hands such products on to it
+    *matmul.REPLACEMENTS,
+    *pointwise.REPLACEMENTS,
+    *recurrent.REPLACEMENTS,
+    *reductions.REPLACEMENTS,
+    *softmax.REPLACEMENTS,
+    *uninitialized.REPLACEMENTS,
+    *writes.REPLACEMENTS,
+    *alternatives.REPLACEMENTS,  # for CUDA only
+)

@@ -1,0 +1,24 @@
+"""Warnings that are shown once per subject, at the user's line, and kept for the record of the run."""
+
+from __future__ import annotations
+
+import warnings
+
+from samebits.determinism.caller import caller
+
+_shown: dict[str, str] = {}
+"""Subject to text. Of the process: a run's record names what happened before it was opened, too."""
+
+
+def warn_once(subject: str, text: str, category: type[Warning]) -> None:
+    """Shows `text` at the first call for this subject; Python's own "once" depends on filters and call places."""
+    if subject in _shown:
+        return
+    _shown[subject] = text
+    file, line = caller()
+    warnings.warn_explicit(text, category, file, line)
+
+
+def notices() -> tuple[str, ...]:
+    """What op determinism warned of in this process: where the promise has an exception. A record shows it."""
+    return tuple(_shown.values())

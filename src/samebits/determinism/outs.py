@@ -1,0 +1,23 @@
+"""What torch does with `out=`: the right dtype or an error, and the right shape, with a warning if it had another."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import Tensor
+
+
+def into(out: Tensor, result: Tensor) -> Tensor:
+    """`out` with the values of `result`, after the checks of torch's structured kernels."""
+    if out.dtype != result.dtype:
+        raise RuntimeError(f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype} instead")
+    if out.shape != result.shape:
+        if out.numel():
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
+                f"match the required output shape {list(result.shape)}.",
+                UserWarning,
+                stacklevel=2,
+            )
+        out.resize_(result.shape)
+    return out.copy_(result)

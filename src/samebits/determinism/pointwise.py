@@ -1,0 +1,220 @@
+"""Elementwise ops whose vector code and scalar code round differently: the scalar tail stays where one thread has it.
+
+Found by comparing contiguous with strided input element by element, for every elementwise op, in float32, float64,
+bfloat16, float16 and complex64: a comparison of thread counts alone sees only the few elements of the tails. Not
+replaced are the ops of which only the sign or payload of a NaN, or the sign of a zero, differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.determinism.lapack import on_one_thread
+from samebits.determinism.overrides import Kernel, kernels, overload
+from samebits.determinism.replacement import Replacement
+from samebits.determinism.vector_tails import GRAIN, Pieces, is_dense, layout, torch_kernel
+from samebits.determinism.workers import one_thread
+
+_EVERY_THREAD = 1
+"""The grain of gelu: from 16384 elements on every thread gets an equal share."""
+_FEW = 16384
+
+
+def _functional(out_op: str, grain: int, kernel: Kernel) -> Kernel:
+    name, into = _out_name(out_op), torch_kernel(out_op) if out_op else None
+
+    def pointwise(*args: Any, **kwargs: Any) -> Tensor:
+        shape = _shape(args, grain)
+        if shape is None:
+            return kernel(*args, **kwargs)
+        pieces = Pieces(args, shape, None)
+        elements, head = pieces.elements, pieces.head(grain)
+        if head == elements:
+            return kernel(*pieces.args, **kwargs)
+        with one_thread():
+            rest = pieces.call(kernel, head, elements, kwargs)
+        result = pieces.empty(rest.dtype)
+        pieces.of(result, head, elements).copy_(rest)
+        target = pieces.of(result, 0, head)
+        if into is None:
+            target.copy_(pieces.call(kernel, 0, head, kwargs))
+        else:
+            pieces.call(into, 0, head, {**kwargs, name: target})
+        return result
+
+    return pointwise
+
+
+def _in_place(grain: int, kernel: Kernel) -> Kernel:
+    def pointwise_(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        shape = _shape((self, *args), grain)
+        if shape is None or shape != self.shape or _overlaps(self, args):
+            return kernel(self, *args, **kwargs)
+        pieces = Pieces((self, *args), shape, self)
+        for start, stop, threads in _cuts(pieces, grain):
+            with threads:
+                pieces.call(kernel, start, stop, kwargs)
+        return self if pieces.args[0] is self else self.copy_(pieces.args[0])
+
+    return pointwise_
+
+
+def _out(out_op: str, grain: int, kernel: Kernel) -> Kernel:
+    name = _out_name(out_op)
+
+    def pointwise_out(*args: Any, **kwargs: Any) -> Tensor:
+        out, shape = kwargs[name], _shape(args, grain)
+        if shape is None or _overlaps(out, args):
+            return kernel(*args, **kwargs)
+        if out.shape != shape:
+            if out.numel():
+                return on_one_thread(kernel)(*args, **kwargs)  # warns that it resizes
+            out.resize_(shape).as_strided_(shape, layout(args, shape))
+        pieces = Pieces(args, shape, out)
+        result = out if pieces.result is None else pieces.result
+        for start, stop, threads in _cuts(pieces, grain):
+            with threads:
+                pieces.call(kernel, start, stop, {**kwargs, name: pieces.of(result, start, stop)})
+        return out if result is out else out.copy_(result)
+
+    return pointwise_out
+
+
+def _cuts(pieces: Pieces, grain: int) -> Iterator[tuple[int, int, AbstractContextManager[None]]]:
+    head = pieces.head(grain)
+    if head:
+        yield 0, head, nullcontext()
+    if head < pieces.elements:
+        yield head, pieces.elements, one_thread()
+
+
+def _shape(args: Sequence[Any], grain: int) -> torch.Size | None:
+    """The shape of the result; None if it is so small that one thread computes it, or cannot be: torch raises."""
+    shapes = [a.shape for a in args if isinstance(a, Tensor)]
+    shape, elements = shapes[0], 1
+    for other in shapes:
+        elements *= other.numel()
+    if elements <= max(grain, _FEW):
+        return None
+    if any(other != shape for other in shapes):
+        try:
+            shape = torch.broadcast_shapes(*shapes)
+        except RuntimeError:
+            return None
+    return shape if shape.numel() > max(grain, _FEW) else None
+
+
+def _out_name(out_op: str) -> str:
+    return next(a.name for a in overload(f"aten::{out_op}")._schema.arguments if a.is_out) if out_op else ""
+
+
+def _tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
+    """The kernel for callers that give a number where the schema says Tensor, as `x % 2.0` does.
+
+    Torch holds such a number as a tensor that does not take part in type promotion and hands it to Python as the
+    number, which its own kernel then refuses.
+    """
+    schema = overload(f"aten::{name}")._schema
+    places = [i for i, a in enumerate(schema.arguments) if str(a.type) == "Tensor" and not a.kwarg_only]
+
+    def with_tensors(*args: Any, **kwargs: Any) -> Any:
+        if any(not isinstance(args[i], Tensor) for i in places):
+            like = next(args[i] for i in places if isinstance(args[i], Tensor))
+            args = tuple(
+                a if isinstance(a, Tensor) or i not in places else _as_tensor(a, like)
+                for i, a in enumerate(args)
+            )
+        return kernel(*args, **kwargs)
+
+    return with_tensors
+
+
+def _as_tensor(number: complex, like: Tensor) -> Tensor:
+    """A tensor of no dimensions that promotes with `like` as the number does, exact where that can be."""
+    exact = torch.tensor(number, dtype=_EXACT[type(number)])
+    dtype = torch.result_type(like, number)
+    return exact if torch.result_type(like, exact) == dtype else exact.to(dtype)
+
+
+_EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def _overlaps(result: Tensor, args: Sequence[Any]) -> bool:
+    """Whether a dense operand lies partly in the memory of the dense result: torch's kernel raises."""
+    start, stop = result.data_ptr(), result.data_ptr() + result.nbytes
+    for a in args:
+        if isinstance(a, Tensor) and a.data_ptr() < stop and start < a.data_ptr() + a.nbytes:
+            same = a.data_ptr() == start and a.stride() == result.stride() and a.shape == result.shape
+            if not same and is_dense(a) and is_dense(result):
+                return True
+    return False
+
+
+# fmt: off
+_OPS = (
+    "angle", "atan2", "atanh", "cosh", "digamma", "elu", "exp2", "gelu", "hypot", "igamma", "igammac", "logaddexp",
+    "logaddexp2", "mish", "rsqrt", "sgn", "sigmoid", "silu", "sinh", "softplus", "softshrink", "special_i0e",
+)
+_BACKWARDS = ("elu", "gelu", "logit", "sigmoid", "silu", "softplus", "tanh")
+# fmt: on
+_FORMS = (
+    *((f"{op}.out", op, f"{op}_") for op in _OPS),
+    *((f"{op}_backward.grad_input", f"{op}_backward", "") for op in _BACKWARDS),
+    ("pow.Tensor_Scalar_out", "pow.Tensor_Scalar", "pow_.Scalar"),
+    ("pow.Tensor_Tensor_out", "pow.Tensor_Tensor", "pow_.Tensor"),
+    ("pow.Scalar_out", "pow.Scalar", ""),
+    ("fmod.Tensor_out", "fmod.Tensor", "fmod_.Tensor"),
+    ("remainder.Tensor_out", "remainder.Tensor", "remainder_.Tensor"),
+    ("lerp.Tensor_out", "lerp.Tensor", "lerp_.Tensor"),
+    ("", "mish_backward", ""),
+)
+"""Out, functional and in-place form of each op whose vector and scalar code give different bits for finite input."""
+
+
+_ARITHMETIC = (
+    ("add.out", "add.Tensor", "add_.Tensor"),
+    ("sub.out", "sub.Tensor", "sub_.Tensor"),
+    ("mul.out", "mul.Tensor", "mul_.Tensor"),
+    ("div.out", "div.Tensor", "div_.Tensor"),
+    ("addcmul.out", "addcmul", "addcmul_"),
+)
+"""add and sub with an alpha in float16 and bfloat16 (a step of plain SGD), the others in complex64 only."""
+
+
+def _replacements(forms: Sequence[tuple[str, str, str]]) -> tuple[Replacement, ...]:
+    known = set(kernels("CPU"))
+    found = []
+    for out, functional, in_place in forms:
+        grain = _GRAINS.get(functional, GRAIN)
+        found.append((functional, partial(_functional, out, grain)))
+        found.append((in_place, partial(_in_place, grain)))
+        found.append(
+            (out, partial(_out, out, grain))
+        )  # after the functional form, which keeps torch's kernel of it
+    return tuple(
+        Replacement(f"aten::{name}", partial(_make, name, make), _REASON, only_threads=True)
+        for name, make in found
+        if f"aten::{name}" in known
+    )
+
+
+def _make(name: str, make: Any, kernel: Kernel) -> Kernel:
+    takes_numbers = name.partition(".")[0].rstrip("_") in _TAKE_NUMBERS
+    return _tensors_for_numbers(name, make(kernel)) if takes_numbers else make(kernel)
+
+
+_TAKE_NUMBERS = ("add", "sub", "mul", "div", "fmod", "remainder", "pow")
+_GRAINS = {"gelu": _EVERY_THREAD}
+_REASON = (
+    "vector code and scalar tail round differently, and threads move the tail: kept where one thread has it"
+)
+
+REPLACEMENTS = _replacements(_FORMS)
+ARITHMETIC = _replacements(_ARITHMETIC)
+"""Not in the catalogue: an override costs 1.4 us a call, and these are the ops that training calls most."""

@@ -1,0 +1,120 @@
+"""For maintainers: `python -m samebits.determinism.table.sweep OUT.json [PART]` measures overloads on the CPU.
+
+Every OpInfo of torch's own tests (`op_db`, needs the package expecttest) whose name contains PART is run forward and
+backward under the switch. Each overload that is dispatched runs again there and then, on the same inputs: twice with
+two threads, with one and with three. An op that works element by element, or reduces, also runs on 200,003 elements,
+in three float formats: OpInfo's samples are too small to be split over threads. A profiler names what composites call.
+
+The result is evidence for `update`; `audit.review` measures whole cases of realistic sizes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from samebits.determinism.switch import enable_op_determinism
+from samebits.determinism.table.calls import calls_of
+from samebits.determinism.table.replay import Outcome, Replay
+
+_OPINFO = "torch.testing._internal.common_methods_invocations"
+_FOREACH = ("unary", "binary", "pointwise", "reduce", "other")
+SAMPLES = 12
+"""Of each OpInfo, at most so many."""
+
+
+def _opinfos() -> list[Any]:
+    """Those of single tensors and those of lists. Imported late: it forbids to set cuDNN's flags, as the switch does."""
+    module = importlib.import_module(_OPINFO)
+    return [*module.op_db, *(op for kind in _FOREACH for op in getattr(module, f"foreach_{kind}_op_db"))]
+
+
+def _samples(op: Any) -> Iterator[Callable[[], Any]]:
+    dtypes = op.supported_dtypes("cpu")
+    dtype = torch.float32 if torch.float32 in dtypes else next(iter(sorted(dtypes, key=str)), None)
+    if dtype is None:
+        return
+    differentiable = op.supports_autograd and dtype.is_floating_point
+    for sample in itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), SAMPLES):
+        yield lambda sample=sample: _forward_backward(op, sample)
+
+
+def _forward_backward(op: Any, sample: Any) -> None:
+    result = op(sample.input, *sample.args, **sample.kwargs)
+    outputs = [
+        leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    if outputs:
+        torch.autograd.backward(outputs, [torch.ones_like(one) for one in outputs])
+
+
+def sweep(part: str = "") -> dict[str, Any]:
+    """The evidence: what was measured of each overload, and what composites called."""
+    replay = Replay()
+    calls: dict[str, set[str]] = defaultdict(set)
+    raised = 0
+    for op in _opinfos():
+        if part not in op.name:
+            continue
+        replay.counts.clear()
+        for run in _each(_samples(op)):
+            try:
+                with replay:
+                    run()
+                for name, called in calls_of(run).items():
+                    calls[name] |= called
+            except Exception:
+                raised += 1  # some samples are made to raise, or need a GPU
+    print(f"{raised} samples raised", file=sys.stderr)
+    return {
+        "torch": torch.__version__.split("+")[0],
+        "overloads": {name: _words(found) for name, found in sorted(replay.found.items())},
+        "calls": {
+            f"aten::{name}": sorted(f"aten::{one}" for one in called)
+            for name, called in sorted(calls.items())
+        },
+    }
+
+
+def _each(samples: Iterator[Callable[[], Any]]) -> Iterator[Callable[[], Any]]:
+    try:
+        yield from samples
+    except Exception as error:  # some OpInfos cannot make samples without packages that are not here
+        print(f"no samples: {error}", file=sys.stderr)
+
+
+def _words(found: list[Outcome]) -> dict[str, str]:
+    words = {"source": "opinfo", "runs": "equal" if all(runs for runs, _ in found) else "varies"}
+    threads = [over for _, over in found if over is not None]
+    if threads:
+        words["threads"] = "equal" if all(threads) else "varies"
+    return words
+
+
+def main(file: str, part: str = "") -> None:
+    """Writes the evidence to `file`."""
+    began = time.monotonic()
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    warnings.simplefilter("ignore")
+    enable_op_determinism(thread_invariant=True)
+    found = sweep(part)
+    Path(file).write_text(json.dumps(found, indent=1) + "\n", encoding="ascii")
+    print(
+        f"{len(found['overloads'])} overloads, {len(found['calls'])} composites, {time.monotonic() - began:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

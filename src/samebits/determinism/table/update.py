@@ -1,0 +1,97 @@
+"""For maintainers: `python -m samebits.determinism.table.update [EVIDENCE.json ...]` writes the snapshot anew.
+
+It takes the overloads from the torch that is running, what other devices have from torch's `native_functions.yaml`,
+and what was measured from the given files and from the snapshot that there was. What changed is printed: a person
+looks at each, and adds to `own.toml` where a class rule does not hold.
+
+A file of evidence: `{"torch": "2.13.0", "overloads": {"aten::sum.dim_IntList": {"source": "battery" | "opinfo",
+"runs": "equal" | "varies", "threads": "equal" | "varies"}}, "calls": {"aten::matmul": ["aten::mm"]}}`. `threads` is
+absent where no tensor was large enough to be split; `calls` says what composites were seen to call.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samebits.determinism.catalogue import REPLACEMENTS
+from samebits.determinism.table import native_functions
+from samebits.determinism.table.live import Live, live_overloads, unreviewed
+from samebits.determinism.table.snapshot import FILE, NOTHING, Row, Snapshot, read, write
+
+_CPU_KEYS = ("CPU", "MkldnnCPU", "NestedTensorCPU", "QuantizedCPU", "SparseCPU", "SparseCsrCPU")
+
+
+def updated(
+    before: Snapshot, live: Mapping[str, Live], evidence: Iterable[Mapping[str, Any]] = ()
+) -> Snapshot:
+    """The snapshot of the live overloads. What a file measured replaces what was known of that overload.
+
+    What was measured of an overload whose schema changed since is dropped.
+    """
+    kernels = native_functions.kernels(native_functions.FILE.read_text(encoding="utf-8"))
+    rows = {name: _row(one, kernels.get(name, ()), before.rows.get(name)) for name, one in live.items()}
+    files = list(evidence)
+    for name, measured in _together(files).items():
+        if name in rows:
+            rows[name] = replace(rows[name], **measured)
+    for full, called in ((full, called) for file in files for full, called in file.get("calls", {}).items()):
+        name = full.removeprefix("aten::")
+        if name in rows:
+            names = {one.removeprefix("aten::") for one in called} | set(rows[name].calls)
+            rows[name] = replace(rows[name], calls=tuple(sorted(names - {name, *NOTHING})) or NOTHING)
+    return Snapshot(torch.__version__.split("+")[0], rows)
+
+
+def _row(live: Live, listed: tuple[str, ...], before: Row | None) -> Row:
+    here = {key for key in _CPU_KEYS if _has(live.name, key)}
+    if not listed and _has(live.name, "CompositeImplicitAutograd"):
+        here.add(native_functions.COMPOSITE)
+    keys = here | {key for key in listed if not key.endswith("CPU")}
+    facts = (live.schema, live.traits, tuple(sorted(keys)), live.form_of)
+    if before is None or before.schema != live.schema:
+        return Row(live.name, *facts)
+    schema, traits, found, form_of = facts
+    return replace(before, schema=schema, traits=traits, kernels=found, form_of=form_of)
+
+
+def _has(name: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+
+
+def _together(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The measured columns per overload: what varies in one file varies; the battery counts before OpInfo."""
+    ours = {one.op.removeprefix("aten::") for one in REPLACEMENTS if one.device == "CPU"}
+    merged: dict[str, dict[str, Any]] = {}
+    for file in files:
+        for full, found in file["overloads"].items():
+            name = full.removeprefix("aten::")
+            known = merged.setdefault(name, {"source": found["source"], "runs": "", "threads": ""})
+            known["tested"] = file["torch"].split("+")[0]
+            known["kernel"] = "ours" if name in ours else "torch"
+            known["source"] = min(known["source"], found["source"])  # battery, opinfo
+            for word in ("runs", "threads"):
+                known[word] = max(known[word], found.get(word, ""))  # nothing, equal, varies
+    return merged
+
+
+def main(paths: list[str]) -> None:
+    """Writes the snapshot from the running torch and the files of evidence, and prints what is new or changed."""
+    live = live_overloads()
+    before = read(FILE) if FILE.exists() else Snapshot("", {})
+    for line in unreviewed(before, live):
+        print(line)
+    after = updated(before, live, [json.loads(Path(path).read_text()) for path in paths])
+    write(after, FILE)
+    measured = sum(bool(row.runs) for row in after.rows.values())
+    print(f"{FILE.name}: torch {after.torch}, {len(after.rows)} overloads, {measured} measured")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,25 @@
+"""The words of the table: what a person filters by, from the best to the worst."""
+
+from __future__ import annotations
+
+OVER_THREADS = "deterministic over threads"
+"""Equal from run to run and for any intra-op thread count."""
+DETERMINISTIC = "deterministic"
+"""Equal from run to run at a fixed thread count. On CUDA, where CPU threads do not count, the best there is."""
+ALTERNATIVE = "has an alternative here"
+"""The switch puts a kernel of ours in front of torch's."""
+SERIAL = "serial"
+"""The same, and ours runs the whole op on one thread."""
+UNWRITTEN = "unwritten"
+"""Gives memory that nobody wrote: its values are not reproducible until an op writes them."""
+REFUSED = "refused"
+"""Raises under the switch, for at least one ordinary argument: the reason says which."""
+VARIES = "varies"
+"""Was seen to vary from run to run, and nothing stands in front of it: a gap."""
+NO_KERNEL = "no kernel"
+"""The op does not run on that device."""
+
+VERDICTS = (OVER_THREADS, DETERMINISTIC, ALTERNATIVE, SERIAL, UNWRITTEN, REFUSED, VARIES, NO_KERNEL)
+EVIDENCE = ("battery", "opinfo", "source", "none")
+"""Measured by the battery or with OpInfo's samples; read in torch's documentation, tags or kernels; nobody looked."""
+DEVICES = ("cpu", "cuda")
