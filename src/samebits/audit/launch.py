@@ -18,6 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from samebits import context
 from samebits.audit.kill import Killer
 from samebits.audit.loaders import loader_workers
@@ -105,6 +107,8 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
         batches_per_epoch=spec.batches_per_epoch,
         commit_steps=spec.commit_steps,
     )
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)  # the environment alone gives no more than there are cores
     if spec.switch:
         stack.enter_context(enable_op_determinism())
         if spec.seed is not None:

@@ -31,7 +31,7 @@ class LaunchSpec:
     """`{"at": one of KILLS, "step": k}`: the process kills itself there, with SIGKILL."""
     num_workers: int | None = None
     threads: int | None = None
-    """Intra-op threads that the parent put into the environment; kept here for the record only."""
+    """Intra-op threads; the parent puts them into the environment too, for what else reads it."""
     listing_seed: int | None = None
     slow: bool = False
     """Sleep a little after each step, as a slower machine would take longer."""

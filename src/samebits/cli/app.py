@@ -11,6 +11,7 @@ import typer
 from samebits.cli.arguments import OptionsThenScript, ScriptThenAnything
 from samebits.cli.diff import diff
 from samebits.cli.env import env
+from samebits.cli.ops import ops
 from samebits.cli.run import run
 from samebits.cli.verify import verify
 from samebits.errors import SamebitsError
@@ -26,6 +27,7 @@ app.command(cls=OptionsThenScript)(run)
 app.command(cls=ScriptThenAnything)(verify)
 app.command()(diff)
 app.command()(env)
+app.command()(ops)
 
 
 def _print_version(asked: bool) -> None:

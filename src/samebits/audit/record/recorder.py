@@ -20,6 +20,8 @@ from samebits.audit.record.observe import TorchListener, torch_hooks
 from samebits.audit.record.subjects import Subjects
 from samebits.audit.record.writes import outside_writes
 from samebits.context import Observer, Position, observed, process
+from samebits.determinism.notices import notices
+from samebits.determinism.settings import active
 from samebits.digest import ALGORITHM
 
 
@@ -83,6 +85,8 @@ class Recorder(Observer, TorchListener):
         self._held: dict[str, Leaves] | None = None
         self._steps = 0
         self._threads: list[int] = []
+        self._any_threads = True
+        """Whether every step so far was made by ops whose bits do not depend on the thread count."""
         self._resumed_from: int | None = None
 
     def note(self, text: str) -> None:
@@ -187,6 +191,8 @@ class Recorder(Observer, TorchListener):
     def finish(self, error: BaseException | None = None) -> str | None:
         """Writes the last line, after the script's end, and returns the final digest (None: no model was seen)."""
         self._flush_inference()
+        for text in notices():
+            self.note(text)
         final, seen = None, []
         try:
             seen = self._subjects.summary() + [f"loop {name}" for name in self._loops]
@@ -205,6 +211,7 @@ class Recorder(Observer, TorchListener):
             "loaders": self.loaders,
             "resumed_from": self._resumed_from,
             "threads": self._threads,
+            "thread_invariant": self._any_threads and bool(self._threads),
         }
         if self._step is not None and self._step.evaluated:
             line["eval"] = _evaluations(self._step)
@@ -215,6 +222,8 @@ class Recorder(Observer, TorchListener):
     def _begin(self, position: Position, *, ends_epoch: bool) -> _Step:
         threads = torch.get_num_threads()
         self._threads = [self._threads[0] if self._threads else threads, threads]
+        settings = active()
+        self._any_threads &= settings is not None and settings.thread_invariant
         return _Step(position, ends_epoch or position.step % self._every == 0, ends_epoch)
 
     def _open_plain_step(self) -> _Step:

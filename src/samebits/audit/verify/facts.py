@@ -7,7 +7,7 @@ from samebits.audit.verify.plan import Facts
 
 
 def facts_of(record: Record) -> Facts:
-    """Steps, ends of epochs, validations inside a body, use of `Run`, loader workers."""
+    """Steps, ends of epochs, validations inside a body, use of `Run`, loader workers, thread invariance."""
     lines = list(record.steps.values())
     end = record.end or {}
     return Facts(
@@ -17,6 +17,7 @@ def facts_of(record: Record) -> Facts:
         validations=tuple(sorted(line.step for line in lines if "eval" in line.values)),
         uses_run=any(seen.startswith("loop ") for seen in end.get("seen", ())),
         loaders=end.get("loaders"),
+        thread_invariant=bool(end.get("thread_invariant")),
     )
 
 

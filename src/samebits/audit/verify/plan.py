@@ -10,7 +10,7 @@ GROUPS = ("run-again", "kill", "workers", "threads")
 KILLS = ("kill-mid-epoch", "kill-epoch-end", "kill-twice")
 """The rows of "kill", each of which `--checks` takes by itself, too."""
 
-WORKERS, THREADS = (0, 1, 3), (1, 2)
+WORKERS, THREADS = (0, 1, 3), (1, 3)
 KILL_NAMES = (
     "killed mid-epoch, resumed",
     "killed at an epoch's last step, resumed",
@@ -29,6 +29,8 @@ class Facts:
     uses_run: bool
     loaders: list[int] | None = None
     """The script's own number of workers of each of its loaders; None: not known."""
+    thread_invariant: bool = False
+    """Whether the switch was on, thread counts included, in every step."""
 
 
 _PLACES = {
@@ -90,7 +92,7 @@ def checks_after(facts: Facts, groups: tuple[str, ...], seed: int) -> list[Check
     if "workers" in groups:
         found += [_workers(facts, number) for number in WORKERS]
     if "threads" in groups:
-        found += [_threads(number) for number in THREADS]
+        found += [_threads(facts, number) for number in THREADS]
     return found
 
 
@@ -175,6 +177,8 @@ def _workers(facts: Facts, number: int) -> Check:
     return Check("workers", name, f"num_workers={number}", (Process(num_workers=number),), note=note)
 
 
-def _threads(number: int) -> Check:
+def _threads(facts: Facts, number: int) -> Check:
     name = f"{number} thread{'' if number == 1 else 's'}"
-    return Check("threads", name, "intra-op threads", (Process(threads=number),), promised=False)
+    return Check(
+        "threads", name, "intra-op threads", (Process(threads=number),), promised=facts.thread_invariant
+    )

@@ -1,0 +1,37 @@
+"""All cases by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from samebits.audit.review import opinfo
+from samebits.audit.review.case import Case
+from samebits.audit.review.cases import BATTERY
+from samebits.errors import InvalidArgumentError
+
+_MADE: dict[str, Callable[[], tuple[Case, ...]]] = {
+    "battery": lambda: BATTERY,
+    "sweep": opinfo.sweep_cases,
+    "opinfo": opinfo.sample_cases,
+}
+SOURCES = tuple(_MADE)
+"""`battery`: own cases; `sweep`: OpInfo's ops at 200,003 elements and more; `opinfo`: OpInfo's samples."""
+
+
+def cases(source: str) -> tuple[Case, ...]:
+    """The cases of one source, in the order in which they are run."""
+    return _MADE[source]()
+
+
+def find(full_name: str) -> Case:
+    """The case of that name."""
+    for source in SOURCES:
+        if (case := _by_name(source).get(full_name)) is not None:
+            return case
+    raise InvalidArgumentError(f"There is no case named {full_name!r}.")
+
+
+@cache
+def _by_name(source: str) -> dict[str, Case]:
+    return {case.full_name: case for case in cases(source)}
