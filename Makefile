@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: verify test lint bench chaos soak clean
+.PHONY: verify test ops lint bench chaos soak clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
 
 test: $(READY)  ## the tests, under 10 minutes on two cores
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak"
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/unit tests/process
+
+ops: $(READY)  ## the tests of op determinism: each kernel of ours over shapes, layouts, thread counts and runs
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/ops
 
 lint: $(READY)  ## style, types, layers
 	$(BIN)/ruff check

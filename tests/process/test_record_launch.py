@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -47,9 +48,10 @@ def launch(folder, script, *args, env=None, **spec):
 
 
 def run(command, folder, env=None):
-    env = {**os.environ, "TMPDIR": str(folder / "tmp"), **(env or {})}
-    (folder / "tmp").mkdir(exist_ok=True)
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    # Below /tmp, not below the test's own folder: loader workers open sockets there, whose paths have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="sb-", dir="/tmp") as short:
+        env = {**os.environ, "TMPDIR": short, **(env or {})}
+        return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_a_launched_script_is_the_script_that_python_runs(tmp_path):

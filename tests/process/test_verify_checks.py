@@ -130,7 +130,7 @@ def test_an_unseeded_script_fails_at_once(tmp_path):
     assert status == 1
     assert row(report, "run again")["difference"]["step"] == -1
     assert "set_random_seed" in report["verdict"]
-    assert row(report, "2 threads")["equal"] is None
+    assert row(report, "3 threads")["equal"] is None
 
 
 def test_run_seeds_what_the_script_does_not(tmp_path):

@@ -108,7 +108,7 @@ def test_another_environment_is_refused_unless_allowed(halfway):
     samebits.set_random_seed(1)
     with samebits.enable_op_determinism():
         with pytest.raises(
-            RunMismatchError, match="op_determinism: False then, True now.*allow_changed_environment"
+            RunMismatchError, match="op_determinism.enabled: False then, True now.*allow_changed_environment"
         ):
             train(run_dir)
         train(run_dir, allow_changed_environment=True)
@@ -124,6 +124,31 @@ def test_another_number_of_threads_is_put_back(halfway, forked, capfd):
 
     assert forked(more_threads).value == (expected, 1)
     assert "began with 1 threads" in capfd.readouterr().err
+
+
+def test_under_the_switch_another_number_of_threads_is_kept(tmp_path, forked, capfd):
+    """With thread invariance a run goes on with the threads of its machine, to the same weights."""
+
+    def straight():
+        samebits.set_random_seed(1)
+        with samebits.enable_op_determinism(thread_invariant=True):
+            return train(None)
+
+    def killed():
+        samebits.set_random_seed(1)
+        with samebits.enable_op_determinism(thread_invariant=True):
+            train(tmp_path / "r", body=kill_at(4))
+
+    def resumed():
+        torch.set_num_threads(3)
+        samebits.set_random_seed(1)
+        with samebits.enable_op_determinism(thread_invariant=True):
+            return train(tmp_path / "r"), torch.get_num_threads()
+
+    expected = forked(straight).value
+    assert forked(killed).code == -9
+    assert forked(resumed).value == (expected, 3)
+    assert "began with" not in capfd.readouterr().err
 
 
 def newest(run_dir):

@@ -89,6 +89,10 @@ def test_rows_that_do_not_apply_say_why_and_start_nothing():
     assert all(row.does_not_apply for row in empty)
 
 
-def test_thread_rows_are_not_promised():
-    """Threads are measured; they do not decide."""
+def test_thread_rows_are_promised_where_the_switch_makes_them_so():
+    """Thread counts decide for a script that has the switch on in every step; for others they are measured."""
     assert [row.promised for row in checks_after(facts([5]), ("threads",), 0)] == [False, False]
+    assert [row.promised for row in checks_after(facts([5], thread_invariant=True), ("threads",), 0)] == [
+        True,
+        True,
+    ]

@@ -1,0 +1,175 @@
+import os
+import sys
+
+import pytest
+import torch
+
+import samebits
+from samebits.determinism import catalogue
+from samebits.determinism.overrides import Overrides
+from samebits.determinism.replacement import Replacement
+from samebits.errors import InvalidArgumentError, UnseededError
+
+PATCHED = (
+    (torch, "seed"),
+    (torch.random, "seed"),
+    (torch, "use_deterministic_algorithms"),
+    (torch, "set_deterministic_debug_mode"),
+    (torch.Tensor, "share_memory_"),
+    (torch.optim.Optimizer, "add_param_group"),
+    (torch.library.Library, "impl"),
+    (type(torch.ops), "load_library"),
+    (type(torch.backends.cudnn), "benchmark"),
+    (type(torch.backends.cudnn), "deterministic"),
+    (torch.distributed.rpc, "init_rpc"),
+)
+
+
+def dispatch_tables():
+    """What the dispatcher holds of every op: all registered kernels, and the table computed from them."""
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    return {name: (torch._C._dispatch_dump(name), torch._C._dispatch_dump_table(name)) for name in names}
+
+
+def attributes():
+    return [vars(owner)[name] for owner, name in PATCHED] + list(sys.meta_path)
+
+
+def same(these, those):
+    return len(these) == len(those) and all(a is b for a, b in zip(these, those))
+
+
+def leftovers(before, after):
+    return [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+
+
+def test_off_leaves_no_kernel_and_no_attribute_behind(python):
+    """After on and off, seeded or not, the dispatch tables of all aten ops and all replaced attributes are as before."""
+    out = python(
+        f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+        "from test_switch_restores import *\n"
+        "before, were = dispatch_tables(), attributes()\n"
+        "for arguments in ({}, {'thread_invariant': True}, {'on_unimplemented': 'warn'}):  # the first: unseeded\n"
+        "    samebits.enable_op_determinism(**arguments)\n"
+        "    changed, moved = leftovers(before, dispatch_tables()), not same(were, attributes())\n"
+        "    samebits.enable_op_determinism(False)\n"
+        "    samebits.set_random_seed(0)\n"
+        "    print(len(changed) > 5, moved, leftovers(before, dispatch_tables()), same(were, attributes()))\n"
+    ).stdout
+    assert out.splitlines() == ["True True [] True"] * 3
+
+
+def test_one_kernel_left_behind_would_be_seen():
+    """Negative control: a single override that is not removed shows in the comparison of the dispatch tables."""
+    before = dispatch_tables()
+    left = Overrides()
+    left.put("aten::sum.dim_IntList", "CPU", lambda kernel: kernel)
+    try:
+        assert leftovers(before, dispatch_tables()) == ["aten::sum.dim_IntList"]
+    finally:
+        left.remove()
+    assert leftovers(before, dispatch_tables()) == []
+
+
+def test_an_error_on_the_way_on_undoes_everything(monkeypatch):
+    """Enabling is all or nothing: an error in its middle leaves kernels, flags and functions as they were."""
+    samebits.set_random_seed(0)
+    broken = Replacement("aten::no_such_op", lambda kernel: kernel, "there is none")
+    before, were, variables = dispatch_tables(), attributes(), dict(os.environ)
+    monkeypatch.setattr(catalogue, "REPLACEMENTS", (*catalogue.REPLACEMENTS, broken))
+    with pytest.raises(RuntimeError, match="no_such_op"):
+        samebits.enable_op_determinism(thread_invariant=True)
+    assert leftovers(before, dispatch_tables()) == [] and same(were, attributes())
+    assert dict(os.environ) == variables
+    assert not torch.are_deterministic_algorithms_enabled() and not samebits.op_determinism_enabled()
+
+
+def test_a_change_that_fails_keeps_the_settings_before_it(monkeypatch):
+    """On, and then asked for other arguments that cannot be had: the switch stays on as it was."""
+    samebits.set_random_seed(0)
+    broken = Replacement("aten::no_such_op", lambda kernel: kernel, "there is none", only_threads=True)
+    monkeypatch.setattr(catalogue, "REPLACEMENTS", (broken,))
+    samebits.enable_op_determinism(thread_invariant=False)
+    settings = told()
+    with pytest.raises(RuntimeError, match="no_such_op"):
+        samebits.enable_op_determinism(thread_invariant=True)
+    assert told() == settings and settings["thread_invariant"] is False
+
+
+def told():
+    return samebits.determinism.environment_fingerprint()["op_determinism"]
+
+
+def test_nested_blocks_with_other_arguments():
+    """Inside a block its own arguments hold, behind it those of the block around it; the fingerprint tells them."""
+    samebits.set_random_seed(0)
+    strict = {"enabled": True, "thread_invariant": True, "on_unimplemented": "raise"}
+    with samebits.enable_op_determinism(thread_invariant=True):
+        assert told() == strict
+        with samebits.enable_op_determinism(thread_invariant=False, on_unimplemented="warn"):
+            assert told() == {"enabled": True, "thread_invariant": False, "on_unimplemented": "warn"}
+            with samebits.enable_op_determinism(False):
+                assert told() == {"enabled": False}
+            assert told()["on_unimplemented"] == "warn"
+        assert told() == strict
+    assert told() == {"enabled": False}
+
+
+def test_an_unknown_way_to_treat_unimplemented_ops_is_refused():
+    """`on_unimplemented` is 'raise' or 'warn'."""
+    with pytest.raises(InvalidArgumentError, match="'raise' or 'warn'"):
+        samebits.enable_op_determinism(on_unimplemented="ignore")
+    assert not samebits.op_determinism_enabled()
+
+
+def test_the_guard_that_removes_itself_leaves_our_kernels(python):
+    """The seed guard goes at the first seeded draw, and replacements of the same op stay in place and work."""
+    out = python(
+        "import torch, samebits\n"
+        "from samebits.determinism import catalogue\n"
+        "from samebits.determinism.replacement import Replacement\n"
+        "calls = []\n"
+        "def make(kernel):\n"
+        "    return lambda *a, **k: (calls.append(1), kernel(*a, **k))[1]\n"
+        "catalogue.REPLACEMENTS = (Replacement('aten::uniform_', make, 'counts'),)\n"
+        "samebits.enable_op_determinism()\n"
+        "torch.manual_seed(1)\n"
+        "a, b = torch.rand(3), torch.rand(3)\n"
+        "samebits.enable_op_determinism(False)\n"
+        "torch.manual_seed(1)\n"
+        "print(len(calls), torch.equal(a, torch.rand(3)), torch.equal(b, torch.rand(3)))\n"
+    ).stdout
+    assert out.split() == ["2", "True", "True"]
+
+
+def test_turning_on_again_after_unseeded_draws_is_refused(python):
+    """Leaving a block inside which unseeded numbers were drawn raises as enabling does: it would hide them."""
+    out = python(
+        "import torch, samebits\n"
+        "samebits.enable_op_determinism()\n"
+        "try:\n"
+        "    with samebits.enable_op_determinism(False):\n"
+        "        torch.rand(3)\n"
+        "except samebits.errors.UnseededError as error:\n"
+        "    print('refused', samebits.op_determinism_enabled())\n"
+    ).stdout
+    assert out.split() == ["refused", "False"]
+    assert issubclass(UnseededError, RuntimeError)
+
+
+TIME = """
+import time, torch, samebits
+took = []
+for again in range(5):
+    begun = time.thread_time()
+    samebits.enable_op_determinism()
+    took.append(time.thread_time() - begun)
+    samebits.enable_op_determinism(False)
+print(took[0] * 1000, min(took) * 1000)
+"""
+
+
+def test_enabling_takes_less_than_a_tenth_of_a_second(python):
+    """Turning the switch on takes less than 100 ms of CPU time, the first time too (twice that on a busy machine)."""
+    first, again = map(float, python(TIME).stdout.split())
+    assert first < 200 and again < 200
