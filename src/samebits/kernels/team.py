@@ -168,7 +168,10 @@ def _pointer_to(element: Any) -> Any:
 
 float32_at = _pointer_to(types.float32)
 float64_at = _pointer_to(types.float64)
+uint8_at = _pointer_to(types.uint8)
 uint16_at = _pointer_to(types.uint16)
+uint32_at = _pointer_to(types.uint32)
+uint64_at = _pointer_to(types.uint64)
 int64_at = _pointer_to(types.int64)
 
 
