@@ -45,6 +45,10 @@ class PipelineMismatchError(SamebitsError, RuntimeError):
     """A saved position belongs to another input pipeline; the message names what differs."""
 
 
+class PipelineError(SamebitsError, RuntimeError):
+    """A stage of a pipeline failed; the message names stage, element and cause."""
+
+
 class EmptyDatasetError(SamebitsError, ValueError):
     """A dataset or an epoch has nothing in it."""
 

@@ -1,0 +1,55 @@
+"""Reading stages that can be computed in pieces: which ordinals make one task, and the states behind its elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from samebits.data.stage import Addressed, Blocks, State
+from samebits.data.stages.batching import Batch
+
+BLOCK = 64
+"""Elements of a task where the stage has no batches. Tasks begin at multiples of it, so that a dataset that reads a
+block at once (`__getitems__`) finds the same blocks wherever reading starts."""
+
+Task = tuple[int, int]
+"""First ordinal and the one behind the last, within one repetition."""
+
+
+def tasks(stage: Blocks, state: State) -> Iterator[Task]:
+    """The tasks of one repetition from `state` on; a batch is a task of its own."""
+    size = 1 if isinstance(stage, Batch) else BLOCK
+    first, _ = place(state)
+    for start in range(first // size * size, stage.groups, size):
+        yield start, min(start + size, stage.groups)
+
+
+def compute(stage: Blocks, repetition: int, task: Task) -> list[Any]:
+    """What a task gives: elements of an addressed stage, groups of a grouped one."""
+    ordinals = np.arange(*task, dtype=np.int64) + repetition * stage.groups
+    return stage.fetch(ordinals) if isinstance(stage, Addressed) else stage.block(ordinals)
+
+
+def elements(stage: Blocks, task: Task, computed: list[Any], state: State) -> Iterator[tuple[Any, State]]:
+    """The elements of a computed task that lie behind `state`, each with the state behind it."""
+    first, done = place(state)
+    if isinstance(stage, Addressed):
+        for ordinal, element in enumerate(computed, task[0]):
+            if ordinal >= first:
+                yield element, ordinal + 1
+        return
+    for ordinal, group in enumerate(computed, task[0]):
+        if ordinal < first:
+            continue
+        for number in range(done if ordinal == first else 0, len(group)):
+            over = number + 1 == len(group)
+            yield group[number], ordinal + 1 if over else [ordinal, number + 1]
+
+
+def place(state: State) -> tuple[int, int]:
+    """The group that comes next, and how many of its elements have been handed out."""
+    if state is None:
+        return 0, 0
+    return (state, 0) if isinstance(state, int) else tuple(state)
