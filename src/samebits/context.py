@@ -85,6 +85,8 @@ class _Process:
     seed: int | None = None
     position: Position | None = None
     run_key: Words | None = None
+    generator: Any = None
+    """The global `samebits.random.Generator`, once there is one."""
     observers: list[Observer] = field(default_factory=list)
     overrides: Overrides = field(default_factory=Overrides)
 

@@ -16,7 +16,8 @@ _STREAM = words.as_uint64("samebits.random.seeds")
 def set_random_seed(seed: int) -> None:
     """Seeds Python, NumPy, torch (all devices) and samebits' own streams; `torch.initial_seed() == seed` afterwards.
 
-    torch is seeded by `torch.manual_seed(seed)`; NumPy and Python with 128 bits each from the seed's key.
+    torch is seeded by `torch.manual_seed(seed)`; NumPy and Python with 128 bits each from the seed's key. The global
+    generator is forgotten: `samebits.random.get_global_generator` makes a new one of this seed.
     Raises `InvalidArgumentError` unless `seed` is an int with 0 <= seed < 2**63, and changes nothing then.
     """
     checked = _checked(seed)
@@ -24,7 +25,7 @@ def set_random_seed(seed: int) -> None:
     _philox.fill_words(*words.fold(words.root(checked), _STREAM), seeds)
     torch.manual_seed(checked)
     generators.seed_numpy_and_python(seeds)
-    context.process.seed = checked
+    context.process.seed, context.process.generator = checked, None
 
 
 def _checked(seed: int) -> int:
