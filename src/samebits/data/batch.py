@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
 
 from samebits.context import Words
+from samebits.data.engine.lifetime import live_with
 from samebits.data.order import Task
 from samebits.random import generators, words
-
-_PR_SET_PDEATHSIG = 1
 
 
 class BatchMaker:
@@ -82,38 +75,12 @@ class WorkerInit:
 
     def __call__(self, worker: int) -> None:
         """Sets up worker number `worker`; runs in its process."""
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != self._parent:  # it died before the line above
-                os._exit(1)
-        _outlive_sigterm(self._parent)
+        live_with(self._parent)
         info = get_worker_info()
         assert info is not None
         object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined] (slots, frozen)
         if self._user_function is not None:
             self._user_function(worker)
-
-
-@contextmanager
-def sigterm_blocked() -> Iterator[None]:
-    """SIGTERM waits until the block is over; processes that are forked inside begin with it blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _outlive_sigterm(parent: int) -> None:
-    """SIGTERM ends this worker only when the parent sends it: a whole group is sent it, and the run commits first."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def wait() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-            pass
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def finished(batch: Any) -> Any:

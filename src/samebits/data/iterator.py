@@ -7,6 +7,7 @@ from typing import Any
 
 from samebits.context import Words
 from samebits.data.engine.inline import Inline
+from samebits.data.engine.parallel import Parallel
 from samebits.data.scope import Draws
 from samebits.data.stage import Stage, State
 from samebits.errors import PipelineMismatchError
@@ -25,7 +26,11 @@ class PipelineIterator(Iterator[Any]):
         self._fingerprint = fingerprint
         self._delivered = 0
         self._state: State = None
-        self._reader = Inline(Draws())
+        self._reader = (
+            Parallel(self._stage, Draws(), num_workers=num_workers, ahead=4 * num_workers)
+            if num_workers
+            else Inline(Draws())
+        )
         self._elements: Iterator[tuple[Any, State]] | None = None
 
     def __next__(self) -> Any:

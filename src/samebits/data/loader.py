@@ -11,7 +11,8 @@ import torch
 import torch.utils.data as torch_data
 
 from samebits.context import Words, process
-from samebits.data.batch import BatchMaker, WorkerInit, finished, sigterm_blocked
+from samebits.data.batch import BatchMaker, WorkerInit, finished
+from samebits.data.engine.lifetime import sigterm_blocked
 from samebits.data.order import IndexOrder, Order, SamplerOrder, Task
 from samebits.errors import (
     EmptyDatasetError,
