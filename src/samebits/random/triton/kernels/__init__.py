@@ -1,0 +1,1 @@
+"""The kernels: Triton's language, typed by its compiler; `launch` calls them."""
