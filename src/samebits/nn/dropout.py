@@ -1,76 +1,124 @@
-"""`Dropout` whose mask is a function of (seed, step, layer), whatever else draws."""
+"""Dropout layers whose mask is a function of (seed, step, layer), whatever else draws."""
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch.nn import functional as F
 
-from samebits import random
-from samebits.context import Words, process
-from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.random import words
+from samebits.errors import InvalidArgumentError
+from samebits.nn.keyed import OwnsRandomness
+from samebits.nn.masks import dropout, kept, probability, scaled
+
+_SATURATION = 1.7580993408473766
+"""The negative saturation value of SELU, as in ATen's Dropout.cpp."""
 
 
-class Dropout(torch.nn.Dropout):
-    """`torch.nn.Dropout` that owns its randomness: the mask is keyed by (run's seed, step, layer path, call).
+class Dropout(OwnsRandomness, torch.nn.Dropout):
+    """`torch.nn.Dropout` that owns its randomness; `OwnsRandomness` says what keys the mask.
 
-    Inside the loop of a `samebits.Run` that has the model, nothing else that draws, or does not draw any more, can
-    shift the mask. Elsewhere the key is drawn from torch's default generator, so that it behaves as torch's.
-    Its state_dict is empty, as torch's.
+    Inside the loop of a `samebits.Run` that has the model, or after `set_step`, nothing else that draws, or does not
+    draw any more, can shift the mask. Its state_dict is empty, as torch's.
 
     Args:
-        p: probability that an element is zeroed, 0 <= p <= 1.
+        p: probability that an element is zeroed, 0 <= p <= 1; it may be changed later.
         inplace: as in torch.
-        name: what keys the layer; without it, its path in the model that was given to `Run`.
+        name: what keys the layer instead of its path.
     """
-
-    def __init__(self, p: float = 0.5, inplace: bool = False, *, name: str | None = None) -> None:
-        super().__init__(p, inplace)
-        self.layer_name = name
-        self._step = -1
-        self._calls = 0
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (torch's name)
         """Zeroes elements with probability p and scales the others by 1 / (1 - p); identity in eval mode."""
-        if not self.training or self.p == 0.0:
+        p = probability(self, self.p)
+        if not self.training or p == 0.0:
             return input
-        if self.p == 1.0:
-            return input.zero_() if self.inplace else input * 0.0
-        with torch.no_grad():
-            key = words.to_tensor(self._next_key())
-            kept = random.uniform(key, *input.shape, dtype=torch.float32).to(input.device) >= self.p
-            scale = kept.to(input.dtype).mul_(1.0 / (1.0 - self.p))
-        return input.mul_(scale) if self.inplace else input * scale
-
-    def _next_key(self) -> Words:
-        """One key for each call within a step, counted from the step's start."""
-        position, run_key = process.position, process.run_key
-        if position is None or run_key is None:
-            drawn = torch.randint(2**63 - 1, (1,))
-            return words.fold(words.root(int(drawn)), "dropout")
-        if self.layer_name is None:
-            raise InvalidArgumentError(
-                "samebits.nn.Dropout in a run that does not know it: give its model to Run(model=model), so that the "
-                "layer is keyed by its path, or name it: Dropout(name='head')."
-            )
-        if torch._C._current_graph_task_id() != -1:
-            self._check_recomputed()
-            return words.fold(run_key, "dropout", self.layer_name, position.step, 1)
-        if position.step != self._step:
-            self._step, self._calls = position.step, 0
-        self._calls += 1
-        return words.fold(run_key, "dropout", self.layer_name, position.step, self._calls)
-
-    def _check_recomputed(self) -> None:
-        """Inside backward, activation checkpointing repeats a forward: it must draw that forward's mask."""
-        if self._calls != 1:
-            raise UnimplementedError(
-                f"samebits.nn.Dropout {self.layer_name!r} was called {self._calls} times in this step and is repeated by "
-                "activation checkpointing, which does not tell which call it repeats. Use one layer per call."
-            )
+        return dropout(self.next_key(input.device), input, p, inplace=self.inplace)
 
 
-def name_layers(module: torch.nn.Module, prefix: str) -> None:
-    """Gives every layer of `module` that owns randomness and has no name its path as name."""
-    for path, layer in module.named_modules():
-        if isinstance(layer, Dropout) and layer.layer_name is None:
-            layer.layer_name = f"{prefix}.{path}" if path else prefix
+class _ChannelDropout(OwnsRandomness, torch.nn.modules.dropout._DropoutNd):
+    """Drops whole channels; which dimensions those are is torch's rule, warnings and errors included."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        """Zeroes channels with probability p and scales the others by 1 / (1 - p); identity in eval mode."""
+        p = probability(self, self.p)
+        batched = self._is_batched(input)
+        if not self.training or p == 0.0:
+            return input
+        shape = _per_channel(self, input, 2 if batched else 1)
+        mask = kept(self.next_key(input.device), shape, p, input)
+        return scaled(input, mask, p, inplace=self.inplace)
+
+    def _is_batched(self, input: torch.Tensor) -> bool:  # noqa: A002
+        raise NotImplementedError
+
+
+class Dropout1d(_ChannelDropout, torch.nn.Dropout1d):
+    """`torch.nn.Dropout1d` that owns its randomness: input (N, C, L) or (C, L). Arguments as of `Dropout`."""
+
+    def _is_batched(self, input: torch.Tensor) -> bool:  # noqa: A002
+        F.dropout1d(input, 0.0, training=False)  # torch's own check of the shape
+        return input.dim() == 3
+
+
+class Dropout2d(_ChannelDropout, torch.nn.Dropout2d):
+    """`torch.nn.Dropout2d` that owns its randomness: input (N, C, H, W) or (N, C, L). Arguments as of `Dropout`."""
+
+    def _is_batched(self, input: torch.Tensor) -> bool:  # noqa: A002
+        F.dropout2d(input, 0.0, training=False)
+        return True
+
+
+class Dropout3d(_ChannelDropout, torch.nn.Dropout3d):
+    """`torch.nn.Dropout3d` that owns its randomness: input (N, C, D, H, W) or (C, D, H, W). Arguments as of `Dropout`."""
+
+    def _is_batched(self, input: torch.Tensor) -> bool:  # noqa: A002
+        F.dropout3d(input, 0.0, training=False)
+        return input.dim() == 5
+
+
+class AlphaDropout(OwnsRandomness, torch.nn.AlphaDropout):
+    """`torch.nn.AlphaDropout` that owns its randomness: keeps mean 0 and variance 1 of SELU networks.
+
+    Arguments as of `Dropout`; `inplace` has no effect, as in torch.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        """Sets elements to SELU's saturation value with probability p, then scales and shifts all of them."""
+        return _alpha_dropout(self, input, tuple(input.shape))
+
+
+class FeatureAlphaDropout(OwnsRandomness, torch.nn.FeatureAlphaDropout):
+    """`torch.nn.FeatureAlphaDropout` that owns its randomness: alpha dropout of whole channels of input (N, C, ...).
+
+    Arguments as of `Dropout`; `inplace` has no effect, as in torch.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        """Sets channels to SELU's saturation value with probability p, then scales and shifts all of them."""
+        return _alpha_dropout(self, input, _per_channel(self, input, 2))
+
+
+def _alpha_dropout(
+    layer: AlphaDropout | FeatureAlphaDropout,
+    input: torch.Tensor,  # noqa: A002
+    shape: tuple[int, ...],
+) -> torch.Tensor:
+    """ATen's Dropout.cpp; Klambauer et al. 2017, section 'New dropout technique'."""
+    p = probability(layer, layer.p)
+    if not layer.training or p == 0.0:
+        return input
+    if p == 1.0:
+        return input * torch.zeros((), dtype=input.dtype, device=input.device)
+    scale = 1.0 / math.sqrt((_SATURATION**2 * p + 1.0) * (1.0 - p))
+    mask = kept(layer.next_key(input.device), shape, p, input)
+    shift = (mask - 1).mul_(_SATURATION * scale).add_(_SATURATION * scale * p)
+    return (input * mask.mul_(scale)).add_(shift)
+
+
+def _per_channel(layer: torch.nn.Module, input: torch.Tensor, leading: int) -> tuple[int, ...]:  # noqa: A002
+    """The input's shape with all but the leading dimensions 1."""
+    if input.dim() < 2:
+        raise InvalidArgumentError(
+            f"samebits.nn.{type(layer).__name__}: channels need at least 2 dimensions, got {tuple(input.shape)}."
+        )
+    return (*input.shape[:leading], *(1,) * (input.dim() - leading))

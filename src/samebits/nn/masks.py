@@ -1,0 +1,45 @@
+"""Masks of a key, and the one check that every probability of a layer passes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from samebits import random
+from samebits.errors import InvalidArgumentError
+
+
+def probability(layer: torch.nn.Module, p: Any) -> float:
+    """`p` as it stands now: users change it during training. Raises `InvalidArgumentError` unless 0 <= p <= 1."""
+    if not 0.0 <= p <= 1.0:
+        raise InvalidArgumentError(
+            f"samebits.nn.{type(layer).__name__} has p = {p}: a probability is at least 0 and at most 1."
+        )
+    return float(p)
+
+
+def non_negative(layer: torch.nn.Module, name: str, value: Any) -> float:
+    """A scale as it stands now. Raises `InvalidArgumentError` unless it is finite and at least 0."""
+    if not (value >= 0.0 and math.isfinite(value)):
+        raise InvalidArgumentError(
+            f"samebits.nn.{type(layer).__name__} has {name} = {value}: it must be finite and at least 0."
+        )
+    return float(value)
+
+
+def kept(key: torch.Tensor, shape: tuple[int, ...], p: float, like: torch.Tensor) -> torch.Tensor:
+    """1 with probability 1 - p, else 0; of the dtype and device of `like`."""
+    return (random.uniform(key, shape) >= p).to(like.device, like.dtype)
+
+
+def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool = False) -> torch.Tensor:  # noqa: A002
+    """Zeroes with probability p, scales the others by 1 / (1 - p)."""
+    return scaled(input, kept(key, tuple(input.shape), p, input), p, inplace=inplace)
+
+
+def scaled(input: torch.Tensor, mask: torch.Tensor, p: float, *, inplace: bool) -> torch.Tensor:  # noqa: A002
+    """`input` times the mask over the share that it keeps; zeros (and NaN of NaN) when it keeps nothing, as torch."""
+    noise = mask.div_(1.0 - p) if p < 1.0 else mask
+    return input.mul_(noise) if inplace else input * noise
