@@ -23,7 +23,7 @@ from numba import types
 
 import samebits.random as sr
 from samebits.random import words
-from samebits.random.permutation import permute_indices
+from samebits.random.feistel import permute_indices
 
 CLEAR = 1e-10  # TestU01's own bound of a clear failure
 ROOT = words.fold(words.root(20261120), "bench/quality")

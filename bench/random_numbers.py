@@ -13,7 +13,7 @@ import torch
 
 import samebits.random as sr
 from samebits.random import generators, words
-from samebits.random.permutation import permute_indices
+from samebits.random.feistel import permute_indices
 
 ROUNDS = 15
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numba
 import pytest
 
-from samebits.random import _distributions, _philox, permutation
+from samebits.random import _distributions, _philox, feistel
 
 # Prints the result, and whether the code came from the cache.
 FOLD = """
@@ -131,7 +131,7 @@ def calls(kernel):
 
 @pytest.mark.parametrize(
     "kernel",
-    [_philox.fold, _philox.fill_words, permutation._permute, _distributions.uniform_float32,
+    [_philox.fold, _philox.fill_words, feistel._permute, _distributions.uniform_float32,
      _distributions.normal_float32, _distributions.normal_float64],
 )  # fmt: skip
 def test_kernels_call_no_math_library(kernel):

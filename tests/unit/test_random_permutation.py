@@ -9,7 +9,7 @@ import pytest
 
 import samebits.random as sr
 from samebits.errors import InvalidArgumentError
-from samebits.random.permutation import permute_indices
+from samebits.random.feistel import permute_indices
 from samebits.random.words import fold, root
 
 

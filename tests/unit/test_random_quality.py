@@ -12,7 +12,7 @@ import torch
 
 import samebits.random as sr
 from samebits.random import words
-from samebits.random.permutation import permute_indices
+from samebits.random.feistel import permute_indices
 
 ROOT = words.fold(words.root(1), "quality")
 PASS, FAIL = (

@@ -10,7 +10,7 @@ import torch
 
 from samebits.context import Words
 from samebits.errors import UnimplementedError
-from samebits.random import generators, permutation, words
+from samebits.random import feistel, generators, words
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class IndexOrder:
             first, last = batch * self.batch_size, min((batch + 1) * self.batch_size, self.length)
             indices = range(first, last)
             if self.shuffle:
-                indices = permutation.permute_indices(order_key, first, last, self.length).tolist()
+                indices = feistel.permute_indices(order_key, first, last, self.length).tolist()
             yield Task(key, batch, first, indices[0] if self.single else list(indices))
 
 

@@ -1,31 +1,45 @@
 """Randomness without a position: keys and what is computed from them, the process's generators, the seed."""
 
+from samebits.random import feistel as feistel
 from samebits.random import generators as generators
-from samebits.random import permutation as permutation
 from samebits.random import seeds as seeds
 from samebits.random import words as words
+from samebits.random.discrete import categorical as categorical
+from samebits.random.discrete import choice as choice
+from samebits.random.discrete import permutation as permutation
+from samebits.random.discrete import randint as randint
+from samebits.random.feistel import permute_index as permute_index
 from samebits.random.generator import Generator as Generator
 from samebits.random.global_generator import get_global_generator as get_global_generator
 from samebits.random.global_generator import set_global_generator as set_global_generator
 from samebits.random.keys import fold_in as fold_in
 from samebits.random.keys import key as key
 from samebits.random.keys import split as split
-from samebits.random.permutation import permute_index as permute_index
 from samebits.random.sampling import bits as bits
 from samebits.random.sampling import normal as normal
 from samebits.random.sampling import uniform as uniform
 from samebits.random.seeds import set_random_seed as set_random_seed
+from samebits.random.transformed import exponential as exponential
+from samebits.random.transformed import gumbel as gumbel
+from samebits.random.transformed import truncated_normal as truncated_normal
 
 __all__ = [
     "Generator",
     "bits",
+    "categorical",
+    "choice",
+    "exponential",
     "fold_in",
     "get_global_generator",
+    "gumbel",
     "key",
     "normal",
+    "permutation",
     "permute_index",
+    "randint",
     "set_global_generator",
     "set_random_seed",
     "split",
+    "truncated_normal",
     "uniform",
 ]

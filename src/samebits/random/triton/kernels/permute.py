@@ -1,4 +1,4 @@
-"""Keyed permutations: the Triton counterpart of the kernels of `samebits.random.permutation`, which states the method."""
+"""Keyed permutations: the Triton counterpart of the kernels of `samebits.random.feistel`, which states the method."""
 
 import triton
 import triton.language as tl
