@@ -38,8 +38,13 @@ def reset_parameters(model: torch.nn.Module, key: torch.Tensor, *, keep: Collect
         UnimplementedError: a module is TorchScript.
     """
     root = words.fold(words.from_tensor(key), _INITIAL)
+    _check(model)
     owned = Owned(model)
-    _check(model, owned, keep)
+    unknown = {*keep} - owned.names
+    if unknown:
+        raise InvalidArgumentError(
+            f"samebits.nn.reset_parameters: keep names no parameter of the model: {', '.join(sorted(unknown))}."
+        )
     schemes = [
         (path, scheme) for path, part in _children_first(model) if (scheme := _scheme(part)) is not None
     ]
@@ -95,7 +100,7 @@ def _scheme(part: torch.nn.Module) -> Callable[[], object] | None:
     return None
 
 
-def _check(model: torch.nn.Module, owned: Owned, keep: Collection[str]) -> None:
+def _check(model: torch.nn.Module) -> None:
     for path, part in model.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise UnimplementedError(
@@ -110,11 +115,6 @@ def _check(model: torch.nn.Module, owned: Owned, keep: Collection[str]) -> None:
             raise InvalidArgumentError(
                 f"samebits.nn.reset_parameters: {name} is on 'meta'; call model.to_empty(device=...) first."
             )
-    unknown = {*keep} - owned.names
-    if unknown:
-        raise InvalidArgumentError(
-            f"samebits.nn.reset_parameters: keep names no parameter of the model: {', '.join(sorted(unknown))}."
-        )
 
 
 @contextmanager
