@@ -6,6 +6,7 @@ fraction Q(x) = phi(x) / (x + 1 / (x + 2 / (x + 3 / (x + ...)))) (Abramowitz and
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from decimal import Context, Decimal, localcontext
 
 _DIGITS = 60
@@ -15,7 +16,7 @@ _SERIES_TERMS = 100  # 9**100 / (3 5 ... 201) is below 10**-90
 _FRACTION_TERMS = 400
 
 
-def exact() -> localcontext:
+def exact() -> AbstractContextManager[Context]:
     """The arithmetic for what is below: 60 digits, exponents without limit for what can come up."""
     return localcontext(Context(prec=_DIGITS, Emin=-(10**17), Emax=10**17))
 

@@ -16,8 +16,8 @@ import torch
 from samebits.errors import InvalidArgumentError
 from samebits.random._integers import fill_integers
 from samebits.random._transformed import fill_transformed
-from samebits.random.keys import check_key, uses_torch
 from samebits.random.feistel import MAX_SIZE, fill_images
+from samebits.random.keys import check_key, uses_torch
 from samebits.random.sampling import _INTEGERS, _rows, _sizes
 
 _WEIGHT_BITS = 62
