@@ -309,6 +309,19 @@ def test_compiled_code_asks_for_a_new_key_at_each_call():
         masks.append(compiled(X))
         assert torch.equal(masks[-1], eager(X))
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(masks, 2))
+    set_step(compiled, 0, seed=1)  # the wrapper is no part of a layer's path
+    assert torch.equal(compiled(X), masks[0])
+    wrapped = torch.compile(net, backend="eager", dynamic=False)
+    samebits.Run(None, model=wrapped)
+    assert net[1][0].layer_name == "model.1.0"
+
+
+def test_a_graph_without_breaks_is_refused():
+    """fullgraph=True raises: it would need the mask as a constant."""
+    net = model()
+    set_step(net, 0, seed=1)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(net, backend="eager", fullgraph=True)(X)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.context import Words
 from samebits.errors import UnimplementedError
+from samebits.nn.keyed import plain_path
 from samebits.random import generators, words
 
 _PARAMETER = words.as_uint64("parameter")
@@ -22,7 +23,7 @@ class Owned:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        parameters, buffers = _by_path(model.named_parameters()), _by_path(model.named_buffers())
         self.names: set[str] = set()
         self._kept = {name: (tensor, tensor.data_ptr()) for name, tensor in parameters.items()}
         self._by_storage: dict[int, list[tuple[int, int, str]]] = {}
@@ -44,7 +45,7 @@ class Owned:
 
     def replaced(self) -> set[str]:
         """Parameters that are others by now, or lie elsewhere."""
-        now = dict(self._model.named_parameters())
+        now = _by_path(self._model.named_parameters())
         return {
             name
             for name, (tensor, pointer) in self._kept.items()
@@ -70,8 +71,8 @@ class KeyedDraws(TorchDispatchMode):
 
     def enter(self, path: str) -> None:
         """The initialisation of the module at `path` comes next; NumPy and Python draw from a key of the path."""
-        self._path = path
-        self._fill(_MODULE, path)
+        self._path = plain_path(path)
+        self._fill(_MODULE, self._path)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Fills the generator if `func` draws, and leaves out what must not happen."""
@@ -94,6 +95,10 @@ class KeyedDraws(TorchDispatchMode):
         self._counts[kind, name] += 1
         # A generator that was filled counts as seeded: the guard of op determinism must not refuse it.
         generators.fill(words.fold(self._root, kind, name, number), initial_seed=0)
+
+
+def _by_path(found: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {plain_path(path): tensor for path, tensor in found}
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

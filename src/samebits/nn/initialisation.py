@@ -32,6 +32,9 @@ def reset_parameters(model: torch.nn.Module, key: torch.Tensor, *, keep: Collect
         key: uint64 of shape (2,), as of `samebits.random.key(1)`.
         keep: full names of parameters that may stay as they are.
 
+    Every method runs twice: first in a rehearsal, in which no parameter and no buffer changes, and which finds the
+    errors below. A method that fills other modules' parameters through scratch tensors draws these by its own path.
+
     Raises:
         InvalidArgumentError: no scheme sets some parameter (and `keep` does not name it), a parameter is lazy or on
             "meta", `keep` names nothing, or `key` is no key. Nothing is changed then.
@@ -91,7 +94,9 @@ def _children_first(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modu
 def _scheme(part: torch.nn.Module) -> Callable[[], object] | None:
     """The method that initialises a module, if it can be called without arguments."""
     for name in ("reset_parameters", "_reset_parameters"):
-        method = getattr(part, name, None)
+        if not (name in vars(part) or hasattr(type(part), name)):  # a compiled wrapper passes its module's on
+            continue
+        method = getattr(part, name)
         if callable(method) and not any(
             p.default is p.empty and p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}
             for p in inspect.signature(method).parameters.values()

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._compile import _disable_dynamo  # torch.compiler.disable imports dynamo, 2 s, when it decorates
 
 from samebits.context import Words, process
 from samebits.errors import DuplicateNameError, InvalidArgumentError, UnseededError
-from samebits.nn import repeats, traced
+from samebits.nn import repeats
+from samebits.nn.traced import check_traceable, untraced
 from samebits.random import seeds, words
 
 _LAYER = words.as_uint64("samebits.nn")
 _STEP = words.as_uint64("samebits.nn.set_step")
+_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 _DRAWN = words.as_uint64("samebits.nn.drawn")
 _UNKNOWN = (
     "samebits.nn.{0} in a run that does not know it: give its model to Run(model=model), so that the layer is keyed by "
@@ -94,23 +95,19 @@ class OwnsRandomness(torch.nn.Module):
             InvalidArgumentError: the layer is called in the loop of a run that does not know it.
             UnimplementedError: a call that cannot be told is repeated inside backward, or the call is being traced.
         """
-        return _on(device, self._call_words())
+        return untraced(self._keys, device, 1)[0]
 
     def next_keys(self, device: torch.device, number: int) -> list[torch.Tensor]:
         """Several keys of one call, for a layer that draws in several places; as `next_key`."""
-        call = self._call_words()
-        return [_on(device, words.fold(call, place)) for place in range(number)]
+        return untraced(self._keys, device, number)
 
-    def _call_words(self) -> Words:
-        return self._untraced_words() if torch.compiler.is_compiling() else self._next_words()
-
-    @_disable_dynamo
-    def _untraced_words(self) -> Words:
-        """Breaks the graph: compiled code must ask for the key at each call, not keep the first one."""
-        return self._next_words()
+    def _keys(self, device: torch.device, number: int) -> list[torch.Tensor]:
+        call = self._next_words()
+        on = device if device.type == "cuda" else None
+        return [words.to_tensor(words.fold(call, place), on) for place in range(number)]
 
     def _next_words(self) -> Words:
-        traced.check(self)
+        check_traceable(self)
         calls = self._calls()
         if calls is None:  # checkpointing restores the generator, and with it this key
             return words.fold(words.root(int(torch.randint(2**63 - 1, (1,)))), _DRAWN)
@@ -135,15 +132,16 @@ class OwnsRandomness(torch.nn.Module):
         return self._running
 
 
-def _on(device: torch.device, key: Words) -> torch.Tensor:
-    return words.to_tensor(key, device if device.type == "cuda" else None)
+def plain_path(path: str) -> str:
+    """The path without what torch's wrappers put into it: a compiled model draws the masks of the plain one."""
+    return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
 
 
 def layers(module: torch.nn.Module) -> Iterator[tuple[str, OwnsRandomness]]:
     """Every layer of `module` that owns its randomness, once, with its (first) path."""
     for path, layer in module.named_modules():
         if isinstance(layer, OwnsRandomness):
-            yield path, layer
+            yield plain_path(path), layer
 
 
 def set_step(module: torch.nn.Module, step: int, *, seed: int | None = None) -> None:

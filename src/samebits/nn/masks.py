@@ -9,6 +9,7 @@ import torch
 
 from samebits import random
 from samebits.errors import InvalidArgumentError
+from samebits.nn.traced import untraced
 
 
 def probability(layer: torch.nn.Module, p: Any) -> float:
@@ -31,7 +32,7 @@ def non_negative(layer: torch.nn.Module, name: str, value: Any) -> float:
 
 def kept(key: torch.Tensor, shape: tuple[int, ...], p: float, like: torch.Tensor) -> torch.Tensor:
     """1 with probability 1 - p, else 0; of the dtype and device of `like`."""
-    return (random.uniform(key, shape) >= p).to(like.device, like.dtype)
+    return (untraced(random.uniform, key, shape) >= p).to(like.device, like.dtype)
 
 
 def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool = False) -> torch.Tensor:  # noqa: A002

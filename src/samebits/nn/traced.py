@@ -1,14 +1,33 @@
-"""A layer that draws cannot be traced into a graph: its mask would become a constant of the graph."""
+"""Tracers and layers that draw: a mask must not become a constant of the graph."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
+from torch._compile import _disable_dynamo  # torch.compiler.disable imports dynamo, 2 s, where it decorates
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from samebits.errors import UnimplementedError
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def check(layer: torch.nn.Module) -> None:
+
+def untraced(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Calls `function`; code under torch.compile breaks its graph for it, and so calls it anew each time."""
+    if torch.compiler.is_compiling():
+        return _outside(function, *args, **kwargs)
+    return function(*args, **kwargs)
+
+
+@_disable_dynamo
+def _outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    return function(*args, **kwargs)
+
+
+def check_traceable(layer: torch.nn.Module) -> None:
     """Raises `UnimplementedError` while make_fx, torch.export or torch.jit.trace runs the caller."""
     if torch.jit.is_tracing() or get_proxy_mode() is not None:
         raise UnimplementedError(
