@@ -1,9 +1,11 @@
 """Randomness without a position: keys and what is computed from them, the process's generators, the seed."""
 
+from samebits.random import accounting as accounting
 from samebits.random import feistel as feistel
 from samebits.random import generators as generators
 from samebits.random import seeds as seeds
 from samebits.random import words as words
+from samebits.random.accounting import draws as draws
 from samebits.random.discrete import categorical as categorical
 from samebits.random.discrete import choice as choice
 from samebits.random.discrete import permutation as permutation
@@ -28,6 +30,7 @@ __all__ = [
     "bits",
     "categorical",
     "choice",
+    "draws",
     "exponential",
     "fold_in",
     "get_global_generator",

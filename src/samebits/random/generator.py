@@ -17,7 +17,7 @@ import torch
 
 from samebits.context import Words, process
 from samebits.errors import InvalidArgumentError, UnimplementedError, UnseededError
-from samebits.random import _philox, keys, sampling, words
+from samebits.random import _philox, discrete, keys, sampling, transformed, words
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -136,6 +136,13 @@ class Generator(torch.nn.Module):
     bits = _method(sampling.bits)
     uniform = _method(sampling.uniform)
     normal = _method(sampling.normal)
+    truncated_normal = _method(transformed.truncated_normal)
+    exponential = _method(transformed.exponential)
+    gumbel = _method(transformed.gumbel)
+    randint = _method(discrete.randint)
+    permutation = _method(discrete.permutation)
+    choice = _method(discrete.choice)
+    categorical = _method(discrete.categorical)
 
     def extra_repr(self) -> str:
         """What `print` shows of a generator inside a model."""

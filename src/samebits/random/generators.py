@@ -37,11 +37,12 @@ class GeneratorStates:
     cuda: tuple[torch.Tensor, ...] = ()
 
 
-def fill(key: Words, initial_seed: int | None = None) -> None:
+def fill(key: Words, initial_seed: int | None = None) -> np.ndarray:
     """Sets the generators of torch, NumPy and Python (and CUDA, if it is initialised) from `key`.
 
     torch's whole Mersenne Twister state is filled: `torch.manual_seed` uses 32 bits of its seed, so that positions
     collide. `torch.initial_seed()` stays what it is, or becomes `initial_seed`.
+    Returns the words used: uint32, 624 for torch and four each for NumPy and Python.
     """
     own = words.fold(key, _STREAM)
     stream = np.empty(_TWISTER_WORDS + 2 * _SEED_WORDS, np.uint32)
@@ -52,6 +53,7 @@ def fill(key: Words, initial_seed: int | None = None) -> None:
     if torch.cuda.is_initialized():
         for number, generator in enumerate(torch.cuda.default_generators):
             generator.manual_seed(words.fold(own, _CUDA, number)[0])
+    return stream
 
 
 def seed_numpy_and_python(seeds: np.ndarray) -> None:

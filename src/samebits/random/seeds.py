@@ -7,7 +7,7 @@ import torch
 
 from samebits import context
 from samebits.errors import InvalidArgumentError
-from samebits.random import _philox, generators, words
+from samebits.random import _philox, accounting, generators, words
 
 _SEED_AT_IMPORT = torch.default_generator.initial_seed()
 _STREAM = words.as_uint64("samebits.random.seeds")
@@ -25,6 +25,8 @@ def set_random_seed(seed: int) -> None:
     _philox.fill_words(*words.fold(words.root(checked), _STREAM), seeds)
     torch.manual_seed(checked)
     generators.seed_numpy_and_python(seeds)
+    if context.process.position is None:  # in a step it is a reseeding, which draws() is to tell
+        accounting.note_seeds(seeds)
     context.process.seed, context.process.generator = checked, None
 
 

@@ -29,7 +29,7 @@ from samebits.errors import (
     UnimplementedError,
 )
 from samebits.nn import name_layers
-from samebits.random import generators, words
+from samebits.random import accounting, words
 from samebits.train import fits, origin, state
 from samebits.train.cadence import Cadence
 from samebits.train.fits import check_compiled
@@ -262,7 +262,7 @@ class Run:
 
     def end_loop(self, loop: str) -> None:
         """Code behind a loop draws from the same generators, whether the loop ran or had finished before."""
-        generators.fill(words.fold(self.key, loop, "end"))
+        accounting.begin(words.fold(self.key, loop, "end"))
         self._stop = False
 
     @property

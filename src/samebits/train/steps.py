@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from samebits.context import Position, Words, notify, process
 from samebits.determinism import conflicts
 from samebits.errors import DuplicateNameError, RunMismatchError
-from samebits.random import generators, words
+from samebits.random import accounting, words
 from samebits.train.source import Source
 
 
@@ -147,7 +147,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         self._run.between(position, over=False)
         assert self._source is not None
         batch, self._ends_epoch = self._source.next(loop.epoch, loop.batch_index)
-        generators.fill(words.fold(self._key, "step", loops.step))
+        accounting.begin(words.fold(self._key, "step", loops.step))
         process.position = position
         notify("step_begins", self._run, position, batch, ends_epoch=self._ends_epoch)
         return Step(loops.step, loop.epoch, loop.batch_index, self._ends_epoch, loop.name), batch
