@@ -9,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import pytest
+import torch
 
-from samebits.random import _distributions, _philox, feistel
+from samebits.kernels.team import OnTeam
+from samebits.random import _distributions, _masks, _philox, feistel
 
 # Prints the result, and whether the code came from the cache.
 FOLD = """
@@ -98,9 +100,9 @@ def test_an_edit_of_any_kernel_is_seen(tmp_path):
 FORKED = """
 import os, threading
 from samebits.random import _distributions, _philox, words
-import numpy as np
+import torch
 def compile_slowly():
-    _distributions.normal_float64(np.zeros((1, 2), np.uint64), 0.0, 1.0, 1, np.empty((1, 8)))
+    _distributions.normal(torch.zeros(1, 2, dtype=torch.uint64), 0.0, 1.0, torch.empty(8, dtype=torch.float64))
 thread = threading.Thread(target=compile_slowly)
 thread.start()
 children = []
@@ -121,9 +123,12 @@ def test_a_fork_while_a_thread_compiles_is_safe(tmp_path):
 
 def calls(kernel):
     """The mathematical functions that the machine code of a kernel calls."""
-    if not kernel.signatures:
-        kernel._compile_for_args()
-    fresh = numba.njit(kernel.signatures[0], nogil=True, error_model="numpy")(kernel.py_func)
+    if isinstance(kernel, OnTeam):
+        fresh = numba.njit("void(int64, int64[:])", nogil=True, error_model="numpy")(kernel._part)
+    else:
+        if not kernel.signatures:
+            kernel._compile_for_args()
+        fresh = numba.njit(kernel.signatures[0], nogil=True, error_model="numpy")(kernel.py_func)
     (assembly,) = fresh.inspect_asm().values()
     named = set(re.findall(r"(?:callq?\s+\*?|movabsq\s+\$)([A-Za-z_][\w.@]*)", assembly))
     return {name for name in named if re.search(r"svml|sin|cos|log|exp|pow|sqrt|fma", name)}
@@ -131,8 +136,8 @@ def calls(kernel):
 
 @pytest.mark.parametrize(
     "kernel",
-    [_philox.fold, _philox.fill_words, feistel._permute, _distributions.uniform_float32,
-     _distributions.normal_float32, _distributions.normal_float64],
+    [_philox.fold, _philox.fill_words, feistel._permute, _distributions._UNIFORM[torch.float32],
+     _distributions._NORMAL[torch.float64], _distributions._NORMAL[torch.bfloat16], _masks._DROPOUT[torch.float16]],
 )  # fmt: skip
 def test_kernels_call_no_math_library(kernel):
     """The machine code has no call of libm or SVML (negative control: a kernel with a logarithm has one)."""

@@ -1,8 +1,8 @@
-"""Words to uniform and normal numbers, as kernels over rows: row k of `out` is drawn from key k.
+"""The stream, uniform and normal numbers, on the CPU: each function fills `out`, row k from key k of `keys` (rows, 2).
 
 The mapping from words is that of torch's CUDA kernels. Uniform numbers have the same bits. Normal numbers are the
 same Box-Muller transform of the same uniforms, but evaluated here by IEEE operations only, where CUDA uses its fast
-approximations of log, sin and cos (relative error about 2**-21).
+approximations of log, sin and cos (relative error about 2**-21). Half precision is computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -10,13 +10,41 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
-from samebits.kernels import inlined, kernel
-from samebits.random._elementary import box_muller_32, box_muller_64, fma
-from samebits.random._philox import block
+from samebits.kernels import inlined
+from samebits.kernels.team import OnTeam, float32_at, float64_at, uint8_at, uint16_at, uint32_at, uint64_at
+from samebits.random._elementary import (
+    bits_32,
+    bits_64,
+    box_muller_32,
+    box_muller_64,
+    fma,
+    from_bits_32,
+    from_bits_64,
+)
+from samebits.random._fill import as_argument, fill, filling, float_of
+from samebits.random._halves import to_bfloat16, to_float16
 
-_1, _32 = np.uint64(1), np.uint64(32)
-_2_32 = 2.0**-32
+DIGITS = {torch.float32: 24, torch.float64: 53, torch.float16: 11, torch.bfloat16: 8}
+"""Bits of the word that a uniform number is made of: the precision of its dtype."""
+_2_32, _LOW, _32 = 2.0**-32, np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def words(keys: torch.Tensor, out: torch.Tensor) -> None:
+    """The bytes of the keys' streams, to any integer dtype."""
+    fill(_WORDS[out.itemsize], keys, out)
+
+
+def uniform(keys: torch.Tensor, low: float, span: float, out: torch.Tensor) -> None:
+    """Uniform numbers x span + low; `low` and `span` are numbers of the dtype of `out`."""
+    digits = DIGITS[out.dtype]
+    fill(_UNIFORM[out.dtype], keys, out, as_argument(span), as_argument(low), 2**digits - 1)
+
+
+def normal(keys: torch.Tensor, mean: float, std: float, out: torch.Tensor) -> None:
+    """Normal numbers z std + mean."""
+    fill(_NORMAL[out.dtype], keys, out, as_argument(std), as_argument(mean))
 
 
 @inlined
@@ -31,67 +59,118 @@ def _float64_in_0_1(high: Any, low: Any) -> Any:
 
 
 @inlined
-def _uniform_32(seed: Any, offset: Any, parameters: Any, out: Any, at: Any) -> None:
-    low, span, mask = parameters
-    scale = np.float32(1.0) / np.float32(mask + _1)
-    w0, w1, w2, w3 = block(seed, offset)
-    out[at] = fma(np.float32(np.int32(w0 & mask)) * scale, span, low)
-    out[at + 1] = fma(np.float32(np.int32(w1 & mask)) * scale, span, low)
-    out[at + 2] = fma(np.float32(np.int32(w2 & mask)) * scale, span, low)
-    out[at + 3] = fma(np.float32(np.int32(w3 & mask)) * scale, span, low)
+def _joined(words: Any, j: Any) -> Any:
+    """Words 2 j and 2 j + 1 as one, the first one above."""
+    return (np.uint64(words[2 * j]) << _32) | np.uint64(words[2 * j + 1])
 
 
 @inlined
-def _uniform_64(seed: Any, offset: Any, parameters: Any, out: Any, at: Any) -> None:
-    low, span, mask = parameters
-    w0, w1, w2, w3 = block(seed, offset)
-    out[at] = fma(np.float64(((w0 << _32) | w1) & mask) * 2.0**-53, span, low)
-    out[at + 1] = fma(np.float64(((w2 << _32) | w3) & mask) * 2.0**-53, span, low)
+def _uniform_32(words: Any, j: Any, mask: Any) -> Any:
+    return np.float32(np.int32(words[j] & np.uint32(mask))) * (np.float32(1.0) / np.float32(mask + 1))
 
 
 @inlined
-def _normal_32(seed: Any, offset: Any, parameters: Any, out: Any, at: Any) -> None:
-    mean, std, _ = parameters
-    w0, w1, w2, w3 = block(seed, offset)
-    x0, x1 = box_muller_32(_float32_in_0_1(w0), _float32_in_0_1(w1))
-    x2, x3 = box_muller_32(_float32_in_0_1(w2), _float32_in_0_1(w3))
-    out[at] = fma(x0, std, mean)
-    out[at + 1] = fma(x1, std, mean)
-    out[at + 2] = fma(x2, std, mean)
-    out[at + 3] = fma(x3, std, mean)
+def _uniform_64(words: Any, j: Any, mask: Any) -> Any:
+    return np.float64(np.int64(_joined(words, j) & np.uint64(mask))) * 2.0**-53
 
 
 @inlined
-def _normal_64(seed: Any, offset: Any, parameters: Any, out: Any, at: Any) -> None:
-    mean, std, _ = parameters
-    w0, w1, w2, w3 = block(seed, offset)
-    x0, x1 = box_muller_64(_float64_in_0_1(w0, w1), _float64_in_0_1(w2, w3))
-    out[at] = fma(x0, std, mean)
-    out[at + 1] = fma(x1, std, mean)
+def _box_muller_32(words: Any, count: Any) -> None:
+    """Pairs of words become the bits of pairs of normal numbers."""
+    for j in range((count + 1) // 2):
+        x, y = box_muller_32(_float32_in_0_1(words[2 * j]), _float32_in_0_1(words[2 * j + 1]))
+        words[2 * j] = np.uint32(bits_32(x))
+        words[2 * j + 1] = np.uint32(bits_32(y))
 
 
-def _rows(draw: Any, dtype: Any, per_block: int) -> Any:
-    """A kernel that fills every row of `out` by `draw`, which writes the numbers of one block."""
-
-    def fill(keys: Any, location: Any, scale: Any, mask: Any, out: Any) -> None:
-        parameters = (location, scale, mask)
-        last = np.empty(per_block, dtype)
-        blocks, rest = out.shape[1] // per_block, out.shape[1] % per_block
-        for k in range(out.shape[0]):
-            seed, offset, row = keys[k, 0], keys[k, 1], out[k]
-            for i in range(blocks):
-                draw(seed, offset + np.uint64(i), parameters, row, per_block * i)
-            if rest > 0:
-                draw(seed, offset + np.uint64(blocks), parameters, last, 0)
-                for j in range(rest):
-                    row[per_block * blocks + j] = last[j]
-
-    name = np.dtype(dtype).name
-    fill.__qualname__ = f"fill{draw.py_func.__name__}"
-    return kernel(f"void(uint64[:, ::1], {name}, {name}, uint64, {name}[:, ::1])")(fill)
+@inlined
+def _box_muller_64(words: Any, count: Any) -> None:
+    for j in range((count + 1) // 2):
+        u = _float64_in_0_1(words[4 * j], words[4 * j + 1])
+        x, y = box_muller_64(u, _float64_in_0_1(words[4 * j + 2], words[4 * j + 3]))
+        words[4 * j] = np.uint32(bits_64(x) >> _32)
+        words[4 * j + 1] = np.uint32(bits_64(x) & _LOW)
+        words[4 * j + 2] = np.uint32(bits_64(y) >> _32)
+        words[4 * j + 3] = np.uint32(bits_64(y) & _LOW)
 
 
-uniform_float32 = _rows(_uniform_32, np.float32, 4)
-uniform_float64 = _rows(_uniform_64, np.float64, 2)
-normal_float32 = _rows(_normal_32, np.float32, 4)
-normal_float64 = _rows(_normal_64, np.float64, 2)
+@inlined
+def _itself(x: Any) -> Any:
+    return x
+
+
+_TO = {
+    torch.float32: (float32_at, _itself),
+    torch.float64: (float64_at, _itself),
+    torch.float16: (uint16_at, to_float16),
+    torch.bfloat16: (uint16_at, to_bfloat16),
+}
+"""How a dtype is written."""
+
+
+def _uniform_kernel(dtype: torch.dtype) -> OnTeam:
+    pointer, rounded = _TO[dtype]
+    number, real = (_uniform_64, np.float64) if dtype is torch.float64 else (_uniform_32, np.float32)
+
+    @inlined
+    def store(words: Any, count: Any, at: Any, args: Any) -> None:
+        out, span, low, mask = pointer(args[4]), real(float_of(args[5])), real(float_of(args[6])), args[7]
+        for j in range(count):
+            out[at + j] = rounded(fma(number(words, j, mask), span, low))
+
+    return filling(store, 8 if dtype is torch.float64 else 4, f"uniform_{dtype}")
+
+
+def _normal_kernel_32(dtype: torch.dtype) -> OnTeam:
+    pointer, rounded = _TO[dtype]
+
+    @inlined
+    def store(words: Any, count: Any, at: Any, args: Any) -> None:
+        _box_muller_32(words, count)
+        out, std, mean = pointer(args[4]), np.float32(float_of(args[5])), np.float32(float_of(args[6]))
+        for j in range(count):
+            out[at + j] = rounded(fma(from_bits_32(np.int32(words[j])), std, mean))
+
+    return filling(store, 4, f"normal_{dtype}")
+
+
+@inlined
+def _store_normal_64(words: Any, count: Any, at: Any, args: Any) -> None:
+    _box_muller_64(words, count)
+    out, std, mean = float64_at(args[4]), float_of(args[5]), float_of(args[6])
+    for j in range(count):
+        out[at + j] = fma(from_bits_64(_joined(words, j)), std, mean)
+
+
+def _words_kernel(pointer: Any, size: int) -> OnTeam:
+    """For elements of `size` bytes, little-endian."""
+    per_word, digits = 4 // size, 8 * size
+
+    @inlined
+    def store(words: Any, count: Any, at: Any, args: Any) -> None:
+        out = pointer(args[4])
+        for j in range(count // per_word):
+            for part in range(per_word):
+                out[at + per_word * j + part] = words[j] >> (digits * part)
+        for j in range(count // per_word * per_word, count):
+            out[at + j] = words[j // per_word] >> (digits * (j % per_word))
+
+    return filling(store, size, f"words_{digits}")
+
+
+@inlined
+def _store_words_64(words: Any, count: Any, at: Any, args: Any) -> None:
+    out = uint64_at(args[4])
+    for j in range(count):
+        out[at + j] = np.uint64(words[2 * j]) | (np.uint64(words[2 * j + 1]) << _32)
+
+
+_WORDS = {
+    1: _words_kernel(uint8_at, 1),
+    2: _words_kernel(uint16_at, 2),
+    4: _words_kernel(uint32_at, 4),
+    8: filling(_store_words_64, 8, "words_64"),
+}
+_UNIFORM = {dtype: _uniform_kernel(dtype) for dtype in _TO}
+_NORMAL = {dtype: _normal_kernel_32(dtype) for dtype in _TO if dtype is not torch.float64}
+_NORMAL[torch.float64] = filling(_store_normal_64, 8, "normal_torch_float64")

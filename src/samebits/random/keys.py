@@ -6,6 +6,8 @@ keys made of it, not both: `fold_in(key, d)` is made of the words that block d o
 
 from __future__ import annotations
 
+from operator import index
+
 import torch
 
 from samebits.errors import InvalidArgumentError, UnimplementedError
@@ -15,8 +17,22 @@ Data = int | str | tuple[int | str, ...]
 
 
 def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
-    """The key of a seed: a uint64 tensor of shape (2,) that holds (seed modulo 2**64, 0)."""
-    return words.to_tensor(words.root(seed), device)
+    """The key of a seed: a uint64 tensor of shape (2,) that holds (seed, 0).
+
+    Raises `InvalidArgumentError` unless `seed` is an integer with 0 <= seed < 2**64.
+    """
+    try:
+        number = index(seed)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"key takes an integer seed, got {seed!r} ({type(seed).__name__})"
+        ) from None
+    if not 0 <= number < 2**64:
+        raise InvalidArgumentError(
+            f"key: a seed is an integer with 0 <= seed < 2**64, got {number}; for a number that may be anything, "
+            "fold it into a key: fold_in(key(0), number)"
+        )
+    return words.to_tensor((number, 0), device)
 
 
 def split(key: torch.Tensor, num: int = 2) -> torch.Tensor:

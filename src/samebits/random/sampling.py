@@ -1,148 +1,198 @@
-"""Random tensors that are a function of a key: `bits`, `uniform`, `normal`.
+"""Random tensors that are a function of a key: `bits`, `uniform`, `normal`, `bernoulli`, and their in-place forms.
 
 Signatures, batched keys and the mapping from words to numbers follow `torch.func._random`. For a batch of keys of
 shape (*batch, 2), batch is broadcast against the output's shape and has as many dimensions; its trailing ones are
-drawn from one key.
+drawn from one key. An element depends on its row's key, its place in the row and the parameters, on nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import prod
-from typing import Any
 
-import numpy as np
 import torch
 
 from samebits.errors import InvalidArgumentError
-from samebits.random import _distributions, _philox
-from samebits.random.keys import check_key, uses_torch
+from samebits.random._arguments import FLOATS, INTEGERS, check_result
+from samebits.random._arguments import floating as _floating
+from samebits.random._arguments import rows as _rows
+from samebits.random._arguments import sizes as _sizes
+from samebits.random._backends import kernels
+from samebits.random.keys import uses_torch
 
-# Bits of the word that a uniform number is made of: the precision of its dtype.
-_DIGITS = {torch.float32: 24, torch.float64: 53, torch.float16: 11, torch.bfloat16: 8}
-_INTEGERS = (
-    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64,
-)  # fmt: skip
+_INTEGERS = INTEGERS
+_COUNTABLE = (*FLOATS, torch.bool, *INTEGERS)
+Shape = int | Sequence[int]
 
 
-def bits(key: torch.Tensor, *shape: int | Sequence[int], dtype: torch.dtype = torch.uint32) -> torch.Tensor:
+def bits(key: torch.Tensor, *shape: Shape, dtype: torch.dtype = torch.uint32) -> torch.Tensor:
     """Uniform integers over the whole range of an integer dtype: the bytes of the key's stream, little-endian.
 
     Raises `InvalidArgumentError` for another dtype, a wrong key, or a key batch that does not fit the shape.
     """
     sizes = _sizes("bits", key, shape)
-    if dtype not in _INTEGERS:
+    if dtype not in INTEGERS:
         raise InvalidArgumentError(f"bits: dtype must be an integer dtype, got {dtype}")
-    uses_torch("bits", key, same_bits=False)
-    keys, per_key = _rows("bits", key, sizes)
-    used = per_key * dtype.itemsize
-    stream = np.empty((keys.shape[0], -(-used // 4)), np.uint32)
-    for (seed, offset), row in zip(keys.tolist(), stream, strict=True):
-        _philox.fill_words(seed, offset, row)
-    out = torch.from_numpy(stream).view(torch.uint8)
-    if out.shape[1] != used:
-        out = out[:, :used].contiguous()
-    return out.view(dtype).view(sizes)
+    keys, _ = _rows("bits", key, sizes)
+    backend = kernels("bits", key)
+    out = torch.empty(sizes, dtype=dtype, device=key.device)
+    backend.words(keys, out)
+    return out
 
 
 def uniform(
     key: torch.Tensor,
-    *shape: int | Sequence[int],
+    *shape: Shape,
     low: float = 0.0,
     high: float = 1.0,
     dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
 ) -> torch.Tensor:
     """Uniform numbers of [low, high), of dtype float32 by default; float64, float16 and bfloat16 are the others.
 
     As in torch, rounding x (high - low) + low to the dtype may give `high` itself unless low = 0 and high = 1.
-    Raises `InvalidArgumentError` for another dtype, low > high, or a key batch that does not fit the shape.
+    They are drawn on the key's device and moved to `device`.
+    Raises `InvalidArgumentError` for another dtype, low > high, bounds or a range that the dtype does not hold, or a
+    key batch that does not fit the shape.
     """
     sizes, dtype = _sizes("uniform", key, shape), _floating("uniform", dtype)
-    if not low <= high:
-        raise InvalidArgumentError(f"uniform: low must not be above high, got low={low}, high={high}")
-    if uses_torch("uniform", key):
-        out = torch.empty(sizes, dtype=dtype, device=key.device)
+    out = torch.empty(sizes, dtype=dtype, device=key.device)
+    return _uniform("uniform", key, out, low, high).to(device or key.device)
+
+
+def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+    """Fills `result`, of any layout, with what `uniform` gives for its shape and dtype, and returns it.
+
+    Raises `InvalidArgumentError` as `uniform`, and if `result` is on another device or requires grad.
+    """
+    check_result("uniform_", key, result, FLOATS)
+    return _uniform("uniform_", key, result, low, high)
+
+
+def _uniform(what: str, key: torch.Tensor, out: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    low_and_span = _low_and_span(what, low, high, out.dtype)
+    keys, _ = _rows(what, key, tuple(out.shape))
+    if uses_torch(what, key):
         return torch.ops.aten._philox_uniform_(out, key, low, high)
-    kernel = _distributions.uniform_float64 if dtype is torch.float64 else _distributions.uniform_float32
-    return _draw("uniform", kernel, key, sizes, dtype, parameters=_low_and_span(low, high, dtype))
+    backend = kernels(what, key)
+    return _write(out, lambda contiguous: backend.uniform(keys, *low_and_span, contiguous))
 
 
 def normal(
     key: torch.Tensor,
-    *shape: int | Sequence[int],
+    *shape: Shape,
     mean: float = 0.0,
     std: float = 1.0,
     dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Normal numbers of this mean and standard deviation; dtypes as for `uniform`.
+    """Normal numbers of this mean and standard deviation; dtypes and device as for `uniform`.
 
-    The Box-Muller transform of torch's CUDA kernel on the same uniforms, evaluated in double precision without libm:
-    the bits are those of every CPU, and within rounding (about 2**-21) of torch's on CUDA.
+    The Box-Muller transform of torch's CUDA kernel on the same uniforms, evaluated without libm: the bits are those
+    of every CPU, within 2**-22 of the exact transform (float64: a few ulp) and 2**-21 of torch's on CUDA.
     Raises `InvalidArgumentError` for another dtype, std < 0, or a key batch that does not fit the shape.
     """
     sizes, dtype = _sizes("normal", key, shape), _floating("normal", dtype)
+    out = torch.empty(sizes, dtype=dtype, device=key.device)
+    return _normal("normal", key, out, mean, std).to(device or key.device)
+
+
+def normal_(key: torch.Tensor, result: torch.Tensor, *, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
+    """Fills `result`, of any layout, with what `normal` gives for its shape and dtype, and returns it.
+
+    Raises `InvalidArgumentError` as `normal`, and if `result` is on another device or requires grad.
+    """
+    check_result("normal_", key, result, FLOATS)
+    return _normal("normal_", key, result, mean, std)
+
+
+def _normal(what: str, key: torch.Tensor, out: torch.Tensor, mean: float, std: float) -> torch.Tensor:
     if not std >= 0:
-        raise InvalidArgumentError(f"normal: std must not be negative, got {std}")
-    uses_torch("normal", key, same_bits=False)
-    kernel = _distributions.normal_float64 if dtype is torch.float64 else _distributions.normal_float32
-    return _draw("normal", kernel, key, sizes, dtype, parameters=(mean, std))
+        raise InvalidArgumentError(f"{what}: std must not be negative, got {std}")
+    keys, _ = _rows(what, key, tuple(out.shape))
+    backend = kernels(what, key)
+    return _write(out, lambda contiguous: backend.normal(keys, mean, std, contiguous))
 
 
-def _draw(
-    what: str,
-    kernel: Any,
+def bernoulli(
     key: torch.Tensor,
-    sizes: tuple[int, ...],
-    dtype: torch.dtype,
-    *,
-    parameters: tuple[float, float],
+    *shape: Shape,
+    p: float | torch.Tensor = 0.5,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Half precision is computed in float32 and rounded once, to nearest even."""
-    keys, per_key = _rows(what, key, sizes)
-    out = torch.empty(sizes, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
-    if out.numel():
-        kernel(keys.numpy(), *parameters, 2 ** _DIGITS[dtype] - 1, out.view(keys.shape[0], per_key).numpy())
-    return out.to(dtype)
+    """Ones with probability p, else zeros: of dtype float32 by default, or another floating or integer dtype, or bool.
+
+    One where word i of the key's stream is below floor(p 2**32): never for p = 0, always for p = 1. The same ones for
+    every dtype. A tensor p is broadcast to the shape.
+    Raises `InvalidArgumentError` for another dtype, p outside [0, 1], or p or a key batch that does not fit the shape.
+    """
+    sizes = _sizes("bernoulli", key, shape)
+    if dtype is not None and dtype not in _COUNTABLE:
+        raise InvalidArgumentError(
+            f"bernoulli: dtype must be a floating or integer dtype or bool, got {dtype}"
+        )
+    out = torch.empty(sizes, dtype=dtype or torch.float32, device=key.device)
+    return _bernoulli("bernoulli", key, out, p).to(device or key.device)
+
+
+def bernoulli_(key: torch.Tensor, result: torch.Tensor, *, p: float | torch.Tensor = 0.5) -> torch.Tensor:
+    """Fills `result`, of any layout, with what `bernoulli` gives for its shape and dtype, and returns it.
+
+    Raises `InvalidArgumentError` as `bernoulli`, and if `result` is on another device or requires grad.
+    """
+    check_result("bernoulli_", key, result, _COUNTABLE)
+    return _bernoulli("bernoulli_", key, result, p)
+
+
+def _bernoulli(what: str, key: torch.Tensor, out: torch.Tensor, p: float | torch.Tensor) -> torch.Tensor:
+    probability = _each(what, p, out) if isinstance(p, torch.Tensor) else check_probability(what, p)
+    keys, _ = _rows(what, key, tuple(out.shape))
+    backend = kernels(what, key)
+    return _write(out, lambda contiguous: backend.bernoulli(keys, probability, contiguous))
+
+
+def check_probability(what: str, p: float) -> float:
+    """`p` as a float. Raises `InvalidArgumentError` unless 0 <= p <= 1."""
+    if not 0 <= p <= 1:
+        raise InvalidArgumentError(f"{what}: p must be a probability, 0 <= p <= 1, got {p}")
+    return float(p)
+
+
+def _each(what: str, p: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """`p` as float64, contiguous, of the shape and on the device of `out`."""
+    wide = p.detach().to(out.device, torch.float64)
+    if not ((wide >= 0) & (wide <= 1)).all():
+        raise InvalidArgumentError(f"{what}: p must hold probabilities, 0 <= p <= 1; it has others, or NaN")
+    try:
+        return wide.expand(out.shape).contiguous()
+    except RuntimeError:
+        raise InvalidArgumentError(
+            f"{what}: p of shape {tuple(p.shape)} does not broadcast to the output's shape {tuple(out.shape)}"
+        ) from None
+
+
+def _write(out: torch.Tensor, fill: Callable[[torch.Tensor], None]) -> torch.Tensor:
+    """Fills `out`, by way of a contiguous tensor if need be; autograd sees that it was written."""
+    if not out.is_contiguous() or out.is_neg():
+        contiguous = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        fill(contiguous)
+        return out.copy_(contiguous)
+    fill(out)
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+    return out
 
 
 @lru_cache(maxsize=64)
-def _low_and_span(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
+def _low_and_span(what: str, low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
     """As torch does: round both bounds, and then their difference, to the output's dtype."""
-    bounds = torch.tensor([low, high], dtype=dtype)
-    return bounds[0].item(), (bounds[1] - bounds[0]).item()
-
-
-def _sizes(what: str, key: torch.Tensor, shape: tuple[Any, ...]) -> tuple[int, ...]:
-    check_key(what, key)
-    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
-    if any(size < 0 for size in sizes):
-        raise InvalidArgumentError(f"{what}: a shape has no negative sizes, got {sizes}")
-    return sizes
-
-
-def _floating(what: str, dtype: torch.dtype | None) -> torch.dtype:
-    if dtype is None:
-        return torch.float32
-    if dtype not in _DIGITS:
+    if not low <= high:
+        raise InvalidArgumentError(f"{what}: low must not be above high, got low={low}, high={high}")
+    bounds = torch.tensor([low, high], dtype=torch.float64).to(dtype)
+    span = bounds[1] - bounds[0]
+    if not (bounds.isfinite().all() and span.isfinite()):
         raise InvalidArgumentError(
-            f"{what}: dtype must be float32, float64, float16 or bfloat16, got {dtype}"
+            f"{what}: low, high and high - low must be finite in {dtype}, got low={low}, high={high}"
         )
-    return dtype
-
-
-def _rows(what: str, key: torch.Tensor, sizes: tuple[int, ...]) -> tuple[torch.Tensor, int]:
-    """(keys of shape (rows, 2), elements per row)."""
-    if key.dim() == 1:
-        return key.contiguous().view(1, 2), prod(sizes)
-    batch = tuple(key.shape[:-1])
-    if len(batch) != len(sizes) or any(b not in (1, size) for b, size in zip(batch, sizes, strict=True)):
-        raise InvalidArgumentError(
-            f"{what}: a key batch of shape {batch} does not broadcast to the output's shape {sizes}; "
-            "give the keys one dimension per output dimension, of its size or 1"
-        )
-    shared = len(batch)
-    while shared and batch[shared - 1] == 1:
-        shared -= 1
-    one_each = (1,) * (len(batch) - shared)
-    return key.expand(*sizes[:shared], *one_each, 2).reshape(-1, 2).contiguous(), prod(sizes[shared:])
+    return bounds[0].item(), span.item()

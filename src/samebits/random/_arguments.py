@@ -1,0 +1,82 @@
+"""What the functions of samebits.random check of their arguments, and the rows that a batch of keys stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from operator import index
+from typing import Any
+
+import torch
+
+from samebits.errors import InvalidArgumentError
+from samebits.random.keys import check_key
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64,
+)  # fmt: skip
+
+
+def sizes(what: str, key: torch.Tensor, shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """The sizes of a shape given as integers or one sequence. Raises `InvalidArgumentError` for it or the key."""
+    check_key(what, key)
+    given = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+    try:
+        checked = tuple(map(index, given))
+    except TypeError:
+        raise InvalidArgumentError(
+            f"{what}: a shape is given as integers or one sequence of them, got {given!r}"
+        ) from None
+    if any(size < 0 for size in checked):
+        raise InvalidArgumentError(f"{what}: a shape has no negative sizes, got {checked}")
+    return checked
+
+
+def floating(what: str, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype, float32 for None. Raises `InvalidArgumentError` unless it is a floating dtype."""
+    if dtype is None:
+        return torch.float32
+    if dtype not in FLOATS:
+        raise InvalidArgumentError(
+            f"{what}: dtype must be float32, float64, float16 or bfloat16, got {dtype}"
+        )
+    return dtype
+
+
+def rows(what: str, key: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+    """(keys of shape (rows, 2), elements per row). Raises `InvalidArgumentError` if the keys do not fit the shape."""
+    if key.dim() == 1:
+        return key.contiguous().view(1, 2), prod(shape)
+    batch = tuple(key.shape[:-1])
+    if len(batch) != len(shape) or any(b not in (1, size) for b, size in zip(batch, shape, strict=True)):
+        raise InvalidArgumentError(
+            f"{what}: a key batch of shape {batch} does not broadcast to the output's shape {shape}; "
+            "give the keys one dimension per output dimension, of its size or 1"
+        )
+    shared = len(batch)
+    while shared and batch[shared - 1] == 1:
+        shared -= 1
+    one_each = (1,) * (len(batch) - shared)
+    return key.expand(*shape[:shared], *one_each, 2).reshape(-1, 2).contiguous(), prod(shape[shared:])
+
+
+def check_result(what: str, key: torch.Tensor, result: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Raises `InvalidArgumentError` unless `result` can be written in place: its type, dtype, device, gradient."""
+    check_key(what, key)
+    if not isinstance(result, torch.Tensor):
+        raise InvalidArgumentError(
+            f"{what}: result must be a tensor, got {result!r} ({type(result).__name__})"
+        )
+    if result.dtype not in dtypes:
+        named = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise InvalidArgumentError(f"{what}: result must be of one of the dtypes {named}; got {result.dtype}")
+    if result.device != key.device:
+        raise InvalidArgumentError(
+            f"{what}: key and result must be on one device, got a key on {key.device} and a result on {result.device}; "
+            f"move the key: key.to({str(result.device)!r})"
+        )
+    if result.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgumentError(
+            f"{what}: result requires grad, and drawing has no gradient; call it under torch.no_grad()"
+        )

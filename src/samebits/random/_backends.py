@@ -1,0 +1,28 @@
+"""The kernels of a key's device: one place where devices branch off."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from samebits.random import _distributions, _masks
+from samebits.random.keys import uses_torch
+
+_CPU = SimpleNamespace(
+    words=_distributions.words,
+    uniform=_distributions.uniform,
+    normal=_distributions.normal,
+    bernoulli=_masks.bernoulli,
+    dropout=_masks.dropout,
+)
+
+
+def kernels(what: str, key: torch.Tensor) -> Any:
+    """What fills tensors on the key's device; its functions have the signatures of `_CPU`'s.
+
+    Raises `UnimplementedError`, naming samebits.random.`what`, for a device without kernels of the same bits.
+    """
+    uses_torch(what, key, same_bits=False)
+    return _CPU

@@ -1,0 +1,93 @@
+"""`dropout` whose mask is a function of a key: computed once more in backward, never stored."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from samebits.errors import InvalidArgumentError
+from samebits.random._arguments import FLOATS, rows
+from samebits.random._backends import kernels
+from samebits.random.keys import check_key
+from samebits.random.sampling import check_probability
+
+
+def dropout(
+    key: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002 (torch's name)
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> torch.Tensor:
+    """Elements of `input` are zeroed with probability p, the others scaled by 1 / (1 - p), as `F.dropout` does.
+
+    Zero where `bernoulli(key, input.shape, p=p)` is one, whatever the dtype, the layout and the number of threads.
+    Differentiable, in forward mode and twice too.
+
+    Args:
+        key: of shape (2,), or a batch that broadcasts to the shape of `input` as in `uniform`.
+        input: float32, float64, float16 or bfloat16.
+        p: probability of an element to be zeroed.
+        training: False gives `input` itself.
+        inplace: writes to `input`.
+
+    Raises `InvalidArgumentError` for a wrong key, another dtype or device, p outside [0, 1], or a key batch that does
+    not fit the shape.
+    """
+    check_key("dropout", key)
+    probability = check_probability("dropout", p)
+    if not isinstance(input, torch.Tensor) or input.dtype not in FLOATS:
+        kind = input.dtype if isinstance(input, torch.Tensor) else type(input).__name__
+        raise InvalidArgumentError(f"dropout: input must be a floating tensor, got {kind}")
+    if not training or probability == 0 or input.numel() == 0:
+        return input
+    if input.device != key.device:
+        raise InvalidArgumentError(
+            f"dropout: key and input must be on one device, got a key on {key.device} and an input on {input.device}; "
+            f"move the key: key.to({str(input.device)!r})"
+        )
+    if probability == 1:
+        return input.mul_(0.0) if inplace else input * 0.0
+    return _Dropout.apply(input, key, probability, inplace)
+
+
+class _Dropout(torch.autograd.Function):
+    """Linear in its input, so that gradient and tangent are dropped as the input was."""
+
+    @staticmethod
+    def forward(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
+        keys, _ = rows("dropout", key, tuple(given.shape))
+        backend = kernels("dropout", key)
+        contiguous = given.contiguous()
+        direct = given.is_contiguous() or not inplace
+        out = contiguous if inplace and direct else torch.empty_like(contiguous)
+        backend.dropout(keys, contiguous, p, _scale(p, given.dtype), out)
+        if inplace:
+            return given if direct else given.copy_(out)
+        return out if given.is_contiguous() else torch.empty_like(given).copy_(out)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, key, ctx.p, inplace = inputs
+        ctx.save_for_backward(key)
+        ctx.save_for_forward(key)
+        if inplace:
+            ctx.mark_dirty(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (key,) = ctx.saved_tensors
+        return _Dropout.apply(grad, key, ctx.p, False), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
+        (key,) = ctx.saved_tensors
+        return _Dropout.apply(tangent, key, ctx.p, False)
+
+
+@lru_cache(maxsize=64)
+def _scale(p: float, dtype: torch.dtype) -> float:
+    """1 / (1 - p), rounded as `F.dropout` rounds it on the CPU."""
+    return torch.ones((), dtype=dtype).div_(1 - p).item()
