@@ -55,13 +55,20 @@ class Function:
 
     def _one(self, key: Words, place: Place, element: Any) -> Any:
         own = words.fold(key, *place) if isinstance(place, tuple) else words.fold(key, int(place))
+        if self.draws == "key":
+            return self.with_key(place, element, words.to_tensor(own))
         try:
-            if self.draws == "key":
-                return self.call(element, key=words.to_tensor(own))
             if self.draws == "rng":
                 return self.call(element, rng=numpy_generator(own))
             scope.fill(own)
             return self.call(element)
+        except Exception as error:
+            raise self._error(place, error) from error
+
+    def with_key(self, place: Place, element: Any, key: torch.Tensor) -> Any:
+        """The result for one element with this key."""
+        try:
+            return self.call(element, key=key)
         except Exception as error:
             raise self._error(place, error) from error
 
@@ -86,9 +93,11 @@ def key_rows(key: Words, places: Iterable[Place]) -> torch.Tensor:
 
 
 def _parameter(function: Callable[..., Any]) -> str | None:
-    """`key` or `rng` if the function takes a parameter of that name."""
+    """`key` or `rng` if the function takes, besides the element, a parameter of that name."""
     try:
-        parameters = inspect.signature(function).parameters
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin without a signature
         return None
-    return next((name for name in ("key", "rng") if name in parameters), None)
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [parameter.name for parameter in parameters[1:] if parameter.kind in named]
+    return next((name for name in ("key", "rng") if name in names), None)

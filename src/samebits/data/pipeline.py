@@ -2,81 +2,435 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
-import torch.utils.data as torch_data
+from torch.utils.data import default_collate
 
+from samebits.context import Words, process
+from samebits.data.fingerprint import fingerprint
 from samebits.data.function import Function
 from samebits.data.iterator import PipelineIterator
-from samebits.data.stage import Addressed, Stage
+from samebits.data.options import Executor, Options
+from samebits.data.padding import PadCollate
+from samebits.data.stage import INFINITE, Addressed, Stage
+from samebits.data.stages import order, several, streams
 from samebits.data.stages.batching import batch
-from samebits.data.stages.elementwise import Filter, FlatMap, Map, apply
-from samebits.data.stages.order import Part, Repeat, Shuffle
-from samebits.data.stages.source import Range, Source
+from samebits.data.stages.branching import Interleave
+from samebits.data.stages.cache import Cache, StreamCache
+from samebits.data.stages.elementwise import Filter, FlatMap, Map, MapBatches, Unbatch, apply, batching_below
+from samebits.data.stages.held import Bucket, Pack, StreamShuffle
+from samebits.data.stages.source import Iterated, Random, Range, Source
+from samebits.errors import InvalidArgumentError, UnseededError
 from samebits.random import seeds, words
+
+Collate = Callable[[list[Any]], Any]
 
 
 class Pipeline:
-    """A stream of elements: element k is a function of (pipeline, seed, epoch, k).
+    """A stream of elements (TensorFlow's `Dataset`): element k is a function of (pipeline, seed, epoch, k) alone.
 
-    Every method gives a new pipeline. `iter(pipeline)` starts the next epoch.
+    Every method gives a new pipeline and leaves this one as it is. `iter(pipeline)` starts the next epoch; each
+    epoch is shuffled and augmented anew. The seed is `with_options(seed=)`, else that of `samebits.set_random_seed`.
+
+    A function of the user's may draw random numbers in three ways, which all depend on the element's place only:
+    from a parameter named `key` (a `samebits.random` key), from one named `rng` (a `numpy.random.Generator`), or from
+    the generators of torch, NumPy and Python, which are set for each element (slower by 10 to 20 us) and put back.
     """
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, options: Options | None = None) -> None:
         self._stage = stage
-        self._epoch = 0
+        self._options = options or Options()
+        self._next: tuple[int, dict[str, Any] | None] = (0, None)  # epoch and state of the next iter()
+        self._live: PipelineIterator | None = None
+
+    # Where elements come from
 
     @classmethod
     def from_source(cls, data: Any) -> Pipeline:
-        """The elements of any object with `__len__` and `__getitem__` (`__getitems__` is used where there is one)."""
+        """The elements of any object with `__len__` and `__getitem__`: lists, arrays, tensors, datasets.
+
+        `__getitems__(indices)` is used where the object has it.
+
+        Raises:
+            InvalidArgumentError: it cannot be indexed.
+            EmptyDatasetError: it has no elements.
+        """
         return cls(Source(data))
+
+    @classmethod
+    def from_iterable(cls, iterable: Iterable[Any] | Callable[[], Iterable[Any]]) -> Pipeline:
+        """The elements of what can be iterated again and again, or of a function that gives an iterable.
+
+        Going on after a resume reads and drops what came before; prefer `from_source` where there is an index.
+        """
+        return cls(Iterated(iterable))
 
     @classmethod
     def range(cls, *arguments: int) -> Pipeline:
         """The integers of `range(*arguments)`."""
         return cls(Range(*arguments))
 
-    def map(self, function: Callable[..., Any]) -> Pipeline:
-        """`function(element)` for every element; see the class for what it may draw."""
-        return Pipeline(apply(Map(Function(function, "map")), self._stage))
+    @classmethod
+    def random(cls, seed: int | None = None) -> Pipeline:
+        """Uniform integers of [0, 2**63), without end.
+
+        Raises:
+            UnseededError: under the switch, if neither `seed` nor the process's seed is set.
+        """
+        if seed is None and seeds.root_seed() is None and process.op_determinism:
+            raise UnseededError(
+                "Pipeline.random() without a seed, and nobody has set one: call samebits.set_random_seed(seed) first, or "
+                "pass seed="
+            )
+        return cls(Random(seed if seed is not None else 0))
+
+    # What is done to elements
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        num_parallel_calls: int | Literal["auto"] | None = None,
+        executor: Executor | None = None,
+        deterministic: bool | None = None,
+    ) -> Pipeline:
+        """`function(element)` for every element.
+
+        Args:
+            function: gives the new element; None is an error. See the class for what it may draw.
+            num_parallel_calls: worker processes; "auto": as many as there are cores where that is faster, else none.
+                The pipeline has one team of workers, of the largest number that a stage asks for.
+            executor: "process", "thread", or "auto".
+            deterministic: False gives elements in the order in which they are done (not under the switch).
+        """
+        options = self._options.with_(
+            num_parallel_calls=num_parallel_calls, executor=executor, deterministic=deterministic
+        )
+        return Pipeline(apply(Map(Function(function, "map")), self._stage), options)
+
+    def map_batches(self, function: Callable[..., Any], **options: Any) -> Pipeline:
+        """`function(batch)` for every batch; options as for `map`.
+
+        A parameter named `key` gets a key for each row, of shape (rows, 2): those that `map` in front of `batch` would
+        have given the elements one by one.
+        """
+        batching = batching_below(self._stage)
+        if batching is None:
+            raise InvalidArgumentError(
+                f"Pipeline.map_batches: it follows batch or padded_batch, not {self._stage.describe()}; use map for single "
+                "elements"
+            )
+        operation = MapBatches(Function(function, "map_batches"), batching)
+        return Pipeline(apply(operation, self._stage), self._options.with_(**options))
 
     def filter(self, predicate: Callable[..., Any]) -> Pipeline:
         """The elements for which `predicate(element)` is true."""
-        return Pipeline(apply(Filter(Function(predicate, "filter")), self._stage))
+        return self._with(apply(Filter(Function(predicate, "filter")), self._stage))
 
     def flat_map(self, function: Callable[..., Any]) -> Pipeline:
         """All elements of the finite iterable `function(element)`, for every element."""
-        return Pipeline(apply(FlatMap(Function(function, "flat_map")), self._stage))
+        return self._with(apply(FlatMap(Function(function, "flat_map")), self._stage))
 
-    def shuffle(self, *, reshuffle_each_epoch: bool = True) -> Pipeline:
-        """All elements in a keyed order, another in each epoch; O(1) memory, nothing to fill before the first."""
-        assert isinstance(self._stage, Addressed)
-        return Pipeline(Shuffle(self._stage, reshuffle_each_epoch=reshuffle_each_epoch))
+    def interleave(
+        self, function: Callable[..., Any], cycle_length: int = 4, block_length: int = 1
+    ) -> Pipeline:
+        """`block_length` elements of each of `cycle_length` inner streams in turn, as in tf.data.
+
+        Args:
+            function: element -> `Pipeline`, indexable object or iterable; one that has ended makes room for the next.
+            cycle_length: inner streams that are open at a time.
+            block_length: consecutive elements of one of them.
+        """
+        _at_least_1("interleave", cycle_length=cycle_length, block_length=block_length)
+        return self._with(
+            Interleave(self._stage, Function(function, "interleave"), cycle_length, block_length, _as_stage)
+        )
+
+    # Order
+
+    def shuffle(self, buffer_size: int | None = None, *, reshuffle_each_epoch: bool = True) -> Pipeline:
+        """All elements in a keyed order: O(1) memory, nothing to fill before the first, resumed at once.
+
+        With a `buffer_size`, tf.data's shuffle: each element is drawn from a buffer of so many. Over what can be
+        indexed the buffer holds indices only; else elements, which the state refers to by where they came from.
+
+        Raises:
+            InvalidArgumentError: without a buffer, this pipeline can only be read in order.
+        """
+        if buffer_size is not None:
+            _at_least_1("shuffle", buffer_size=buffer_size)
+            kind: Any = order.BufferShuffle if isinstance(self._stage, Addressed) else StreamShuffle
+            return self._with(kind(self._stage, buffer_size, reshuffle_each_epoch=reshuffle_each_epoch))
+        if not isinstance(self._stage, Addressed):
+            raise InvalidArgumentError(
+                f"Pipeline.shuffle(): behind {self._stage.describe()} elements can only be read in order; shuffle before it, "
+                "or give a buffer_size"
+            )
+        return self._with(order.Shuffle(self._stage, reshuffle_each_epoch=reshuffle_each_epoch))
 
     def repeat(self, count: int | None = None) -> Pipeline:
         """`count` repetitions (None: no end), each shuffled and augmented anew."""
-        assert isinstance(self._stage, Addressed)
-        return Pipeline(Repeat(self._stage, count))
+        if count is not None:
+            _at_least_1("repeat", count=count)
+        kind: Any = order.Repeat if isinstance(self._stage, Addressed) else streams.Repeated
+        return self._with(kind(self._stage, count))
 
     def take(self, count: int) -> Pipeline:
         """The first `count` elements."""
-        assert isinstance(self._stage, Addressed)
-        return Pipeline(Part(self._stage, range(min(count, self._stage.length))))
+        _at_least_1("take", count=count)
+        return self._part("take", range(count))
+
+    def skip(self, count: int) -> Pipeline:
+        """All but the first `count` elements."""
+        if count < 0:
+            raise InvalidArgumentError(f"Pipeline.skip(count={count}): count is at least 0")
+        return self._part("skip", range(count, INFINITE))
+
+    def shard(self, num_shards: int, index: int) -> Pipeline:
+        """Every `num_shards`-th element, from number `index` on."""
+        _at_least_1("shard", num_shards=num_shards)
+        if not 0 <= index < num_shards:
+            raise InvalidArgumentError(
+                f"Pipeline.shard(num_shards={num_shards}, index={index}): 0 <= index < num_shards"
+            )
+        return self._part("shard", range(index, INFINITE, num_shards))
+
+    def enumerate(self, start: int = 0) -> Pipeline:
+        """(number, element), numbers counted from `start` in every epoch."""
+        if isinstance(self._stage, Addressed):
+            return self._with(order.Enumerate(self._stage, start))
+        return self._with(streams.Numbered(self._stage, "enumerate", None, start=start))
+
+    # Several pipelines
+
+    @staticmethod
+    def zip(*pipelines: Pipeline) -> Pipeline:
+        """Tuples of one element of each; as long as the shortest."""
+        return _several("zip", pipelines, several.Zip, streams.Zipped)
+
+    def concatenate(self, *others: Pipeline) -> Pipeline:
+        """All elements of this one, then all of the next, and so on."""
+        return _several("concatenate", (self, *others), several.Concatenate, streams.Chained)
+
+    @staticmethod
+    def mix(pipelines: Sequence[Pipeline], weights: Sequence[float]) -> Pipeline:
+        """Elements in proportion to the weights, evenly spread, until one pipeline has run out."""
+        if len(pipelines) != len(weights):
+            raise InvalidArgumentError(
+                f"Pipeline.mix: {len(pipelines)} pipelines and {len(weights)} weights; give one weight for each"
+            )
+        for weight in weights:
+            if not 0 < weight < float("inf"):
+                raise InvalidArgumentError(f"Pipeline.mix: weight {weight}; give positive, finite weights")
+        return _several(
+            "mix",
+            pipelines,
+            lambda *stages: several.Mix(stages, weights),
+            lambda *stages: streams.Mixed(stages, weights),
+        )
+
+    # Batches
 
     def batch(
-        self,
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        collate: Callable[[list[Any]], Any] = torch_data.default_collate,
+        self, batch_size: int, *, drop_remainder: bool = False, collate: Collate = default_collate
     ) -> Pipeline:
         """Batches of `batch_size` elements, put together by `collate`."""
-        return Pipeline(
+        _at_least_1("batch", batch_size=batch_size)
+        return self._with(
             batch(self._stage, batch_size, Function(collate, "batch"), drop_remainder=drop_remainder)
         )
 
-    def __iter__(self) -> Iterator[Any]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        seed = seeds.root_seed() or 0
-        return PipelineIterator(self._stage, words.fold(words.root(seed), "pipeline"), epoch, "")
+    def padded_batch(
+        self, batch_size: int, *, padding_value: float = 0, padded_shape: Sequence[int] | None = None,
+        drop_remainder: bool = False,
+    ) -> Pipeline:  # fmt: skip
+        """Batches of elements of different sizes, padded at the end to the largest of the batch, or to `padded_shape`
+        (-1: the largest).
+        """
+        _at_least_1("padded_batch", batch_size=batch_size)
+        collate = Function(PadCollate(padding_value, padded_shape), "padded_batch")
+        return self._with(
+            batch(self._stage, batch_size, collate, drop_remainder=drop_remainder, kind="padded_batch")
+        )
+
+    def unbatch(self) -> Pipeline:
+        """The rows of every batch."""
+        return self._with(apply(Unbatch(Function(list, "unbatch")), self._stage))
+
+    def bucket_by_length(
+        self, element_length: Callable[..., int], boundaries: Sequence[int], batch_sizes: Sequence[int], *,
+        padding_value: float = 0, drop_remainder: bool = False,
+    ) -> Pipeline:  # fmt: skip
+        """Padded batches of elements of similar length.
+
+        Args:
+            element_length: element -> length.
+            boundaries: increasing; bucket i has the lengths below boundaries[i] that no earlier one has.
+            batch_sizes: of each bucket, one more than boundaries.
+            padding_value: as for `padded_batch`.
+            drop_remainder: drop the batches that are not full at the end.
+        """
+        if list(boundaries) != sorted(set(boundaries)) or len(batch_sizes) != len(boundaries) + 1:
+            raise InvalidArgumentError(
+                f"Pipeline.bucket_by_length: boundaries={list(boundaries)} must increase, and batch_sizes={list(batch_sizes)} "
+                f"be one more than they are ({len(boundaries) + 1})"
+            )
+        for size in batch_sizes:
+            _at_least_1("bucket_by_length", batch_size=size)
+        measure, collate = Function(element_length, "bucket_by_length"), PadCollate(padding_value, None)
+        return self._with(
+            Bucket(
+                self._stage, measure, boundaries, batch_sizes, Function(collate, "bucket_by_length"),
+                drop_remainder=drop_remainder,
+            )
+        )  # fmt: skip
+
+    def pack(self, length: int, *, open_rows: int = 8) -> Pipeline:
+        """Sequences side by side in rows of `length`, first fit among `open_rows` rows.
+
+        An element is a 1-D sequence, or a dict of sequences of one length. A row is a dict of tensors of size `length`:
+        the fields (`tokens` for plain sequences), `segment_ids` (1, 2, ...; 0: padding) and `positions` in the sequence.
+        """
+        _at_least_1("pack", length=length, open_rows=open_rows)
+        return self._with(Pack(self._stage, length, open_rows))
+
+    # How it is read
+
+    def cache(self) -> Pipeline:
+        """Keeps elements in memory (of each process): every epoch then has those of the first."""
+        kind: Any = Cache if isinstance(self._stage, Addressed) else StreamCache
+        return self._with(kind(self._stage))
+
+    def prefetch(self, buffer_size: int) -> Pipeline:
+        """Lets workers be `buffer_size` batches ahead (without workers nothing is made ahead)."""
+        return Pipeline(self._stage, self._options.with_(prefetch=buffer_size))
+
+    def with_options(
+        self, *, seed: int | None = None, deterministic: bool | None = None,
+        num_parallel_calls: int | Literal["auto"] | None = None, executor: Executor | None = None,
+        timeout: float | None = None,
+    ) -> Pipeline:  # fmt: skip
+        """The same elements (of another `seed`), read in another way."""
+        return Pipeline(
+            self._stage,
+            self._options.with_(
+                seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls, executor=executor,
+                timeout=timeout,
+            ),
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        length = self._stage.length
+        if length is None or length >= INFINITE // 2:
+            what = "does not end" if length else "has a length that only reading it tells"
+            raise TypeError(f"len(Pipeline): {self._stage.describe()} {what}")
+        return length
+
+    def __repr__(self) -> str:
+        return f"Pipeline({_written(self._stage)})"
+
+    # Iteration and its state
+
+    def __iter__(self) -> PipelineIterator:
+        position = process.position
+        if position is not None:  # inside a run's step: for validation, say
+            return self._iterator(words.fold(self._key(), "inside", position.loop, position.step), 0)
+        (epoch, state), self._next = self._next, (self._next[0] + 1, None)
+        self._live = self._iterator(self._key(), epoch)
+        if state is not None:
+            self._live.load_state_dict(state)
+        return self._live
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the iteration under way, or of the next epoch's start: small and JSON-able."""
+        if self._live is not None and not self._live.exhausted:
+            return self._live.state_dict()
+        epoch, state = self._next
+        return state or self._iterator(self._key(), epoch).state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next `iter()` goes on behind the element at which `state` was taken.
+
+        Raises:
+            PipelineMismatchError: it is no such state, or one of another pipeline; it names the stage that differs.
+        """
+        probe = self._iterator(self._key(), 0)
+        probe.load_state_dict(state)
+        self._next, self._live = (probe.epoch, state), None
+
+    def forget_iteration(self) -> None:
+        """An iteration that was abandoned is over: the position is where the next `iter()` starts."""
+        self._live = None
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the stream is made of, as plain values; a saved position holds only for an equal one."""
+        return fingerprint(self._stage, self._seed())
+
+    def _iterator(self, key: Words, epoch: int) -> PipelineIterator:
+        return PipelineIterator(self._stage, key, epoch, self.fingerprint(), self._options)
+
+    def _key(self) -> Words:
+        return words.fold(words.root(self._seed()), "pipeline")
+
+    def _seed(self) -> int:
+        if self._options.seed is not None:
+            return self._options.seed
+        seed = seeds.root_seed()
+        if seed is None:
+            raise UnseededError(
+                "a samebits.data.Pipeline needs a seed for its order and its elements, and nobody has set one. Call "
+                "samebits.set_random_seed(seed) first, or with_options(seed=...)"
+            )
+        return seed
+
+    def _with(self, stage: Stage) -> Pipeline:
+        return Pipeline(stage, self._options)
+
+    def _part(self, kind: str, part: Any) -> Pipeline:
+        if not isinstance(self._stage, Addressed):
+            return self._with(streams.Numbered(self._stage, kind, part))
+        inside = range(part.start, min(part.stop, self._stage.length), part.step)
+        if not inside:
+            raise InvalidArgumentError(
+                f"Pipeline.{kind}: nothing is left of the {self._stage.length} elements of {self._stage.describe()}"
+            )
+        return self._with(order.Part(self._stage, kind, inside))
+
+
+def _several(kind: str, pipelines: Sequence[Pipeline], addressed: Any, streamed: Any) -> Pipeline:
+    if not pipelines or not all(isinstance(one, Pipeline) for one in pipelines):
+        raise InvalidArgumentError(f"Pipeline.{kind} takes one pipeline or more, got {pipelines!r:.80}")
+    stages = [one._stage for one in pipelines]
+    options = pipelines[0]._options
+    for one in pipelines[1:]:
+        options = options.joined(one._options)
+    return Pipeline(
+        (addressed if all(isinstance(s, Addressed) for s in stages) else streamed)(*stages), options
+    )
+
+
+def _as_stage(inner: Any) -> Stage:
+    if isinstance(inner, Pipeline):
+        return inner._stage
+    if (
+        hasattr(inner, "__len__")
+        and hasattr(inner, "__getitem__")
+        and not isinstance(inner, dict | str | bytes)
+    ):
+        return Source(inner)
+    return Iterated(inner)
+
+
+def _at_least_1(kind: str, **arguments: int) -> None:
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidArgumentError(
+                f"Pipeline.{kind}({name}={value!r}): {name} is an integer of at least 1"
+            )
+
+
+def _written(stage: Stage) -> str:
+    if len(stage.inputs) > 1:
+        return f"{stage.kind}({'; '.join(map(_written, stage.inputs))})"
+    return " -> ".join([*map(_written, stage.inputs), stage.describe()])

@@ -7,7 +7,8 @@ If one moved, the task is computed again with the generators set for each elemen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -29,6 +30,12 @@ def fill(key: Words) -> None:
     """Sets the generators for one call."""
     # torch.initial_seed() inside an element must not tell which worker runs it
     generators.fill(key, initial_seed=key[0] >> 1)
+
+
+def fill_if_needed(key: Words) -> None:
+    """Sets the generators, unless nothing that follows draws from them."""
+    if _filling:
+        fill(key)
 
 
 class Draws:
@@ -54,14 +61,30 @@ class Draws:
         finally:
             generators.restore(before)
 
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """For what cannot be repeated: functions in the block find their generators set; the caller's are put back."""
+        if self._quiet:
+            with _filled(False):
+                yield
+            return
+        with generators.preserved(), _filled(True):
+            yield
 
-def _with(value: bool, task: Callable[[], T]) -> T:
+
+@contextmanager
+def _filled(value: bool) -> Iterator[None]:
     global _filling
     before, _filling = _filling, value
     try:
-        return task()
+        yield
     finally:
         _filling = before
+
+
+def _with(value: bool, task: Callable[[], T]) -> T:
+    with _filled(value):
+        return task()
 
 
 def same(a: generators.GeneratorStates, b: generators.GeneratorStates) -> bool:

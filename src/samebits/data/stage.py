@@ -37,6 +37,10 @@ class Reader(Protocol):
         """The elements of a bound stage from `state` on, each with the state behind it."""
         ...
 
+    def one(self, stage: Stage, repetition: int, state: State) -> Any:
+        """The element that lies behind `state`, read again."""
+        ...
+
 
 class Stage(ABC):
     """One step of a pipeline over its `inputs`. Immutable; what a bound copy keeps are caches only."""
@@ -61,8 +65,12 @@ class Stage(ABC):
             stage.bind(words.fold(key, "input", number) if several else key)
             for number, stage in enumerate(self.inputs)
         )
-        bound.key = words.fold(key, self.kind, self.depth())
+        bound.key = self.own_key(key)
         return bound
+
+    def own_key(self, key: Words) -> Words:
+        """The key of this stage under the pipeline's."""
+        return words.fold(key, self.kind, self.depth())
 
     def depth(self) -> int:
         """How many stages lie between this one and its farthest source."""

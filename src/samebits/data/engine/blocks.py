@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from samebits.data.stage import Addressed, Blocks, State
+from samebits.data.stage import Addressed, Blocks, Reader, Stage, State
 from samebits.data.stages.batching import Batch
+from samebits.errors import PipelineMismatchError
 
 BLOCK = 64
 """Elements of a task where the stage has no batches. Tasks begin at multiples of it, so that a dataset that reads a
@@ -46,6 +47,20 @@ def elements(stage: Blocks, task: Task, computed: list[Any], state: State) -> It
         for number in range(done if ordinal == first else 0, len(group)):
             over = number + 1 == len(group)
             yield group[number], ordinal + 1 if over else [ordinal, number + 1]
+
+
+def one(reader: Reader, stage: Stage, repetition: int, state: State) -> Any:
+    """The element behind `state`: of blocks no more than its own group is computed."""
+    if not isinstance(stage, Blocks):
+        return next(iter(reader.read(stage, repetition, state)))[0]
+    first, _ = place(state)
+    for start in range(first, stage.groups):
+        task = (start, start + 1)
+        for element, _ in elements(stage, task, compute(stage, repetition, task), state):
+            return element
+    raise PipelineMismatchError(
+        f"Pipeline: {stage.describe()} has no element behind {state}; has its source changed?"
+    )
 
 
 def place(state: State) -> tuple[int, int]:

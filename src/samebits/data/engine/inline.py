@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from samebits.data.engine.blocks import compute, elements, tasks
+from samebits.data.engine.blocks import compute, elements, one, tasks
 from samebits.data.scope import Draws
 from samebits.data.stage import Blocks, Stage, State, Streamed
 
@@ -24,6 +24,10 @@ class Inline:
             return stage.stream(self, repetition, state)
         assert isinstance(stage, Blocks)
         return self._blocks(stage, repetition, state)
+
+    def one(self, stage: Stage, repetition: int, state: State) -> Any:
+        """The element that lies behind `state`, read again, in this process."""
+        return one(self, stage, repetition, state)
 
     def _blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         for task in tasks(stage, state):

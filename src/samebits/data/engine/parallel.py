@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from samebits.data.engine.blocks import Task, elements, tasks
+from samebits.data.engine.blocks import Task, elements, one, tasks
+from samebits.data.engine.inline import Inline
 from samebits.data.engine.worker import Job
 from samebits.data.engine.workers import Workers
 from samebits.data.scope import Draws
@@ -19,6 +20,7 @@ class Parallel:
     def __init__(self, stage: Stage, draws: Draws, *, num_workers: int, ahead: int) -> None:
         self._known = list(_tops(stage))
         self._ahead = ahead
+        self._inline = Inline(draws)
         self._workers = Workers(self._known, draws, count=num_workers, ahead=ahead)
 
     def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
@@ -26,11 +28,17 @@ class Parallel:
         if isinstance(stage, Streamed):
             return stage.stream(self, repetition, state)
         assert isinstance(stage, Blocks)
+        if stage not in self._known:  # made while reading, by `interleave`
+            return self._inline.read(stage, repetition, state)
         return self._blocks(stage, repetition, state)
 
     def close(self) -> None:
         """Ends the workers."""
         self._workers.close()
+
+    def one(self, stage: Stage, repetition: int, state: State) -> Any:
+        """The element that lies behind `state`, read again, in this process."""
+        return one(self, stage, repetition, state)
 
     def _blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         number = self._known.index(stage)
@@ -53,5 +61,5 @@ def _tops(stage: Stage) -> Iterator[Blocks]:
     if isinstance(stage, Blocks):
         yield stage
         return
-    for one in stage.inputs:
-        yield from _tops(one)
+    for below in stage.inputs:
+        yield from _tops(below)

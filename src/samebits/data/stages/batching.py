@@ -1,4 +1,4 @@
-"""Stages that put elements together: `batch`."""
+"""Stages that put elements together: `batch` and `padded_batch`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from samebits.errors import InvalidArgumentError
 
 
 class _Batching(Stage):
-    kind = "batch"
-
-    def __init__(self, stage: Stage, batch_size: int, collate: Function, *, drop_remainder: bool) -> None:
+    def __init__(
+        self, stage: Stage, batch_size: int, collate: Function, *, drop_remainder: bool, kind: str = "batch"
+    ) -> None:
         super().__init__(stage)
+        self.kind = kind
         if batch_size < 1:
             raise InvalidArgumentError(f"Pipeline.batch(batch_size={batch_size}): batch_size is at least 1")
         self.batch_size = batch_size
@@ -77,7 +78,9 @@ class StreamedBatch(_Batching, Streamed):
         return self.collate.over(self.key, [(repetition, number)], [rows])[0]
 
 
-def batch(stage: Stage, batch_size: int, collate: Function, *, drop_remainder: bool) -> Stage:
+def batch(
+    stage: Stage, batch_size: int, collate: Function, *, drop_remainder: bool, kind: str = "batch"
+) -> Stage:
     """The batches of a stage."""
-    kind = Batch if isinstance(stage, Addressed) else StreamedBatch
-    return kind(stage, batch_size, collate, drop_remainder=drop_remainder)
+    made = Batch if isinstance(stage, Addressed) else StreamedBatch
+    return made(stage, batch_size, collate, drop_remainder=drop_remainder, kind=kind)

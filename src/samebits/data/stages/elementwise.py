@@ -13,9 +13,10 @@ from typing import Any
 from typing_extensions import override
 
 from samebits.context import Words
-from samebits.data.function import Function, Place
+from samebits.data.function import Function, Place, key_rows
 from samebits.data.stage import Addressed, Blocks, Grouped, Ordinals, Reader, Stage, State, Streamed
-from samebits.errors import PipelineError
+from samebits.errors import InvalidArgumentError, PipelineError
+from samebits.random import words
 
 
 class Operation(ABC):
@@ -50,6 +51,42 @@ class Map(Operation):
     @override
     def groups(self, key: Words, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
         return [[result] for result in self.each(key, places, elements)]
+
+
+class MapBatches(Map):
+    """`map` over batches, for a function that augments all rows at once with one key per row.
+
+    Row r of batch b has the key that `map` in front of the batching would have given that element: the function gives
+    the bits that it gives one by one.
+    """
+
+    kind = "map_batches"
+
+    def __init__(self, function: Function, batching: Any) -> None:
+        super().__init__(function)
+        if function.draws == "rng":
+            raise InvalidArgumentError(
+                f"Pipeline.map_batches({function.name}): a parameter `rng` would be one generator for all rows; take `key`, "
+                "which is one key for each row, of shape (rows, 2)"
+            )
+        self._batching = batching
+
+    @override
+    def each(self, key: Words, places: Sequence[Place], elements: list[Any]) -> list[Any]:
+        if self.function.draws != "key":
+            return super().each(key, places, elements)
+        return [self._all_rows(key, place, element) for place, element in zip(places, elements, strict=True)]
+
+    def _all_rows(self, key: Words, place: Place, batch: Any) -> Any:
+        size, count = self._batching.batch_size, _row_count(batch)
+        if isinstance(place, tuple):
+            repetition, number = place
+            rows: list[Place] = [(repetition, number * size + row) for row in range(count)]
+        else:
+            repetition, number = divmod(place, self._batching.length)
+            first = repetition * self._batching.inputs[0].length + number * size
+            rows = [first + row for row in range(count)]
+        return self.function.with_key(place, batch, key_rows(key, rows))
 
 
 class Filter(Operation):
@@ -87,6 +124,13 @@ class _OfOperation(Stage):
         super().__init__(stage)
         self.operation = operation
         self.kind = operation.kind
+
+    @override
+    def own_key(self, key: Words) -> Words:
+        if isinstance(self.operation, MapBatches):  # as the `map` that could stand in front of the batching
+            return words.fold(key, "map", self.depth() - 1)
+        batches = isinstance(self.operation, Map) and batching_below(self.inputs[0]) is not None
+        return words.fold(key, "map of batches" if batches else self.kind, self.depth())
 
     @override
     def parameters(self) -> dict[str, Any]:
@@ -148,3 +192,37 @@ class Applied(_OfOperation, Streamed):
                 over = count == len(results)
                 yield result, [behind, number + 1, 0] if over else [before, number, count]
             before, number, done = behind, number + 1, 0
+
+
+class Unbatch(Operation):
+    """The rows of every batch: of tensors and arrays along the first dimension, of dicts and tuples by field."""
+
+    kind = "unbatch"
+
+    @override
+    def groups(self, key: Words, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
+        return [_rows(element) for element in elements]
+
+
+def batching_below(stage: Any) -> Any:
+    """The stage whose batches `stage` hands on, perhaps mapped; None if its elements are no batches."""
+    while stage.kind in ("map", "map_batches"):
+        stage = stage.inputs[0]
+    return stage if stage.kind in ("batch", "padded_batch") else None
+
+
+def _row_count(batch: Any) -> int:
+    """The length of the first tensor or array in a batch."""
+    if isinstance(batch, dict):
+        batch = tuple(batch.values())
+    return _row_count(batch[0]) if isinstance(batch, tuple | list) else len(batch)
+
+
+def _rows(batch: Any) -> list[Any]:
+    if isinstance(batch, dict):
+        return [dict(zip(batch, row, strict=True)) for row in zip(*map(_rows, batch.values()), strict=True)]
+    if isinstance(batch, tuple):
+        return list(zip(*map(_rows, batch), strict=True))
+    if not hasattr(batch, "__len__") or isinstance(batch, str | bytes):
+        raise PipelineError(f"Pipeline.unbatch: takes batches, got an element of type {type(batch).__name__}")
+    return list(batch)

@@ -1,16 +1,16 @@
-"""Where elements come from: any object with `__len__` and `__getitem__`, or a range."""
+"""Where elements come from: an object with `__len__` and `__getitem__`, an iterable, a range, random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from typing_extensions import override
 
 from samebits.data import scope
 from samebits.data.function import Function
-from samebits.data.stage import Addressed, Ordinals
-from samebits.errors import EmptyDatasetError, InvalidArgumentError
+from samebits.data.stage import INFINITE, Addressed, Ordinals, Reader, State, Streamed
+from samebits.errors import EmptyDatasetError, InvalidArgumentError, PipelineError
 from samebits.random import words
 
 
@@ -48,12 +48,14 @@ class Source(Addressed):
     def fetch(self, ordinals: Ordinals) -> list[Any]:
         indices = (ordinals % self._length).tolist()
         if self._at_once is None:
-            return self._one.over(self.key, ordinals, indices)
-        if (
-            scope.filling()
-        ):  # the object reads a block at once: its draws are keyed by the block's first ordinal
-            scope.fill(words.fold(self.key, int(ordinals[0])))
-        return list(self._at_once(indices))
+            return self._one.over(self.key, ordinals.tolist(), indices)
+        if not scope.filling():
+            return list(self._at_once(indices))
+        elements = []  # one by one, so that what each draws depends on no neighbour
+        for ordinal, index in zip(ordinals.tolist(), indices, strict=True):
+            scope.fill(words.fold(self.key, ordinal))
+            elements += self._at_once([index])
+        return elements
 
 
 class Range(Addressed):
@@ -79,3 +81,71 @@ class Range(Addressed):
     @override
     def fetch(self, ordinals: Ordinals) -> list[int]:
         return (self.range.start + ordinals % len(self.range) * self.range.step).tolist()
+
+
+class Random(Addressed):
+    """Uniform integers of [0, 2**63), without end."""
+
+    kind = "random"
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+
+    @property
+    @override
+    def length(self) -> int:
+        return INFINITE
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return {"seed": self.seed}
+
+    @override
+    def fetch(self, ordinals: Ordinals) -> list[int]:
+        key = words.fold(self.key, self.seed)
+        return [words.fold(key, ordinal)[0] >> 1 for ordinal in ordinals.tolist()]
+
+
+class Iterated(Streamed):
+    """What an iterable gives. State: elements read; going on reads and drops those before."""
+
+    kind = "from_iterable"
+
+    def __init__(self, iterable: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        super().__init__()
+        if hasattr(iterable, "__next__") or not (callable(iterable) or hasattr(iterable, "__iter__")):
+            raise InvalidArgumentError(
+                f"Pipeline.from_iterable({iterable!r:.60}): takes what can be iterated again and again, or a function that "
+                "gives an iterable, since every epoch and every resume reads it anew. For a generator pass its function: "
+                "from_iterable(read_lines), not from_iterable(read_lines())"
+            )
+        self.iterable = iterable
+
+    @property
+    @override
+    def length(self) -> int | None:
+        return None
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return {"iterable": getattr(self.iterable, "__qualname__", type(self.iterable).__name__)}
+
+    @override
+    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        scope.fill_if_needed(words.fold(self.key, repetition, 0))
+        iterator = iter(self.iterable() if callable(self.iterable) else self.iterable)
+        number = 0
+        while True:
+            number += 1
+            scope.fill_if_needed(words.fold(self.key, repetition, number))
+            try:
+                element = next(iterator)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise PipelineError(
+                    f"Pipeline.{self.describe()}: element {number - 1} raised {type(error).__name__}: {error}"
+                ) from error
+            if number > (state or 0):
+                yield element, number

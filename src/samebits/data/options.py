@@ -1,0 +1,54 @@
+"""How a pipeline is read, as far as it does not decide what is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from samebits.errors import InvalidArgumentError
+
+Executor = Literal["auto", "process", "thread"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a pipeline; None: not said."""
+
+    seed: int | None = None
+    deterministic: bool | None = None
+    num_parallel_calls: int | Literal["auto"] | None = None
+    executor: Executor = "auto"
+    prefetch: int | None = None
+    """Batches (or blocks of elements) that are made ahead."""
+    timeout: float | None = None
+    """Seconds to wait for a batch of a worker."""
+
+    def with_(self, **changed: object) -> Options:
+        """These options with those that are not None changed; checked."""
+        new = replace(self, **{name: value for name, value in changed.items() if value is not None})  # type: ignore[arg-type]
+        new._check()
+        return new
+
+    def joined(self, other: Options) -> Options:
+        """For a pipeline of several: what either says; the first where both do."""
+        mine = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(other, **mine)
+
+    def _check(self) -> None:
+        calls = self.num_parallel_calls
+        if (
+            calls is not None
+            and calls != "auto"
+            and (isinstance(calls, bool) or not isinstance(calls, int) or calls < 0)
+        ):
+            raise InvalidArgumentError(
+                f'Pipeline: num_parallel_calls={calls!r}; give a number of workers (0: none), "auto", or None'
+            )
+        if self.executor not in ("auto", "process", "thread"):
+            raise InvalidArgumentError(
+                f'Pipeline: executor={self.executor!r}; give "auto", "process" or "thread"'
+            )
+        if self.prefetch is not None and self.prefetch < 0:
+            raise InvalidArgumentError(f"Pipeline.prefetch(buffer_size={self.prefetch}): at least 0")
+        if self.timeout is not None and not self.timeout > 0:
+            raise InvalidArgumentError(f"Pipeline: timeout={self.timeout}; give seconds above 0, or None")
