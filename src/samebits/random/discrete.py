@@ -217,16 +217,18 @@ def _raced(keys: torch.Tensor, number: int, weights: torch.Tensor) -> torch.Tens
     racing = weights.nonzero()[:, 0]
     times = torch.empty(keys.shape[0], len(weights), dtype=torch.float64)
     fill_transformed("exponential", keys, (1.0,), times)
-    arrivals = times[:, racing] / _scaled(weights, 512)[racing]  # no quotient overflows or is subnormal
+    arrivals = (
+        times[:, racing] / _scaled(weights, 900)[racing]
+    )  # finite for weights of 2**-1900 of the largest
     return racing[arrivals.argsort(dim=1, stable=True)[:, :number]]
 
 
 def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Tensor) -> torch.Tensor:
     """Indices along the last dimension of `logits` (..., n), with the probabilities softmax(logits): int64 of this shape.
 
-    The shape is logits.shape[:-1] if none is given, or one that it broadcasts to. The index is that of the largest
-    logit + Gumbel number, the first one of equals (Gumbel-max; Maddison, Tarlow, Minka, 2014), in float32, or in
-    float64 for float64 logits; -inf is never drawn.
+    The shape is logits.shape[:-1] if none is given, or one that it broadcasts to. The index is that of the largest of
+    `gumbel(key, *shape, n)` + (logits - their maximum), the first of equals (the Gumbel-max trick; Maddison, Tarlow,
+    Minka, A* sampling, 2014), in float32, or in float64 for float64 logits; -inf is never drawn.
     Raises `InvalidArgumentError` for NaN or +inf in the logits, a row that is all -inf or empty, shapes that do not
     fit, or a wrong key.
     """
@@ -245,19 +247,15 @@ def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Te
     keys, per_key = _rows("categorical", key, sizes)
     table = logits.detach().reshape(-1, n)
     table = table if table.dtype is torch.float64 else table.float()
-    row = (
-        torch.arange(table.shape[0], device=table.device)
-        .view(leading)
-        .expand(sizes)
-        .reshape(-1, max(per_key, 1))
-    )
+    table = table - table.amax(1, keepdim=True)  # large logits would round the Gumbel numbers away
+    numbered = torch.arange(table.shape[0], device=table.device).view(leading)
+    row = numbered.expand(sizes).reshape(-1, max(per_key, 1))
     out = torch.empty_like(row)
     for some, first, last in _slabs(keys.shape[0] if out.numel() else 0, per_key, n):
-        noise = torch.empty(len(keys[some]), (last - first) * n, dtype=table.dtype)
-        fill_transformed(
-            "gumbel", _moved(keys[some], first * n * table.dtype.itemsize // 16), (0.0, 1.0), noise
-        )
         which = row[some, first:last]
+        noise = torch.empty(which.shape[0], which.shape[1] * n, dtype=table.dtype)
+        moved = _moved(keys[some], first * n * table.dtype.itemsize // 16)
+        fill_transformed("gumbel", moved, (0.0, 1.0), noise)
         out[some, first:last] = (noise.view(*which.shape, n) + table[which]).argmax(-1)
     return out.view(sizes)
 
