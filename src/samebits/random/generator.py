@@ -18,6 +18,7 @@ import torch
 from samebits.context import Words, process
 from samebits.errors import InvalidArgumentError, UnimplementedError, UnseededError
 from samebits.random import _philox, discrete, keys, sampling, transformed, words
+from samebits.random.dropout import dropout
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -135,7 +136,12 @@ class Generator(torch.nn.Module):
 
     bits = _method(sampling.bits)
     uniform = _method(sampling.uniform)
+    uniform_ = _method(sampling.uniform_)
     normal = _method(sampling.normal)
+    normal_ = _method(sampling.normal_)
+    bernoulli = _method(sampling.bernoulli)
+    bernoulli_ = _method(sampling.bernoulli_)
+    dropout = _method(dropout)
     truncated_normal = _method(transformed.truncated_normal)
     exponential = _method(transformed.exponential)
     gumbel = _method(transformed.gumbel)
