@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import samebits
@@ -252,6 +253,16 @@ def test_draws_inside_backward_are_refused():
     forward(x).sum().backward()
     with pytest.raises(UnimplementedError, match="checkpointing"):
         checkpoint(forward, x, use_reentrant=False).sum().backward()
+
+
+@pytest.mark.parametrize("record", [torch.jit.trace, lambda module, x: make_fx(module)(*x)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_recorded_draws_are_refused(record):
+    """A recorded graph would repeat one number for ever: jit.trace and make_fx are refused, and the count stays."""
+    module = Noisy()
+    with pytest.raises(UnimplementedError, match="for ever"):
+        record(module, (torch.ones(2, 3),))
+    assert module.noise.draws == 0
 
 
 def test_compiled_code_draws_the_numbers_of_eager_code():

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from samebits.context import Words, process
 from samebits.errors import InvalidArgumentError, UnimplementedError, UnseededError
@@ -97,9 +98,9 @@ class Generator(torch.nn.Module):
 
     @property
     def key(self) -> torch.Tensor:
-        """The key that draws are folded into: uint64 of shape (2,), on the generator's device."""
+        """The key that draws are folded into: uint64 of shape (2,), on the generator's device; a copy."""
         self._find()
-        return self._key
+        return self._key.clone()
 
     @property
     def draws(self) -> int:
@@ -171,12 +172,7 @@ class Generator(torch.nn.Module):
 
     def _next_key(self) -> torch.Tensor:
         """The key of the next draw."""
-        if torch._C._current_graph_task_id() != -1:
-            raise UnimplementedError(
-                "samebits.random.Generator: a draw inside backward. Activation checkpointing repeats a forward there, "
-                "and the generator has moved on since, so that it would draw other numbers: give the forward a key "
-                "(samebits.random.normal(key, ...)), or use a samebits.nn layer."
-            )
+        _check_not_repeated()
         own = self._find()
         if self._key.is_cpu:
             return torch.from_numpy(np.array(_philox.fold(*own, self._draws), np.uint64))
@@ -221,6 +217,20 @@ class Generator(torch.nn.Module):
             self._set(words.from_tensor(key), _checked_draws(draws), self.device)
         except InvalidArgumentError as error:
             error_msgs.append(f"{prefix.rstrip('.') or 'Generator'}: {error}")
+
+
+def _check_not_repeated() -> None:
+    if torch._C._current_graph_task_id() != -1:
+        raise UnimplementedError(
+            "samebits.random.Generator: a draw inside backward. Activation checkpointing repeats a forward there, and the "
+            "generator has moved on since, so that it would draw other numbers: give the forward a key "
+            "(samebits.random.normal(key, ...)), or use a samebits.nn layer."
+        )
+    if torch._C._is_tracing() or get_proxy_mode() is not None:
+        raise UnimplementedError(
+            "samebits.random.Generator: a draw while torch.export, make_fx or torch.jit.trace records its caller: the "
+            "graph would repeat one number for ever. Use torch.compile, which leaves the graph for it."
+        )
 
 
 def _checked(what: str, seed: int) -> Words:
