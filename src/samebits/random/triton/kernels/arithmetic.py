@@ -72,3 +72,14 @@ def rounded(numbers, DTYPE: tl.constexpr):
         return tl.where(numbers == numbers, upper, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         return numbers.to(DTYPE)
+
+
+@triton.jit
+def widened(numbers):
+    """Half precision as float32; from bfloat16 by its bits, which is exact and all that a GPU does, too."""
+    if numbers.dtype == tl.bfloat16:
+        return (numbers.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    elif numbers.dtype == tl.float16:
+        return numbers.to(tl.float32)
+    else:
+        return numbers

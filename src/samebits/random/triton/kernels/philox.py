@@ -41,12 +41,13 @@ def in_order_4(x0, x1, x2, x3):
 
 
 @triton.jit
-def repeated(x, PER_BLOCK: tl.constexpr):
-    """(n,) to (PER_BLOCK n,): every item PER_BLOCK times in a row."""
-    if PER_BLOCK == 4:
-        return in_order_4(x, x, x, x)
+def repeated(x, TIMES: tl.constexpr):
+    """(n,) to (TIMES n,): every item TIMES times in a row; TIMES is 2, 4, 8 or 16."""
+    x = in_order_2(x, x)
+    if TIMES == 2:
+        return x
     else:
-        return in_order_2(x, x)
+        return repeated(x, TIMES // 2)
 
 
 @triton.jit
