@@ -92,7 +92,7 @@ def test_the_schemes_are_torchs():
     model = nn.ModuleDict(
         {"a": nn.Linear(100, 400), "e": nn.Embedding(500, 100, padding_idx=3), "l": nn.LSTM(9, 100)}
     )
-    model["t"] = nn.Transformer(16, 2, 1, 1, 64)
+    model["t"] = nn.Transformer(16, 2, 1, 1, 64, batch_first=True)
     model["bn"] = nn.BatchNorm1d(4)
     model["bn"].running_mean += 7
     reset_parameters(model, KEY)
@@ -219,6 +219,7 @@ def test_a_scheme_that_makes_new_parameters():
     assert agree(a.state_dict(), b.state_dict()) and a["x"].weight.requires_grad
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_what_cannot_be_reset_is_refused():
     """Lazy and meta parameters, parametrized and scripted modules raise with the cure."""
     with pytest.raises(InvalidArgumentError, match="lazy"):

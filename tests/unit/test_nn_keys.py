@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import samebits
-from samebits.context import Position, process
+from samebits.context import Overrides, Position, process
 from samebits.errors import DuplicateNameError, InvalidArgumentError, UnimplementedError, UnseededError
 from samebits.nn import Dropout, own_randomness, set_step
 
@@ -136,32 +136,42 @@ def test_a_shared_layer_goes_by_its_first_path_and_draws_anew_at_each_call():
     assert not torch.equal(net[0](X), net[1](X))
 
 
-def steps_of(run_dir, noise, stop=None):
-    """Masks per step of a real run; a draw more or less per step in between."""
+class Killed(Exception):
+    pass
+
+
+def steps_of(run_dir, noise=0, killed_in=None):
+    """Outputs per step of a real run, with so many other draws per step."""
     torch.manual_seed(1)
     net = own_randomness(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.LSTM(4, 4, 2, dropout=0.5)))
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
-    masks = {}
+    outputs = {}
     with samebits.Run(run_dir, model=net, opt=opt) as run:
         for step, x in run.steps([torch.ones(3, 4)] * 3, epochs=2):
+            if step.number == killed_in:
+                raise Killed
             torch.rand(noise)
-            out = net(x)[0]
-            masks[step.number] = out.detach().clone()
+            out = net(x)[0] + net[1](x)
+            outputs[step.number] = out.detach().clone()
             opt.zero_grad()
             out.sum().backward()
             opt.step()
-            if step.number == stop:
-                run.stop()
-    return masks
+    return outputs
 
 
+@pytest.mark.filterwarnings("ignore:resuming replays")
 def test_a_runs_masks_are_a_function_of_the_step(tmp_path):
-    """In a real Run the masks of a replaced model do not depend on other draws, nor on a resume; steps differ."""
+    """In a real Run the masks of a replaced model depend neither on other draws nor on a resume; steps differ."""
     samebits.set_random_seed(5)
-    whole = steps_of(None, 0)
-    again = steps_of(None, 7)
+    whole = steps_of(None)
+    again = steps_of(None, noise=7)
     assert len(whole) == 6 and all(torch.equal(whole[n], again[n]) for n in whole)
     assert len({tuple(m.flatten().tolist()) for m in whole.values()}) == 6
+    process.overrides = Overrides(commit_steps=(3,))
+    with pytest.raises(Killed):
+        steps_of(tmp_path, killed_in=4)
+    resumed = steps_of(tmp_path, noise=2)
+    assert sorted(resumed) == [3, 4, 5] and all(torch.equal(whole[n], resumed[n]) for n in resumed)
 
 
 def test_a_second_run_in_one_process_repeats_the_first():
@@ -342,3 +352,15 @@ def test_a_tracer_cannot_bake_a_mask_in(trace):
     with pytest.raises(UnimplementedError, match="eval mode"):
         trace(net)
     trace(net.eval())
+
+
+def test_vmap_shares_a_mask_only_if_asked():
+    """Under torch.vmap all samples would have one mask: refused unless randomness="same"; torch.func.grad works."""
+    net = model()
+    set_step(net, 0, seed=1)
+    batch = torch.ones(3, 40)
+    for randomness in ("error", "different"):
+        with pytest.raises(UnimplementedError, match='randomness="same"'):
+            torch.vmap(net, randomness=randomness)(batch)
+    gradient = torch.func.grad(lambda x: net(x).sum())(X)
+    assert set(gradient.tolist()) <= {0.0, 4.0}

@@ -47,6 +47,7 @@ def flat(result):
     return [getattr(output, "data", output), *(hidden if isinstance(hidden, tuple) else (hidden,))]
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_layer_by_layer_is_torchs_forward(monkeypatch):
     """With a mask that keeps everything, outputs, states and gradients are bit for bit those of torch without dropout."""
     monkeypatch.setattr(recurrent, "dropout", lambda key, input, p: input)

@@ -32,11 +32,20 @@ def non_negative(layer: torch.nn.Module, name: str, value: Any) -> float:
 
 def kept(key: torch.Tensor, shape: tuple[int, ...], p: float, like: torch.Tensor) -> torch.Tensor:
     """1 with probability 1 - p, else 0; of the dtype and device of `like`."""
-    return (untraced(random.uniform, key, shape) >= p).to(like.device, like.dtype)
+    return untraced(random.bernoulli, key, shape, p=1.0 - p, dtype=like.dtype, device=like.device)
+
+
+def uniform(
+    key: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, *, low: float = 0.0, high: float = 1.0
+) -> torch.Tensor:
+    """Uniform numbers of [low, high), of the dtype and device of `like`."""
+    return untraced(random.uniform, key, shape, low=low, high=high, dtype=like.dtype, device=like.device)
 
 
 def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool = False) -> torch.Tensor:  # noqa: A002
-    """Zeroes with probability p, scales the others by 1 / (1 - p)."""
+    """Zeroes with probability p, scales the others by 1 / (1 - p); the mask is not stored for backward."""
+    if key.device == input.device:
+        return untraced(random.dropout, key, input, p, inplace=inplace)
     return scaled(input, kept(key, tuple(input.shape), p, input), p, inplace=inplace)
 
 

@@ -7,7 +7,7 @@ import torch
 from samebits import random
 from samebits.errors import InvalidArgumentError
 from samebits.nn.keyed import OwnsRandomness
-from samebits.nn.masks import kept, non_negative, probability, scaled
+from samebits.nn.masks import kept, non_negative, probability, scaled, uniform
 from samebits.nn.traced import untraced
 
 
@@ -35,7 +35,7 @@ class GaussianNoise(OwnsRandomness):
         if not self.training or std == 0.0:
             return input
         key = self.next_key(input.device)
-        noise = untraced(random.normal, key, *input.shape, std=std, dtype=input.dtype).to(input.device)
+        noise = untraced(random.normal, key, *input.shape, std=std, dtype=input.dtype, device=input.device)
         return input.add_(noise) if self.inplace else input + noise
 
     def extra_repr(self) -> str:
@@ -96,10 +96,8 @@ class RReLU(OwnsRandomness, torch.nn.RReLU):
                 f"samebits.nn.RReLU has lower = {self.lower} above upper = {self.upper}."
             )
         key = self.next_key(input.device)
-        slope = untraced(
-            random.uniform, key, *input.shape, low=self.lower, high=self.upper, dtype=input.dtype
-        )
-        noise = slope.to(input.device).masked_fill_(input.detach() > 0, 1.0)
+        slope = uniform(key, tuple(input.shape), input, low=self.lower, high=self.upper)
+        noise = slope.masked_fill_(input.detach() > 0, 1.0)
         return input.mul_(noise) if self.inplace else input * noise
 
 
@@ -114,14 +112,14 @@ class _FractionalMaxPool(OwnsRandomness):
             return super().forward(input)
         sizes = input.shape[: -self._dimensions]  # (N, C), or (C,) without a batch
         shape = (*(1,) * (2 - len(sizes)), *sizes, self._dimensions)
-        samples = untraced(random.uniform, self.next_key(input.device), shape, dtype=input.dtype)
+        samples = uniform(self.next_key(input.device), shape, input)
         return self._pool(
             input,
             self.kernel_size,
             self.output_size,
             self.output_ratio,
             self.return_indices,
-            _random_samples=samples.to(input.device),
+            _random_samples=samples,
         )
 
 

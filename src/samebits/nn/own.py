@@ -47,7 +47,8 @@ def own_randomness(module: M, *, key: torch.Tensor | None = None) -> M:
     the class of an instance changes: parameters, optimizers, hooks, parametrizations, `requires_grad` and the keys of
     state_dict stay, and a checkpoint of the plain model loads, both ways. A layer at two paths goes by the first.
 
-    Drawn by other means, and not seen here: `F.dropout` and `torch.rand` in a module's own code. In the loop of a `Run`
+    Drawn by other means, and not seen here: `F.dropout`, `F.scaled_dot_product_attention(dropout_p=...)` and `torch.rand`
+    in a module's own code. In the loop of a `Run`
     they are reproducible all the same (the generators are filled before each step), but depend on who else draws.
 
     Args:
@@ -69,7 +70,7 @@ def own_randomness(module: M, *, key: torch.Tensor | None = None) -> M:
         base = _random_base(part)
         if base is None:
             continue
-        if type(part).forward is base.forward:  # type: ignore[attr-defined]
+        if type(part).forward is base.forward and "forward" not in vars(part):  # type: ignore[attr-defined]
             replacements[part] = _replacement(type(part), base, parametrized=is_parametrized(part))
         else:
             kept.append(f"{path or 'the module'} ({type(part).__qualname__}, a {base.__name__})")

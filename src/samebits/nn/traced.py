@@ -7,6 +7,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch._compile import _disable_dynamo  # torch.compiler.disable imports dynamo, 2 s, where it decorates
+from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_all_functorch_interpreters
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from samebits.errors import UnimplementedError
@@ -28,10 +29,21 @@ def _outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 def check_traceable(layer: torch.nn.Module) -> None:
-    """Raises `UnimplementedError` while make_fx, torch.export or torch.jit.trace runs the caller."""
+    """Raises `UnimplementedError` while make_fx, torch.export or torch.jit.trace runs the caller, and under torch.vmap.
+
+    With `randomness="same"` torch.vmap wants what it gets: one mask for all samples.
+    """
     if torch.jit.is_tracing() or get_proxy_mode() is not None:
         raise UnimplementedError(
             f"samebits.nn.{type(layer).__name__} is called while torch.export, make_fx or torch.jit.trace records its "
             "caller: the graph would repeat one mask for ever. Trace in eval mode (model.eval()), or use torch.compile, "
             "which asks for a new key at each call."
+        )
+    if torch._C._functorch.peek_interpreter_stack() is not None and any(
+        isinstance(level, VmapInterpreter) and level.randomness() != "same"
+        for level in retrieve_all_functorch_interpreters()
+    ):
+        raise UnimplementedError(
+            f"samebits.nn.{type(layer).__name__} under torch.vmap has one key for all samples. If they may share a mask, "
+            'say torch.vmap(..., randomness="same"); else call the model on the whole batch, or in eval mode.'
         )
