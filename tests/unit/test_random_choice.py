@@ -14,7 +14,7 @@ from scipy import stats
 
 import samebits.random as sr
 from samebits.errors import InvalidArgumentError
-from samebits.random import discrete
+from samebits.random import choices
 
 INF, NAN = math.inf, math.nan
 
@@ -63,7 +63,7 @@ WEIGHTS = st.lists(st.one_of(st.just(0.0), st.floats(0, 1e300), st.floats(0, 1),
 @given(WEIGHTS.filter(any))
 def test_weights_become_integers(weights):
     """Integers in proportion to half a unit, at least 1 for what is positive; their sum fits int64."""
-    integers = discrete._as_integers(torch.tensor(weights, dtype=torch.float64)).tolist()
+    integers = choices._as_integers(torch.tensor(weights, dtype=torch.float64)).tolist()
     assert 0 < sum(integers) < 2**63
     unit = Fraction(max(weights)) / Fraction(integers[weights.index(max(weights))])
     for weight, integer in zip(weights, integers, strict=True):
@@ -76,7 +76,7 @@ def test_weights_become_integers(weights):
 def test_weighted_choice_is_exact_arithmetic(weights, seed):
     """The index is the first whose integer sum of weights is above an unbiased integer below the total."""
     weights = torch.tensor(weights, dtype=torch.float64)
-    sums = list(itertools.accumulate(discrete._as_integers(weights).tolist()))
+    sums = list(itertools.accumulate(choices._as_integers(weights).tolist()))
     drawn = sr.randint(sr.key(seed), 20, high=sums[-1]).tolist()
     expected = [bisect.bisect_right(sums, number) for number in drawn]
     assert sr.choice(sr.key(seed), len(weights), 20, weights=weights).tolist() == expected
@@ -201,7 +201,7 @@ def test_many_samples_are_drawn_in_parts(samples, n):
     drawn = sr.categorical(sr.key(3), samples, logits=logits)
     if samples * n < 10**7:
         assert (drawn.numpy() == definition(sr.key(3), (samples,), logits)).all()
-    assert len(list(discrete._slabs(1, samples, n))) > 1
+    assert len(list(choices._slabs(1, samples, n))) > 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -231,7 +231,7 @@ def test_wrong_arguments_are_named():
         sr.permute_index(root(1), torch.tensor([3, -1]), 10)
     with pytest.raises(InvalidArgumentError, match="indices 0 to 10, n=10"):
         sr.permute_index(root(1), torch.tensor([0, 10]), 10)
-    with pytest.raises(InvalidArgumentError, match="int64 tensor on the CPU, got torch.int32"):
+    with pytest.raises(InvalidArgumentError, match=r"int64 tensor on the key's device \(cpu\), got torch.int32"):
         sr.permute_index(root(1), torch.tensor([1], dtype=torch.int32), 10)
     with pytest.raises(InvalidArgumentError, match="source must be 0 to 2"):
         sr.permutation(sr.key(1), -1)

@@ -6,12 +6,12 @@ from samebits.random import generators as generators
 from samebits.random import seeds as seeds
 from samebits.random import words as words
 from samebits.random.accounting import draws as draws
-from samebits.random.discrete import categorical as categorical
-from samebits.random.discrete import choice as choice
+from samebits.random.choices import categorical as categorical
+from samebits.random.choices import choice as choice
 from samebits.random.discrete import permutation as permutation
+from samebits.random.discrete import permute_index as permute_index
 from samebits.random.discrete import randint as randint
 from samebits.random.dropout import dropout as dropout
-from samebits.random.feistel import permute_index as permute_index
 from samebits.random.generator import Generator as Generator
 from samebits.random.global_generator import get_global_generator as get_global_generator
 from samebits.random.global_generator import set_global_generator as set_global_generator

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from samebits.random import _distributions, _masks
+from samebits.random import _distributions, _integers, _masks, _transformed, feistel
 from samebits.random.keys import uses_torch
 
 _CPU = SimpleNamespace(
@@ -16,6 +16,9 @@ _CPU = SimpleNamespace(
     normal=_distributions.normal,
     bernoulli=_masks.bernoulli,
     dropout=_masks.dropout,
+    integers=_integers.integers,
+    images=feistel.images,
+    transformed=_transformed.transformed,
 )
 
 
@@ -24,5 +27,6 @@ def kernels(what: str, key: torch.Tensor) -> Any:
 
     Raises `UnimplementedError`, naming samebits.random.`what`, for a device without kernels of the same bits.
     """
-    uses_torch(what, key, same_bits=False)
+    if not key.is_cpu:
+        uses_torch(what, key, same_bits=False)
     return _CPU

@@ -15,28 +15,18 @@ import numpy as np
 import torch
 
 from samebits.kernels import inlined
-from samebits.kernels.team import on_team, uint8_at, uint16_at, uint32_at, uint64_at
-from samebits.random._philox import block, philox4x32
+from samebits.kernels.team import OnTeam, uint8_at, uint16_at, uint32_at, uint64_at
+from samebits.random._fill import fill, filling
+from samebits.random._philox import philox4x32
 
 _LOW, _0, _1, _32 = (np.uint64(number) for number in (2**32 - 1, 0, 1, 32))
-_TILE = 128
-"""Blocks that are drawn together; where one word of them is rejected, they are looked at one by one."""
-_CHUNK = 1 << 15
-"""Elements per chunk of the team, about."""
 
 
-def fill_integers(keys: torch.Tensor, low: int, span: int, out: torch.Tensor) -> None:
-    """Fills row k of `out` (rows, per_row), of an integer dtype, from key k of `keys` (rows, 2).
-
-    The integers are low, ..., low + span - 1, which must fit the dtype; 1 <= span <= 2**64. Both tensors are contiguous.
-    """
+def integers(keys: torch.Tensor, low: int, span: int, out: torch.Tensor) -> None:
+    """The integers low, ..., low + span - 1, which must fit the dtype of `out`; 1 <= span <= 2**64."""
     digits = 32 if span <= 2**32 else 64
-    rows, per_row = out.shape
     parameters = (low, span - 1, (2**digits - span) % span)
-    chunks = max(1, out.numel() // _CHUNK)
-    _FILLS[digits, out.dtype.itemsize](
-        chunks, keys.data_ptr(), rows, per_row, *(_as_int64(p) for p in parameters), out.data_ptr()
-    )
+    fill(_KERNELS[digits, out.itemsize], keys, out, *map(_as_int64, parameters))
 
 
 def _as_int64(number: int) -> int:
@@ -64,95 +54,59 @@ def _times_span_64(upper: Any, lower: Any, most: Any) -> Any:
 
 
 @inlined
-def _again(seed: Any, offset: Any, attempt: Any, place: Any) -> Any:
-    """The block of attempt 1, 2, ... at a place of the block of (seed, offset)."""
-    return philox4x32(offset & _LOW, offset >> _32, attempt, place + _1, seed & _LOW, seed >> _32)
+def _product_32(words: Any, j: Any, most: Any) -> Any:
+    return times_span(np.uint64(words[j]), most, _32)
 
 
 @inlined
-def _retry_32(seed: Any, offset: Any, place: Any, most: Any, threshold: Any) -> Any:
-    """What the first word that is not rejected becomes, from attempt 1 on."""
+def _product_64(words: Any, j: Any, most: Any) -> Any:
+    return _times_span_64(np.uint64(words[2 * j]), np.uint64(words[2 * j + 1]), most)
+
+
+@inlined
+def _retried(digits: Any, seed: Any, offset: Any, place: Any, most: Any, threshold: Any) -> Any:
+    """What the first word of an attempt that is not rejected becomes, for a place of the block of (seed, offset)."""
     attempt, high, low = _0, _0, _0
     while low < threshold:
         attempt += _1
-        high, low = times_span(_again(seed, offset, attempt, place)[0], most, _32)
+        words = philox4x32(offset & _LOW, offset >> _32, attempt, place + _1, seed & _LOW, seed >> _32)
+        if digits == 32:
+            high, low = times_span(words[0], most, _32)
+        else:
+            high, low = _times_span_64(words[0], words[1], most)
     return high
 
 
-@inlined
-def _retry_64(seed: Any, offset: Any, place: Any, most: Any, threshold: Any) -> Any:
-    attempt, high, low = _0, _0, _0
-    while low < threshold:
-        attempt += _1
-        words = _again(seed, offset, attempt, place)
-        high, low = _times_span_64(words[0], words[1], most)
-    return high
+def _kernel(digits: int, product: Any, pointer: Any, integer: Any) -> OnTeam:
+    per_block = 128 // digits
+
+    @inlined
+    def store(words: Any, count: Any, at: Any, args: Any) -> None:
+        out, low = pointer(args[4]), np.uint64(args[5])
+        most, threshold = np.uint64(args[6]), np.uint64(args[7])
+        least = threshold
+        for j in range(count):
+            high, lower = product(words, j, most)
+            out[at + j] = integer(low + high)
+            least = min(least, lower)
+        if least < threshold:
+            keys, row = uint64_at(args[1]), at // args[3]
+            seed, offset, begin = keys[2 * row], keys[2 * row + 1], at - row * args[3]
+            for j in range(count):
+                if product(words, j, most)[1] < threshold:
+                    block, place = (begin + j) // per_block, (begin + j) % per_block
+                    drawn = _retried(
+                        digits, seed, offset + np.uint64(block), np.uint64(place), most, threshold
+                    )
+                    out[at + j] = integer(low + drawn)
+
+    return filling(store, digits // 8, f"integers_{digits}_{np.dtype(integer).name}")
 
 
-@inlined
-def _products_32(seed: Any, offset: Any, most: Any) -> Any:
-    """The upper and the lower products of all words of a block."""
-    w0, w1, w2, w3 = block(seed, offset)
-    high_0, low_0 = times_span(w0, most, _32)
-    high_1, low_1 = times_span(w1, most, _32)
-    high_2, low_2 = times_span(w2, most, _32)
-    high_3, low_3 = times_span(w3, most, _32)
-    return (high_0, high_1, high_2, high_3), (low_0, low_1, low_2, low_3)
-
-
-@inlined
-def _products_64(seed: Any, offset: Any, most: Any) -> Any:
-    w0, w1, w2, w3 = block(seed, offset)
-    high_0, low_0 = _times_span_64(w0, w1, most)
-    high_1, low_1 = _times_span_64(w2, w3, most)
-    return (high_0, high_1), (low_0, low_1)
-
-
-def _fill(digits: int, products: Any, retry: Any, pointer: Any, integer: Any) -> Any:
-    per_block, word = 128 // digits, np.uint32 if digits == 32 else np.uint64
-    size = _TILE * per_block
-
-    def tiles(chunk: int, args: Any) -> None:
-        chunks, keys, rows, per_row = args[0], uint64_at(args[1]), args[2], args[3]
-        low, most, threshold = np.uint64(args[4]), np.uint64(args[5]), np.uint64(args[6])
-        out = pointer(args[7])
-        lower = np.empty(size, word)
-        tiles_per_row = (per_row + size - 1) // size
-        for tile in range(
-            chunk * rows * tiles_per_row // chunks, (chunk + 1) * rows * tiles_per_row // chunks
-        ):
-            row = tile // tiles_per_row
-            first = (tile - row * tiles_per_row) * size
-            elements = min(size, per_row - first)
-            seed, offset = keys[2 * row], keys[2 * row + 1] + np.uint64(first // per_block)
-            start = row * per_row + first
-            blocks = elements // per_block
-            for i in range(blocks):
-                highs, lows = products(seed, offset + np.uint64(i), most)
-                for j in range(per_block):
-                    out[start + per_block * i + j] = integer(low + highs[j])
-                    lower[per_block * i + j] = word(lows[j])
-            highs, lows = products(seed, offset + np.uint64(blocks), most)
-            for j in range(elements - per_block * blocks):
-                out[start + per_block * blocks + j] = integer(low + highs[j])
-                lower[per_block * blocks + j] = word(lows[j])
-            least = word(threshold)
-            for j in range(elements):
-                least = min(least, lower[j])
-            if least < threshold:
-                for j in range(elements):
-                    if lower[j] < threshold:
-                        at = offset + np.uint64(j // per_block)
-                        drawn = retry(seed, at, np.uint64(j % per_block), most, threshold)
-                        out[start + j] = integer(low + drawn)
-
-    return on_team(tiles, name=f"integers_{digits}_{np.dtype(integer).name}")
-
-
-_FILLS = {
-    (32, 1): _fill(32, _products_32, _retry_32, uint8_at, np.uint8),
-    (32, 2): _fill(32, _products_32, _retry_32, uint16_at, np.uint16),
-    (32, 4): _fill(32, _products_32, _retry_32, uint32_at, np.uint32),
-    (32, 8): _fill(32, _products_32, _retry_32, uint64_at, np.uint64),
-    (64, 8): _fill(64, _products_64, _retry_64, uint64_at, np.uint64),
+_KERNELS = {
+    (32, 1): _kernel(32, _product_32, uint8_at, np.uint8),
+    (32, 2): _kernel(32, _product_32, uint16_at, np.uint16),
+    (32, 4): _kernel(32, _product_32, uint32_at, np.uint32),
+    (32, 8): _kernel(32, _product_32, uint64_at, np.uint64),
+    (64, 8): _kernel(64, _product_64, uint64_at, np.uint64),
 }

@@ -15,38 +15,42 @@ import numpy as np
 import torch
 
 from samebits.kernels import inlined
-from samebits.kernels.team import float32_at, float64_at, on_team, uint64_at
-from samebits.random._elementary import fma, log_32, log_64
-from samebits.random._philox import block
+from samebits.kernels.team import OnTeam
+from samebits.random._distributions import _TO, _float32_in_0_1, _float64_in_0_1
+from samebits.random._elementary import log_32, log_64
+from samebits.random._fill import as_argument, fill, filling, float_of
 
-_LOW = np.uint64(2**32 - 1)
+_LOW = np.uint32(2**32 - 1)
 _HALF_32, _ONE_32, _2_32 = np.float32(0.5), np.float32(1.0), 2.0**-32
-_TILE = 128
-"""Blocks that are drawn together."""
-_CHUNK = 1 << 14
-"""Elements per chunk of the team, about."""
+_PARAMETERS = 7
+
+
+def transformed(name: str, keys: torch.Tensor, parameters: Sequence[float], out: torch.Tensor) -> None:
+    """Numbers of a floating dtype that one of the transforms makes of each word, or each two for float64.
+
+    `name` and its parameters: "exponential" (rate), "gumbel" (loc, scale), and those of `_truncated` and `_far_tail`.
+    """
+    given = (*parameters, *[0.0] * (_PARAMETERS - len(parameters)))
+    fill(_KERNELS[name, out.dtype], keys, out, *map(as_argument, given))
 
 
 @inlined
-def uniform_32(word: Any) -> Any:
+def _uniform_32(words: Any, j: Any) -> Any:
     """U and 1 - u for a word, each rounded."""
-    scale, half = np.float32(_2_32), np.float32(0.5 * _2_32)
-    return np.float32(np.uint32(word)) * scale + half, np.float32(np.uint32(word ^ _LOW)) * scale + half
+    return _float32_in_0_1(words[j]), _float32_in_0_1(np.uint32(words[j] ^ _LOW))
 
 
 @inlined
-def uniform_64(upper: Any, lower: Any) -> Any:
-    """U and 1 - u for two words, each rounded."""
-    least = 0.5 * _2_32 * _2_32
-    u = fma(np.float64(upper), _2_32, fma(np.float64(lower) * _2_32, _2_32, least))
-    complement = fma(np.float64(upper ^ _LOW), _2_32, fma(np.float64(lower ^ _LOW) * _2_32, _2_32, least))
-    return u, complement
+def _uniform_32_exact(words: Any, j: Any) -> Any:
+    """U and 1 - u for a word, in float64."""
+    return (np.float64(words[j]) + 0.5) * _2_32, (np.float64(np.uint32(words[j] ^ _LOW)) + 0.5) * _2_32
 
 
 @inlined
-def uniform_32_wide(word: Any) -> Any:
-    """U and 1 - u for a word, exactly."""
-    return (np.float64(word) + 0.5) * _2_32, (np.float64(word ^ _LOW) + 0.5) * _2_32
+def _uniform_64(words: Any, j: Any) -> Any:
+    """U and 1 - u for two words, the upper first, each rounded."""
+    high, low = words[2 * j], words[2 * j + 1]
+    return _float64_in_0_1(high, low), _float64_in_0_1(np.uint32(high ^ _LOW), np.uint32(low ^ _LOW))
 
 
 @inlined
@@ -166,80 +170,31 @@ def _far_tail(u: Any, complement: Any, p: Any) -> Any:
     return min(max(bound + std * d, low), high)
 
 
-def _four(uniform: Any, transform: Any) -> Any:
+def _kernel(name: str, transform: Any, uniform: Any, dtype: torch.dtype) -> OnTeam:
+    pointer, rounded = _TO[dtype]
+    real = np.float64 if dtype is torch.float64 else np.float32
+
     @inlined
-    def numbers(seed: Any, offset: Any, p: Any) -> Any:
-        w0, w1, w2, w3 = block(seed, offset)
-        u0, v0 = uniform(w0)
-        u1, v1 = uniform(w1)
-        u2, v2 = uniform(w2)
-        u3, v3 = uniform(w3)
-        return transform(u0, v0, p), transform(u1, v1, p), transform(u2, v2, p), transform(u3, v3, p)
+    def store(words: Any, count: Any, at: Any, args: Any) -> None:
+        out = pointer(args[4])
+        a, b, c, d = float_of(args[5]), float_of(args[6]), float_of(args[7]), float_of(args[8])
+        p = (a, b, c, d, float_of(args[9]), float_of(args[10]), float_of(args[11]))
+        for j in range(count):
+            u, complement = uniform(words, j)
+            out[at + j] = rounded(real(transform(u, complement, p)))
 
-    return numbers
-
-
-def _two(transform: Any) -> Any:
-    @inlined
-    def numbers(seed: Any, offset: Any, p: Any) -> Any:
-        w0, w1, w2, w3 = block(seed, offset)
-        u0, v0 = uniform_64(w0, w1)
-        u1, v1 = uniform_64(w2, w3)
-        return transform(u0, v0, p), transform(u1, v1, p)
-
-    return numbers
+    return filling(store, 8 if dtype is torch.float64 else 4, f"{name}_{dtype}")
 
 
-def _fill(name: str, numbers: Any, dtype: Any) -> Any:
-    """A kernel that fills rows with the numbers of blocks, given 7 parameters."""
-    per_block, pointer = 16 // np.dtype(dtype).itemsize, float32_at if dtype is np.float32 else float64_at
-    size = _TILE * per_block
-
-    def tiles(chunk: int, args: Any) -> None:
-        chunks, keys, rows, per_row = args[0], uint64_at(args[1]), args[2], args[3]
-        given, out = float64_at(args[4]), pointer(args[5])
-        p = (given[0], given[1], given[2], given[3], given[4], given[5], given[6])
-        tiles_per_row = (per_row + size - 1) // size
-        for tile in range(
-            chunk * rows * tiles_per_row // chunks, (chunk + 1) * rows * tiles_per_row // chunks
-        ):
-            row = tile // tiles_per_row
-            first = (tile - row * tiles_per_row) * size
-            seed, offset = keys[2 * row], keys[2 * row + 1] + np.uint64(first // per_block)
-            start = row * per_row + first
-            elements = min(size, per_row - first)
-            blocks = elements // per_block
-            for i in range(blocks):
-                drawn = numbers(seed, offset + np.uint64(i), p)
-                for j in range(per_block):
-                    out[start + per_block * i + j] = dtype(drawn[j])
-            if blocks * per_block < elements:
-                drawn = numbers(seed, offset + np.uint64(blocks), p)
-                for j in range(elements - per_block * blocks):
-                    out[start + per_block * blocks + j] = dtype(drawn[j])
-
-    return on_team(tiles, name=f"{name}_{np.dtype(dtype).name}")
-
-
-_FILLS = {
-    ("exponential", torch.float32): _fill("exponential", _four(uniform_32, _exponential_32), np.float32),
-    ("exponential", torch.float64): _fill("exponential", _two(_exponential_64), np.float64),
-    ("gumbel", torch.float32): _fill("gumbel", _four(uniform_32, _gumbel_32), np.float32),
-    ("gumbel", torch.float64): _fill("gumbel", _two(_gumbel_64), np.float64),
-    ("truncated", torch.float32): _fill("truncated", _four(uniform_32_wide, _truncated), np.float32),
-    ("truncated", torch.float64): _fill("truncated", _two(_truncated), np.float64),
-    ("far_tail", torch.float32): _fill("far_tail", _four(uniform_32_wide, _far_tail), np.float32),
-    ("far_tail", torch.float64): _fill("far_tail", _two(_far_tail), np.float64),
+_TRANSFORMS = {
+    "exponential": (_exponential_32, _uniform_32, _exponential_64),
+    "gumbel": (_gumbel_32, _uniform_32, _gumbel_64),
+    "truncated": (_truncated, _uniform_32_exact, _truncated),
+    "far_tail": (_far_tail, _uniform_32_exact, _far_tail),
 }
-
-
-def fill_transformed(name: str, keys: torch.Tensor, parameters: Sequence[float], out: torch.Tensor) -> None:
-    """Fills row k of `out` (rows, per_row), float32 or float64, from key k of `keys` (rows, 2), both contiguous.
-
-    `name` and its parameters: "exponential" (rate), "gumbel" (loc, scale), and those of `_truncated` and `_far_tail`.
-    """
-    given = torch.zeros(7, dtype=torch.float64)
-    given[: len(parameters)] = torch.tensor(parameters, dtype=torch.float64)
-    chunks = max(1, out.numel() // _CHUNK)
-    fill = _FILLS[name, out.dtype]
-    fill(chunks, keys.data_ptr(), *out.shape, given.data_ptr(), out.data_ptr())
+_KERNELS = {
+    (name, dtype): _kernel(name, double if dtype is torch.float64 else single, uniform, dtype)
+    for name, (single, of_word, double) in _TRANSFORMS.items()
+    for dtype in _TO
+    for uniform in [_uniform_64 if dtype is torch.float64 else of_word]
+}

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isqrt
-from operator import index
-from typing import Any, overload
+from typing import Any
 
 import numba
 import numpy as np
@@ -34,35 +33,6 @@ _TILE = 512
 """Indices that go through the rounds together."""
 _CHUNK = 1 << 13
 """Indices per chunk of the team, about."""
-
-
-@overload
-def permute_index(key: Words | torch.Tensor, i: int, n: int) -> int: ...
-@overload
-def permute_index(key: Words | torch.Tensor, i: torch.Tensor, n: int) -> torch.Tensor: ...
-def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> int | torch.Tensor:
-    """The image of index `i` under the permutation of range(n) that `key` selects; O(1) memory for any n.
-
-    An int64 tensor of indices on the CPU, of any shape, gives the tensor of their images.
-    Raises `InvalidArgumentError` unless 0 <= i < n <= 2**48 for all of them.
-    """
-    if not isinstance(i, torch.Tensor):
-        if not 0 <= index(i) < n:
-            raise InvalidArgumentError(f"permute_index: index {i} is outside range({n})")
-        return int(permute_indices(key, index(i), index(i) + 1, n)[0])
-    if i.dtype is not torch.int64 or i.device.type != "cpu":
-        raise InvalidArgumentError(
-            f"permute_index takes an int or an int64 tensor on the CPU, got {i.dtype} on {i.device}; give i.cpu().long()"
-        )
-    out = torch.empty(i.shape, dtype=torch.int64)
-    if i.numel():
-        least, greatest = (int(bound) for bound in i.aminmax())
-        if not 0 <= least <= greatest < n <= MAX_SIZE:
-            raise InvalidArgumentError(
-                f"permute_index needs 0 <= i < n <= 2**48, got indices {least} to {greatest}, n={n}"
-            )
-        fill_images([_pair(key)], n, out.view(1, -1).numpy(), indices=i.reshape(-1).contiguous().numpy())
-    return out
 
 
 def permute_indices(
@@ -113,6 +83,16 @@ def fill_images(
             addresses = (array.ctypes.data for array in (round_keys, indices, out))
             sizes = (*round_keys.shape, indices.size, out.shape[1])
             _permute_chunk(out.size // _CHUNK, *addresses, *sizes, start, *grid)
+
+
+def images(
+    keys: torch.Tensor, n: int, out: torch.Tensor, *, start: int = 0, indices: torch.Tensor | None = None
+) -> None:
+    """`fill_images` of tensors: contiguous `keys` (rows, 2) and `out`, int64 (rows, number), `indices` (number,)."""
+    given = _NONE if indices is None else indices.numpy()
+    fill_images(
+        [(seed, offset) for seed, offset in keys.tolist()], n, out.numpy(), start=start, indices=given
+    )
 
 
 def _round_keys(keys: Sequence[Words], rounds: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from samebits.context import Words, process
 from samebits.errors import InvalidArgumentError, UnimplementedError, UnseededError
-from samebits.random import _philox, discrete, keys, sampling, transformed, words
+from samebits.random import _philox, choices, discrete, keys, sampling, transformed, words
 from samebits.random.dropout import dropout
 
 _Arguments = ParamSpec("_Arguments")
@@ -148,8 +148,8 @@ class Generator(torch.nn.Module):
     gumbel = _method(transformed.gumbel)
     randint = _method(discrete.randint)
     permutation = _method(discrete.permutation)
-    choice = _method(discrete.choice)
-    categorical = _method(discrete.categorical)
+    choice = _method(choices.choice)
+    categorical = _method(choices.categorical)
 
     def extra_repr(self) -> str:
         """What `print` shows of a generator inside a model."""

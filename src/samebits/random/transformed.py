@@ -15,9 +15,8 @@ import torch
 
 from samebits.errors import InvalidArgumentError
 from samebits.random import _tails
-from samebits.random._transformed import fill_transformed
-from samebits.random.keys import uses_torch
-from samebits.random.sampling import _floating, _rows, _sizes
+from samebits.random._arguments import floating, rows, sizes
+from samebits.random._backends import kernels
 
 _FAR = 36
 """Deviations from the mean above which a tail is drawn by its expansion: its probability nears the least float64."""
@@ -83,7 +82,7 @@ def truncated_normal(
     _check_positive(what, "std", std)
     if not low < high:
         raise InvalidArgumentError(f"{what}: low must be below high, got low={low}, high={high}")
-    name, parameters = _truncation(float(mean), float(std), *_inside(low, high, _floating(what, dtype)))
+    name, parameters = _truncation(float(mean), float(std), *_inside(low, high, floating(what, dtype)))
     return _drawn(what, key, shape, dtype, device, parameters, name)
 
 
@@ -96,13 +95,11 @@ def _drawn(
     parameters: Sequence[float],
     name: str = "",
 ) -> torch.Tensor:
-    sizes, dtype = _sizes(what, key, shape), _floating(what, dtype)
-    uses_torch(what, key, same_bits=False)
-    keys, per_key = _rows(what, key, sizes)
-    out = torch.empty(sizes, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
-    if out.numel():
-        fill_transformed(name or what, keys, parameters, out.view(keys.shape[0], per_key))
-    return out.to(device=device or key.device, dtype=dtype)
+    keys, _ = rows(what, key, sizes(what, key, shape))
+    backend = kernels(what, key)
+    out = torch.empty(sizes(what, key, shape), dtype=floating(what, dtype), device=key.device)
+    backend.transformed(name or what, keys, parameters, out)
+    return out.to(device or key.device)
 
 
 def _check_finite(what: str, name: str, number: float) -> None:

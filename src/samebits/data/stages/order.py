@@ -13,7 +13,7 @@ from samebits.context import Words
 from samebits.data.stage import INFINITE, Addressed, Ordinals, wrapped
 from samebits.errors import InvalidArgumentError
 from samebits.kernels import kernel
-from samebits.random import feistel, words
+from samebits.random import feistel, permute_index, words
 from samebits.random._philox import block
 
 
@@ -82,7 +82,7 @@ class Shuffle(_Shuffling):
 
     @override
     def order(self, repetition: int, index: Ordinals) -> Ordinals:
-        return feistel.permute_index(self.order_key(repetition), torch.from_numpy(index), self.length).numpy()
+        return permute_index(self.order_key(repetition), torch.from_numpy(index), self.length).numpy()
 
 
 class BufferShuffle(_Shuffling):
