@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import re
 import types as types_of_python
+from array import array
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,6 @@ def count_up(typing_context: Any, counter: Any) -> Any:
     return types.int64(types.CPointer(types.int64)), build
 
 
-@cache
-def _integers(count: int) -> type[ctypes.Array[ctypes.c_int64]]:
-    return ctypes.c_int64 * count
-
-
 class OnTeam:
     """A kernel `part(chunk, args)` whose chunks are shared out among the threads; see `on_team`."""
 
@@ -79,12 +75,13 @@ class OnTeam:
 
     def __call__(self, chunks: int, *args: int) -> None:
         """Runs the chunks 0 to `chunks` - 1 on as many threads as torch would use. `args`: integers and addresses."""
-        packed = _integers(2 + len(args))(0, chunks, *args)
+        packed = array("q", (0, chunks, *args))
+        address, _ = packed.buffer_info()
         threads = min(torch.get_num_threads(), chunks)
         if threads > 1 and _openmp is not None:
-            self._parallel(self._address, packed, threads, 0)
+            self._parallel(self._address, address, threads, 0)
         else:
-            self._alone(packed)
+            self._alone(address)
 
     @cached_property
     def _address(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from math import prod
 from operator import index
 from typing import Any
@@ -21,14 +21,14 @@ INTEGERS = (
 def sizes(what: str, key: torch.Tensor, shape: tuple[Any, ...]) -> tuple[int, ...]:
     """The sizes of a shape given as integers or one sequence. Raises `InvalidArgumentError` for it or the key."""
     check_key(what, key)
-    given = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+    given = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
     try:
         checked = tuple(map(index, given))
     except TypeError:
         raise InvalidArgumentError(
             f"{what}: a shape is given as integers or one sequence of them, got {given!r}"
         ) from None
-    if any(size < 0 for size in checked):
+    if min(checked, default=0) < 0:
         raise InvalidArgumentError(f"{what}: a shape has no negative sizes, got {checked}")
     return checked
 
@@ -61,6 +61,11 @@ def rows(what: str, key: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Te
     return key.expand(*shape[:shared], *one_each, 2).reshape(-1, 2).contiguous(), prod(shape[shared:])
 
 
+def row_keys(what: str, key: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The keys of `rows`, or one key of shape (2,), which costs less."""
+    return key.contiguous() if key.dim() == 1 else rows(what, key, shape)[0]
+
+
 def check_result(what: str, key: torch.Tensor, result: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     """Raises `InvalidArgumentError` unless `result` can be written in place: its type, dtype, device, gradient."""
     check_key(what, key)
@@ -80,3 +85,22 @@ def check_result(what: str, key: torch.Tensor, result: torch.Tensor, dtypes: tup
         raise InvalidArgumentError(
             f"{what}: result requires grad, and drawing has no gradient; call it under torch.no_grad()"
         )
+
+
+def check_probability(what: str, p: float) -> float:
+    """`p` as a float. Raises `InvalidArgumentError` unless 0 <= p <= 1."""
+    if not 0 <= p <= 1:
+        raise InvalidArgumentError(f"{what}: p must be a probability, 0 <= p <= 1, got {p}")
+    return float(p)
+
+
+def write(out: torch.Tensor, fill: Callable[[torch.Tensor], None]) -> torch.Tensor:
+    """Fills `out`, by way of a contiguous tensor if need be; autograd sees that it was written."""
+    if not out.is_contiguous() or out.is_neg():
+        contiguous = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        fill(contiguous)
+        return out.copy_(contiguous)
+    fill(out)
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+    return out

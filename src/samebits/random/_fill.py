@@ -8,6 +8,7 @@ pieces of a long row, of a size that depends on nothing but the row's length.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -70,15 +71,17 @@ def filling(store: Any, stream_bytes: int, name: str) -> OnTeam:
 
 
 def fill(kernel: OnTeam, keys: torch.Tensor, out: torch.Tensor, *args: int) -> None:
-    """Runs a kernel of `filling` over `out`, contiguous, in as many rows as there are `keys` (rows, 2)."""
-    if not out.numel():
+    """Runs a kernel of `filling` over `out`, contiguous, in as many rows as there are `keys`: (rows, 2), or (2,)."""
+    elements, rows = out.numel(), keys.numel() // 2
+    if not elements:
         return
-    rows = keys.shape[0]
-    per_row = out.numel() // rows
-    chunks = -(-rows // max(1, _PIECE // per_row)) * -(-per_row // _PIECE)
+    per_row, chunks = elements // rows, 1
+    if elements > _PIECE:
+        chunks = -(-rows // max(1, _PIECE // per_row)) * -(-per_row // _PIECE)
     kernel(chunks, keys.data_ptr(), rows, per_row, out.data_ptr(), *args)
 
 
+@lru_cache(maxsize=256, typed=True)
 def as_argument(number: float) -> int:
     """A float64 as an integer argument of a kernel, which reads it by `float_of`."""
     return struct.unpack("<q", struct.pack("<d", number))[0]

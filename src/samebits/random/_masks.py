@@ -6,6 +6,7 @@ never for p = 0 and always for p = 1.
 
 from __future__ import annotations
 
+from functools import cache
 from math import floor
 from typing import Any
 
@@ -45,6 +46,7 @@ def dropout(keys: torch.Tensor, given: torch.Tensor, p: float, scale: float, out
     fill(_DROPOUT[out.dtype], keys, out, given.data_ptr(), floor(p * _2_32), as_argument(scale))
 
 
+@cache
 def _one(dtype: torch.dtype) -> int:
     """The bits of 1."""
     return int(torch.ones((), dtype=dtype).view(_BITS[dtype.itemsize]))

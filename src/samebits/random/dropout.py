@@ -6,12 +6,12 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from samebits.errors import InvalidArgumentError
-from samebits.random._arguments import FLOATS, rows
+from samebits.random._arguments import FLOATS, check_probability, row_keys, write
 from samebits.random._backends import kernels
 from samebits.random.keys import check_key
-from samebits.random.sampling import check_probability
 
 
 def dropout(
@@ -50,41 +50,48 @@ def dropout(
         )
     if probability == 1:
         return input.mul_(0.0) if inplace else input * 0.0
-    return _Dropout.apply(input, key, probability, inplace)
+    return _dropped(input, key, probability, inplace)
+
+
+def _dropped(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = False) -> torch.Tensor:
+    """By way of autograd where somebody may ask for a gradient or a tangent."""
+    recorded = (given.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0
+    return (_Dropout.apply if recorded else _run)(given, key, p, inplace)
+
+
+def _run(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
+    keys = row_keys("dropout", key, given.shape)
+    backend, scale = kernels("dropout", key), _scale(p, given.dtype)
+    if inplace:
+        return write(given, lambda out: backend.dropout(keys, given.contiguous(), p, scale, out))
+    contiguous = given.contiguous()
+    out = torch.empty_like(contiguous)
+    backend.dropout(keys, contiguous, p, scale, out)
+    return out if contiguous is given else torch.empty_like(given).copy_(out)
 
 
 class _Dropout(torch.autograd.Function):
-    """Linear in its input, so that gradient and tangent are dropped as the input was."""
+    """Linear in its input: gradient and tangent are dropped as the input was."""
 
     @staticmethod
-    def forward(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
-        keys, _ = rows("dropout", key, tuple(given.shape))
-        backend = kernels("dropout", key)
-        contiguous = given.contiguous()
-        direct = given.is_contiguous() or not inplace
-        out = contiguous if inplace and direct else torch.empty_like(contiguous)
-        backend.dropout(keys, contiguous, p, _scale(p, given.dtype), out)
-        if inplace:
-            return given if direct else given.copy_(out)
-        return out if given.is_contiguous() else torch.empty_like(given).copy_(out)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        _, key, ctx.p, inplace = inputs
+    def forward(ctx: Any, given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
+        ctx.p = p
         ctx.save_for_backward(key)
         ctx.save_for_forward(key)
+        out = _run(given, key, p, inplace)
         if inplace:
-            ctx.mark_dirty(output)
+            ctx.mark_dirty(out)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (key,) = ctx.saved_tensors
-        return _Dropout.apply(grad, key, ctx.p, False), None, None, None
+        return _dropped(grad, key, ctx.p), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
         (key,) = ctx.saved_tensors
-        return _Dropout.apply(tangent, key, ctx.p, False)
+        return _dropped(tangent, key, ctx.p)
 
 
 @lru_cache(maxsize=64)

@@ -77,7 +77,7 @@ def check_key(what: str, key: torch.Tensor) -> None:
         raise InvalidArgumentError(
             f"{what} takes a key tensor, got {key!r} ({type(key).__name__}); make one with samebits.random.key(seed)"
         )
-    if key.dtype is not torch.uint64 or key.dim() == 0 or key.shape[-1] != 2:
+    if key.dtype is not torch.uint64 or key.dim() == 0 or key.size(-1) != 2:
         raise InvalidArgumentError(
             f"{what}: a key is a uint64 tensor of shape (*batch, 2), got {key.dtype} of shape {tuple(key.shape)}; "
             "make one with samebits.random.key(seed)"

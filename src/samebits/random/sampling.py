@@ -7,20 +7,25 @@ drawn from one key. An element depends on its row's key, its place in the row an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 
 from samebits.errors import InvalidArgumentError
-from samebits.random._arguments import FLOATS, INTEGERS, check_result
-from samebits.random._arguments import floating as _floating
-from samebits.random._arguments import rows as _rows
-from samebits.random._arguments import sizes as _sizes
+from samebits.random._arguments import (
+    FLOATS,
+    INTEGERS,
+    check_probability,
+    check_result,
+    floating,
+    row_keys,
+    sizes,
+    write,
+)
 from samebits.random._backends import kernels
 from samebits.random.keys import uses_torch
 
-_INTEGERS = INTEGERS
 _COUNTABLE = (*FLOATS, torch.bool, *INTEGERS)
 Shape = int | Sequence[int]
 
@@ -30,12 +35,12 @@ def bits(key: torch.Tensor, *shape: Shape, dtype: torch.dtype = torch.uint32) ->
 
     Raises `InvalidArgumentError` for another dtype, a wrong key, or a key batch that does not fit the shape.
     """
-    sizes = _sizes("bits", key, shape)
+    size = sizes("bits", key, shape)
     if dtype not in INTEGERS:
         raise InvalidArgumentError(f"bits: dtype must be an integer dtype, got {dtype}")
-    keys, _ = _rows("bits", key, sizes)
+    keys = row_keys("bits", key, size)
     backend = kernels("bits", key)
-    out = torch.empty(sizes, dtype=dtype, device=key.device)
+    out = torch.empty(size, dtype=dtype, device=key.device)
     backend.words(keys, out)
     return out
 
@@ -55,9 +60,10 @@ def uniform(
     Raises `InvalidArgumentError` for another dtype, low > high, bounds or a range that the dtype does not hold, or a
     key batch that does not fit the shape.
     """
-    sizes, dtype = _sizes("uniform", key, shape), _floating("uniform", dtype)
-    out = torch.empty(sizes, dtype=dtype, device=key.device)
-    return _uniform("uniform", key, out, low, high).to(device or key.device)
+    size, dtype = sizes("uniform", key, shape), floating("uniform", dtype)
+    out = torch.empty(size, dtype=dtype, device=key.device)
+    drawn = _uniform("uniform", key, out, low, high)
+    return drawn if device is None else drawn.to(device)
 
 
 def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
@@ -71,11 +77,11 @@ def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high:
 
 def _uniform(what: str, key: torch.Tensor, out: torch.Tensor, low: float, high: float) -> torch.Tensor:
     low_and_span = _low_and_span(what, low, high, out.dtype)
-    keys, _ = _rows(what, key, tuple(out.shape))
-    if uses_torch(what, key):
+    keys = row_keys(what, key, out.shape)
+    if not key.is_cpu and uses_torch(what, key):
         return torch.ops.aten._philox_uniform_(out, key, low, high)
     backend = kernels(what, key)
-    return _write(out, lambda contiguous: backend.uniform(keys, *low_and_span, contiguous))
+    return write(out, lambda contiguous: backend.uniform(keys, *low_and_span, contiguous))
 
 
 def normal(
@@ -92,9 +98,10 @@ def normal(
     of every CPU, within 2**-22 of the exact transform (float64: a few ulp) and 2**-21 of torch's on CUDA.
     Raises `InvalidArgumentError` for another dtype, std < 0, or a key batch that does not fit the shape.
     """
-    sizes, dtype = _sizes("normal", key, shape), _floating("normal", dtype)
-    out = torch.empty(sizes, dtype=dtype, device=key.device)
-    return _normal("normal", key, out, mean, std).to(device or key.device)
+    size, dtype = sizes("normal", key, shape), floating("normal", dtype)
+    out = torch.empty(size, dtype=dtype, device=key.device)
+    drawn = _normal("normal", key, out, mean, std)
+    return drawn if device is None else drawn.to(device)
 
 
 def normal_(key: torch.Tensor, result: torch.Tensor, *, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
@@ -109,9 +116,9 @@ def normal_(key: torch.Tensor, result: torch.Tensor, *, mean: float = 0.0, std: 
 def _normal(what: str, key: torch.Tensor, out: torch.Tensor, mean: float, std: float) -> torch.Tensor:
     if not std >= 0:
         raise InvalidArgumentError(f"{what}: std must not be negative, got {std}")
-    keys, _ = _rows(what, key, tuple(out.shape))
+    keys = row_keys(what, key, out.shape)
     backend = kernels(what, key)
-    return _write(out, lambda contiguous: backend.normal(keys, mean, std, contiguous))
+    return write(out, lambda contiguous: backend.normal(keys, mean, std, contiguous))
 
 
 def bernoulli(
@@ -127,13 +134,14 @@ def bernoulli(
     every dtype. A tensor p is broadcast to the shape.
     Raises `InvalidArgumentError` for another dtype, p outside [0, 1], or p or a key batch that does not fit the shape.
     """
-    sizes = _sizes("bernoulli", key, shape)
+    size = sizes("bernoulli", key, shape)
     if dtype is not None and dtype not in _COUNTABLE:
         raise InvalidArgumentError(
             f"bernoulli: dtype must be a floating or integer dtype or bool, got {dtype}"
         )
-    out = torch.empty(sizes, dtype=dtype or torch.float32, device=key.device)
-    return _bernoulli("bernoulli", key, out, p).to(device or key.device)
+    out = torch.empty(size, dtype=dtype or torch.float32, device=key.device)
+    drawn = _bernoulli("bernoulli", key, out, p)
+    return drawn if device is None else drawn.to(device)
 
 
 def bernoulli_(key: torch.Tensor, result: torch.Tensor, *, p: float | torch.Tensor = 0.5) -> torch.Tensor:
@@ -147,16 +155,9 @@ def bernoulli_(key: torch.Tensor, result: torch.Tensor, *, p: float | torch.Tens
 
 def _bernoulli(what: str, key: torch.Tensor, out: torch.Tensor, p: float | torch.Tensor) -> torch.Tensor:
     probability = _each(what, p, out) if isinstance(p, torch.Tensor) else check_probability(what, p)
-    keys, _ = _rows(what, key, tuple(out.shape))
+    keys = row_keys(what, key, out.shape)
     backend = kernels(what, key)
-    return _write(out, lambda contiguous: backend.bernoulli(keys, probability, contiguous))
-
-
-def check_probability(what: str, p: float) -> float:
-    """`p` as a float. Raises `InvalidArgumentError` unless 0 <= p <= 1."""
-    if not 0 <= p <= 1:
-        raise InvalidArgumentError(f"{what}: p must be a probability, 0 <= p <= 1, got {p}")
-    return float(p)
+    return write(out, lambda contiguous: backend.bernoulli(keys, probability, contiguous))
 
 
 def _each(what: str, p: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -170,18 +171,6 @@ def _each(what: str, p: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         raise InvalidArgumentError(
             f"{what}: p of shape {tuple(p.shape)} does not broadcast to the output's shape {tuple(out.shape)}"
         ) from None
-
-
-def _write(out: torch.Tensor, fill: Callable[[torch.Tensor], None]) -> torch.Tensor:
-    """Fills `out`, by way of a contiguous tensor if need be; autograd sees that it was written."""
-    if not out.is_contiguous() or out.is_neg():
-        contiguous = torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        fill(contiguous)
-        return out.copy_(contiguous)
-    fill(out)
-    if not out.is_inference():
-        torch.autograd.graph.increment_version(out)
-    return out
 
 
 @lru_cache(maxsize=64)
