@@ -57,7 +57,7 @@ STAGES = {
     "map after flat_map": lambda: numbers(12).flat_map(lambda n: [n] * (n % 4)).map(drawn),
     "interleave": lambda: numbers(9).interleave(lambda n: [10 * n + i for i in range(n)], 3, 2),
     "interleave of pipelines": lambda: numbers(5).interleave(lambda n: numbers(n + 1).map(drawn), 2, 1),
-    "interleave of a stream": lambda: odd().interleave(lambda n: range(int(n)), 4, 3),
+    "interleave of a stream": lambda: odd().interleave(lambda n: range(int(n) % 4), 4, 3),
     "mix": lambda: Pipeline.mix([numbers(30).map(drawn), numbers(50).map(lambda x: -x)], [1, 2.5]),
     "mix of streams": lambda: Pipeline.mix([odd(), numbers(50)], [0.3, 0.7]),
     "concatenate": lambda: numbers(5).map(drawn).concatenate(numbers(7).map(drawn)),

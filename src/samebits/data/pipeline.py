@@ -413,11 +413,8 @@ def _several(kind: str, pipelines: Sequence[Pipeline], addressed: Any, streamed:
 def _as_stage(inner: Any) -> Stage:
     if isinstance(inner, Pipeline):
         return inner._stage
-    if (
-        hasattr(inner, "__len__")
-        and hasattr(inner, "__getitem__")
-        and not isinstance(inner, dict | str | bytes)
-    ):
+    indexable = hasattr(inner, "__len__") and hasattr(inner, "__getitem__")
+    if indexable and not isinstance(inner, dict) and len(inner) > 0:  # an inner stream may be empty, a source may not
         return Source(inner)
     return Iterated(inner)
 
