@@ -49,6 +49,10 @@ class PipelineError(SamebitsError, RuntimeError):
     """A stage of a pipeline failed; the message names stage, element and cause."""
 
 
+class PipelineDifferenceError(SamebitsError, RuntimeError):
+    """A pipeline that was read in two ways gave different elements."""
+
+
 class EmptyDatasetError(SamebitsError, ValueError):
     """A dataset or an epoch has nothing in it."""
 
@@ -79,3 +83,7 @@ class ConflictWarning(UserWarning):
 
 class UndeclaredOpWarning(UserWarning):
     """A custom op or kernel ran of which nobody said whether it is deterministic."""
+
+
+class UnseededWarning(UserWarning):
+    """Random numbers came from a source that does not follow the seed of the program, or came before it."""

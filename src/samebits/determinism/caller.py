@@ -7,6 +7,8 @@ from types import FrameType
 
 _PASSED_OVER = {"torch", "triton", "samebits"}
 """Packages whose frames stand between the user's line and an op."""
+_GENERATED = "<eval_with_key>"
+"""The file of what torch.fx generates: the code of a captured graph."""
 _BACKWARD = "_engine_run_backward"
 """The one function of torch (torch/autograd/graph.py) that every backward goes through."""
 
@@ -28,7 +30,10 @@ def where() -> str:
 
 
 def _outside(frame: FrameType | None) -> FrameType | None:
-    while frame and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED_OVER:
+    while frame and (
+        str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED_OVER
+        or frame.f_code.co_filename.startswith(_GENERATED)
+    ):
         frame = frame.f_back
     return frame
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.backends import ContextProp
 
-from samebits.determinism import custom, inductor_flag
+from samebits.determinism import custom, generator_guard, inductor_flag
 from samebits.determinism.caller import where
 from samebits.determinism.graph.patches import Patches
 from samebits.determinism.notices import warn_once
@@ -87,6 +87,7 @@ def check() -> None:
     if inductor_flag.contradicted():
         _warn_of_inductor("torch._inductor.config.deterministic is False while op determinism is on")
     custom.look_for_new_ops()
+    generator_guard.look()
 
 
 def _check_without_switch() -> None:

@@ -7,16 +7,21 @@ and removes itself at the first draw after seeding, so that later draws cost wha
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from samebits.determinism.caller import where
+from samebits.determinism.notices import warn_once
 from samebits.determinism.overrides import Kernel, Overrides, kernels, overload
-from samebits.errors import UnseededError
+from samebits.errors import UnseededError, UnseededWarning
 from samebits.random.seeds import torch_was_seeded
 
 _CURE = "Call samebits.set_random_seed(seed) (or torch.manual_seed(seed)) at the top of the program."
+_RATES = {"dropout_p", "dropout"}
+_DRAW_NOTHING = {"aten::_fused_sdp_choice", "aten::_nested_tensor_softmax_with_shape"}
+"""Have the tag all the same."""
 
 
 class SeedGuard:
@@ -26,20 +31,22 @@ class SeedGuard:
         self._overrides: Overrides | None = None
 
     def check(self) -> None:
-        """Raises `UnseededError` when unseeded draws have already happened."""
+        """Warns, once, when unseeded draws have already happened."""
         if not torch_was_seeded() and _has_drawn():
-            raise UnseededError(
-                "enable_op_determinism() was called after torch's default generator, which nobody seeded, had been "
-                f"drawn from: what was made so far (initial weights?) cannot be reproduced. {_CURE}"
+            text = (
+                "enable_op_determinism() was called after torch's default generator, which nobody seeded, had been drawn "
+                f"from: what was made so far (initial weights?) is another one in every run. {_CURE}"
             )
+            warn_once("unseeded draws", text, UnseededWarning)
 
     def install(self) -> None:
         """Guards every drawing op. Last of all overrides: it removes itself, and must have nothing on top of it."""
         if torch_was_seeded():
             return
         self._overrides = Overrides()
-        for name in _drawing_ops():
-            self._overrides.put(name, "CPU", lambda kernel, name=name: self._guarded(name, kernel))
+        for key in ("CPU", "CUDA") if torch.backends.cuda.is_built() else ("CPU",):
+            for name in _drawing_ops(key):
+                self._overrides.put(name, key, functools.partial(self._guarded, name, _IS_SEEDED[key]))
 
     def remove(self) -> None:
         """Takes the guard away; harmless when it is not there."""
@@ -47,26 +54,68 @@ class SeedGuard:
             self._overrides.remove()
             self._overrides = None
 
-    def _guarded(self, name: str, kernel: Kernel) -> Kernel:
-        arguments = overload(name)._schema.arguments
-        place = next((i for i, a in enumerate(arguments) if a.name == "generator"), None)
+    def _guarded(self, name: str, is_seeded: Callable[[], bool], kernel: Kernel) -> Kernel:
+        rule = DrawRule(overload(name)._schema)
 
         def draw(*args: Any, **kwargs: Any) -> Any:
-            own = kwargs.get("generator") or (place is not None and len(args) > place and args[place])
-            if not own:
-                if not torch_was_seeded():
-                    _refuse(name)
+            if rule.draws_from_default(args, kwargs):
+                if not is_seeded():
+                    refuse(name, f"at {where()}")
                 self.remove()
             return kernel(*args, **kwargs)
 
         return draw
 
 
+class DrawRule:
+    """Whether a call of an op with the tag `nondeterministic_seeded` draws from a default generator."""
+
+    def __init__(self, schema: Any) -> None:
+        self._arguments = {argument.name: place for place, argument in enumerate(schema.arguments)}
+        self._defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        self._never = schema.name in _DRAW_NOTHING
+        self._flags = [name for name in self._arguments if name in {"train", "training"}]
+        self._rates = [
+            name for name in self._arguments if name in _RATES or (name == "p" and "dropout" in schema.name)
+        ]
+
+    def draws_from_default(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Not with a generator of its own, not outside training, and not for a dropout of nothing."""
+        if self._never or self._value("generator", args, kwargs) is not None:
+            return False
+        return all(self._value(name, args, kwargs) is not False for name in self._flags) and all(
+            self._value(name, args, kwargs) != 0 for name in self._rates
+        )
+
+    def _value(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if name in kwargs:
+            return kwargs[name]
+        place = self._arguments.get(name)
+        return args[place] if place is not None and place < len(args) else self._defaults.get(name)
+
+
+def refuse(name: str, what: str) -> NoReturn:
+    """Raises for the op of that name; `what` says where it is called, or captured.
+
+    Raises:
+        UnseededError: always.
+    """
+    raise UnseededError(unseeded(name, what))
+
+
+def unseeded(name: str, what: str) -> str:
+    """The message for an op that draws without a seed."""
+    return (
+        f"{name} {what} draws from torch's default generator, and nobody has set a seed: "
+        f"the next run would draw other numbers. {_CURE}"
+    )
+
+
 @functools.cache
-def _drawing_ops() -> list[str]:
+def _drawing_ops(key: str) -> list[str]:
     """By their tag, read without making a Python object for each of 3,000 ops (50 ms)."""
     drawing = []
-    for name in kernels("CPU"):
+    for name in kernels(key):
         if name.startswith("aten::"):
             packet, _, variant = name.partition(".")
             found = torch._C._get_operation_overload(packet, variant)
@@ -75,11 +124,12 @@ def _drawing_ops() -> list[str]:
     return drawing
 
 
-def _refuse(name: str) -> NoReturn:
-    raise UnseededError(
-        f"{name} at {where()} draws from torch's default generator, and nobody has set a seed: "
-        f"the next run would draw other numbers. {_CURE}"
-    )
+def _cuda_was_seeded() -> bool:
+    """`torch.manual_seed` seeds CUDA, too; `torch.cuda.manual_seed` alone is enough there. (No GPU has run this yet.)"""
+    return torch_was_seeded() or torch.cuda.initial_seed() < 2**32
+
+
+_IS_SEEDED = {"CPU": torch_was_seeded, "CUDA": _cuda_was_seeded}
 
 
 def _has_drawn() -> bool:

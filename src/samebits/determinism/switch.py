@@ -9,18 +9,28 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, NoReturn
 
 import torch
 
 from samebits.context import process
-from samebits.determinism import asynchronous, catalogue, conflicts, custom, graph, inductor_flag, refusals
+from samebits.determinism import (
+    asynchronous,
+    catalogue,
+    conflicts,
+    custom,
+    generator_guard,
+    graph,
+    inductor_flag,
+    numpy_guard,
+    python_guard,
+    refusals,
+)
 from samebits.determinism.graph.patches import Patches
 from samebits.determinism.guard import SeedGuard
 from samebits.determinism.overrides import Overrides
 from samebits.determinism.settings import OnUnimplemented, Settings, activate, active
 from samebits.determinism.uninitialized import memory_fill
-from samebits.errors import InvalidArgumentError, UnseededError
+from samebits.errors import InvalidArgumentError
 
 
 class _Switch:
@@ -28,6 +38,7 @@ class _Switch:
 
     def __init__(self) -> None:
         self.guard = SeedGuard()
+        self.guards = (self.guard, numpy_guard.NumpyGuard(), python_guard.PythonGuard())
         self._undo = ExitStack()
 
     def change(self, wanted: Settings | None) -> None:
@@ -53,10 +64,12 @@ class _Switch:
             conflicts.refuse_late_workspace()
             undo.enter_context(_kernels(settings))
             undo.enter_context(_functions())
+            undo.enter_context(generator_guard.watched())
             undo.callback(graph.leave)
             graph.enter(settings.thread_invariant)
-            undo.callback(self.guard.remove)
-            self.guard.install()
+            for guard in self.guards:
+                undo.callback(guard.remove)
+                guard.install()
             undo.callback(_tell, None)
             _tell(settings)
             self._undo = undo.pop_all()
@@ -94,7 +107,8 @@ def enable_op_determinism(
     mode, kernels of our own where torch's vary (`samebits ops`), and a guard in front of every op that draws from a
     default generator. Turning it on takes some 30 ms, and turning it off leaves no trace.
 
-    Seeds are not set: call `samebits.set_random_seed` as well. A draw that nobody seeded raises `UnseededError`.
+    Seeds are not set: call `samebits.set_random_seed` as well. A draw that nobody seeded raises `UnseededError`, of
+    torch's, NumPy's or Python's; draws that came before are a warning (`UnseededWarning`).
 
     Args:
         enabled: on or off.
@@ -104,7 +118,6 @@ def enable_op_determinism(
             "warn" once per op and run. The environment fingerprint and the record say so.
 
     Raises:
-        UnseededError: random numbers were drawn before anybody set a seed.
         ConflictError: environment variables contradict the switch.
         InvalidArgumentError: an argument is of another kind.
     """
@@ -179,8 +192,8 @@ def _functions() -> Iterator[None]:
     """Python functions that would undo the switch, or that begin what cannot be deterministic."""
     patches = Patches()
     try:
-        for owner in (torch, torch.random):
-            patches.put(owner, "seed", _refuse_seed)
+        numpy_guard.watch(patches)
+        python_guard.watch(patches)
         conflicts.watch(patches)
         asynchronous.refuse(patches)
         custom.watch(patches)
@@ -188,10 +201,3 @@ def _functions() -> Iterator[None]:
     finally:
         patches.undo()
         custom.unwatch()
-
-
-def _refuse_seed(*_: Any) -> NoReturn:
-    raise UnseededError(
-        "torch.seed() seeds from the operating system, so the next run would draw other numbers; op determinism is "
-        "on. Call samebits.set_random_seed(seed) with a seed of your own."
-    )

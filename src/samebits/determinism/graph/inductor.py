@@ -173,11 +173,11 @@ def _refuse_template(self: Any, template_node: Any, *args: Any, **kwargs: Any) -
 
 
 def _refuse(what: str, cure: str, kind: type[SamebitsError] = UnimplementedError) -> NoReturn:
-    raise _passed_through(kind)(f"{what}: {cure}.", first_useful_frame=None)
+    raise passed_through(kind)(f"{what}: {cure}.", first_useful_frame=None)
 
 
 @functools.cache
-def _passed_through(kind: type[SamebitsError]) -> Any:
+def passed_through(kind: type[SamebitsError]) -> Any:
     """The error class as Dynamo lets it through: any other error of a backend becomes BackendCompilerFailed."""
     pass_through = import_module("torch._dynamo.exc").ShortenTraceback
     return type(kind.__name__, (pass_through, kind), {"__module__": kind.__module__})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.compiler.config
 
-from samebits.determinism.graph import inductor, torchscript
+from samebits.determinism.graph import inductor, torchscript, unseeded
 from samebits.determinism.graph.patches import Patches
 from samebits.digest import of_bytes
 
@@ -32,6 +32,7 @@ def enter(thread_invariant: bool) -> None:
         lambda module: inductor.patch(module, _patches, mode, thread_invariant=thread_invariant),
     )
     _patches.when_imported("triton.runtime.autotuner", lambda module: inductor.pin_triton(module, _patches))
+    unseeded.watch(_patches)
     _profiled.append(torchscript.pin())
     _forget_compiled()
 

@@ -10,6 +10,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+_ABSENT = object()
+"""Before the value: the owner had inherited the attribute, or computed it."""
+
 
 class Patches:
     """Replaced attributes and awaited imports, undone as one in reverse order."""
@@ -20,9 +23,7 @@ class Patches:
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Sets `owner.name` to `value` until `undo`."""
-        self._before.append(
-            (owner, name, vars(owner)[name] if isinstance(owner, type) else getattr(owner, name))
-        )
+        self._before.append((owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, value)
 
     def force(self, config: Any, name: str, value: Any) -> None:
@@ -47,7 +48,10 @@ class Patches:
         for finder in self._awaited:
             finder.withdraw()
         for owner, name, value in reversed(self._before):
-            setattr(owner, name, value)
+            if value is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
         self._awaited, self._before = [], []
 
 
@@ -75,5 +79,5 @@ class _AfterImport(MetaPathFinder):
         return spec
 
     def withdraw(self) -> None:
-        if self in sys.meta_path:
+        if self in (sys.meta_path or ()):  # None when the interpreter ends
             sys.meta_path.remove(self)

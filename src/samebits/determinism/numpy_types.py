@@ -1,0 +1,46 @@
+"""NumPy classes whose constructors are judged by their arguments: they ask for entropy with a seed, too.
+
+Calls of a C class cannot be seen from outside. So while the switch is on a class of the same name stands in
+`numpy.random` whose call makes an object of NumPy's own class, and `isinstance`, `issubclass` and pickles see no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Judge = Callable[[tuple[Any, ...], dict[str, Any]], bool]
+
+
+def judged(kind: type, is_seeded: Judge | None, refuse: Callable[[], None]) -> type:
+    """`kind`, whose call first asks `refuse` unless `is_seeded(args, kwargs)`; without a judge it may always be made.
+
+    NumPy asks for entropy from inside the call here: from a line of samebits', which may.
+    """
+
+    class Judged(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not stand_in:
+                return super().__call__(*args, **kwargs)
+            if is_seeded is not None and not is_seeded(args, kwargs):
+                refuse()
+            return kind(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, kind) if cls is stand_in else super().__instancecheck__(instance)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, kind) if cls is stand_in else super().__subclasscheck__(subclass)
+
+    stand_in = Judged(kind.__name__, (kind,), {"__doc__": kind.__doc__, "__module__": "numpy.random"})
+    return stand_in
+
+
+def has_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """`RandomState(seed)`."""
+    return (args[0] if args else kwargs.get("seed")) is not None
+
+
+def has_seed_or_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """`Philox(seed=None, counter=None, key=None)`."""
+    return has_argument(args, kwargs) or (args[2] if len(args) > 2 else kwargs.get("key")) is not None
