@@ -2,3 +2,4 @@
 
 from samebits.data.loader import DataLoader as DataLoader
 from samebits.data.pipeline import Pipeline as Pipeline
+from samebits.data.selfcheck import check as check

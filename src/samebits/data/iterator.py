@@ -6,16 +6,19 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 from samebits.context import Words
+from samebits.data import fingerprint
 from samebits.data.engine.inline import Inline
 from samebits.data.engine.parallel import Parallel
-from samebits.data.fingerprint import short
 from samebits.data.options import Options
+from samebits.data.rolling import rolled
 from samebits.data.scope import Draws
-from samebits.data.stage import Stage, State, Streamed
-from samebits.errors import PipelineMismatchError
+from samebits.data.stage import Addressed, Stage, State, Streamed
+from samebits.data.stages.batching import Batching
+from samebits.errors import InvalidArgumentError, PipelineMismatchError
 
 SCHEMA = 1
 
@@ -23,20 +26,90 @@ SCHEMA = 1
 class PipelineIterator(Iterator[Any]):
     """The elements of one epoch of a pipeline, from any of them on."""
 
-    def __init__(
-        self, stage: Stage, key: Words, epoch: int, fingerprint: dict[str, Any], options: Options
-    ) -> None:
+    def __init__(self, stage: Stage, key: Words, epoch: int, seed: int, options: Options) -> None:
+        self._definition, self._seed = stage, seed
         self._stage = stage.bind(key)
         self._options = options
-        self._fingerprint = fingerprint
         self._draws = Draws()
         self._elements: Iterator[tuple[Any, State]] | None = None
         self._state: State = None
-        self._delivered = 0
+        self._digest = 0
+        self.delivered = 0
         self.epoch = epoch
         self.exhausted = False
+        share = options.share()
+        if share.world_size > 1:
+            batching = _batching(self._stage)
+            share.check(batching.batch_size)
+            batching.share = share
 
     def __next__(self) -> Any:
+        element = self._read()
+        self._digest = rolled(self._digest, element)
+        return element
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last element that was handed out: small, JSON-able, free of worker numbers.
+
+        `delivered` counts the elements of this epoch, `digest` is a rolling digest of them: an iteration that was resumed
+        ends with the digest of one that was not.
+        """
+        return {
+            "schema": SCHEMA,
+            "epoch": self.epoch,
+            "delivered": self.delivered,
+            "state": self._state,
+            "digest": f"{self._digest:016x}",
+            "pipeline": self._fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on behind the element at which `state` was taken.
+
+        Raises:
+            PipelineMismatchError: it is no such state, of a newer samebits, or one of another pipeline.
+        """
+        try:
+            schema, epoch, delivered = int(state["schema"]), int(state["epoch"]), int(state["delivered"])
+            inner, rolling, saved = state["state"], int(state["digest"], 16), str(state["pipeline"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise PipelineMismatchError(
+                f"load_state_dict: not a state of a samebits.data.Pipeline ({error!r}): {state!r:.200}"
+            ) from None
+        if schema > SCHEMA:
+            raise PipelineMismatchError(
+                f"load_state_dict: the state has schema {schema}, this samebits knows up to {SCHEMA}; use the samebits that "
+                "wrote it, or a newer one"
+            )
+        fingerprint.check(saved, self._definition, self._seed)
+        self.close()
+        self.epoch, self.delivered, self._state, self._digest = epoch, delivered, inner, rolling
+        self.exhausted = False
+
+    def skip_batches(self, count: int) -> None:
+        """Steps over the next `count` elements: without making them where they have numbers, else by reading them.
+
+        They count as delivered; the rolling digest says that they were stepped over.
+        """
+        if count < 0:
+            raise InvalidArgumentError(f"PipelineIterator.skip_batches(count={count}): count is at least 0")
+        if isinstance(self._stage, Addressed):
+            self.close()
+            last = min((self._state or 0) + count, self._stage.length)
+            self.delivered += last - (self._state or 0)
+            self._state = last
+        else:
+            for _ in range(count):
+                self._read()
+        self._digest = rolled(self._digest, ("skipped", count))
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint.fingerprint(self._definition, self._seed)
+
+    def _read(self) -> Any:
+        if self.exhausted:
+            raise StopIteration
         if self._elements is None:
             self._elements = self._begin()
         with self._draws.guarded() if isinstance(self._stage, Streamed) else nullcontext():
@@ -46,31 +119,8 @@ class PipelineIterator(Iterator[Any]):
                 self.exhausted = True
                 self.close()
                 raise
-        self._delivered += 1
+        self.delivered += 1
         return element
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position behind the last element that was handed out: small, JSON-able, free of worker numbers."""
-        return {
-            "schema": SCHEMA,
-            "epoch": self.epoch,
-            "delivered": self._delivered,
-            "state": self._state,
-            "pipeline": short(self._fingerprint),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on behind the element at which `state` was taken.
-
-        Raises:
-            PipelineMismatchError: it is no such state, or one of another pipeline.
-        """
-        if state.get("pipeline") != short(self._fingerprint):
-            raise PipelineMismatchError(
-                "PipelineIterator.load_state_dict: the position belongs to another pipeline"
-            )
-        self.epoch, self._delivered, self._state = state["epoch"], state["delivered"], state["state"]
-        self.close()
 
     def close(self) -> None:
         """Ends the workers; the next element starts them again."""
@@ -90,3 +140,15 @@ class PipelineIterator(Iterator[Any]):
         reader = Parallel(self._stage, self._draws, num_workers=count, ahead=ahead)
         self._closing = weakref.finalize(self, reader.close)
         return reader.read(self._stage, self.epoch, self._state)
+
+
+def _batching(stage: Stage) -> Batching:
+    """The stage whose batches the ranks share: the last one, if nothing behind it takes them apart."""
+    while not isinstance(stage, Batching):
+        if stage.kind not in ("map", "map_batches", "enumerate", "take", "skip", "repeat"):
+            raise InvalidArgumentError(
+                f"a pipeline that several ranks read must end in batches, which they share; {stage.describe()} comes behind. "
+                "Batch last, or give each rank its own: with_options(rank=0, world_size=1) and shard()"
+            )
+        stage = stage.inputs[0]
+    return stage

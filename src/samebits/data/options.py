@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from samebits.data.share import Remainder, Share, share
 from samebits.errors import InvalidArgumentError
 
 Executor = Literal["auto", "process", "thread"]
@@ -22,6 +23,9 @@ class Options:
     """Batches (or blocks of elements) that are made ahead."""
     timeout: float | None = None
     """Seconds to wait for a batch of a worker."""
+    rank: int | None = None
+    world_size: int | None = None
+    remainder: Remainder | None = None
 
     def with_(self, **changed: object) -> Options:
         """These options with those that are not None changed; checked."""
@@ -33,6 +37,10 @@ class Options:
         """For a pipeline of several: what either says; the first where both do."""
         mine = {name: value for name, value in vars(self).items() if value is not None}
         return replace(other, **mine)
+
+    def share(self) -> Share:
+        """Which rows of a batch this process makes."""
+        return share(self.rank, self.world_size, self.remainder or "pad")
 
     def _check(self) -> None:
         calls = self.num_parallel_calls
@@ -47,6 +55,10 @@ class Options:
         if self.executor not in ("auto", "process", "thread"):
             raise InvalidArgumentError(
                 f'Pipeline: executor={self.executor!r}; give "auto", "process" or "thread"'
+            )
+        if self.remainder not in (None, "pad", "drop", "uneven"):
+            raise InvalidArgumentError(
+                f'Pipeline: remainder={self.remainder!r}; give "pad", "drop" or "uneven"'
             )
         if self.prefetch is not None and self.prefetch < 0:
             raise InvalidArgumentError(f"Pipeline.prefetch(buffer_size={self.prefetch}): at least 0")

@@ -13,6 +13,7 @@ from samebits.data.function import Function
 from samebits.data.iterator import PipelineIterator
 from samebits.data.options import Executor, Options
 from samebits.data.padding import PadCollate
+from samebits.data.share import Remainder
 from samebits.data.stage import INFINITE, Addressed, Stage
 from samebits.data.stages import order, several, streams
 from samebits.data.stages.batching import batch
@@ -115,13 +116,12 @@ class Pipeline:
         A parameter named `key` gets a key for each row, of shape (rows, 2): those that `map` in front of `batch` would
         have given the elements one by one.
         """
-        batching = batching_below(self._stage)
-        if batching is None:
+        if batching_below(self._stage) is None:
             raise InvalidArgumentError(
                 f"Pipeline.map_batches: it follows batch or padded_batch, not {self._stage.describe()}; use map for single "
                 "elements"
             )
-        operation = MapBatches(Function(function, "map_batches"), batching)
+        operation = MapBatches(Function(function, "map_batches"))
         return Pipeline(apply(operation, self._stage), self._options.with_(**options))
 
     def filter(self, predicate: Callable[..., Any]) -> Pipeline:
@@ -309,14 +309,26 @@ class Pipeline:
     def with_options(
         self, *, seed: int | None = None, deterministic: bool | None = None,
         num_parallel_calls: int | Literal["auto"] | None = None, executor: Executor | None = None,
-        timeout: float | None = None,
+        timeout: float | None = None, rank: int | None = None, world_size: int | None = None,
+        remainder: Remainder | None = None,
     ) -> Pipeline:  # fmt: skip
-        """The same elements (of another `seed`), read in another way."""
+        """The same elements (of another `seed`), read in another way.
+
+        Args:
+            seed: instead of the process's.
+            deterministic: False gives elements in the order in which they are done (not under the switch).
+            num_parallel_calls: as for `map`.
+            executor: as for `map`.
+            timeout: seconds to wait for a batch of a worker, before it is an error.
+            rank: of this process; it makes its rows of each batch. By default as torch.distributed says, if it is set up.
+            world_size: the number of processes. The batches together are the same for any number.
+            remainder: what becomes of a batch that cannot be shared out evenly: "pad" (the default), "drop", "uneven".
+        """
         return Pipeline(
             self._stage,
             self._options.with_(
                 seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls, executor=executor,
-                timeout=timeout,
+                timeout=timeout, rank=rank, world_size=world_size, remainder=remainder,
             ),
         )  # fmt: skip
 
@@ -350,25 +362,26 @@ class Pipeline:
         return state or self._iterator(self._key(), epoch).state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next `iter()` goes on behind the element at which `state` was taken.
+        """The next `iter()` goes on behind the element at which `state` was taken, in O(1) where there is an index.
 
         Raises:
-            PipelineMismatchError: it is no such state, or one of another pipeline; it names the stage that differs.
+            PipelineMismatchError: it is no such state, of a newer samebits, or one of another pipeline (which differs
+                where, the message says).
         """
         probe = self._iterator(self._key(), 0)
         probe.load_state_dict(state)
-        self._next, self._live = (probe.epoch, state), None
+        self._next, self._live = (probe.epoch, dict(state)), None
 
     def forget_iteration(self) -> None:
         """An iteration that was abandoned is over: the position is where the next `iter()` starts."""
         self._live = None
 
-    def fingerprint(self) -> dict[str, Any]:
-        """What the stream is made of, as plain values; a saved position holds only for an equal one."""
+    def fingerprint(self) -> str:
+        """What the stream is made of (stages and seed), hashed; a saved position holds only for an equal one."""
         return fingerprint(self._stage, self._seed())
 
     def _iterator(self, key: Words, epoch: int) -> PipelineIterator:
-        return PipelineIterator(self._stage, key, epoch, self.fingerprint(), self._options)
+        return PipelineIterator(self._stage, key, epoch, self._seed(), self._options)
 
     def _key(self) -> Words:
         return words.fold(words.root(self._seed()), "pipeline")
@@ -414,7 +427,9 @@ def _as_stage(inner: Any) -> Stage:
     if isinstance(inner, Pipeline):
         return inner._stage
     indexable = hasattr(inner, "__len__") and hasattr(inner, "__getitem__")
-    if indexable and not isinstance(inner, dict) and len(inner) > 0:  # an inner stream may be empty, a source may not
+    if (
+        indexable and not isinstance(inner, dict) and len(inner) > 0
+    ):  # an inner stream may be empty, a source may not
         return Source(inner)
     return Iterated(inner)
 

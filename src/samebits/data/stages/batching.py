@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from typing_extensions import override
 
-from samebits.data.function import Function
+from samebits.data.function import Function, Place
+from samebits.data.share import Share
 from samebits.data.stage import Addressed, Ordinals, Reader, Stage, State, Streamed
-from samebits.errors import InvalidArgumentError
 
 
-class _Batching(Stage):
+class Batching(Stage):
+    """Batches of `batch_size` elements; `share` says which rows of each this process makes."""
+
+    share = Share()
+
     def __init__(
         self, stage: Stage, batch_size: int, collate: Function, *, drop_remainder: bool, kind: str = "batch"
     ) -> None:
         super().__init__(stage)
         self.kind = kind
-        if batch_size < 1:
-            raise InvalidArgumentError(f"Pipeline.batch(batch_size={batch_size}): batch_size is at least 1")
         self.batch_size = batch_size
         self.collate = collate
         self.drop_remainder = drop_remainder
@@ -28,10 +29,8 @@ class _Batching(Stage):
     @override
     def parameters(self) -> dict[str, Any]:
         return {
-            "batch_size": self.batch_size,
-            "drop_remainder": self.drop_remainder,
-            "collate": self.collate.name,
-        }
+            "batch_size": self.batch_size, "drop_remainder": self.drop_remainder, "collate": self.collate.name
+        }  # fmt: skip
 
     @property
     @override
@@ -39,10 +38,28 @@ class _Batching(Stage):
         inner = self.inputs[0].length
         if inner is None:
             return None
-        return inner // self.batch_size if self.drop_remainder else -(-inner // self.batch_size)
+        full, rest = divmod(inner, self.batch_size)
+        return full + self.is_made(rest)
+
+    def is_made(self, rows: int) -> bool:
+        """Whether there is a last batch of so many rows: the same on all ranks."""
+        if rows == 0 or self.drop_remainder:
+            return False
+        return self.share.remainder != "drop" or rows >= self.share.world_size
+
+    def places(self, place: Place, count: int) -> Sequence[Place]:
+        """Where the `count` rows of this process in the batch at `place` are in the input."""
+        rows = range(self.share.rank, self.share.rank + count * self.share.world_size, self.share.world_size)
+        if isinstance(place, tuple):
+            repetition, number = place
+            return [(repetition, number * self.batch_size + row) for row in rows]
+        assert self.length is not None
+        repetition, number = divmod(place, self.length)
+        first = repetition * self.inputs[0].length + number * self.batch_size
+        return [first + row for row in rows]
 
 
-class Batch(_Batching, Addressed):
+class Batch(Batching, Addressed):
     """Batches of an addressed stage: a batch is addressed as well, so that workers make whole batches."""
 
     @override
@@ -52,30 +69,30 @@ class Batch(_Batching, Addressed):
         for ordinal in ordinals.tolist():
             repetition, number = divmod(ordinal, count)
             first = number * self.batch_size
-            last = min(first + self.batch_size, inner.length)
-            rows = inner.fetch(repetition * inner.length + np.arange(first, last))
-            batches.append(self.collate.over(self.key, (ordinal,), (rows,))[0])
+            rows = self.share.rows(min(self.batch_size, inner.length - first))
+            elements = inner.fetch(repetition * inner.length + first + rows)
+            batches.append(self.collate.over(self.key, (ordinal,), (elements,))[0])
         return batches
 
 
-class StreamedBatch(_Batching, Streamed):
+class StreamedBatch(Batching, Streamed):
     """Batches of a stream. State: [the input's, batches made]; it holds nothing between two batches."""
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        start, number = state or (None, 0)
-        rows: list[Any] = []
-        behind = start
-        for element, behind in reader.read(self.inputs[0], repetition, start):
-            rows.append(element)
-            if len(rows) == self.batch_size:
-                yield self._collated(rows, repetition, number), [behind, number + 1]
-                rows, number = [], number + 1
-        if rows and not self.drop_remainder:
-            yield self._collated(rows, repetition, number), [behind, number + 1]
+        behind, number = state or (None, 0)
+        elements: list[Any] = []
+        for element, behind in reader.read(self.inputs[0], repetition, behind):  # noqa: B020
+            elements.append(element)
+            if len(elements) == self.batch_size:
+                yield self._made(elements, repetition, number), [behind, number + 1]
+                elements, number = [], number + 1
+        if self.is_made(len(elements)):
+            yield self._made(elements, repetition, number), [behind, number + 1]
 
-    def _collated(self, rows: list[Any], repetition: int, number: int) -> Any:
-        return self.collate.over(self.key, [(repetition, number)], [rows])[0]
+    def _made(self, elements: list[Any], repetition: int, number: int) -> Any:
+        own = [elements[row] for row in self.share.rows(len(elements)).tolist()]
+        return self.collate.over(self.key, [(repetition, number)], [own])[0]
 
 
 def batch(

@@ -28,8 +28,8 @@ class Operation(ABC):
         self.function = function
 
     @abstractmethod
-    def groups(self, key: Words, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
-        """The results of each of the elements, which stand at these places."""
+    def groups(self, stage: Stage, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
+        """The results of each of the elements of a bound stage's input, which stand at these places."""
 
 
 class Map(Operation):
@@ -37,9 +37,9 @@ class Map(Operation):
 
     kind = "map"
 
-    def each(self, key: Words, places: Sequence[Place], elements: list[Any]) -> list[Any]:
+    def each(self, stage: Stage, places: Sequence[Place], elements: list[Any]) -> list[Any]:
         """The result of every element."""
-        results = self.function.over(key, places, elements)
+        results = self.function.over(stage.key, places, elements)
         if any(result is None for result in results):
             place = next(p for p, result in zip(places, results, strict=True) if result is None)
             raise PipelineError(
@@ -49,8 +49,8 @@ class Map(Operation):
         return results
 
     @override
-    def groups(self, key: Words, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
-        return [[result] for result in self.each(key, places, elements)]
+    def groups(self, stage: Stage, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
+        return [[result] for result in self.each(stage, places, elements)]
 
 
 class MapBatches(Map):
@@ -62,31 +62,25 @@ class MapBatches(Map):
 
     kind = "map_batches"
 
-    def __init__(self, function: Function, batching: Any) -> None:
+    def __init__(self, function: Function) -> None:
         super().__init__(function)
         if function.draws == "rng":
             raise InvalidArgumentError(
                 f"Pipeline.map_batches({function.name}): a parameter `rng` would be one generator for all rows; take `key`, "
                 "which is one key for each row, of shape (rows, 2)"
             )
-        self._batching = batching
 
     @override
-    def each(self, key: Words, places: Sequence[Place], elements: list[Any]) -> list[Any]:
+    def each(self, stage: Stage, places: Sequence[Place], elements: list[Any]) -> list[Any]:
         if self.function.draws != "key":
-            return super().each(key, places, elements)
-        return [self._all_rows(key, place, element) for place, element in zip(places, elements, strict=True)]
-
-    def _all_rows(self, key: Words, place: Place, batch: Any) -> Any:
-        size, count = self._batching.batch_size, _row_count(batch)
-        if isinstance(place, tuple):
-            repetition, number = place
-            rows: list[Place] = [(repetition, number * size + row) for row in range(count)]
-        else:
-            repetition, number = divmod(place, self._batching.length)
-            first = repetition * self._batching.inputs[0].length + number * size
-            rows = [first + row for row in range(count)]
-        return self.function.with_key(place, batch, key_rows(key, rows))
+            return super().each(stage, places, elements)
+        batching = batching_below(stage.inputs[0])
+        return [
+            self.function.with_key(
+                place, batch, key_rows(stage.key, batching.places(place, _row_count(batch)))
+            )
+            for place, batch in zip(places, elements, strict=True)
+        ]
 
 
 class Filter(Operation):
@@ -95,8 +89,8 @@ class Filter(Operation):
     kind = "filter"
 
     @override
-    def groups(self, key: Words, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
-        kept = self.function.over(key, places, elements)
+    def groups(self, stage: Stage, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
+        kept = self.function.over(stage.key, places, elements)
         return [[element] if keep else [] for element, keep in zip(elements, kept, strict=True)]
 
 
@@ -106,8 +100,8 @@ class FlatMap(Operation):
     kind = "flat_map"
 
     @override
-    def groups(self, key: Words, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
-        return [list(several) for several in self.function.over(key, places, elements)]
+    def groups(self, stage: Stage, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
+        return [list(several) for several in self.function.over(stage.key, places, elements)]
 
 
 def apply(operation: Operation, stage: Stage) -> Stage:
@@ -149,7 +143,7 @@ class Mapped(_OfOperation, Addressed):
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
-        return self.operation.each(self.key, ordinals.tolist(), self.inputs[0].fetch(ordinals))
+        return self.operation.each(self, ordinals.tolist(), self.inputs[0].fetch(ordinals))
 
 
 class Expanded(_OfOperation, Grouped):
@@ -169,9 +163,7 @@ class Expanded(_OfOperation, Grouped):
             for o, several in zip(ordinals.tolist(), numbers, strict=True)
             for number in range(several)
         ]
-        results = iter(
-            self.operation.groups(self.key, places, [element for group in inner for element in group])
-        )
+        results = iter(self.operation.groups(self, places, [element for group in inner for element in group]))
         return [[one for _ in range(several) for one in next(results)] for several in numbers]
 
 
@@ -187,7 +179,7 @@ class Applied(_OfOperation, Streamed):
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         before, number, done = state or (None, 0, 0)
         for element, behind in reader.read(self.inputs[0], repetition, before):
-            results = self.operation.groups(self.key, [(repetition, number)], [element])[0]
+            results = self.operation.groups(self, [(repetition, number)], [element])[0]
             for count, result in enumerate(results[done:], done + 1):
                 over = count == len(results)
                 yield result, [behind, number + 1, 0] if over else [before, number, count]
@@ -200,7 +192,7 @@ class Unbatch(Operation):
     kind = "unbatch"
 
     @override
-    def groups(self, key: Words, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
+    def groups(self, stage: Stage, places: Sequence[Place], elements: list[Any]) -> list[list[Any]]:
         return [_rows(element) for element in elements]
 
 

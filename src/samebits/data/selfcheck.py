@@ -1,0 +1,106 @@
+"""`check`: reads a pipeline in several ways and says where, and because of what, the elements differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from samebits.data.engine.blocks import compute
+from samebits.data.pipeline import Pipeline
+from samebits.data.rolling import rolled
+from samebits.data.scope import Draws
+from samebits.data.stage import Addressed, Stage
+from samebits.errors import InvalidArgumentError, PipelineDifferenceError
+
+
+def check(
+    pipeline: Pipeline, workers: Sequence[int] = (0, 2, 3), *, resume_at: int | None = None, count: int = 200
+) -> str:
+    """Reads the first `count` elements again, with each number of workers, and resumed behind element `resume_at`.
+
+    Returns:
+        The digest of these elements, the same for all ways to read them.
+
+    Raises:
+        PipelineDifferenceError: two ways give different elements; it names the first one and the function or stage of
+            which the bits change from call to call.
+    """
+    if not isinstance(pipeline, Pipeline):
+        raise InvalidArgumentError(
+            f"samebits.data.check takes a samebits.data.Pipeline, got {type(pipeline).__name__}; wrap an indexable dataset: "
+            "check(Pipeline.from_source(dataset))"
+        )
+    alone = _digests(pipeline, 0, count)
+    again = [("read again", _digests(pipeline, 0, count))]
+    again += [(f"with {number} workers", _digests(pipeline, number, count)) for number in workers if number]
+    middle = len(alone) // 2 if resume_at is None else resume_at
+    again.append((f"resumed behind element {middle}", alone[:middle] + _resumed(pipeline, middle, count)))
+    for how, digests in again:
+        if digests != alone:
+            _report(pipeline, how, alone, digests)
+    return f"{alone[-1]:016x}" if alone else f"{0:016x}"
+
+
+def _digests(pipeline: Pipeline, workers: int, count: int) -> list[int]:
+    """The rolling digest behind each element."""
+    iterator = pipeline.with_options(num_parallel_calls=workers)._iterator(pipeline._key(), 0)
+    try:
+        return _rolled(iterator, 0, count)
+    finally:
+        iterator.close()
+
+
+def _resumed(pipeline: Pipeline, behind: int, count: int) -> list[int]:
+    first = pipeline._iterator(pipeline._key(), 0)
+    for _ in islice(first, behind):
+        pass
+    state = first.state_dict()
+    first.close()
+    second = pipeline._iterator(pipeline._key(), 0)
+    second.load_state_dict(state)
+    try:
+        return _rolled(second, int(state["digest"], 16), count - behind)
+    finally:
+        second.close()
+
+
+def _rolled(iterator: Any, value: int, count: int) -> list[int]:
+    digests = []
+    for element in islice(iterator, count):
+        value = rolled(value, element)
+        digests.append(value)
+    return digests
+
+
+def _report(pipeline: Pipeline, how: str, alone: list[int], digests: list[int]) -> None:
+    first = next((k for k, (a, b) in enumerate(zip(alone, digests, strict=False)) if a != b), None)
+    if first is None:
+        what = f"{len(digests)} elements instead of {len(alone)}"
+    else:
+        what = f"element {first} is another one"
+    culprit = _culprit(pipeline._stage.bind(pipeline._key()), min(first or 0, 64))
+    cure = (
+        "It depends on something besides its element: a counter, the time, a set's order, another thread. Make it a function "
+        "of its element, or give it a parameter `rng` or `key` to draw from."
+    )
+    named = f"; {culprit.describe()} gives other bits when it is called again" if culprit is not None else ""
+    raise PipelineDifferenceError(f"samebits.data.check: {how}, {what}{named}. {cure}")
+
+
+def _culprit(stage: Stage, behind: int) -> Stage | None:
+    """The stage nearest to the source that gives other bits for the same ordinals."""
+    for below in stage.inputs:
+        found = _culprit(below, behind)
+        if found is not None:
+            return found
+    if not isinstance(stage, Addressed):
+        return None
+    last = min(behind + 1, stage.length)
+    draws = Draws()
+    made = [draws.run(lambda: compute(stage, 0, (0, last))) for _ in range(3)]
+    return stage if len({tuple(_all(one)) for one in made}) > 1 else None
+
+
+def _all(elements: list[Any]) -> list[int]:
+    return [rolled(0, element) for element in elements]
