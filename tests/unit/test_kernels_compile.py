@@ -136,7 +136,7 @@ def calls(kernel):
 
 @pytest.mark.parametrize(
     "kernel",
-    [_philox.fold, _philox.fill_words, feistel._permute, _distributions._UNIFORM[torch.float32],
+    [_philox.fold, _philox.fill_words, feistel._permute, _distributions._UNIFORM[torch.float32][0],
      _distributions._NORMAL[torch.float64], _distributions._NORMAL[torch.bfloat16], _masks._DROPOUT[torch.float16]],
 )  # fmt: skip
 def test_kernels_call_no_math_library(kernel):

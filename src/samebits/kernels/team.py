@@ -77,7 +77,7 @@ class OnTeam:
         """Runs the chunks 0 to `chunks` - 1 on as many threads as torch would use. `args`: integers and addresses."""
         packed = array("q", (0, chunks, *args))
         address, _ = packed.buffer_info()
-        threads = min(torch.get_num_threads(), chunks)
+        threads = min(torch.get_num_threads(), chunks) if chunks > 1 else 1
         if threads > 1 and _openmp is not None:
             self._parallel(self._address, address, threads, 0)
         else:

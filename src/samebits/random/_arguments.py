@@ -88,19 +88,21 @@ def check_result(what: str, key: torch.Tensor, result: torch.Tensor, dtypes: tup
 
 
 def check_probability(what: str, p: float) -> float:
-    """`p` as a float. Raises `InvalidArgumentError` unless 0 <= p <= 1."""
+    """`p` as a float. Raises `InvalidArgumentError` unless it is a number with 0 <= p <= 1."""
+    if not isinstance(p, int | float):
+        raise InvalidArgumentError(f"{what}: p must be a number or a tensor, got {p!r} ({type(p).__name__})")
     if not 0 <= p <= 1:
         raise InvalidArgumentError(f"{what}: p must be a probability, 0 <= p <= 1, got {p}")
     return float(p)
 
 
-def write(out: torch.Tensor, fill: Callable[[torch.Tensor], None]) -> torch.Tensor:
-    """Fills `out`, by way of a contiguous tensor if need be; autograd sees that it was written."""
+def write(out: torch.Tensor, fill: Callable[..., None], *args: Any) -> torch.Tensor:
+    """Calls `fill(*args, out)`, by way of a contiguous tensor if need be; autograd sees that `out` was written."""
     if not out.is_contiguous() or out.is_neg():
         contiguous = torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        fill(contiguous)
+        fill(*args, contiguous)
         return out.copy_(contiguous)
-    fill(out)
+    fill(*args, out)
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
     return out

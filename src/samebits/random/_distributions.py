@@ -38,8 +38,8 @@ def words(keys: torch.Tensor, out: torch.Tensor) -> None:
 
 def uniform(keys: torch.Tensor, low: float, span: float, out: torch.Tensor) -> None:
     """Uniform numbers x span + low; `low` and `span` are numbers of the dtype of `out`."""
-    digits = DIGITS[out.dtype]
-    fill(_UNIFORM[out.dtype], keys, out, as_argument(span), as_argument(low), 2**digits - 1)
+    kernel, mask = _UNIFORM[out.dtype]
+    fill(kernel, keys, out, as_argument(span), as_argument(low), mask)
 
 
 def normal(keys: torch.Tensor, mean: float, std: float, out: torch.Tensor) -> None:
@@ -171,6 +171,6 @@ _WORDS = {
     4: _words_kernel(uint32_at, 4),
     8: filling(_store_words_64, 8, "words_64"),
 }
-_UNIFORM = {dtype: _uniform_kernel(dtype) for dtype in _TO}
+_UNIFORM = {dtype: (_uniform_kernel(dtype), 2**digits - 1) for dtype, digits in DIGITS.items()}
 _NORMAL = {dtype: _normal_kernel_32(dtype) for dtype in _TO if dtype is not torch.float64}
 _NORMAL[torch.float64] = filling(_store_normal_64, 8, "normal_torch_float64")

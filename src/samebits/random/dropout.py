@@ -33,8 +33,8 @@ def dropout(
         training: False gives `input` itself.
         inplace: writes to `input`.
 
-    Raises `InvalidArgumentError` for a wrong key, another dtype or device, p outside [0, 1], or a key batch that does
-    not fit the shape.
+    Raises `InvalidArgumentError` for a wrong key, another dtype or device, p outside [0, 1], a key batch that does
+    not fit the shape, or a leaf that requires grad in place.
     """
     check_key("dropout", key)
     probability = check_probability("dropout", p)
@@ -47,6 +47,10 @@ def dropout(
         raise InvalidArgumentError(
             f"dropout: key and input must be on one device, got a key on {key.device} and an input on {input.device}; "
             f"move the key: key.to({str(input.device)!r})"
+        )
+    if inplace and input.requires_grad and input.is_leaf and torch.is_grad_enabled():
+        raise InvalidArgumentError(
+            "dropout: input is a leaf that requires grad, which cannot be written in place; use inplace=False"
         )
     if probability == 1:
         return input.mul_(0.0) if inplace else input * 0.0
@@ -61,12 +65,11 @@ def _dropped(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = F
 
 def _run(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
     keys = row_keys("dropout", key, given.shape)
-    backend, scale = kernels("dropout", key), _scale(p, given.dtype)
+    fill, scale, contiguous = kernels("dropout", key).dropout, _scale(p, given.dtype), given.contiguous()
     if inplace:
-        return write(given, lambda out: backend.dropout(keys, given.contiguous(), p, scale, out))
-    contiguous = given.contiguous()
+        return write(given, fill, keys, contiguous, p, scale)
     out = torch.empty_like(contiguous)
-    backend.dropout(keys, contiguous, p, scale, out)
+    fill(keys, contiguous, p, scale, out)
     return out if contiguous is given else torch.empty_like(given).copy_(out)
 
 

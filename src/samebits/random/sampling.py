@@ -80,8 +80,7 @@ def _uniform(what: str, key: torch.Tensor, out: torch.Tensor, low: float, high: 
     keys = row_keys(what, key, out.shape)
     if not key.is_cpu and uses_torch(what, key):
         return torch.ops.aten._philox_uniform_(out, key, low, high)
-    backend = kernels(what, key)
-    return write(out, lambda contiguous: backend.uniform(keys, *low_and_span, contiguous))
+    return write(out, kernels(what, key).uniform, keys, *low_and_span)
 
 
 def normal(
@@ -117,8 +116,7 @@ def _normal(what: str, key: torch.Tensor, out: torch.Tensor, mean: float, std: f
     if not std >= 0:
         raise InvalidArgumentError(f"{what}: std must not be negative, got {std}")
     keys = row_keys(what, key, out.shape)
-    backend = kernels(what, key)
-    return write(out, lambda contiguous: backend.normal(keys, mean, std, contiguous))
+    return write(out, kernels(what, key).normal, keys, mean, std)
 
 
 def bernoulli(
@@ -156,8 +154,7 @@ def bernoulli_(key: torch.Tensor, result: torch.Tensor, *, p: float | torch.Tens
 def _bernoulli(what: str, key: torch.Tensor, out: torch.Tensor, p: float | torch.Tensor) -> torch.Tensor:
     probability = _each(what, p, out) if isinstance(p, torch.Tensor) else check_probability(what, p)
     keys = row_keys(what, key, out.shape)
-    backend = kernels(what, key)
-    return write(out, lambda contiguous: backend.bernoulli(keys, probability, contiguous))
+    return write(out, kernels(what, key).bernoulli, keys, probability)
 
 
 def _each(what: str, p: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
