@@ -355,12 +355,34 @@ def test_a_tracer_cannot_bake_a_mask_in(trace):
 
 
 def test_vmap_shares_a_mask_only_if_asked():
-    """Under torch.vmap all samples would have one mask: refused unless randomness="same"; torch.func.grad works."""
+    """Under torch.vmap all samples would have one mask: refused unless randomness="same"."""
     net = model()
     set_step(net, 0, seed=1)
     batch = torch.ones(3, 40)
     for randomness in ("error", "different"):
         with pytest.raises(UnimplementedError, match='randomness="same"'):
             torch.vmap(net, randomness=randomness)(batch)
-    gradient = torch.func.grad(lambda x: net(x).sum())(X)
-    assert set(gradient.tolist()) <= {0.0, 4.0}
+    assert torch.equal(*torch.vmap(net, randomness="same")(batch)[:2])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Dropout(0.5),
+        samebits.nn.Dropout1d(0.5),
+        samebits.nn.AlphaDropout(0.5),
+        samebits.nn.FeatureAlphaDropout(0.5),
+        samebits.nn.RReLU(),
+        samebits.nn.GaussianNoise(1.0),
+        samebits.nn.StochasticDepth(0.5),
+    ],
+)
+@pytest.mark.parametrize("size", [5, 1 << 16])
+def test_torch_func_differentiates_the_layers(layer, size):
+    """torch.func.grad gives the gradient of backward."""
+    x = torch.linspace(-1, 1, 2 * size).view(2, size).requires_grad_()
+    net = nn.Sequential(layer)
+    set_step(net, 0, seed=1)
+    (expected,) = torch.autograd.grad(net(x).square().sum(), x)
+    set_step(net, 0, seed=1)
+    assert torch.equal(torch.func.grad(lambda x: net(x).square().sum())(x.detach()), expected)

@@ -91,6 +91,17 @@ def test_whole_channels_are_dropped(layer, shape, units):
         assert (out[..., 0] == 0).float().mean().item() == pytest.approx(0.4, abs=0.04)
 
 
+@pytest.mark.parametrize("size", [1, 1000, 1 << 16, (1 << 16) + 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_small_and_large_inputs_have_the_bits_of_random_dropout(size, dtype):
+    """Whichever way the mask is kept, output and gradient are those of samebits.random.dropout with the layer's key."""
+    x = torch.randn(size, dtype=dtype, requires_grad=True)
+    found = []
+    for out in (fixed(ours.Dropout(0.3))(x), samebits.random.dropout(words.to_tensor((7, 0)), x, 0.3)):
+        found.append((out, *torch.autograd.grad(out.square().sum(), x)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_dropout_drops_no_channels():
     """Negative control: elementwise dropout mixes zeros and others within a channel."""
     out = fixed(ours.Dropout(0.4))(torch.ones(50, 40, 5)).flatten(2)

@@ -14,7 +14,7 @@ import torch
 from samebits.context import Words, process
 from samebits.errors import DuplicateNameError, InvalidArgumentError, UnseededError
 from samebits.nn import repeats
-from samebits.nn.traced import check_traceable, untraced
+from samebits.nn.traced import check_traceable, drawn
 from samebits.random import seeds, words
 
 _LAYER = words.as_uint64("samebits.nn")
@@ -95,11 +95,11 @@ class OwnsRandomness(torch.nn.Module):
             InvalidArgumentError: the layer is called in the loop of a run that does not know it.
             UnimplementedError: a call that cannot be told is repeated inside backward, or the call is being traced.
         """
-        return untraced(self._keys, device, 1)[0]
+        return drawn(self._keys, device, 1)[0]
 
     def next_keys(self, device: torch.device, number: int) -> list[torch.Tensor]:
         """Several keys of one call, for a layer that draws in several places; as `next_key`."""
-        return untraced(self._keys, device, number)
+        return drawn(self._keys, device, number)
 
     def _keys(self, device: torch.device, number: int) -> list[torch.Tensor]:
         call = self._next_words()

@@ -9,7 +9,10 @@ import torch
 
 from samebits import random
 from samebits.errors import InvalidArgumentError
-from samebits.nn.traced import untraced
+from samebits.nn.traced import drawn, untraced
+
+_LARGE = 1 << 16
+"""Elements from which on a mask is worth drawing again in backward; a custom function costs as much as drawing 10,000."""
 
 
 def probability(layer: torch.nn.Module, p: Any) -> float:
@@ -31,20 +34,21 @@ def non_negative(layer: torch.nn.Module, name: str, value: Any) -> float:
 
 
 def kept(key: torch.Tensor, shape: tuple[int, ...], p: float, like: torch.Tensor) -> torch.Tensor:
-    """1 with probability 1 - p, else 0; of the dtype and device of `like`."""
-    return untraced(random.bernoulli, key, shape, p=1.0 - p, dtype=like.dtype, device=like.device)
+    """0 where `bernoulli(key, shape, p=p)` is one, as `random.dropout` drops; else 1. Of the dtype and device of `like`."""
+    dropped = drawn(random.bernoulli, key, shape, p=p, dtype=torch.bool)
+    return dropped.logical_not().to(like.device, like.dtype)
 
 
 def uniform(
     key: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, *, low: float = 0.0, high: float = 1.0
 ) -> torch.Tensor:
     """Uniform numbers of [low, high), of the dtype and device of `like`."""
-    return untraced(random.uniform, key, shape, low=low, high=high, dtype=like.dtype, device=like.device)
+    return drawn(random.uniform, key, shape, low=low, high=high, dtype=like.dtype, device=like.device)
 
 
 def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool = False) -> torch.Tensor:  # noqa: A002
-    """Zeroes with probability p, scales the others by 1 / (1 - p); the mask is not stored for backward."""
-    if key.device == input.device:
+    """`random.dropout`, with the same bits at less cost for a small input, whose mask is stored for backward."""
+    if input.numel() >= _LARGE and key.device == input.device:
         return untraced(random.dropout, key, input, p, inplace=inplace)
     return scaled(input, kept(key, tuple(input.shape), p, input), p, inplace=inplace)
 

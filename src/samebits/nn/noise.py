@@ -8,7 +8,7 @@ from samebits import random
 from samebits.errors import InvalidArgumentError
 from samebits.nn.keyed import OwnsRandomness
 from samebits.nn.masks import kept, non_negative, probability, scaled, uniform
-from samebits.nn.traced import untraced
+from samebits.nn.traced import drawn
 
 
 class GaussianNoise(OwnsRandomness):
@@ -35,7 +35,7 @@ class GaussianNoise(OwnsRandomness):
         if not self.training or std == 0.0:
             return input
         key = self.next_key(input.device)
-        noise = untraced(random.normal, key, *input.shape, std=std, dtype=input.dtype, device=input.device)
+        noise = drawn(random.normal, key, *input.shape, std=std, dtype=input.dtype, device=input.device)
         return input.add_(noise) if self.inplace else input + noise
 
     def extra_repr(self) -> str:
@@ -97,7 +97,7 @@ class RReLU(OwnsRandomness, torch.nn.RReLU):
             )
         key = self.next_key(input.device)
         slope = uniform(key, tuple(input.shape), input, low=self.lower, high=self.upper)
-        noise = slope.masked_fill_(input.detach() > 0, 1.0)
+        noise = slope.masked_fill(input.detach() > 0, 1.0)
         return input.mul_(noise) if self.inplace else input * noise
 
 

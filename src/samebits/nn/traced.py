@@ -23,6 +23,14 @@ def untraced(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     return function(*args, **kwargs)
 
 
+def drawn(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """As `untraced`, for what makes plain tensors of plain ones: torch.func's transforms leave them plain."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:
+        return untraced(function, *args, **kwargs)
+    with torch._C._DisableFuncTorch():
+        return function(*args, **kwargs)
+
+
 @_disable_dynamo
 def _outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     return function(*args, **kwargs)
