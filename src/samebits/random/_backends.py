@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from samebits.random import _distributions, _integers, _masks, _transformed, feistel
-from samebits.random.keys import uses_torch
+from samebits.random.keys import on_cuda
+from samebits.random.triton import launchers
 
 _CPU = SimpleNamespace(
     words=_distributions.words,
@@ -25,8 +26,9 @@ _CPU = SimpleNamespace(
 def kernels(what: str, key: torch.Tensor) -> Any:
     """What fills tensors on the key's device; its functions have the signatures of `_CPU`'s.
 
-    Raises `UnimplementedError`, naming samebits.random.`what`, for a device without kernels of the same bits.
+    Raises `UnimplementedError`, naming samebits.random.`what`, for a device without kernels of the same bits, and for
+    CUDA without Triton.
     """
-    if not key.is_cpu:
-        uses_torch(what, key, same_bits=False)
+    if not key.is_cpu and on_cuda(what, key):
+        return launchers(what)
     return _CPU

@@ -43,7 +43,7 @@ def split(key: torch.Tensor, num: int = 2) -> torch.Tensor:
     check_key("split", key)
     if num <= 0:
         raise InvalidArgumentError(f"split: num must be positive, got {num}")
-    if uses_torch("split", key):
+    if on_cuda("split", key):
         return torch.ops.aten._philox_key_split(key, num)
     return _fold_all(key, 0, num)
 
@@ -57,7 +57,7 @@ def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
     check_key("fold_in", key)
     for part in data if isinstance(data, tuple) else (data,):
         number = words.as_uint64(part)
-        if uses_torch("fold_in", key):
+        if on_cuda("fold_in", key):
             key = torch.ops.aten._philox_key_fold_in(key, number - 2**64 if number >= 2**63 else number)
         else:
             key = _fold_all(key, number, 1)[0]
@@ -84,15 +84,10 @@ def check_key(what: str, key: torch.Tensor) -> None:
         )
 
 
-def uses_torch(what: str, key: torch.Tensor, *, same_bits: bool = True) -> bool:
-    """False for a CPU key, true where torch's own kernel serves a key's device with the same bits.
-
-    Raises `UnimplementedError` for every other device.
-    """
-    if key.device.type == "cpu":
-        return False
-    if key.device.type == "cuda" and same_bits:
-        return True
+def on_cuda(what: str, key: torch.Tensor) -> bool:
+    """False for a key on the CPU, true for one on CUDA. Raises `UnimplementedError` for every other device."""
+    if key.is_cpu or key.is_cuda:
+        return key.is_cuda
     raise UnimplementedError(
         f"samebits.random.{what} has no kernel for {key.device} that gives the bits of the CPU; "
         f"draw on the CPU and move the result: {what}(key.cpu(), ...).to({str(key.device)!r})"

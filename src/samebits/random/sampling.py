@@ -24,7 +24,7 @@ from samebits.random._arguments import (
     write,
 )
 from samebits.random._backends import kernels
-from samebits.random.keys import uses_torch
+from samebits.random.keys import on_cuda
 
 _COUNTABLE = (*FLOATS, torch.bool, *INTEGERS)
 Shape = int | Sequence[int]
@@ -78,7 +78,7 @@ def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high:
 def _uniform(what: str, key: torch.Tensor, out: torch.Tensor, low: float, high: float) -> torch.Tensor:
     low_and_span = _low_and_span(what, low, high, out.dtype)
     keys = row_keys(what, key, out.shape)
-    if not key.is_cpu and uses_torch(what, key):
+    if not key.is_cpu and on_cuda(what, key):
         return torch.ops.aten._philox_uniform_(out, key, low, high)
     return write(out, kernels(what, key).uniform, keys, *low_and_span)
 

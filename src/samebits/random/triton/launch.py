@@ -1,4 +1,5 @@
-"""Launches the kernels: each function fills `out` from `keys` (rows, 2), its row k from key k, as those on the CPU do.
+"""Launches the kernels: each function fills `out` from `keys`, (rows, 2) or (2,), its row k from key k,
+as those on the CPU do.
 
 All tensors are contiguous and on one CUDA device (or on the CPU under Triton's interpreter, where the tests run).
 `enable_fp_fusion=False` keeps Triton and ptxas from contracting a multiplication and an addition that the CPU kernels
@@ -118,7 +119,7 @@ def _rows(
 ) -> None:
     """Launches over the rows of the first of `tensors`; every block of a key gives `per_block` numbers."""
     out, *others = tensors if isinstance(tensors, tuple) else (tensors,)
-    rows = keys.shape[0]
+    rows = keys.numel() // 2
     per_row = out.numel() // max(rows, 1)
     programs = -(-rows * -(-per_row // per_block) // _BLOCKS)
     constants |= {"BLOCKS": _BLOCKS, "ONE_KEY": rows == 1}
