@@ -115,7 +115,7 @@ class OwnsRandomness(torch.nn.Module):
             return repeats.recall(self)
         key = calls.next()
         if repeats.possible():
-            repeats.remember(key)
+            repeats.remember(self, key)
         return key
 
     def _calls(self) -> Calls | None:

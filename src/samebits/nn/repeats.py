@@ -17,7 +17,7 @@ from samebits.context import Words
 from samebits.errors import UnimplementedError
 
 _KEPT = 1 << 16
-_keys: OrderedDict[int, Words] = OrderedDict()
+_keys: OrderedDict[tuple[int, int], Words] = OrderedDict()
 
 
 def in_backward() -> bool:
@@ -32,11 +32,11 @@ def possible() -> bool:
     )
 
 
-def remember(key: Words) -> None:
+def remember(layer: torch.nn.Module, key: Words) -> None:
     """Keeps the key of this call for its repetition; the oldest of 65,536 is forgotten."""
-    number = _identifier()
-    _keys.pop(number, None)
-    _keys[number] = key
+    call = _identifier(layer)
+    _keys.pop(call, None)
+    _keys[call] = key
     if len(_keys) > _KEPT:
         _keys.popitem(last=False)
 
@@ -46,7 +46,7 @@ def recall(layer: torch.nn.Module) -> Words:
 
     Raises `UnimplementedError` when no call of a forward is known by what the generator gives.
     """
-    key = _keys.get(_identifier())
+    key = _keys.get(_identifier(layer))
     if key is None:
         raise UnimplementedError(
             f"samebits.nn.{type(layer).__name__} {getattr(layer, 'layer_name', None) or ''} is called inside backward, and "
@@ -57,5 +57,5 @@ def recall(layer: torch.nn.Module) -> Words:
     return key
 
 
-def _identifier() -> int:
-    return int(torch.randint(2**63 - 1, (1,)))
+def _identifier(layer: torch.nn.Module) -> tuple[int, int]:
+    return int(torch.randint(2**63 - 1, (1,))), id(layer)
