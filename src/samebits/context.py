@@ -41,6 +41,8 @@ class Overrides:
     """The run ends, as if exhausted, after this many steps of this and earlier processes together."""
     batches_per_epoch: int | None = None
     """An epoch ends after this many batches (validation included)."""
+    num_workers: int | None = None
+    """The workers of every `samebits.data.Pipeline`."""
     commit_steps: tuple[int, ...] | None = None
     """Commit at the boundary before each of these steps, and at no other but the last."""
 
@@ -69,6 +71,9 @@ class Observer:
 
     def validation_begins(self, run: Any, step: Position) -> None:
         """A validation phase that the library itself runs begins, inside the body of `step`."""
+
+    def workers_wanted(self, number: int) -> None:
+        """A `samebits.data.Pipeline` is about to be read; `number` is what its program asks for."""
 
     def logged(self, run: Any, values: dict[str, Any]) -> None:
         """The user called `run.log(**values)`."""

@@ -105,6 +105,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
         run_root=None if spec.run_root is None else Path(spec.run_root).absolute(),
         stop_after_steps=spec.stop_after_steps,
         batches_per_epoch=spec.batches_per_epoch,
+        num_workers=spec.num_workers,
         commit_steps=spec.commit_steps,
     )
     if spec.threads is not None:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
-from samebits.context import Words
+from samebits.context import Words, notify, process
 from samebits.data import fingerprint
 from samebits.data.engine.inline import Inline
 from samebits.data.engine.parallel import Parallel
@@ -134,6 +134,9 @@ class PipelineIterator(Iterator[Any]):
             count = (
                 os.process_cpu_count() if hasattr(os, "process_cpu_count") else len(os.sched_getaffinity(0))
             )
+        notify("workers_wanted", count or 0)
+        if process.overrides.num_workers is not None:
+            count = process.overrides.num_workers
         if not count:
             return Inline(self._draws).read(self._stage, self.epoch, self._state)
         ahead = self._options.prefetch or 2 * count

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from samebits.context import Position, Words, process
-from samebits.data import DataLoader
+from samebits.data import DataLoader, Pipeline
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random import generators, words
 
 _END = object()
+_POSITIONED = (DataLoader, Pipeline)
+"""Loaders that go to any batch at once, and say where they stand."""
 
 
 class Source:
@@ -26,19 +28,20 @@ class Source:
         self._limit = batches_per_epoch
         self._iterator: Iterator[Any] | None = None
         self._ahead: Any = None
+        self._before_ahead: Any = None
         self._epoch_state: Any = None
-        if isinstance(loader, DataLoader):
+        if isinstance(loader, _POSITIONED):
             loader.forget_iteration()  # of somebody who looked at a first batch
 
     def state(self) -> Any:
         """What a commit keeps of the loader, plain values and tensors."""
-        if isinstance(self._loader, DataLoader):
-            return self._loader.state_dict()
+        if isinstance(self._loader, _POSITIONED):
+            return self._loader.state_dict() if self._ahead is None else self._before_ahead
         return self._epoch_state if self._iterator is not None else _loader_state(self._loader)
 
     def load(self, state: Any, batch_index: int) -> None:
         """Continues where `state` was taken, `batch_index` batches into an epoch."""
-        if isinstance(self._loader, DataLoader):
+        if isinstance(self._loader, _POSITIONED):
             self._loader.load_state_dict(state)
             return
         _load_loader_state(self._loader, state)
@@ -59,7 +62,7 @@ class Source:
         return batch, ends
 
     def _begin(self, epoch: int, batch_index: int) -> None:
-        if isinstance(self._loader, DataLoader):
+        if isinstance(self._loader, _POSITIONED):
             self._iterator = iter(self._loader)
             return
         self._epoch_state = _loader_state(self._loader)
@@ -81,13 +84,15 @@ class Source:
         try:
             return batch, batch_index + 1 >= len(self._loader)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):  # no length: look one batch ahead
+            if isinstance(self._loader, _POSITIONED):
+                self._before_ahead = self._loader.state_dict()
             following = self._draw(epoch, batch_index + 1)
             self._ahead = (following,)
             return batch, following is _END
 
     def _draw(self, epoch: int, batch_index: int) -> Any:
         assert self._iterator is not None
-        if isinstance(self._loader, DataLoader):
+        if isinstance(self._loader, _POSITIONED):
             return next(self._iterator, _END)
         with self._at(epoch, "batch", epoch, batch_index):
             return next(self._iterator, _END)
@@ -111,7 +116,7 @@ class Source:
     def _end_epoch(self) -> None:
         """Lets go of the iterator; the loader stands at the start of the next epoch."""
         self._iterator, self._ahead = None, None
-        if isinstance(self._loader, DataLoader):
+        if isinstance(self._loader, _POSITIONED):
             self._loader.forget_iteration()
 
 
@@ -126,7 +131,7 @@ def check_loader(loader: Any) -> None:
             f"Run.steps(loader={type(loader).__name__}): an iterator can be read only once, so it cannot be resumed. "
             "Pass what it was made of: a samebits.data.DataLoader, a list, or any object whose __iter__ starts anew."
         )
-    if getattr(loader, "persistent_workers", False) and not isinstance(loader, DataLoader):
+    if getattr(loader, "persistent_workers", False) and not isinstance(loader, _POSITIONED):
         raise UnimplementedError(
             "Run.steps: torch's DataLoader with persistent_workers=True keeps generators in its workers from epoch to "
             "epoch, which nobody can save. Use samebits.data.DataLoader (same arguments)."

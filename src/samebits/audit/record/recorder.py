@@ -104,6 +104,10 @@ class Recorder(Observer, TorchListener):
         self._subjects.open_run(run)
 
     @_survives
+    def workers_wanted(self, number: int) -> None:
+        """A pipeline's own number of workers, for `verify`'s table."""
+        self.loaders.append(number)
+
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
         """Writes the line of the step that is over, or the first line of this process."""
         if step.loop not in self._loops:
