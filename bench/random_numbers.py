@@ -1,78 +1,109 @@
-"""Nanoseconds per element of samebits.random against torch's own generators, one thread, interleaved.
+"""samebits.random against torch's generators on the CPU: interleaved, medians of ratios.
 
-    python bench/random_numbers.py [elements]
+    python bench/random_numbers.py [rounds]
 
-Prints medians and the ratio to torch (below 1 is faster).
+Three tables. Large: ns per element for 2**24 elements, at one and at two threads (one: time of the process; two: of the
+wall), and how many times faster than torch. Small: us per call for 1,024 elements at one thread, and what is added to
+torch's. Process: us per call of what reseeds generators. In-place rows write into a tensor that exists; torch has no
+`permute_index`, which stands beside `torch.randperm` of as many elements.
 """
 
+import os
 import sys
 import time
 from statistics import median
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
+import torch.nn.functional as F
 
 import samebits.random as sr
 from samebits.random import generators, words
-from samebits.random.feistel import permute_indices
 
-ROUNDS = 15
-
-
-def time_ns(call, elements):
-    began = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - began) / elements
+LARGE, SMALL, BILLION = 1 << 24, 1 << 10, 10**9
+KEY, PAIR = sr.key(1), words.root(1)
 
 
-def compare(name, ours, theirs, elements):
-    ours(), theirs()
-    pairs = [(time_ns(ours, elements), time_ns(theirs, elements)) for _ in range(ROUNDS)]
-    a, b = (median(column) for column in zip(*pairs, strict=True))
-    print(f"{name:28} {a:8.2f} {b:8.2f} {a / b:7.2f}")
+def backward_of(drop, n):
+    """Backward of a dropout whose forward is done, again and again."""
+    x = torch.ones(n, requires_grad=True)
+    y, grad = drop(x), torch.ones(n)
+    return lambda: torch.autograd.grad(y, x, grad, retain_graph=True)
 
 
-def repeated(call, times=1000):
-    return lambda: [call() for _ in range(times)] and None
+def rows(n):
+    """(name, ours, torch's): calls that make n numbers each."""
+    x, integers, kept = torch.empty(n), torch.empty(n, dtype=torch.int32), torch.ones(n)
+    indices = torch.arange(n) * (BILLION // n)
+    return [
+        ("uniform_", lambda: sr.uniform_(KEY, x), x.uniform_),
+        ("normal_", lambda: sr.normal_(KEY, x), x.normal_),
+        ("bernoulli_", lambda: sr.bernoulli_(KEY, x, p=0.3), lambda: x.bernoulli_(0.3)),
+        ("dropout forward", lambda: sr.dropout(KEY, kept, 0.3), lambda: F.dropout(kept, 0.3)),
+        (
+            "dropout backward",
+            backward_of(lambda t: sr.dropout(KEY, t, 0.3), n),
+            backward_of(lambda t: F.dropout(t, 0.3), n),
+        ),
+        ("bits | random_", lambda: sr.bits(KEY, n), integers.random_),
+        ("permutation | randperm", lambda: sr.permutation(KEY, n), lambda: torch.randperm(n)),
+        (
+            "permute_index of 10**9",
+            lambda: sr.permute_index(KEY, indices, BILLION),
+            lambda: torch.randperm(n),
+        ),
+    ]
+
+
+def process_rows():
+    """What a step or an element pays to set the generators of the process."""
+    return [
+        ("fold | manual_seed", lambda: words.fold(PAIR, 3), lambda: torch.manual_seed(3)),
+        ("fill | manual_seed", lambda: generators.fill(PAIR), lambda: torch.manual_seed(3)),
+    ]
+
+
+def compare(ours, theirs, calls, rounds, clock):
+    """(ours, torch's) in ns per call and the ratio torch / ours: medians over interleaved rounds."""
+    pairs = []
+    for number in range(rounds + 1):
+        took = []
+        for call in (ours, theirs) if number % 2 else (theirs, ours):
+            began = clock()
+            for _ in range(calls):
+                call()
+            took.append((clock() - began) / calls)
+        pairs.append(took if number % 2 else took[::-1])
+    ours_ns, theirs_ns = zip(*pairs[1:], strict=True)  # the first round compiles
+    ratios = [b / a for a, b in pairs[1:]]
+    return median(ours_ns), median(theirs_ns), median(ratios)
+
+
+def large(rounds):
+    for threads, clock in ((1, time.process_time_ns), (2, time.perf_counter_ns)):
+        torch.set_num_threads(threads)
+        print(f"\nns per element, 2**24 elements, threads: {threads}")
+        print(f"{'':24} {'samebits':>9} {'torch':>9} {'faster':>9}")
+        for name, ours, theirs in rows(LARGE):
+            a, b, ratio = compare(ours, theirs, 1, rounds, clock)
+            print(f"{name:24} {a / LARGE:9.2f} {b / LARGE:9.2f} {ratio:8.1f}x", flush=True)
+
+
+def small(title, given, rounds):
+    torch.set_num_threads(1)
+    print(f"\nus per call, {title}, threads: 1")
+    print(f"{'':24} {'samebits':>9} {'torch':>9} {'added':>9}")
+    for name, ours, theirs in given:
+        a, b, _ = compare(ours, theirs, 500, rounds, time.process_time_ns)
+        print(f"{name:24} {a / 1000:9.2f} {b / 1000:9.2f} {(a - b) / 1000:+9.2f}", flush=True)
 
 
 def main():
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 1 << 20
-    torch.set_num_threads(1)
-    key, pair = sr.key(1), words.root(1)
-    print(f"{n} elements\n{'ns per element':28} {'samebits':>8} {'torch':>8} {'ratio':>7}")
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        name = str(dtype).removeprefix("torch.")
-        compare(
-            f"uniform {name}",
-            lambda d=dtype: sr.uniform(key, n, dtype=d),
-            lambda d=dtype: torch.rand(n, dtype=d),
-            n,
-        )
-        compare(
-            f"normal {name}",
-            lambda d=dtype: sr.normal(key, n, dtype=d),
-            lambda d=dtype: torch.randn(n, dtype=d),
-            n,
-        )
-    words_of = torch.empty(n, dtype=torch.int32)
-    compare("bits 32", lambda: sr.bits(key, n), words_of.random_, n)
-    compare("permutation", lambda: permute_indices(pair, 0, n, n), lambda: torch.randperm(n), n)
-    print(f"\n{'ns per call':28} {'samebits':>8} {'torch':>8} {'ratio':>7}")
-    compare(
-        "fold an int | manual_seed",
-        repeated(lambda: words.fold(pair, 3)),
-        repeated(lambda: torch.manual_seed(3)),
-        1000,
-    )
-    compare(
-        "fill | manual_seed",
-        repeated(lambda: generators.fill(pair)),
-        repeated(lambda: torch.manual_seed(3)),
-        1000,
-    )
-    compare(
-        "uniform of 8 | rand", repeated(lambda: sr.uniform(key, 8)), repeated(lambda: torch.rand(8)), 1000
-    )
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+    large(rounds)
+    small("1,024 elements", rows(SMALL), rounds)
+    small("generators of the process", process_rows(), rounds)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from samebits.errors import InvalidArgumentError
 from samebits.random._arguments import FLOATS, check_probability, row_keys, write
 from samebits.random._backends import kernels
+from samebits.random._memory import fresh
 from samebits.random.keys import check_key
 
 
@@ -68,7 +69,7 @@ def _run(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> tor
     fill, scale, contiguous = kernels("dropout", key).dropout, _scale(p, given.dtype), given.contiguous()
     if inplace:
         return write(given, fill, keys, contiguous, p, scale)
-    out = torch.empty_like(contiguous)
+    out = fresh(contiguous.shape, contiguous.dtype, contiguous.device)
     fill(keys, contiguous, p, scale, out)
     return out if contiguous is given else torch.empty_like(given).copy_(out)
 
@@ -87,13 +88,13 @@ class _Dropout(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (key,) = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
+        (key,), (grad,) = ctx.saved_tensors, grad_outputs
         return _dropped(grad, key, ctx.p), None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
-        (key,) = ctx.saved_tensors
+    def jvp(ctx: Any, *grad_inputs: Any) -> torch.Tensor:
+        (key,), (tangent, *_) = ctx.saved_tensors, grad_inputs
         return _dropped(tangent, key, ctx.p)
 
 

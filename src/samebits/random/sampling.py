@@ -24,6 +24,7 @@ from samebits.random._arguments import (
     write,
 )
 from samebits.random._backends import kernels
+from samebits.random._memory import fresh
 from samebits.random.keys import on_cuda
 
 _COUNTABLE = (*FLOATS, torch.bool, *INTEGERS)
@@ -40,7 +41,7 @@ def bits(key: torch.Tensor, *shape: Shape, dtype: torch.dtype = torch.uint32) ->
         raise InvalidArgumentError(f"bits: dtype must be an integer dtype, got {dtype}")
     keys = row_keys("bits", key, size)
     backend = kernels("bits", key)
-    out = torch.empty(size, dtype=dtype, device=key.device)
+    out = fresh(size, dtype, key.device)
     backend.words(keys, out)
     return out
 
@@ -61,7 +62,7 @@ def uniform(
     key batch that does not fit the shape.
     """
     size, dtype = sizes("uniform", key, shape), floating("uniform", dtype)
-    out = torch.empty(size, dtype=dtype, device=key.device)
+    out = fresh(size, dtype, key.device)
     drawn = _uniform("uniform", key, out, low, high)
     return drawn if device is None else drawn.to(device)
 
@@ -98,7 +99,7 @@ def normal(
     Raises `InvalidArgumentError` for another dtype, std < 0, or a key batch that does not fit the shape.
     """
     size, dtype = sizes("normal", key, shape), floating("normal", dtype)
-    out = torch.empty(size, dtype=dtype, device=key.device)
+    out = fresh(size, dtype, key.device)
     drawn = _normal("normal", key, out, mean, std)
     return drawn if device is None else drawn.to(device)
 
@@ -137,7 +138,7 @@ def bernoulli(
         raise InvalidArgumentError(
             f"bernoulli: dtype must be a floating or integer dtype or bool, got {dtype}"
         )
-    out = torch.empty(size, dtype=dtype or torch.float32, device=key.device)
+    out = fresh(size, dtype or torch.float32, key.device)
     drawn = _bernoulli("bernoulli", key, out, p)
     return drawn if device is None else drawn.to(device)
 
