@@ -9,7 +9,7 @@ import torch
 
 from samebits import random
 from samebits.errors import InvalidArgumentError
-from samebits.nn.traced import drawn, untraced
+from samebits.nn.traced import drawn, transformed, untraced
 
 _LARGE = 1 << 16
 """Elements from which on a mask is worth drawing again in backward; a custom function costs as much as drawing 10,000."""
@@ -48,7 +48,7 @@ def uniform(
 
 def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool = False) -> torch.Tensor:  # noqa: A002
     """`random.dropout`, with the same bits at less cost for a small input, whose mask is stored for backward."""
-    if input.numel() >= _LARGE and key.device == input.device:
+    if input.numel() >= _LARGE and key.device == input.device and not transformed():
         return untraced(random.dropout, key, input, p, inplace=inplace)
     return scaled(input, kept(key, tuple(input.shape), p, input), p, inplace=inplace)
 

@@ -37,7 +37,7 @@ def remember(layer: torch.nn.Module, key: Words) -> None:
     call = _identifier(layer)
     _keys.pop(call, None)
     _keys[call] = key
-    if len(_keys) > _KEPT:
+    while len(_keys) > _KEPT:
         _keys.popitem(last=False)
 
 

@@ -25,10 +25,15 @@ def untraced(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 def drawn(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """As `untraced`, for what makes plain tensors of plain ones: torch.func's transforms leave them plain."""
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None:
+    if not transformed():
         return untraced(function, *args, **kwargs)
     with torch._C._DisableFuncTorch():
         return function(*args, **kwargs)
+
+
+def transformed() -> bool:
+    """Whether torch.func (grad, vmap, ...) runs the caller, outside torch.compile."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @_disable_dynamo
