@@ -128,6 +128,7 @@ def reference(key, i, n, rounds=10):
 
     rows = math.isqrt(n - 1) + 1
     columns = -(-n // rows)
+    columns += rows % 2 and columns % 2  # never both odd
     while True:
         column, row = divmod(i, rows)
         for pair in range(rounds // 2):

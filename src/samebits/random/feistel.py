@@ -75,14 +75,23 @@ def fill_images(
         out[:] = orders[:, indices] if indices.size else orders[:, start : start + out.shape[1]]
     elif out.size:
         round_keys = _round_keys(keys, rounds)
-        rows = isqrt(n - 1) + 1
-        grid = (n, rows, -(-n // rows))
+        grid = (n, *grid_of(n))
         if out.size <= _CHUNK:
             _permute(round_keys, start, indices, *grid, out)
         else:
             addresses = (array.ctypes.data for array in (round_keys, indices, out))
             sizes = (*round_keys.shape, indices.size, out.shape[1])
             _permute_chunk(out.size // _CHUNK, *addresses, *sizes, start, *grid)
+
+
+def grid_of(n: int) -> tuple[int, int]:
+    """Rows and columns of the grid of an n above `SHUFFLED_SIZE`.
+
+    Not both are odd: then every round, and with it nearly every permutation of this n, would be even.
+    """
+    rows = isqrt(n - 1) + 1
+    columns = -(-n // rows)
+    return rows, columns + (rows & columns & 1)
 
 
 def images(

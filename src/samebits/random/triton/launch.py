@@ -9,13 +9,13 @@ round separately; what must be fused says so (`fma`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, isqrt
+from math import floor
 from typing import Any
 
 import torch
 
 from samebits.random._distributions import DIGITS
-from samebits.random.feistel import _STREAM, ROUNDS, SHUFFLED_SIZE
+from samebits.random.feistel import _STREAM, ROUNDS, SHUFFLED_SIZE, grid_of
 from samebits.random.triton.kernels import fill, masks, permute
 from samebits.random.triton.kernels import integers as integer_kernels
 from samebits.random.triton.kernels import transformed as transforms
@@ -88,9 +88,8 @@ def images(
         _launch(permute.shuffle, keys.shape[0], _round_keys(keys, 1), orders, n, SIZE=SHUFFLED_SIZE)
         out.copy_(orders[:, start : start + out.shape[1]] if indices is None else orders[:, indices])
         return
-    rows = isqrt(n - 1) + 1
     programs = keys.shape[0] * -(-out.shape[1] // _BLOCKS)
-    grid = (start, n, rows, -(-n // rows))
+    grid = (start, n, *grid_of(n))
     constants = {"ROUNDS": ROUNDS, "GIVEN": indices is not None, "SIZE": _BLOCKS}
     given = out if indices is None else indices
     _launch(
