@@ -148,8 +148,8 @@ def test_the_two_ways_into_a_tail_meet():
     key, number = sr.key(5), 2000
     near = sr.truncated_normal(key, number, low=math.nextafter(36.0, 0), high=INF, dtype=torch.float64)
     far = sr.truncated_normal(key, number, low=36.0, high=INF, dtype=torch.float64)
-    assert transformed._truncation(0.0, 1.0, math.nextafter(36.0, 0), INF, 36.0, INF)[0] == "truncated"
-    assert transformed._truncation(0.0, 1.0, 36.0, INF, 36.0, INF)[0] == "far_tail"
+    assert transformed._truncation(0.0, 1.0, math.nextafter(36.0, 0), INF, torch.float64)[0] == "truncated"
+    assert transformed._truncation(0.0, 1.0, 36.0, INF, torch.float64)[0] == "far_tail"
     assert (near - far).abs().max() < 2e-13  # some 30 ulp; the numbers differ from 36 by 0.03
 
 

@@ -14,6 +14,7 @@ import torch
 from samebits.errors import InvalidArgumentError
 from samebits.random._arguments import rows, sizes
 from samebits.random._backends import kernels
+from samebits.random._memory import fresh
 from samebits.random.discrete import images, integers, length
 from samebits.random.keys import check_key
 
@@ -140,9 +141,9 @@ def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Te
     out = torch.empty_like(row)
     for some, first, last in _slabs(row.shape[0], row.shape[1], n):
         which = row[some, first:last]
-        noise = torch.empty(*which.shape, n, dtype=table.dtype, device=key.device)
+        noise = fresh((*which.shape, n), table.dtype, key.device)
         backend.transformed("gumbel", _moved(keys[some], first * n * noise.itemsize // 16), (0.0, 1.0), noise)
-        out[some, first:last] = (noise + table[which]).argmax(-1)
+        out[some, first:last] = noise.add_(table[which]).argmax(-1)
     return out.view(checked)
 
 

@@ -11,8 +11,9 @@ import torch
 from samebits.context import Words
 from samebits.errors import InvalidArgumentError
 from samebits.random import words
-from samebits.random._arguments import INTEGERS, rows, sizes
+from samebits.random._arguments import INTEGERS, row_keys, sizes
 from samebits.random._backends import kernels
+from samebits.random._memory import fresh
 from samebits.random.feistel import MAX_SIZE, permute_indices
 from samebits.random.keys import check_key
 
@@ -64,9 +65,9 @@ def integers(
     dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:
     """The integers of `randint`, whose arguments these are once they are checked, for the function `what`."""
-    keys, _ = rows(what, key, shape)
+    keys = row_keys(what, key, shape)
     backend = kernels(what, key)
-    out = torch.empty(shape, dtype=dtype, device=key.device)
+    out = fresh(shape, dtype, key.device)
     backend.integers(keys, low, span, out)
     return out
 
@@ -93,7 +94,7 @@ def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> i
     if given.shape != (2,):
         words.from_tensor(given)  # raises
     backend = kernels("permute_index", given)
-    out = torch.empty(i.shape, dtype=torch.int64, device=i.device)
+    out = fresh(tuple(i.shape), torch.int64, i.device)
     if i.numel():
         least, greatest = (int(bound) for bound in i.aminmax())
         if not 0 <= least <= greatest < n <= MAX_SIZE:
@@ -149,6 +150,6 @@ def length(what: str, source: int | torch.Tensor, dim: int) -> int:
 def images(what: str, key: torch.Tensor, keys: torch.Tensor, n: int, number: int) -> torch.Tensor:
     """The first `number` elements of the orders of range(n) of all `keys`, for the function `what`: int64 (keys, number)."""
     backend = kernels(what, key)
-    out = torch.empty(keys.shape[0], number, dtype=torch.int64, device=key.device)
+    out = fresh((keys.shape[0], number), torch.int64, key.device)
     backend.images(keys, n, out)
     return out

@@ -15,8 +15,9 @@ import torch
 
 from samebits.errors import InvalidArgumentError
 from samebits.random import _tails
-from samebits.random._arguments import floating, rows, sizes
+from samebits.random._arguments import floating, row_keys, sizes
 from samebits.random._backends import kernels
+from samebits.random._memory import fresh
 
 _FAR = 36
 """Deviations from the mean above which a tail is drawn by its expansion: its probability nears the least float64."""
@@ -82,7 +83,7 @@ def truncated_normal(
     _check_positive(what, "std", std)
     if not low < high:
         raise InvalidArgumentError(f"{what}: low must be below high, got low={low}, high={high}")
-    name, parameters = _truncation(float(mean), float(std), *_inside(low, high, floating(what, dtype)))
+    name, parameters = _truncation(float(mean), float(std), float(low), float(high), floating(what, dtype))
     return _drawn(what, key, shape, dtype, device, parameters, name)
 
 
@@ -95,9 +96,10 @@ def _drawn(
     parameters: Sequence[float],
     name: str = "",
 ) -> torch.Tensor:
-    keys, _ = rows(what, key, sizes(what, key, shape))
+    size = sizes(what, key, shape)
+    keys = row_keys(what, key, size)
     backend = kernels(what, key)
-    out = torch.empty(sizes(what, key, shape), dtype=floating(what, dtype), device=key.device)
+    out = fresh(size, floating(what, dtype), key.device)
     backend.transformed(name or what, keys, parameters, out)
     return out.to(device or key.device)
 
@@ -112,8 +114,8 @@ def _check_positive(what: str, name: str, number: float) -> None:
         raise InvalidArgumentError(f"{what}: {name} must be positive and finite, got {number}")
 
 
-def _inside(low: float, high: float, dtype: torch.dtype) -> tuple[float, float, float, float]:
-    """(low, high, the least and the greatest number of the dtype in [low, high])."""
+def _inside(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
+    """The least and the greatest number of the dtype in [low, high]."""
     bounds = torch.tensor([low, high], dtype=torch.float64)
     least, greatest = bounds.to(dtype).double().tolist()
     if least < low:
@@ -124,7 +126,7 @@ def _inside(low: float, high: float, dtype: torch.dtype) -> tuple[float, float, 
         raise InvalidArgumentError(
             f"truncated_normal: no {dtype} lies in low={low} to high={high}; choose a wider interval or dtype"
         )
-    return float(low), float(high), least, greatest
+    return least, greatest
 
 
 def _next(number: float, dtype: torch.dtype, *, up: bool) -> float:
@@ -139,9 +141,10 @@ def _next(number: float, dtype: torch.dtype, *, up: bool) -> float:
 
 @lru_cache(maxsize=256)
 def _truncation(
-    mean: float, std: float, low: float, high: float, least: float, greatest: float
+    mean: float, std: float, low: float, high: float, dtype: torch.dtype
 ) -> tuple[str, tuple[float, ...]]:
     """The kernel and its parameters."""
+    least, greatest = _inside(low, high, dtype)
     with _tails.exact():
         a, b = ((Decimal(bound) - Decimal(mean)) / Decimal(std) for bound in (low, high))
         if max(a, -b) < _FAR:
