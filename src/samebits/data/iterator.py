@@ -71,7 +71,7 @@ class PipelineIterator(Iterator[Any]):
         """
         try:
             schema, epoch, delivered = int(state["schema"]), int(state["epoch"]), int(state["delivered"])
-            inner, rolling, saved = state["state"], int(state["digest"], 16), str(state["pipeline"])
+            inner, rolling, saved = _checked(state["state"]), int(state["digest"], 16), str(state["pipeline"])
         except (KeyError, TypeError, ValueError) as error:
             raise PipelineMismatchError(
                 f"load_state_dict: not a state of a samebits.data.Pipeline ({error!r}): {state!r:.200}"
@@ -82,6 +82,12 @@ class PipelineIterator(Iterator[Any]):
                 "wrote it, or a newer one"
             )
         fingerprint.check(saved, self._definition, self._seed)
+        if isinstance(self._stage, Addressed) and (
+            isinstance(inner, list) or (inner or 0) > self._stage.length
+        ):
+            raise PipelineMismatchError(
+                f"load_state_dict: not a state of this pipeline, which has no element {inner}"
+            )
         self.close()
         self.epoch, self.delivered, self._state, self._digest = epoch, delivered, inner, rolling
         self.exhausted = False
@@ -143,6 +149,15 @@ class PipelineIterator(Iterator[Any]):
         reader = Parallel(self._stage, self._draws, num_workers=count, ahead=ahead)
         self._closing = weakref.finalize(self, reader.close)
         return reader.read(self._stage, self.epoch, self._state)
+
+
+def _checked(state: Any) -> State:
+    """`state`, if it is None, a count, or a list of such."""
+    if isinstance(state, list):
+        return [_checked(one) for one in state]
+    if state is None or (isinstance(state, int) and state >= 0):
+        return state
+    raise ValueError(f"{state!r} is no position")
 
 
 def _batching(stage: Stage) -> Batching:

@@ -10,6 +10,7 @@ from typing_extensions import override
 from samebits.data.function import Function, Place
 from samebits.data.share import Share
 from samebits.data.stage import Addressed, Ordinals, Reader, Stage, State, Streamed
+from samebits.errors import PipelineError
 
 
 class Batching(Stage):
@@ -58,6 +59,36 @@ class Batching(Stage):
         first = repetition * self.inputs[0].length + number * self.batch_size
         return [first + row for row in rows]
 
+    def collated(self, place: Place, elements: list[Any]) -> Any:
+        """The batch of these elements.
+
+        Raises:
+            PipelineError: they cannot be put together; it names the first that is unlike those before it.
+        """
+        try:
+            return self.collate.over(self.key, [place], [elements])[0]
+        except PipelineError as error:
+            kinds = [_kind(element) for element in elements]
+            odd = next((row for row, kind in enumerate(kinds) if kind != kinds[0]), None)
+            if odd is None:
+                raise
+            raise PipelineError(
+                f"Pipeline.{self.describe()}: element {self.places(place, len(elements))[odd]} is {kinds[odd]}, those before it "
+                f"are {kinds[0]}. Bring elements to one shape with map before it, use padded_batch, or your own collate"
+            ) from error
+
+
+def _kind(element: Any) -> str:
+    """What elements of one batch have in common."""
+    if isinstance(element, dict):
+        return f"{{{', '.join(f'{name}: {_kind(value)}' for name, value in element.items())}}}"
+    if isinstance(element, tuple | list):
+        return f"({', '.join(map(_kind, element))})"
+    shape = getattr(element, "shape", None)
+    if shape is None:
+        return type(element).__name__
+    return f"{type(element).__name__} of {element.dtype} and shape {tuple(shape)}"
+
 
 class Batch(Batching, Addressed):
     """Batches of an addressed stage: a batch is addressed as well, so that workers make whole batches."""
@@ -71,7 +102,7 @@ class Batch(Batching, Addressed):
             first = number * self.batch_size
             rows = self.share.rows(min(self.batch_size, inner.length - first))
             elements = inner.fetch(repetition * inner.length + first + rows)
-            batches.append(self.collate.over(self.key, (ordinal,), (elements,))[0])
+            batches.append(self.collated(ordinal, elements))
         return batches
 
 
@@ -92,7 +123,7 @@ class StreamedBatch(Batching, Streamed):
 
     def _made(self, elements: list[Any], repetition: int, number: int) -> Any:
         own = [elements[row] for row in self.share.rows(len(elements)).tolist()]
-        return self.collate.over(self.key, [(repetition, number)], [own])[0]
+        return self.collated((repetition, number), own)
 
 
 def batch(

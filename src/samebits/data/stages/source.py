@@ -46,6 +46,11 @@ class Source(Addressed):
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
+        if len(self.data) != self._length:
+            raise PipelineError(
+                f"Pipeline.from_source: {type(self.data).__name__} had {self._length} elements when the pipeline was made, and "
+                f"has {len(self.data)} now. Make the pipeline when its source is complete, or use from_iterable"
+            )
         indices = (ordinals % self._length).tolist()
         if self._at_once is None:
             return self._one.over(self.key, ordinals.tolist(), indices)
