@@ -1,17 +1,19 @@
 """Uniform, normal and Bernoulli numbers and bits: rows, chunks, threads, layouts, dtypes, and what is refused."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits.random as sr
-from samebits.errors import InvalidArgumentError
+from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.kernels import kernel
-from samebits.random import _fill, _halves, _philox
+from samebits.random import _fill, _halves, _masks, _philox, sampling
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [getattr(torch, sign + str(size)) for sign in ("int", "uint") for size in (8, 16, 32, 64)]
@@ -212,6 +214,7 @@ def test_conversions_are_torchs():
 
 
 KEY = sr.key(1)
+dropout_of = sys.modules[sr.dropout.__module__]
 NAN = float("nan")
 REFUSED = [
     (lambda: sr.uniform_(KEY.int(), torch.empty(3)), "uint64 tensor of shape"),
@@ -287,3 +290,25 @@ def test_device_moves_the_result():
     """`device` says where the result is; the key's device is where it is drawn."""
     assert sr.uniform(KEY, 3, device="cpu").device.type == "cpu"
     assert sr.normal(KEY, 3, device="meta").device.type == "meta"
+
+
+def test_a_default_device_is_not_where_parameters_are_computed():
+    """Under a default device without data, draws from a CPU key are what they are without it."""
+    plain = sr.uniform(KEY, 3, low=-0.5, high=3.5), sr.dropout(KEY, torch.ones(9), 0.35), sr.fold_in(KEY, 3)
+    for cached in (sampling._low_and_span, dropout_of._scale, _masks._one):
+        cached.cache_clear()
+    with torch.device("meta"):
+        x = torch.ones(9, device="cpu")
+        there = sr.uniform(KEY, 3, low=-0.5, high=3.5), sr.dropout(KEY, x, 0.35), sr.fold_in(KEY, 3)
+    assert all(same(a, b) for a, b in zip(plain, there, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_a_tensor_without_memory_is_refused():
+    """Fake mode raises; without the check the kernels would write to address 0."""
+    sr.uniform(KEY, 3), sr.dropout(KEY, torch.ones(3))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(torch.ones(3))
+        for call in (lambda: sr.uniform(KEY, 3), lambda: sr.bits(KEY, 2**22), lambda: sr.dropout(KEY, fake)):
+            with pytest.raises(UnimplementedError, match="no memory"):
+                call()

@@ -17,6 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from samebits.errors import UnimplementedError
 from samebits.kernels import inlined, instruction
 from samebits.kernels.team import OnTeam, on_team, uint64_at
 from samebits.random._elementary import from_bits_64
@@ -78,7 +79,18 @@ def fill(kernel: OnTeam, keys: torch.Tensor, out: torch.Tensor, *args: int) -> N
     per_row, chunks = elements // rows, 1
     if elements > _PIECE:
         chunks = -(-rows // max(1, _PIECE // per_row)) * -(-per_row // _PIECE)
-    kernel(chunks, keys.data_ptr(), rows, per_row, out.data_ptr(), *args)
+    kernel(chunks, address(keys), rows, per_row, address(out), *args)
+
+
+def address(x: torch.Tensor) -> int:
+    """Where `x` lies in memory. Raises `UnimplementedError` for a tensor that lies nowhere."""
+    place = x.data_ptr()
+    if place:
+        return place
+    raise UnimplementedError(
+        f"samebits.random cannot draw in fake mode, for there is no memory behind a {type(x).__name__}; "
+        "draw before it, or with real tensors"
+    )
 
 
 @lru_cache(maxsize=256, typed=True)

@@ -24,7 +24,7 @@ from samebits.kernels.team import (
     uint32_at,
     uint64_at,
 )
-from samebits.random._fill import as_argument, fill, filling, float_of
+from samebits.random._fill import address, as_argument, fill, filling, float_of
 from samebits.random._halves import of_float16, to_bfloat16, to_float16
 
 _2_32 = 2.0**32
@@ -43,13 +43,13 @@ def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) ->
 
 def dropout(keys: torch.Tensor, given: torch.Tensor, p: float, scale: float, out: torch.Tensor) -> None:
     """`given` times `scale`, or times 0 with probability p < 1; `given` may be `out`. Both contiguous, of one dtype."""
-    fill(_DROPOUT[out.dtype], keys, out, given.data_ptr(), floor(p * _2_32), as_argument(scale))
+    fill(_DROPOUT[out.dtype], keys, out, address(given), floor(p * _2_32), as_argument(scale))
 
 
 @cache
 def _one(dtype: torch.dtype) -> int:
     """The bits of 1."""
-    return int(torch.ones((), dtype=dtype).view(_BITS[dtype.itemsize]))
+    return int(torch.ones((), dtype=dtype, device="cpu").view(_BITS[dtype.itemsize]))
 
 
 def _bernoulli_kernel(pointer: Any, unsigned: Any) -> OnTeam:

@@ -21,9 +21,9 @@ _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 def fresh(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """`torch.empty`, for a result that will be written whole."""
     out = torch.empty(shape, dtype=dtype, device=device)
-    if _ADVICE is not None and out.is_cpu and out.nbytes >= _LARGE:
-        begin = -(-out.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (out.data_ptr() + out.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if _ADVICE is not None and out.is_cpu and out.nbytes >= _LARGE and (place := out.data_ptr()):
+        begin = -(-place // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (place + out.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         _madvise()(begin, end - begin, _ADVICE)  # refused, it is slower and nothing else
     return out
 

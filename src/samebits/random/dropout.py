@@ -101,4 +101,4 @@ class _Dropout(torch.autograd.Function):
 @lru_cache(maxsize=64)
 def _scale(p: float, dtype: torch.dtype) -> float:
     """1 / (1 - p), rounded as `F.dropout` rounds it on the CPU."""
-    return torch.ones((), dtype=dtype).div_(1 - p).item()
+    return torch.ones((), dtype=dtype, device="cpu").div_(1 - p).item()

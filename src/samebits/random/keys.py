@@ -65,7 +65,7 @@ def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
 
 
 def _fold_all(key: torch.Tensor, first: int, number: int) -> torch.Tensor:
-    out = torch.empty(number, *key.shape, dtype=torch.uint64)
+    out = torch.empty(number, *key.shape, dtype=torch.uint64, device=key.device)
     keys = key.contiguous().view(-1, 2)
     _philox.fold_all(keys.numpy(), first, out.view(number, keys.shape[0], 2).numpy())
     return out

@@ -176,7 +176,7 @@ def _low_and_span(what: str, low: float, high: float, dtype: torch.dtype) -> tup
     """As torch does: round both bounds, and then their difference, to the output's dtype."""
     if not low <= high:
         raise InvalidArgumentError(f"{what}: low must not be above high, got low={low}, high={high}")
-    bounds = torch.tensor([low, high], dtype=torch.float64).to(dtype)
+    bounds = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(dtype)
     span = bounds[1] - bounds[0]
     if not (bounds.isfinite().all() and span.isfinite()):
         raise InvalidArgumentError(
