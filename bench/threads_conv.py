@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from samebits.determinism import convolution, lowprecision
+from samebits.determinism import convolution, matmul
 from samebits.determinism.overrides import Overrides
 
 SHAPES = {  # batch, input channels, output channels, groups, side, kernel, stride
@@ -92,7 +92,7 @@ def main():
     dtype = torch.bfloat16 if "--bf16" in sys.argv else torch.float32
     tables = [(SHAPES, convolutions, (convolution,))]
     if dtype == torch.bfloat16:
-        tables.append((PRODUCTS, product, (lowprecision,)))
+        tables.append((PRODUCTS, product, (matmul,)))
     for names, make, modules in tables:
         for name in names:
             line = [f"{name:16}"]

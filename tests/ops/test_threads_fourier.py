@@ -47,15 +47,14 @@ def test_a_long_transform_alone(shape):
 
 
 def test_torchs_own_vary():
-    """Negative control: a long transform alone and short real ones of a batch have several results without ours."""
-    for kind, shape in (
-        ("rfftn", (1 << 16,)),
-        ("fftn", (1 << 16,)),
-        ("irfftn", (1 << 16,)),
-        ("rfftn", (9, 64)),
-        ("irfftn", (9, 8)),
-    ):
-        assert over_threads(transform(kind, shape, (len(shape) - 1,), torch.float32)) > 1, (kind, shape)
+    """Negative control: of long transforms alone and short real ones of a batch some vary without ours; which, depends on the CPU."""
+    known = [(kind, (size,)) for kind in ("rfftn", "fftn", "irfftn") for size in (1 << 14, 1 << 16, 1 << 18)]
+    known += [("rfftn", (9, 64)), ("irfftn", (9, 8))]
+    assert [
+        (kind, shape)
+        for kind, shape in known
+        if over_threads(transform(kind, shape, (len(shape) - 1,), torch.float32)) > 1
+    ]
 
 
 @pytest.mark.parametrize("length", [*range(1, 36), 63, 64, 65, 100, 128, 256])

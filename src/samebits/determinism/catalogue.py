@@ -12,7 +12,6 @@ from samebits.determinism import (
     groupnorm,
     lapack,
     layernorm,
-    lowprecision,
     matmul,
     pointwise,
     recurrent,
@@ -32,7 +31,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     *groupnorm.REPLACEMENTS,
     *lapack.REPLACEMENTS,
     *layernorm.REPLACEMENTS,
-    *lowprecision.REPLACEMENTS,  # before `matmul`, which hands such products on to it
     *matmul.REPLACEMENTS,
     *pointwise.REPLACEMENTS,
     *recurrent.REPLACEMENTS,

@@ -1,8 +1,9 @@
 """Matrix products whose bits do not depend on the thread count: fixed tiles, torch's own BLAS for each, a fixed sum.
 
 MKL picks its blocking by the number of threads: a float32 product of 7 x 64 by 64 x 64 has two results, a classifier
-head's weight gradient (narrow output, long inner dimension) up to five. Here the tiles are chosen from the sizes
-alone, each is one `gemm` call on one thread, and the tiles are shared out among torch's own OpenMP threads.
+head's weight gradient (narrow output, long inner dimension) up to five. oneDNN does so for bfloat16 and float16.
+Here the tiles are chosen from the sizes alone, each is one call of torch's own library on one thread (`tiles`: BLAS,
+`short`: oneDNN), and the tiles are shared out among torch's own OpenMP threads.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from samebits.determinism.lapack import on_one_thread
-from samebits.determinism.matmul.tiles import TILED, multiply
+from samebits.determinism.matmul import short, tiles
+from samebits.determinism.matmul.tiles import TILED
 from samebits.determinism.outs import into
 from samebits.determinism.overrides import Kernel
 from samebits.determinism.replacement import Replacement, replacements
@@ -23,9 +25,10 @@ _SMALL = 1 << 18
 """Multiply-adds of a product that torch does as a whole on one thread: about 7 us, what sharing it out would cost."""
 
 
-def _fits(dtype: torch.dtype, *tensors: Tensor) -> bool:
-    """Whether BLAS is ours to call: one dtype that it has, something to multiply, sizes that its integers hold."""
-    return dtype in TILED and all(
+def _fits(*tensors: Tensor) -> bool:
+    """Whether the libraries are ours to call: one dtype that they have, something to multiply, sizes that they hold."""
+    dtype = tensors[0].dtype
+    return (dtype in TILED or short.by_onednn(dtype)) and all(
         x.dtype == dtype and 0 < x.numel() < 1 << 31 and x.layout == torch.strided for x in tensors
     )
 
@@ -38,9 +41,9 @@ def _product(kernel: Kernel, *, is_out: bool) -> Kernel:
         if _small(a, b):
             return whole(a, b, **kwargs)
         if not _tiled(a, b):
-            return whole(a, b, **kwargs) if _fits(a.dtype, a, b) else kernel(a, b, **kwargs)
+            return (whole if _is_varying(a, b) else kernel)(a, b, **kwargs)
         result = a.new_empty((*a.shape[:-1], b.shape[-1]))
-        multiply(*_plain(a, b), result)
+        _multiply(a, b, result)
         return into(kwargs["out"], result) if is_out else result
 
     return product
@@ -58,8 +61,7 @@ def _sum_and_product(kernel: Kernel, *, form: str) -> Kernel:
         vector = b.dim() == 1
         columns = b.unsqueeze(-1) if vector else b
         if not _tiled(a, columns) or self.dtype != a.dtype:
-            run = whole if _fits(a.dtype, a, b) else kernel
-            return run(self, a, b, beta=beta, alpha=alpha, **kwargs)
+            return (whole if _is_varying(a, b) else kernel)(self, a, b, beta=beta, alpha=alpha, **kwargs)
         shape = (*a.shape[:-1],) if vector else (*a.shape[:-1], b.shape[-1])
         # With beta = 0 `self` is not read: NaN in it must not come through.
         result = (
@@ -67,7 +69,7 @@ def _sum_and_product(kernel: Kernel, *, form: str) -> Kernel:
             if beta == 0
             else self.expand(shape).clone(memory_format=torch.contiguous_format)
         )
-        multiply(*_plain(a, columns), result.unsqueeze(-1) if vector else result, alpha, beta)
+        _multiply(a, columns, result.unsqueeze(-1) if vector else result, alpha, beta)
         if form == "_":
             return self.copy_(result)
         return into(kwargs["out"], result) if form == "out" else result
@@ -77,7 +79,13 @@ def _sum_and_product(kernel: Kernel, *, form: str) -> Kernel:
 
 def _small(a: Tensor, b: Tensor) -> bool:
     """Whether a product is too small to be cut; first of all questions, since small products are counted in us."""
-    return a.numel() * (b.shape[-1] if b.dim() else 1) <= _SMALL
+    work = a.numel() * (b.shape[-1] if b.dim() else 1)
+    return work <= _SMALL or work < short.smallest(a.dtype)
+
+
+def _is_varying(a: Tensor, b: Tensor) -> bool:
+    """Whether torch's product may look at the thread count: its own loops do not, but for a vector of a short type."""
+    return a.dtype in TILED or short.by_onednn(a.dtype) or (b.dim() == 1 and a.is_floating_point())
 
 
 def _tiled(a: Tensor, b: Tensor) -> bool:
@@ -87,15 +95,22 @@ def _tiled(a: Tensor, b: Tensor) -> bool:
         and a.dim() in (2, 3)
         and a.shape[-1] == b.shape[-2]
         and a.shape[:-2] == b.shape[:-2]
-        and _fits(a.dtype, a, b)
+        and _fits(a, b)
+        and (a.dtype in TILED or short.is_cut(a, b))
     )
 
 
-def _plain(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    return (a.resolve_conj(), b.resolve_conj()) if a.is_complex() else (a, b)
+def _multiply(a: Tensor, b: Tensor, out: Tensor, alpha: Any = 1, beta: Any = 0) -> None:
+    """`out` (contiguous, rows x columns, perhaps batched) becomes alpha a b + beta out."""
+    if a.dtype not in TILED:
+        short.multiply(a, b, out, alpha, beta)
+    elif a.is_complex():
+        tiles.multiply(a.resolve_conj(), b.resolve_conj(), out, alpha, beta)
+    else:
+        tiles.multiply(a, b, out, alpha, beta)
 
 
-_REASON = "BLAS cuts a product by the thread count: ours is cut into tiles by size, and long inner dimensions are summed as a tree"
+_REASON = "BLAS and oneDNN cut a product by the thread count: ours is cut into tiles by size, and long inner dimensions are summed as a tree"
 
 
 def _all() -> tuple[Replacement, ...]:
