@@ -118,6 +118,16 @@ def test_weights_of_any_size_without_replacement():
         assert sorted(order[:2]) == [2, 6] and order[2:] == [3, 4, 0]
 
 
+@settings(derandomize=True, deadline=None)
+@given(st.integers(1, 3), st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0, INF]), min_size=1, max_size=40), st.data())
+def test_ties_go_to_the_first(rows, values, data):
+    """The smallest values of each row are those of a stable sort, whatever `topk` does with equals."""
+    number = data.draw(st.integers(1, len(values)))
+    table = torch.tensor([values] * rows)
+    table[-1] = table[-1].flip(0)
+    assert torch.equal(choices._smallest(table, number), table.argsort(dim=1, stable=True)[:, :number])
+
+
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(st.integers(0, 3), st.integers(0, 4), st.booleans(), st.booleans())
 def test_batches_are_single_choices(rows, each, replace, weighted):

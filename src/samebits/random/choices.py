@@ -110,7 +110,16 @@ def _raced(key: torch.Tensor, keys: torch.Tensor, number: int, weights: torch.Te
     racing = weights.nonzero()[:, 0]
     # Scaled so that no time overflows: elements of 2**-1900 of the largest weight still have their place.
     arrivals = times[:, racing] / _scaled(weights, 900)[racing]
-    return racing[arrivals.argsort(dim=1, stable=True)[:, :number]]
+    return racing[_smallest(arrivals, number)]
+
+
+def _smallest(values: torch.Tensor, number: int) -> torch.Tensor:
+    """Indices of the `number` smallest values of each row, in their order; of equals, the first ones come first."""
+    last = values.topk(number, dim=1, largest=False, sorted=False).values.amax(1, keepdim=True)
+    before, equal = values < last, values == last
+    taken = before | (equal & (equal.cumsum(1) <= number - before.sum(1, keepdim=True)))
+    places = taken.nonzero()[:, 1].view(-1, number)  # topk may have taken others of the equals
+    return places.gather(1, values.gather(1, places).argsort(dim=1, stable=True))
 
 
 def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Tensor) -> torch.Tensor:
