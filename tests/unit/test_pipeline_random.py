@@ -1,0 +1,221 @@
+"""Random pipelines: whatever the stages and wherever the cut, the elements are those of one plain reading."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samebits.data import Pipeline, check
+from samebits.errors import PipelineDifferenceError
+
+
+def total(x):
+    return (
+        float(np.sum([total(one) for one in x]))
+        if isinstance(x, list | tuple)
+        else float(np.sum(np.asarray(x)))
+    )
+
+
+def drawn(x):
+    return total(x) + np.random.rand()
+
+
+def with_rng(x, rng):
+    return total(x) + rng.random()
+
+
+def kept(x):
+    return int(total(x)) % 4 != 1
+
+
+def repeated(x):
+    return [total(x)] * (int(total(x)) % 3)
+
+
+def rows(elements):
+    return torch.tensor([total(element) for element in elements])
+
+
+sources = st.one_of(
+    st.integers(1, 40).map(Pipeline.range),
+    st.integers(1, 30).map(lambda n: Pipeline.from_source(np.arange(n) * 3)),
+    st.integers(0, 30).map(lambda n: Pipeline.from_iterable(range(n))),
+)
+sizes = st.integers(1, 9)
+
+
+def stages(pipeline):
+    """One more stage on `pipeline`, whichever it is."""
+    plain = st.sampled_from(
+        [
+            lambda p: p.map(drawn),
+            lambda p: p.map(with_rng),
+            lambda p: p.filter(kept),
+            lambda p: p.flat_map(repeated),
+            lambda p: p.enumerate(),
+            lambda p: p.cache(),
+            lambda p: p.batch(3, collate=rows).unbatch(),
+            lambda p: p.interleave(repeated, 2, 2),
+        ]
+    )
+    sized = st.tuples(
+        sizes,
+        st.sampled_from(
+            [
+                lambda n, p: p.shuffle(n),
+                lambda n, p: p.take(n * 5),
+                lambda n, p: p.batch(n, collate=rows),
+                lambda n, p: p.batch(n, collate=rows, drop_remainder=True),
+                lambda n, p: p.repeat(n % 3 + 1),
+                lambda n, p: p.filter(bool).skip(n),
+                lambda n, p: p.filter(bool).shard(n, n // 2),
+            ]
+        ),
+    ).map(lambda pair: lambda p: pair[1](pair[0], p))
+    return st.one_of(plain, sized).map(lambda add: add(pipeline))
+
+
+pipelines = st.recursive(
+    sources,
+    lambda inner: st.one_of(
+        inner.flatmap(stages),
+        inner.flatmap(stages),
+        st.tuples(inner, inner).map(lambda two: Pipeline.zip(*two)),
+        st.tuples(inner, inner).map(lambda two: two[0].concatenate(two[1])),
+        st.tuples(inner, inner, sizes).map(lambda three: Pipeline.mix(three[:2], [1, three[2]])),
+    ),
+    max_leaves=6,
+)
+
+
+def plain(element):
+    if isinstance(element, list | tuple):
+        return [plain(one) for one in element]
+    return (str(getattr(element, "dtype", type(element))), np.asarray(element).tobytes())
+
+
+def read(pipeline, limit=60):
+    iterator, elements, states = iter(pipeline), [], []
+    states.append(iterator.state_dict())
+    for element in iterator:
+        elements.append(plain(element))
+        states.append(iterator.state_dict())
+        if len(elements) == limit:
+            break
+    return elements, states
+
+
+@given(pipelines, st.integers(0, 59), st.integers(0, 3))
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_any_pipeline_goes_on_from_any_cut(pipeline, cut, epoch):
+    """From the state behind element `cut` the same elements follow, and the rolling digests are the same."""
+    pipeline = pipeline.with_options(seed=7)
+    for _ in range(epoch):
+        iter(pipeline)
+    elements, states = read(pipeline)
+    cut = min(cut, len(elements))
+    again = pipeline.with_options(seed=7)
+    again.load_state_dict(json.loads(json.dumps(states[cut])))
+    tail, later = read(again, 60 - cut)
+    assert tail == elements[cut:]
+    assert later == states[cut:]
+
+
+@given(pipelines, st.integers(1, 3))
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_any_pipeline_is_the_same_with_workers(pipeline, workers):
+    """Workers give what the process alone gives; check() says so, too."""
+    pipeline = pipeline.with_options(seed=7)
+    alone, _ = read(pipeline.with_options(seed=7))
+    assert read(pipeline.with_options(num_parallel_calls=workers))[0] == alone
+    check(pipeline, workers=(workers,), count=30)
+
+
+def test_a_function_with_a_memory_is_found():
+    """Negative control: check() names a function that counts its calls."""
+    calls = []
+
+    def counted(x):
+        calls.append(x)
+        return x + len(calls)
+
+    with pytest.raises(PipelineDifferenceError, match="counted"):
+        check(Pipeline.range(40).map(abs).map(counted).batch(4).with_options(seed=1))
+
+
+def test_the_callers_generators_are_untouched():
+    """Making, reading, saving and restoring a pipeline moves no generator (Megatron-Bridge#5257)."""
+    import random
+
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    expected = torch.rand(1).item(), np.random.rand(), random.random()
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    pipeline = Pipeline.range(20).shuffle().map(drawn).filter(kept).batch(3).with_options(seed=1)
+    iterator = iter(pipeline)
+    next(iterator)
+    pipeline.load_state_dict(iterator.state_dict())
+    list(pipeline)
+    assert (torch.rand(1).item(), np.random.rand(), random.random()) == expected
+
+
+def test_resuming_at_the_end_of_an_epoch_drops_none():
+    """The state behind the last batch goes on with the next epoch's first (data#1437, streaming#700)."""
+    whole = Pipeline.range(12).shuffle().batch(4).with_options(seed=3)
+    epochs = [[batch.tolist() for batch in whole] for _ in range(3)]
+    saved = Pipeline.range(12).shuffle().batch(4).with_options(seed=3)
+    iterator = iter(saved)
+    assert [next(iterator).tolist() for _ in range(3)] == epochs[0]
+    for state in (saved.state_dict(), _exhausted(iterator, saved)):
+        again = Pipeline.range(12).shuffle().batch(4).with_options(seed=3)
+        again.load_state_dict(state)
+        rest = [batch.tolist() for batch in again]
+        assert rest in ([], epochs[1])
+        if not rest:
+            assert [batch.tolist() for batch in again] == epochs[1]
+
+
+def _exhausted(iterator, pipeline):
+    assert next(iterator, None) is None
+    return pipeline.state_dict()
+
+
+def test_a_pipeline_that_was_used_takes_a_state():
+    """Loading into a pipeline that has been read before is not ignored (streaming#437)."""
+    pipeline = Pipeline.range(12).shuffle().batch(4).with_options(seed=3)
+    first = iter(pipeline)
+    next(first)
+    state, rest = first.state_dict(), [batch.tolist() for batch in first]
+    list(pipeline), list(pipeline)
+    pipeline.load_state_dict(state)
+    assert [batch.tolist() for batch in pipeline] == rest
+
+
+def test_a_shuffle_buffer_resumes_exactly():
+    """No element is lost or repeated (datasets#7901, grain#1178), over numbers and over a stream."""
+    for source in (Pipeline.range(500), Pipeline.range(700).filter(lambda x: x % 7 < 5)):
+        pipeline = source.shuffle(50).with_options(seed=1)
+        whole = list(pipeline)
+        again = source.shuffle(50).with_options(seed=1)
+        iterator = iter(again)
+        begun = [next(iterator) for _ in range(123)]
+        third = source.shuffle(50).with_options(seed=1)
+        third.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
+        assert begun + list(third) == whole
+        assert sorted(whole) == list(source.with_options(seed=1)) != whole
+
+
+def test_the_state_stays_small():
+    """Under 200 bytes for a linear pipeline, at most 16 more for each element held."""
+    pipeline = Pipeline.range(10**9).shuffle().map(drawn).filter(kept).batch(64).with_options(seed=1)
+    iterator = iter(pipeline)
+    for _ in range(3):
+        next(iterator)
+    assert len(json.dumps(iterator.state_dict())) < 200
+    held = iter(Pipeline.range(10**6).filter(lambda x: x % 3).shuffle(100).with_options(seed=1))
+    for _ in range(1000):
+        next(held)
+    assert len(json.dumps(held.state_dict())) < 200 + 16 * 100
