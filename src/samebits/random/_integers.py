@@ -63,22 +63,40 @@ def _product_64(words: Any, j: Any, most: Any) -> Any:
     return _times_span_64(np.uint64(words[2 * j]), np.uint64(words[2 * j + 1]), most)
 
 
-@inlined
-def _retried(digits: Any, seed: Any, offset: Any, place: Any, most: Any, threshold: Any) -> Any:
-    """What the first word of an attempt that is not rejected becomes, for a place of the block of (seed, offset)."""
-    attempt, high, low = _0, _0, _0
-    while low < threshold:
-        attempt += _1
-        words = philox4x32(offset & _LOW, offset >> _32, attempt, place + _1, seed & _LOW, seed >> _32)
-        if digits == 32:
-            high, low = times_span(words[0], most, _32)
-        else:
-            high, low = _times_span_64(words[0], words[1], most)
-    return high
-
-
 def _kernel(digits: int, product: Any, pointer: Any, integer: Any) -> OnTeam:
     per_block = 128 // digits
+
+    @inlined
+    def again(seed: Any, offset: Any, index: Any, attempt: Any, most: Any) -> Any:
+        """The product of an attempt's word, for an element of a row."""
+        at, place = offset + np.uint64(index // per_block), np.uint64(index % per_block)
+        words = philox4x32(at & _LOW, at >> _32, attempt, place + _1, seed & _LOW, seed >> _32)
+        if digits == 32:
+            return times_span(words[0], most, _32)
+        return _times_span_64(words[0], words[1], most)
+
+    @inlined
+    def retry(words: Any, count: Any, at: Any, args: Any) -> None:
+        """Draws the elements whose words are rejected, attempt after attempt, in step, which is vectorised."""
+        out, low = pointer(args[4]), np.uint64(args[5])
+        most, threshold = np.uint64(args[6]), np.uint64(args[7])
+        keys, row = uint64_at(args[1]), at // args[3]
+        seed, offset, begin = keys[2 * row], keys[2 * row + 1], at - row * args[3]
+        left, high, lower = np.empty(count, np.int64), np.empty(count, np.uint64), np.empty(count, np.uint64)
+        number, attempt = 0, _0
+        for j in range(count):
+            left[number] = j
+            number += product(words, j, most)[1] < threshold
+        while number > 0:
+            attempt += _1
+            for i in range(number):
+                high[i], lower[i] = again(seed, offset, begin + left[i], attempt, most)
+            rejected = 0
+            for i in range(number):
+                out[at + left[i]] = integer(low + high[i])
+                left[rejected] = left[i]
+                rejected += lower[i] < threshold
+            number = rejected
 
     @inlined
     def store(words: Any, count: Any, at: Any, args: Any) -> None:
@@ -90,15 +108,7 @@ def _kernel(digits: int, product: Any, pointer: Any, integer: Any) -> OnTeam:
             out[at + j] = integer(low + high)
             least = min(least, lower)
         if least < threshold:
-            keys, row = uint64_at(args[1]), at // args[3]
-            seed, offset, begin = keys[2 * row], keys[2 * row + 1], at - row * args[3]
-            for j in range(count):
-                if product(words, j, most)[1] < threshold:
-                    block, place = (begin + j) // per_block, (begin + j) % per_block
-                    drawn = _retried(
-                        digits, seed, offset + np.uint64(block), np.uint64(place), most, threshold
-                    )
-                    out[at + j] = integer(low + drawn)
+            retry(words, count, at, args)
 
     return filling(store, digits // 8, f"integers_{digits}_{np.dtype(integer).name}")
 
