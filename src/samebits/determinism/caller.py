@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import FrameType
 
+import torch
+
 _PASSED_OVER = {"torch", "triton", "samebits"}
 """Packages whose frames stand between the user's line and an op."""
-_GENERATED = "<eval_with_key>"
-"""The file of what torch.fx generates: the code of a captured graph."""
+_GENERATED = ("<eval_with_key>", f"{os.path.dirname(torch.__file__)}{os.sep}")
+"""Files of generated code, which has no module: that of a captured graph, and what torch writes into its own folder."""
 _BACKWARD = "_engine_run_backward"
 """The one function of torch (torch/autograd/graph.py) that every backward goes through."""
 

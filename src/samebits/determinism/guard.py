@@ -20,7 +20,11 @@ from samebits.random.seeds import torch_was_seeded
 
 _CURE = "Call samebits.set_random_seed(seed) (or torch.manual_seed(seed)) at the top of the program."
 _RATES = {"dropout_p", "dropout"}
-_DRAW_NOTHING = {"aten::_fused_sdp_choice", "aten::_nested_tensor_softmax_with_shape"}
+_DRAW_NOTHING = {
+    "aten::_fused_sdp_choice",
+    "aten::_nested_tensor_softmax_with_shape",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",  # refuses a dropout
+}
 """Have the tag all the same."""
 
 
@@ -81,7 +85,7 @@ class DrawRule:
 
     def draws_from_default(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Not with a generator of its own, not outside training, and not for a dropout of nothing."""
-        if self._never or self._value("generator", args, kwargs) is not None:
+        if self._never or _is_own(self._value("generator", args, kwargs)):
             return False
         return all(self._value(name, args, kwargs) is not False for name in self._flags) and all(
             self._value(name, args, kwargs) != 0 for name in self._rates
@@ -92,6 +96,19 @@ class DrawRule:
             return kwargs[name]
         place = self._arguments.get(name)
         return args[place] if place is not None and place < len(args) else self._defaults.get(name)
+
+
+def _is_own(generator: Any) -> bool:
+    """Not a default one, which `random_split` passes by name, and not None."""
+    if not isinstance(generator, torch.Generator):
+        return generator is not None  # TorchScript: a value that only a call can tell
+    defaults = (torch.default_generator, *torch.cuda.default_generators)
+    address = _address(generator)  # torch makes a new Python object for every call
+    return all(address != _address(default) for default in defaults)
+
+
+def _address(generator: Any) -> int:
+    return generator._cdata
 
 
 def refuse(name: str, what: str) -> NoReturn:

@@ -69,21 +69,21 @@ class PythonGuard:
 
 
 def python_was_seeded() -> bool:
-    """Whether somebody seeded Python's global generator, or set its state: read from the state itself (0.3 to 6 ms).
+    """Whether somebody seeded Python's global generator, or set its state: read from the state itself (0.3 to 16 ms).
 
     Seeding leaves no other trace, and it may have happened before samebits was imported.
     """
-    return not _has_changed_by_draws_only() or (not _is_from_entropy() and _was_seeded_at_import())
+    return not _has_changed_by_draws_only() or (_origin is _AT_IMPORT and _was_seeded_at_import())
 
 
 def _has_changed_by_draws_only() -> bool:
     """Since samebits was imported, or since the operating system seeded it anew (0.3 ms)."""
-    return _is_from_entropy() or twister.reached(_AT_IMPORT, _words(random.getstate()))
-
-
-def _is_from_entropy() -> bool:
+    global _origin
     state = random.getstate()
-    return twister.from_entropy(_words(state), state[1][-1])
+    words = _words(state)
+    if twister.from_entropy(words, state[1][-1]):
+        _origin = words
+    return twister.reached(_origin, words)
 
 
 @functools.cache
@@ -95,7 +95,7 @@ def _words(state: tuple[Any, ...]) -> np.ndarray:
     return np.array(state[1][:-1], np.uint32)
 
 
-_AT_IMPORT = _words(random.getstate())
+_AT_IMPORT = _origin = _words(random.getstate())
 
 
 def watch(patches: Patches) -> None:
