@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: verify test ops lint bench chaos soak clean
+.PHONY: verify test ops lint bench bench-data chaos soak clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -21,7 +21,15 @@ lint: $(READY)  ## style, types, layers
 	$(BIN)/lint-imports
 
 bench: $(READY)  ## what it costs, against the alternatives
-	for script in $(filter-out bench/quality.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ] || exit 1; done  # 2: no such device here
+	for script in $(filter-out bench/quality.py bench/data.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ] || exit 1; done  # 2: no such device here
+
+bench-data: .venv-peers/ready  ## input pipelines against the peers, in an environment of their own
+	.venv-peers/bin/python bench/data.py
+
+.venv-peers/ready: bench/data-peers.txt constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --requirement bench/data-peers.txt
+	@touch $@
 
 chaos: $(READY)  ## 30 kills at random instants of the digits run, and other slow attacks
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m chaos
@@ -30,7 +38,7 @@ soak: $(READY)  ## every broken script and its repaired twin, with every check (
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m soak
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-peers
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "samebits needs Python 3.11 or newer; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
