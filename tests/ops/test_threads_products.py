@@ -21,6 +21,8 @@ PRODUCTS = {
     "addmv": lambda a, b: torch.addmv(a[:, 0], a, b[:, 0], beta=2, alpha=0.5),
     "bmm": lambda a, b: torch.bmm(a.expand(3, *a.shape), b.expand(3, *b.shape)),
     "baddbmm": lambda a, b: torch.baddbmm(a[:, :1], a.expand(3, *a.shape), b.expand(3, *b.shape), alpha=2),
+    "relu": lambda a, b: torch._addmm_activation(b[0], a, b, beta=0.5),
+    "gelu": lambda a, b: torch._addmm_activation(b[0], a, b, use_gelu=True),
     "linear": lambda a, b: torch.nn.functional.linear(a, b.t().contiguous(), b[0]),
 }
 
@@ -41,6 +43,8 @@ PRODUCTS = {
 def test_products_of_matrices_have_the_same_bits_at_any_thread_count(name, sizes, dtype, left, right, seed):
     """A product of matrices has one result over 1, 2, 3, 4 and 8 threads, and the value of torch's in double."""
     rows, inner, columns = sizes
+    if dtype.is_complex and name in ("relu", "gelu"):
+        return
     a, b = laid_out((rows, inner), dtype, seed, left), laid_out((inner, columns), dtype, seed + 1, right)
     with replaced(matmul):
         seen, value = over_threads(lambda: PRODUCTS[name](a, b))

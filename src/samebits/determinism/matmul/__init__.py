@@ -77,6 +77,25 @@ def _sum_and_product(kernel: Kernel, *, form: str) -> Kernel:
     return product
 
 
+def _activated(_: Kernel) -> Kernel:
+    """_addmm_activation: torch's calls the product without the dispatcher, which would find ours."""
+
+    def product(
+        self: Tensor,
+        a: Tensor,
+        b: Tensor,
+        *,
+        use_gelu: bool = False,
+        out: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        result = torch.addmm(self, a, b, **kwargs)
+        result = torch.ops.aten.gelu_(result) if use_gelu else result.relu_()
+        return result if out is None else into(out, result)
+
+    return product
+
+
 def _small(a: Tensor, b: Tensor) -> bool:
     """Whether a product is too small to be cut; first of all questions, since small products are counted in us."""
     work = a.numel() * (b.shape[-1] if b.dim() else 1)
@@ -115,7 +134,8 @@ _REASON = "BLAS and oneDNN cut a product by the thread count: ours is cut into t
 
 def _all() -> tuple[Replacement, ...]:
     if None in TILED.values():  # a torch without MKL: whole products on one thread are all we can promise
-        names = [op + form for op in ("mm", "bmm", "addmm", "baddbmm", "addmv") for form in ("", ".out")]
+        ops = ("mm", "bmm", "addmm", "baddbmm", "addmv", "_addmm_activation")
+        names = [op + form for op in ops for form in ("", ".out")]
         return replacements(names, on_one_thread, _REASON, only_threads=True, serial=True)
     made: list[Replacement] = []
     for op in ("mm", "bmm"):
@@ -124,7 +144,8 @@ def _all() -> tuple[Replacement, ...]:
     for op in ("addmm", "baddbmm", "addmv"):
         for name, form in ((op, ""), (op + "_", "_"), (op + ".out", "out")):
             made += replacements([name], partial(_sum_and_product, form=form), _REASON, only_threads=True)
-    return tuple(made)
+    activated = ("_addmm_activation", "_addmm_activation.out")
+    return (*made, *replacements(activated, _activated, _REASON, only_threads=True))
 
 
 REPLACEMENTS = _all()
