@@ -61,6 +61,10 @@ def _logits(key):
     return torch.linspace(-3, 3, 7).to(key.device)
 
 
+def _weights(key):
+    return torch.linspace(-3, 3, 7).exp().to(key.device)  # on the CPU: a GPU's exp has other bits
+
+
 # name: f(key, shape)
 DRAWS = {
     **{
@@ -119,6 +123,6 @@ DRAWS = {
     ]),
     "choice": lambda key, shape: sr.choice(key, 1000, shape),
     "choice without": lambda key, shape: sr.choice(_few(key), 5000, shape[-1:] if key.dim() == 1 else (3,), replace=False),
-    "choice weighted": lambda key, shape: sr.choice(key, 7, shape, weights=_logits(key).exp()),
+    "choice weighted": lambda key, shape: sr.choice(key, 7, shape, weights=_weights(key)),
     "categorical": lambda key, shape: sr.categorical(key, *shape, logits=_logits(key)),
 }  # fmt: skip

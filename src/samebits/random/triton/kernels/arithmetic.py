@@ -1,8 +1,4 @@
-"""Arithmetic whose bits the interpreter, the compiler and the CPU's kernels must share.
-
-Triton's interpreter (TRITON_INTERPRET=1) computes with NumPy, which differs from a GPU in two places that matter here:
-its fma rounds twice, and its conversion to bfloat16 truncates. Both are replaced by forms that are exact everywhere.
-"""
+"""Arithmetic of one rounding, with the same bits in the interpreter and on a GPU."""
 
 import triton
 import triton.language as tl

@@ -3,7 +3,7 @@
 The coefficients are that module's own, and so is every operation and its order. A GPU has three ways to leave IEEE
 arithmetic, and each is closed: contraction to fused multiply-adds (`enable_fp_fusion=False` at the launch), float32
 division by an approximate reciprocal (`div_rn`), and an approximate float32 square root (`sqrt_rn`). Triton's float64
-division and square root are always rounded to nearest. The interpreter shows none of this: NumPy is IEEE anyway.
+division and square root are always rounded to nearest.
 """
 
 import triton
