@@ -32,6 +32,12 @@ def backward_of(drop, n):
     return lambda: torch.autograd.grad(y, x, grad, retain_graph=True)
 
 
+def both_of(drop, n):
+    """A dropout and its backward."""
+    x, grad = torch.ones(n, requires_grad=True), torch.ones(n)
+    return lambda: torch.autograd.grad(drop(x), x, grad)
+
+
 def rows(n):
     """(name, ours, torch's): calls that make n numbers each."""
     x, integers, kept = torch.empty(n), torch.empty(n, dtype=torch.int32), torch.ones(n)
@@ -45,6 +51,11 @@ def rows(n):
             "dropout backward",
             backward_of(lambda t: sr.dropout(KEY, t, 0.3), n),
             backward_of(lambda t: F.dropout(t, 0.3), n),
+        ),
+        (
+            "dropout both",
+            both_of(lambda t: sr.dropout(KEY, t, 0.3), n),
+            both_of(lambda t: F.dropout(t, 0.3), n),
         ),
         ("bits | random_", lambda: sr.bits(KEY, n), integers.random_),
         ("permutation | randperm", lambda: sr.permutation(KEY, n), lambda: torch.randperm(n)),

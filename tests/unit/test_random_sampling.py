@@ -312,3 +312,16 @@ def test_a_tensor_without_memory_is_refused():
         for call in (lambda: sr.uniform(KEY, 3), lambda: sr.bits(KEY, 2**22), lambda: sr.dropout(KEY, fake)):
             with pytest.raises(UnimplementedError, match="no memory"):
                 call()
+
+
+def test_no_draw_leaves_a_trace_in_the_next():
+    """The sign of a zero mean, and a parameter that is a tensor and changes, count anew in each call."""
+    for mean in (0.0, -0.0, 0.0):
+        drawn = sr.normal(KEY, 9, mean=mean, std=0.0)
+        signs = torch.full((9,), math.copysign(1, mean))
+        negative = sr.normal(KEY, 9) < 0  # -0 + 0 is 0, and -0 + -0 is -0
+        assert torch.equal(drawn.signbit(), negative & (signs < 0))
+    high = torch.tensor(2.0)
+    first = sr.uniform(KEY, 9, high=high)
+    high.fill_(4.0)
+    assert torch.equal(sr.uniform(KEY, 9, high=high), 2 * first)

@@ -8,7 +8,6 @@ pieces of a long row, of a size that depends on nothing but the row's length.
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from samebits.kernels.team import OnTeam, on_team, uint64_at
 from samebits.random._elementary import from_bits_64
 from samebits.random._philox import block
 
+_FLOAT, _INTEGER = struct.Struct("<d"), struct.Struct("<q")
 _TILE_WORDS = 256
 _PIECE = 1 << 16
 """Elements of a chunk, at most, where rows are longer; about, where they are shorter."""
@@ -93,10 +93,9 @@ def address(x: torch.Tensor) -> int:
     )
 
 
-@lru_cache(maxsize=256, typed=True)
 def as_argument(number: float) -> int:
     """A float64 as an integer argument of a kernel, which reads it by `float_of`."""
-    return struct.unpack("<q", struct.pack("<d", number))[0]
+    return _INTEGER.unpack(_FLOAT.pack(number))[0]
 
 
 @inlined

@@ -77,7 +77,7 @@ def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high:
 
 
 def _uniform(what: str, key: torch.Tensor, out: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    low_and_span = _low_and_span(what, low, high, out.dtype)
+    low_and_span = _low_and_span(what, float(low), float(high), out.dtype)
     keys = row_keys(what, key, out.shape)
     if not key.is_cpu and on_cuda(what, key):
         return torch.ops.aten._philox_uniform_(out, key, low, high)
@@ -117,7 +117,7 @@ def _normal(what: str, key: torch.Tensor, out: torch.Tensor, mean: float, std: f
     if not std >= 0:
         raise InvalidArgumentError(f"{what}: std must not be negative, got {std}")
     keys = row_keys(what, key, out.shape)
-    return write(out, kernels(what, key).normal, keys, mean, std)
+    return write(out, kernels(what, key).normal, keys, float(mean), float(std))
 
 
 def bernoulli(
