@@ -261,6 +261,9 @@ def test_a_library_may_draw_while_it_is_imported(on, tmp_path, monkeypatch, show
             first = own.random()
         number = random.getrandbits(24)
         generator = np.random.default_rng()
+        def example():
+            return np.random.default_rng().random()
+        example()
         def draw():
             return random.random()
         """)
@@ -269,7 +272,7 @@ def test_a_library_may_draw_while_it_is_imported(on, tmp_path, monkeypatch, show
     with pytest.warns(UnseededWarning, match=r"drawing_library.py:8"):
         import drawing_library
     assert len(shown()) == 1
-    with pytest.raises(UnseededError, match=r"drawing_library.py:10"):
+    with pytest.raises(UnseededError, match=r"drawing_library.py:13"):
         drawing_library.draw()
     sys.modules.pop("drawing_library")
 

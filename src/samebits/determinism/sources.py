@@ -66,11 +66,13 @@ _GUARDS = frozenset(f"samebits.determinism.{name}_guard" for name in ("numpy", "
     __name__
 }
 """Modules whose frames stand between the line that asks and `asking`."""
-_MAY_ASK = sys.stdlib_module_names | {"torch", "numpy", "samebits"}
+_INSTALLED = ("site-packages", "dist-packages")
+_MAY_ASK = sys.stdlib_module_names | {"torch", "numpy", "samebits", "hypothesis"}
+"""Hypothesis chooses the seeds of its examples itself."""
 
 
 def asking(frame: FrameType | None = None) -> FrameType | None:
-    """The frame that asks for random numbers; None where it may: in the standard library, torch, NumPy or samebits.
+    """The frame that asks for random numbers; None where it may (`_MAY_ASK`).
 
     Looked for from `frame` outwards, by default from the caller's.
     """
@@ -93,7 +95,7 @@ def object_to(source: Source, frame: FrameType | None, made: str = "") -> None:
         f"other numbers. Use {source.instead}."
     )
     if is_import_of_a_library(frame):
-        if source.lasting:
+        if source.lasting and frame.f_code.co_name == "<module>":
             warn_once(f"{source.name} {frame.f_code.co_filename}", text, UnseededWarning)
         return
     raise UnseededError(text)
@@ -114,10 +116,10 @@ def _is_between(module: str) -> bool:
 
 
 def is_import_of_a_library(frame: FrameType) -> bool:
-    """Nobody who imports a library can do anything about what its modules make, or draw (rich: a number for styles)."""
-    file = frame.f_code.co_filename
-    if "site-packages" not in file and "dist-packages" not in file:
-        return False
-    while frame.f_back is not None and frame.f_back.f_code.co_filename == file:
-        frame = frame.f_back  # out of the body of a class
-    return frame.f_code.co_name == "<module>" and _module(frame) != "__main__"
+    """Nobody who imports a library can do anything about what its modules draw (SciPy: examples for its docstrings)."""
+    outer: FrameType | None = frame
+    while outer is not None and any(part in outer.f_code.co_filename for part in _INSTALLED):
+        if outer.f_code.co_name == "<module>":
+            return _module(outer) != "__main__"
+        outer = outer.f_back
+    return False
