@@ -83,9 +83,9 @@ def fill(kernel: OnTeam, keys: torch.Tensor, out: torch.Tensor, *args: int) -> N
 
 
 def address(x: torch.Tensor) -> int:
-    """Where `x` lies in memory. Raises `UnimplementedError` for a tensor that lies nowhere."""
+    """Where `x` lies in memory. Raises `UnimplementedError` for a tensor with elements that lies nowhere."""
     place = x.data_ptr()
-    if place:
+    if place or not x.numel():
         return place
     raise UnimplementedError(
         f"samebits.random cannot draw in fake mode, for there is no memory behind a {type(x).__name__}; "

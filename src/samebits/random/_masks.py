@@ -34,7 +34,7 @@ _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) -> None:
     """Ones with probability `p`, else zeros; a tensor p is float64, contiguous and of the shape of `out`."""
     if isinstance(p, torch.Tensor):
-        fill(_BERNOULLI_EACH[out.itemsize], keys, out, _one(out.dtype), p.data_ptr())
+        fill(_BERNOULLI_EACH[out.itemsize], keys, out, _one(out.dtype), address(p))
     elif p == 1:
         out.fill_(1)
     else:
