@@ -56,8 +56,9 @@ KNOWN = Case(8, 64, 64, 28)
 
 
 def test_without_the_replacement_the_bits_of_a_known_convolution_differ():
-    """Torch's own weight gradient has several results over thread counts: what the other tests look for exists."""
-    assert KNOWN.counts()[2] > 1
+    """Some of torch's own gradients have several results over thread counts; which, depends on the CPU."""
+    known = (KNOWN, Case(1, 64, 64, 28), Case(3, 16, 32, 33), Case(32, 3, 64, 40))
+    assert any(max(case.counts()) > 1 for case in known)
 
 
 def test_with_the_replacement_they_do_not():

@@ -137,6 +137,12 @@ def test_attention_has_the_same_bits_at_any_thread_count(queries, masked, dtype)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return out.detach(), *torch.autograd.grad(out, (q, k, v), out.detach().sin())
 
+    try:
+        compute()
+    except RuntimeError as error:
+        if "pack_vnni2" not in str(error):
+            raise
+        pytest.skip("torch chooses a kernel for AMX and then has none: an emulation of another CPU")
     with replaced(attention):
         seen, value = over_threads(compute)
     assert len(seen) == 1
