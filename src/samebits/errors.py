@@ -49,6 +49,10 @@ class PipelineError(SamebitsError, RuntimeError):
     """A stage of a pipeline failed; the message names stage, element and cause."""
 
 
+class PipelineTimeoutError(PipelineError, TimeoutError):
+    """A worker did not have a result within the `timeout` of its pipeline."""
+
+
 class PipelineDifferenceError(SamebitsError, RuntimeError):
     """A pipeline that was read in two ways gave different elements."""
 

@@ -125,6 +125,9 @@ class PipelineIterator(Iterator[Any]):
                 self.exhausted = True
                 self.close()
                 raise
+            except BaseException:
+                self.close()  # so that whoever asks again is told again, and not that the epoch is over
+                raise
         self.delivered += 1
         return element
 
@@ -146,7 +149,14 @@ class PipelineIterator(Iterator[Any]):
         if not count:
             return Inline(self._draws).read(self._stage, self.epoch, self._state)
         ahead = self._options.prefetch or 2 * count
-        reader = Parallel(self._stage, self._draws, num_workers=count, ahead=ahead)
+        reader = Parallel(
+            self._stage,
+            self._draws,
+            num_workers=count,
+            ahead=ahead,
+            timeout=self._options.timeout,
+            start_method=self._options.start_method,
+        )
         self._closing = weakref.finalize(self, reader.close)
         return reader.read(self._stage, self.epoch, self._state)
 

@@ -12,7 +12,7 @@ import torch.utils.data as torch_data
 
 from samebits.context import Words, process
 from samebits.data.batch import BatchMaker, WorkerInit, finished
-from samebits.data.engine.lifetime import sigterm_blocked
+from samebits.data.engine.lifetime import signals_blocked
 from samebits.data.order import IndexOrder, Order, SamplerOrder, Task
 from samebits.errors import (
     EmptyDatasetError,
@@ -177,7 +177,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def _batches(self, key: Words, epoch: int, start: int, *, counted: bool) -> Iterator[T_co]:
         self._stream.tasks = self._order.tasks(key, epoch, start)
-        with sigterm_blocked():  # workers are born with it blocked, see WorkerInit
+        with signals_blocked():  # workers are born with it blocked, see WorkerInit
             inner = iter(self._inner)  # takes the stream's tasks now
         return _counting(self, inner, epoch, start) if counted else inner
 

@@ -9,6 +9,7 @@ from samebits.data.share import Remainder, Share, share
 from samebits.errors import InvalidArgumentError
 
 Executor = Literal["auto", "process", "thread"]
+StartMethod = Literal["auto", "fork", "server"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Options:
     """Batches (or blocks of elements) that are made ahead."""
     timeout: float | None = None
     """Seconds to wait for a batch of a worker."""
+    start_method: StartMethod = "auto"
     rank: int | None = None
     world_size: int | None = None
     remainder: Remainder | None = None
@@ -55,6 +57,10 @@ class Options:
         if self.executor not in ("auto", "process", "thread"):
             raise InvalidArgumentError(
                 f'Pipeline: executor={self.executor!r}; give "auto", "process" or "thread"'
+            )
+        if self.start_method not in ("auto", "fork", "server"):
+            raise InvalidArgumentError(
+                f'Pipeline: start_method={self.start_method!r}; give "auto", "fork" or "server"'
             )
         if self.remainder not in (None, "pad", "drop", "uneven"):
             raise InvalidArgumentError(

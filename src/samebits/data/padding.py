@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
+from samebits.data.collate import default_collate, empty_tensor
 from samebits.errors import PipelineError
 
 
@@ -40,7 +40,7 @@ class PadCollate:
         sizes = [most if want == -1 else want for want, most in zip(wanted, largest, strict=True)]
         if any(most > size for most, size in zip(largest, sizes, strict=True)):
             raise PipelineError(f"an element of sizes {largest} does not fit into the padded sizes {sizes}")
-        batch = rows[0].new_full((len(rows), *sizes), self.value)
+        batch = empty_tensor((len(rows), *sizes), rows[0].dtype).fill_(self.value)
         for number, row in enumerate(rows):
             batch[(number, *(slice(size) for size in row.shape))] = row
         return batch

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from torch.utils.data import default_collate
-
 from samebits.context import Words, process
+from samebits.data.collate import default_collate
 from samebits.data.fingerprint import fingerprint
 from samebits.data.function import Function
 from samebits.data.iterator import PipelineIterator
-from samebits.data.options import Executor, Options
+from samebits.data.options import Executor, Options, StartMethod
 from samebits.data.padding import PadCollate
 from samebits.data.share import Remainder
 from samebits.data.stage import INFINITE, Addressed, Stage
@@ -310,7 +309,7 @@ class Pipeline:
         self, *, seed: int | None = None, deterministic: bool | None = None,
         num_parallel_calls: int | Literal["auto"] | None = None, executor: Executor | None = None,
         timeout: float | None = None, rank: int | None = None, world_size: int | None = None,
-        remainder: Remainder | None = None,
+        remainder: Remainder | None = None, start_method: StartMethod | None = None,
     ) -> Pipeline:  # fmt: skip
         """The same elements (of another `seed`), read in another way.
 
@@ -323,12 +322,15 @@ class Pipeline:
             rank: of this process; it makes its rows of each batch. By default as torch.distributed says, if it is set up.
             world_size: the number of processes. The batches together are the same for any number.
             remainder: what becomes of a batch that cannot be shared out evenly: "pad" (the default), "drop", "uneven".
+            start_method: of worker processes. "fork" shares what this process has loaded; "server" forks them off another
+                process, which shares nothing with this one and is sent the pipeline by value; "auto": "server" where CUDA is
+                initialised, which does not survive a fork, else "fork".
         """
         return Pipeline(
             self._stage,
             self._options.with_(
                 seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls, executor=executor,
-                timeout=timeout, rank=rank, world_size=world_size, remainder=remainder,
+                timeout=timeout, rank=rank, world_size=world_size, remainder=remainder, start_method=start_method,
             ),
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ import io
 import pickle
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 
@@ -14,15 +15,24 @@ from samebits.data.engine.slots import Slot
 _base: list[np.ndarray] = []
 """The slot's bytes while a result is being unpickled."""
 
+_by_value = False
+"""Whether classes of the main program are sent by value: a worker of the server has none to import them from."""
+
+
+def send_by_value() -> None:
+    """From now on in this process."""
+    global _by_value
+    _by_value = True
+
 
 def encode(result: Any, slot: Slot) -> bytes:
     """Pickles `result`; arrays and plain tensors go into `slot`, without a copy where they lie there already."""
     buffer = io.BytesIO()
-    _Pickler(buffer, slot).dump(result)
+    (_ByValue if _by_value else _ByName)(buffer, slot).dump(result)
     return buffer.getvalue()
 
 
-def decode(pickled: bytes, base: np.ndarray) -> Any:
+def decode(pickled: bytes | memoryview, base: np.ndarray) -> Any:
     """What `encode` was given; its arrays and tensors are `base`'s memory and keep it alive."""
     _base.append(base)
     try:
@@ -31,43 +41,74 @@ def decode(pickled: bytes, base: np.ndarray) -> Any:
         _base.pop()
 
 
-class _Pickler(pickle.Pickler):
+class _ByName(pickle.Pickler):
     def __init__(self, file: io.BytesIO, slot: Slot) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._slot = slot
 
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is np.ndarray and not value.dtype.hasobject:
-            order = _memory_order(value.strides)
-            return _array, (self._write(value.transpose(order)), value.dtype, value.shape, order)
-        if type(value) is torch.Tensor and _is_plain(value):
-            order = _memory_order(value.stride())
-            plain = value.permute(order).contiguous().view(-1)
-            array = plain.view(torch.uint8).numpy() if value.numel() else np.empty(0, np.uint8)
-            return _tensor, (self._write(array), value.dtype, tuple(value.shape), order)
-        return NotImplemented
+    def reducer_override(self, obj: Any) -> Any:
+        return _reduced(obj, self._slot)
 
-    def _write(self, array: np.ndarray) -> int:
-        at = self._slot.owns(array)
-        if at is None:
-            at, place = self._slot.reserve(array.nbytes)
-            place[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return at
+
+class _ByValue(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO, slot: Slot) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._slot = slot
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = _reduced(obj, self._slot)
+        return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+
+def _reduced(value: Any, slot: Slot) -> Any:
+    if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.itemsize:
+        return _reduced_array(value, slot)
+    if type(value) is torch.Tensor and _is_plain(value):
+        return _reduced_tensor(value, slot)
+    return NotImplemented
+
+
+def _reduced_array(array: np.ndarray, slot: Slot) -> Any:
+    """Its elements in memory order: a transposed array stays transposed, as sums depend on it."""
+    order = tuple(sorted(range(array.ndim), key=lambda dim: -abs(array.strides[dim])))
+    return _array, (_put(array.transpose(order), slot), array.dtype, array.shape, order)
+
+
+def _reduced_tensor(tensor: torch.Tensor, slot: Slot) -> Any:
+    """Its memory and its strides: kernels choose their order of summation by them."""
+    plain = tensor.detach()
+    if _span(plain) > 2 * plain.numel():  # a few columns of a large tensor
+        plain = plain.clone()
+    span = _span(plain)
+    flat = plain.as_strided((span,), (1,))
+    at = _put(flat.view(torch.uint8).numpy(), slot) if span else 0
+    return _tensor, (at, span, plain.dtype, tuple(plain.shape), plain.stride(), tensor.requires_grad)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """The elements between its first and its last in memory, both included."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _put(array: np.ndarray, slot: Slot) -> int:
+    contiguous = np.ascontiguousarray(array)
+    at = slot.owns(contiguous)
+    if at is None:
+        at, place = slot.reserve(contiguous.nbytes)
+        place[:] = contiguous.reshape(-1).view(np.uint8)
+    return at
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
-        tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not tensor.requires_grad
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
         and not tensor.is_quantized
         and not (tensor.is_conj() or tensor.is_neg())
+        and not tensor.__dict__
     )
-
-
-def _memory_order(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The dimensions from the slowest to the fastest: transposed arrays stay transposed, as sums depend on it."""
-    return tuple(sorted(range(len(strides)), key=lambda dim: -strides[dim]))
 
 
 def _array(at: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: tuple[int, ...]) -> np.ndarray:
@@ -77,10 +118,10 @@ def _array(at: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: tuple[i
     return array.transpose(np.argsort(order)) if order else array
 
 
-def _tensor(at: int, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
-    stored = [shape[dim] for dim in order]
-    count = int(np.prod(stored, dtype=np.int64))
-    if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    tensor = torch.from_numpy(_base[-1][at : at + count * dtype.itemsize]).view(dtype).view(stored)
-    return tensor.permute(*np.argsort(order).tolist()) if order else tensor.view(())
+def _tensor(
+    at: int, span: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], grad: bool
+) -> torch.Tensor:
+    if span == 0:
+        return torch.empty_strided(shape, strides, dtype=dtype, requires_grad=grad)
+    flat = torch.from_numpy(_base[-1][at : at + span * dtype.itemsize]).view(dtype)
+    return flat.as_strided(shape, strides).requires_grad_(grad)

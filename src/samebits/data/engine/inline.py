@@ -31,11 +31,11 @@ class Inline:
 
     def _blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         for task in tasks(stage, state):
-            computed = self._draws.run(lambda task=task: _one_thread(compute, stage, repetition, task))
+            computed = self._draws.run(lambda task=task: one_thread(compute, stage, repetition, task))
             yield from elements(stage, task, computed, state)
 
 
-def _one_thread(function: Any, *arguments: Any) -> Any:
+def one_thread(function: Any, *arguments: Any) -> Any:
     """As in a worker: a large sum has other bits with more threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG = 1
+_LOOK = 1.0
+"""Seconds between two looks at whether the parent lives, where the kernel does not tell."""
 
 
 @contextmanager
-def sigterm_blocked() -> Iterator[None]:
-    """SIGTERM waits until the block is over; processes that are forked inside begin with it blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+def signals_blocked() -> Iterator[None]:
+    """SIGTERM and SIGINT wait until the block is over; processes that are forked inside begin with them blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         yield
     finally:
@@ -25,6 +27,8 @@ def sigterm_blocked() -> Iterator[None]:
 
 def live_with(parent: int, *, by_thread: bool = False) -> None:
     """Ties this process to `parent`. `by_thread`: it was forked by a thread that may end before its process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if (
         sys.platform == "linux" and not by_thread
     ):  # the kernel watches the thread that forked, not the process
@@ -39,8 +43,10 @@ def _outlive_sigterm(parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-            pass
-        os._exit(0)
+        while os.getppid() == parent:
+            received = signal.sigtimedwait({signal.SIGTERM}, _LOOK)
+            if received is not None and received.si_pid == parent:
+                os._exit(0)
+        os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

@@ -8,7 +8,7 @@ from typing import Any
 
 from samebits.data.engine.blocks import Task, elements, one, tasks
 from samebits.data.engine.inline import Inline
-from samebits.data.engine.worker import Job
+from samebits.data.engine.worker import Job, StageWork
 from samebits.data.engine.workers import Workers
 from samebits.data.scope import Draws
 from samebits.data.stage import Blocks, Stage, State, Streamed
@@ -17,11 +17,26 @@ from samebits.data.stage import Blocks, Stage, State, Streamed
 class Parallel:
     """Reads a bound pipeline with workers, which compute tasks ahead of where the reader is."""
 
-    def __init__(self, stage: Stage, draws: Draws, *, num_workers: int, ahead: int) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        draws: Draws,
+        *,
+        num_workers: int,
+        ahead: int,
+        timeout: float | None,
+        start_method: str,
+    ) -> None:
         self._known = list(_tops(stage))
         self._ahead = ahead
         self._inline = Inline(draws)
-        self._workers = Workers(self._known, draws, count=num_workers, ahead=ahead)
+        self._workers = Workers(
+            StageWork(self._known, draws),
+            count=num_workers,
+            ahead=ahead,
+            timeout=timeout,
+            start_method=start_method,
+        )
 
     def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         """The elements of a bound stage from `state` on, each with the state behind it."""

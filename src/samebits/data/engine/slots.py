@@ -5,12 +5,16 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 ALIGNMENT = 64
+
+_current: Slot | None = None
+"""The slot that the result under way will lie in, while whoever makes the result may write it there at once."""
 
 
 class Slot:
@@ -19,11 +23,13 @@ class Slot:
     def __init__(self, fd: int | None = None) -> None:
         self.fd = os.memfd_create("samebits-slot") if fd is None else fd
         self._map: mmap.mmap | None = None
+        self._whole = np.empty(0, np.uint8)
+        self._lent = False  # whether something may lie in it before it is encoded
         self.used = 0
 
     def clear(self) -> None:
         """What follows is a new result."""
-        self.used = 0
+        self.used, self._lent = 0, False
 
     def reserve(self, size: int) -> tuple[int, np.ndarray]:
         """(offset, writable uint8 array) of the next `size` bytes."""
@@ -31,33 +37,70 @@ class Slot:
         self.used = offset + size
         return offset, self._array(self.used)[offset : offset + size]
 
-    def owns(self, array: np.ndarray) -> int | None:
-        """The offset of a contiguous array that lies in this slot, else None."""
-        if self._map is None or not array.flags.c_contiguous:
-            return None
-        offset = array.__array_interface__["data"][0] - self._array(0).__array_interface__["data"][0]
-        return offset if offset >= 0 and offset + array.nbytes <= len(self._map) else None
+    def write(self, data: bytes) -> int:
+        """Puts `data` behind what is there; its offset."""
+        offset, place = self.reserve(len(data))
+        place[:] = np.frombuffer(data, np.uint8)
+        return offset
 
-    def lease(self, size: int, released: Callable[[], None]) -> np.ndarray:
+    def read(self, offset: int, size: int) -> memoryview:
+        """What `write` put there."""
+        return self._array(offset + size)[offset : offset + size].data
+
+    def owns(self, array: np.ndarray) -> int | None:
+        """The offset of a contiguous array that was made in this slot's memory by `empty`, else None."""
+        if not self._lent:
+            return None
+        offset = array.__array_interface__["data"][0] - self._whole.__array_interface__["data"][0]
+        return offset if offset >= 0 and offset + array.nbytes <= self._whole.size else None
+
+    def lease(self, size: int, released: Callable[[], None] | None = None) -> np.ndarray:
         """The first `size` bytes; `released` is called when nothing refers to them any more."""
         whole = np.frombuffer(self._mapped(size), np.uint8)
-        returned: Any = weakref.finalize(whole, released)
-        returned.atexit = False
+        if released is not None:
+            returned: Any = weakref.finalize(whole, released)
+            returned.atexit = False
         return whole
 
     def close(self) -> None:
         """Lets go of the file; what was leased stays readable."""
         os.close(self.fd)
 
+    @contextmanager
+    def filled(self) -> Iterator[None]:
+        """`empty` gives memory of this slot in the block."""
+        global _current
+        _current, self._lent = self, True
+        try:
+            yield
+        finally:
+            _current = None
+
     def _array(self, size: int) -> np.ndarray:
-        return np.frombuffer(self._mapped(size), np.uint8)
+        self._mapped(size)
+        return self._whole
 
     def _mapped(self, size: int) -> mmap.mmap:
         """A mapping of at least `size` bytes. An older one lives on as long as arrays refer to it: it is the same memory."""
-        if self._map is None or len(self._map) < size:
-            length = max(os.fstat(self.fd).st_size, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.PAGESIZE)
-            if length > os.fstat(self.fd).st_size:
-                length = max(length, 2 * os.fstat(self.fd).st_size)
+        if self._map is None or self._whole.size < size:
+            there = os.fstat(self.fd).st_size
+            length = max(there, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.PAGESIZE)
+            if length > there:
+                length = max(length, 2 * there)
                 os.ftruncate(self.fd, length)
             self._map = mmap.mmap(self.fd, length)
+            self._whole = np.frombuffer(self._map, np.uint8)
         return self._map
+
+
+def in_place() -> bool:
+    """Whether `empty` gives memory where the result will be read."""
+    return _current is not None
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """`numpy.empty`; in a worker that is making a batch, where the batch will be read."""
+    if _current is None:
+        return np.empty(shape, dtype)
+    _, place = _current.reserve(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    return place.view(dtype).reshape(shape)

@@ -1,82 +1,165 @@
-"""The worker's side: computes tasks until its parent closes the connection."""
+"""The worker's side: computes jobs until its parent closes the connection."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import signal
+import socket
+import struct
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import cloudpickle
 import torch
 
+from samebits.context import process
 from samebits.data.engine.blocks import Task, compute
 from samebits.data.engine.codec import encode
 from samebits.data.engine.lifetime import live_with
 from samebits.data.engine.slots import Slot
 from samebits.data.scope import Draws
-from samebits.data.stage import Blocks
+from samebits.data.stage import Blocks, Stage
+from samebits.data.stages.batching import Batch, Batching
+from samebits.errors import PipelineError
+
+REQUEST = struct.Struct("qqq")
+"""Number of the job, its slot, bytes of the pickled job at the slot's start."""
+ANSWER = struct.Struct("q?qqq")
+"""Number of the job, whether it failed, bytes used of its slot, offset and bytes of the pickled result therein."""
+
+
+class Work(Protocol):
+    """What workers do: known to them from their start, and equal in all processes."""
+
+    def begin(self, worker: int) -> None:
+        """Runs in the process of worker number `worker` before its first job."""
+        ...
+
+    def compute(self, job: Any, slot: Slot | None) -> Any:
+        """The result of a job; `slot`, if any, is where it will lie."""
+        ...
+
+    def describe(self, job: Any) -> str:
+        """The job in messages."""
+        ...
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker computes: one task of one of the stages that it knows."""
+    """One task of one of the stages that a pipeline's workers know."""
 
     stage: int
     repetition: int
     task: Task
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What it sends back; the bytes of arrays are the first `used` of the job's slot."""
+class StageWork:
+    """Tasks of stages."""
 
-    number: int
-    result: bytes | None
-    used: int
-    error: tuple[bytes | None, str] | None = None
-    """(the pickled exception if it can be pickled, its traceback as text)"""
+    def __init__(self, stages: Sequence[Blocks], draws: Draws) -> None:
+        self._stages, self._draws = list(stages), draws
+        self._in_slot = [_made_in_slot(stage) for stage in stages]
+
+    def begin(self, worker: int) -> None:
+        """Nothing to prepare."""
+
+    def compute(self, job: Job, slot: Slot | None) -> Any:
+        """The elements or groups of a task."""
+        stage = self._stages[job.stage]
+        if slot is not None and self._in_slot[job.stage]:
+            with slot.filled():
+                return self._draws.run(lambda: compute(stage, job.repetition, job.task))
+        return self._draws.run(lambda: compute(stage, job.repetition, job.task))
+
+    def describe(self, job: Job) -> str:
+        """Its elements and stage."""
+        first, behind = job.task
+        elements = f"element {first}" if behind == first + 1 else f"elements {first} to {behind - 1}"
+        return f"{elements} of {self._stages[job.stage].describe()}"
 
 
 def serve(
-    connection: Connection,
-    parent: int,
-    stages: Sequence[Blocks],
-    slots: Sequence[Slot],
-    draws: Draws,
-    *,
-    by_thread: bool,
+    connection: socket.socket, parent: int, work: Work, slots: Sequence[Slot], worker: int, *, by_thread: bool
 ) -> None:
     """Runs in the worker's process, until there is nobody at the other end."""
     torch.set_num_threads(1)  # before any op: OpenMP's threads did not survive the fork
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     live_with(parent, by_thread=by_thread)
-    while True:
-        try:
-            while not connection.poll(5):
-                if os.getppid() != parent:
-                    return
-            number, job, slot = pickle.loads(connection.recv_bytes())  # noqa: S301 (from our parent)
-            connection.send_bytes(pickle.dumps(_answer(number, job, stages[job.stage], slots[slot], draws)))
-        except (EOFError, ConnectionError):
-            return
+    process.overrides = replace(process.overrides, num_workers=0)  # a pipeline within a function is read here
+    process.observers.clear()  # they observe the parent
+    broken = _begun(work, worker)
+    while request := _received(connection):
+        number, which, size = REQUEST.unpack(request)
+        slot = slots[which]
+        job = pickle.loads(slot.read(0, size))  # noqa: S301 (from our parent)
+        _send(connection, number, slot, broken or _answered(work, job, slot))
 
 
-def _answer(number: int, job: Job, stage: Blocks, slot: Slot, draws: Draws) -> Answer:
+def _begun(work: Work, worker: int) -> tuple[bool, bytes] | None:
+    try:
+        work.begin(worker)
+    except BaseException as error:
+        return True, _failed(error)
+    return None
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(REQUEST.size)
+    except ConnectionError:
+        return b""
+
+
+def _send(connection: socket.socket, number: int, slot: Slot, answer: tuple[bool, bytes]) -> None:
+    failed, pickled = answer
+    if failed:
+        slot.clear()
+    at = slot.write(pickled)
+    try:
+        connection.send(ANSWER.pack(number, failed, slot.used, at, len(pickled)))
+    except ConnectionError:
+        os._exit(0)
+
+
+def _answered(work: Work, job: Any, slot: Slot) -> tuple[bool, bytes]:
     slot.clear()
     try:
-        computed = draws.run(lambda: compute(stage, job.repetition, job.task))
-        return Answer(number, encode(computed, slot), slot.used)
-    except Exception as error:
-        return Answer(number, None, 0, (_pickled(error), traceback.format_exc()))
-
-
-def _pickled(error: Exception) -> bytes | None:
+        result = work.compute(job, slot)
+    except BaseException as error:  # a SystemExit too is the caller's, as it is without workers
+        return True, _failed(error)
     try:
-        pickled = pickle.dumps(error)
+        return False, encode(result, slot)
+    except Exception as error:
+        return True, _failed(
+            PipelineError(
+                f"{work.describe(job)}: the result cannot be sent from a worker process ({type(error).__name__}: {error}). "
+                "Return arrays, tensors, numbers, strings, and objects of classes that a module defines, or read without "
+                "worker processes: num_parallel_calls=0"
+            )
+        )
+
+
+def _failed(error: BaseException) -> bytes:
+    """(the exception with its cause if they can be pickled, else None; its traceback as text), pickled."""
+    text = "".join(traceback.format_exception(error))
+    pickled = _if_possible((error, error.__cause__)) or _if_possible((error, None))
+    return pickle.dumps((pickled, text))
+
+
+def _if_possible(value: Any) -> bytes | None:
+    try:
+        pickled = cloudpickle.dumps(value)
         pickle.loads(pickled)  # noqa: S301 (what we have just written)
     except Exception:
         return None
     return pickled
+
+
+def _made_in_slot(stage: Stage) -> bool:
+    """Whether the batches that are made first are the results, so that nobody in the worker can keep one for later."""
+    return isinstance(stage, Batch) and not any(map(_batches, stage.inputs))
+
+
+def _batches(stage: Stage) -> bool:
+    return isinstance(stage, Batching) or any(map(_batches, stage.inputs))
