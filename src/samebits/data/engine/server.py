@@ -22,7 +22,6 @@ from typing import Any
 import cloudpickle
 import torch
 
-from samebits.context import process
 from samebits.data.engine import codec
 from samebits.data.engine.lifetime import signals_blocked
 from samebits.data.engine.slots import Slot
@@ -30,6 +29,7 @@ from samebits.data.engine.worker import Work, serve
 from samebits.determinism import enable_op_determinism
 from samebits.determinism.settings import active
 from samebits.errors import PipelineError
+from samebits.random import seeds
 
 _FDS = 200
 """Descriptors in one message; the system allows 253."""
@@ -47,7 +47,7 @@ class Surroundings:
         """
         self.fd = os.memfd_create("samebits-work")
         with os.fdopen(os.dup(self.fd), "wb") as file:
-            pickle.dump((sys.path, process.seed, active(), torch.get_default_dtype()), file)
+            pickle.dump((sys.path, seeds.root_seed(), active(), torch.get_default_dtype()), file)
             try:
                 cloudpickle.dump(work, file)
             except Exception as error:
@@ -65,7 +65,9 @@ class Surroundings:
             fd, 0, prot=mmap.PROT_READ
         )  # several workers read it, each with a position of its own
         path, seed, settings, dtype = pickle.load(file)  # noqa: S301 (from our own parent)
-        sys.path[:], process.seed = path, seed
+        sys.path[:] = path
+        if seed is not None:
+            seeds.set_random_seed(seed)
         torch.set_default_dtype(dtype)
         if settings is not None:
             enable_op_determinism(
