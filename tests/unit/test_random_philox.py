@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import samebits.random as sr
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.random import _philox, words
+from samebits.random import _philox, keys, words
+from samebits.random._backends import kernels
 
 UINT64 = st.integers(0, 2**64 - 1)
 
@@ -205,7 +206,13 @@ def test_wrong_arguments_are_named():
 
 def test_another_device_names_the_cure():
     """A device without a kernel of the same bits raises, and the message says to draw on the CPU and move."""
-    elsewhere = torch.empty(2, dtype=torch.uint64, device="meta")
-    for call in (sr.split, lambda k: sr.fold_in(k, 1), lambda k: sr.normal(k, 3), lambda k: sr.bits(k, 3)):
+    elsewhere = torch.empty(
+        2, dtype=torch.uint64, device="meta"
+    )  # any other: what the ops run sees no meta tensor
+    for run in (
+        lambda: keys.split_keys(elsewhere, 2),
+        lambda: keys.fold_in_integer(elsewhere, 1),
+        lambda: kernels("normal", elsewhere),
+    ):
         with pytest.raises(UnimplementedError, match=r"key\.cpu\(\)"):
-            call(elsewhere)
+            run()

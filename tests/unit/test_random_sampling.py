@@ -305,13 +305,18 @@ def test_a_default_device_is_not_where_parameters_are_computed():
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_a_tensor_without_memory_is_refused():
-    """Fake mode raises; without the check the kernels would write to address 0."""
+    """What the ops run raises in fake mode; without the check the kernels would write to address 0."""
     sr.uniform(KEY, 3), sr.dropout(KEY, torch.ones(3))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = mode.from_tensor(torch.ones(3))
-        for call in (lambda: sr.uniform(KEY, 3), lambda: sr.bits(KEY, 2**22), lambda: sr.dropout(KEY, fake)):
+        draws = (
+            lambda: sampling.fill_uniform("uniform", KEY, fake, 0.0, 1.0),
+            lambda: sampling.stream(KEY, (2**22,), torch.uint32),
+            lambda: dropout_of.run(fake, KEY, 0.5),
+        )
+        for draw in draws:
             with pytest.raises(UnimplementedError, match="no memory"):
-                call()
+                draw()
 
 
 def test_no_draw_leaves_a_trace_in_the_next():

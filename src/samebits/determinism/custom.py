@@ -38,6 +38,8 @@ TORCH_NAMESPACES = frozenset(
     """.split()  # noqa: SIM905
 )
 """What torch itself registers, at import or later; torchvision and the like are others."""
+_KNOWN_NAMESPACES = TORCH_NAMESPACES | {"samebits"}
+"""And the stateless draws, which depend on their arguments only, not on the number of threads."""
 
 _KEYS = (
     *("CPU", "CUDA", "XPU", "MPS", "PrivateUse1", "SparseCPU", "SparseCUDA", "QuantizedCPU", "QuantizedCUDA"),
@@ -105,7 +107,7 @@ def _packet(full: str) -> str:
 
 def _watch(names: Iterable[str]) -> None:
     for full in names:
-        if full.partition("::")[0] in TORCH_NAMESPACES or full in _watched or _declared.get(_packet(full)):
+        if full.partition("::")[0] in _KNOWN_NAMESPACES or full in _watched or _declared.get(_packet(full)):
             continue
         _watched[full] = Overrides()
         for key in _KEYS:
@@ -145,7 +147,7 @@ def _watching_impl(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, op_name, *args, **kwargs)
         name = op_name if isinstance(op_name, str) else op_name.name()
         full = name if "::" in name else f"{self.ns}::{name}"
-        if self.ns not in TORCH_NAMESPACES:
+        if self.ns not in _KNOWN_NAMESPACES:
             if full in _watched:
                 _watched.pop(full).remove()
             _watch([full])

@@ -18,6 +18,7 @@ from samebits.random.global_generator import set_global_generator as set_global_
 from samebits.random.keys import fold_in as fold_in
 from samebits.random.keys import key as key
 from samebits.random.keys import split as split
+from samebits.random.ops import definitions as definitions
 from samebits.random.sampling import bernoulli as bernoulli
 from samebits.random.sampling import bernoulli_ as bernoulli_
 from samebits.random.sampling import bits as bits

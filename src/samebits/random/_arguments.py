@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
-from operator import index
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from samebits.errors import InvalidArgumentError
 from samebits.random.keys import check_key
@@ -21,16 +21,22 @@ INTEGERS = (
 def sizes(what: str, key: torch.Tensor, shape: tuple[Any, ...]) -> tuple[int, ...]:
     """The sizes of a shape given as integers or one sequence. Raises `InvalidArgumentError` for it or the key."""
     check_key(what, key)
-    given = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    given = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | torch.SymInt) else shape
     try:
-        checked = tuple(map(index, given))
+        checked = torch.Size(given) if not isinstance(given, torch.Size) else _of_tensor(given)
     except TypeError:
         raise InvalidArgumentError(
             f"{what}: a shape is given as integers or one sequence of them, got {given!r}"
         ) from None
-    if min(checked, default=0) < 0:
-        raise InvalidArgumentError(f"{what}: a shape has no negative sizes, got {checked}")
+    for size in checked:
+        if size < 0:
+            raise InvalidArgumentError(f"{what}: a shape has no negative sizes, got {tuple(checked)}")
     return checked
+
+
+def _of_tensor(size: torch.Size) -> torch.Size:
+    """A tensor's sizes: as they are, symbolic ones too, but numbers for torch.jit.trace, which does not record them."""
+    return torch.Size([int(number) for number in size]) if torch.jit.is_tracing() else size
 
 
 def floating(what: str, dtype: torch.dtype | None) -> torch.dtype:
@@ -44,14 +50,14 @@ def floating(what: str, dtype: torch.dtype | None) -> torch.dtype:
     return dtype
 
 
-def rows(what: str, key: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+def rows(what: str, key: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, int]:
     """(keys of shape (rows, 2), elements per row). Raises `InvalidArgumentError` if the keys do not fit the shape."""
     if key.dim() == 1:
         return key.contiguous().view(1, 2), prod(shape)
     batch = tuple(key.shape[:-1])
     if len(batch) != len(shape) or any(b not in (1, size) for b, size in zip(batch, shape, strict=True)):
         raise InvalidArgumentError(
-            f"{what}: a key batch of shape {batch} does not broadcast to the output's shape {shape}; "
+            f"{what}: a key batch of shape {batch} does not broadcast to the output's shape {tuple(shape)}; "
             "give the keys one dimension per output dimension, of its size or 1"
         )
     shared = len(batch)
@@ -61,7 +67,7 @@ def rows(what: str, key: torch.Tensor, shape: tuple[int, ...]) -> tuple[torch.Te
     return key.expand(*shape[:shared], *one_each, 2).reshape(-1, 2).contiguous(), prod(shape[shared:])
 
 
-def row_keys(what: str, key: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def row_keys(what: str, key: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """The keys of `rows`, or one key of shape (2,), which costs less."""
     return key.contiguous() if key.dim() == 1 else rows(what, key, shape)[0]
 
@@ -104,5 +110,5 @@ def write(out: torch.Tensor, fill: Callable[..., None], *args: Any) -> torch.Ten
         return out.copy_(contiguous)
     fill(*args, out)
     if not out.is_inference():
-        torch.autograd.graph.increment_version(out)
+        increment_version(out)
     return out

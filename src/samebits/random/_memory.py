@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,7 @@ _LARGE = 1 << 22
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
-def fresh(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """`torch.empty`, for a result that will be written whole."""
     out = torch.empty(shape, dtype=dtype, device=device)
     if _ADVICE is not None and out.is_cpu and out.nbytes >= _LARGE and (place := out.data_ptr()):

@@ -17,6 +17,7 @@ from samebits.random._backends import kernels
 from samebits.random._memory import fresh
 from samebits.random.discrete import images, integers, length
 from samebits.random.keys import check_key
+from samebits.random.ops.tracing import traced
 
 _WEIGHT_BITS = 62
 _SLAB = 1 << 22
@@ -43,48 +44,63 @@ def choice(
     """
     checked = sizes("choice", key, shape)
     n = length("choice", source, dim)
-    keys, per_key = rows("choice", key, checked)
-    available = n if weights is None else _positive(weights, n)
-    needed = min(per_key, 1) if replace else per_key
-    if keys.shape[0] and needed > available:
-        kind = "" if weights is None else " of positive weight"
+    if weights is None:
+        picked = (torch.ops.samebits.choice if traced(key) else chosen)(key, checked, n, replace)
+    else:
+        _check_weights(weights, n)
+        by_weight = torch.ops.samebits.choice_weighted if traced(key) else chosen_by_weight
+        picked = by_weight(key, checked, weights.detach(), replace)
+    if not isinstance(source, torch.Tensor):
+        return picked
+    dim %= source.dim()
+    values = source.index_select(dim, picked.view(-1).to(source.device))
+    return values.view(*source.shape[:dim], *checked, *source.shape[dim + 1 :])
+
+
+def chosen(key: torch.Tensor, shape: Sequence[int], n: int, replace: bool) -> torch.Tensor:
+    """`choice` of a number without weights, once the arguments' types are checked."""
+    keys, per_key = rows("choice", key, shape)
+    _check_enough(keys, per_key, n, replace, "")
+    if replace or not prod(shape):
+        return integers("choice", key, shape, 0, max(n, 1))
+    return images("choice", key, keys, n, per_key).view(shape)
+
+
+def chosen_by_weight(
+    key: torch.Tensor, shape: Sequence[int], weights: torch.Tensor, replace: bool
+) -> torch.Tensor:
+    """`choice` of a number with weights, once their type and shape are checked."""
+    keys, per_key = rows("choice", key, shape)
+    _check_enough(keys, per_key, _positive(weights), replace, " of positive weight")
+    if not prod(shape):
+        return torch.empty(shape, dtype=torch.int64, device=key.device)
+    weights = weights.to(key.device)
+    if not replace:
+        return _raced(key, keys, per_key, weights).view(shape)
+    sums = _as_integers(weights).cumsum(0)
+    return torch.searchsorted(sums, integers("choice", key, shape, 0, int(sums[-1])), right=True)
+
+
+def _check_enough(keys: torch.Tensor, per_key: int, available: int, replace: bool, kind: str) -> None:
+    if keys.shape[0] and (min(per_key, 1) if replace else per_key) > available:
         raise InvalidArgumentError(
             f"choice: {per_key} elements of {available}{kind} were asked for; "
             + ("there must be one" if replace else "ask for fewer, or give replace=True")
         )
-    if not prod(checked):
-        chosen = torch.empty(checked, dtype=torch.int64, device=key.device)
-    elif replace:
-        chosen = _replaced(key, checked, n, weights)
-    elif weights is None:
-        chosen = images("choice", key, keys, n, per_key).view(checked)
-    else:
-        chosen = _raced(key, keys, per_key, weights.to(key.device)).view(checked)
-    if not isinstance(source, torch.Tensor):
-        return chosen
-    dim %= source.dim()
-    picked = source.index_select(dim, chosen.view(-1).to(source.device))
-    return picked.view(*source.shape[:dim], *checked, *source.shape[dim + 1 :])
 
 
-def _replaced(
-    key: torch.Tensor, shape: tuple[int, ...], n: int, weights: torch.Tensor | None
-) -> torch.Tensor:
-    if weights is None:
-        return integers("choice", key, shape, 0, n)
-    sums = _as_integers(weights.to(key.device)).cumsum(0)
-    return torch.searchsorted(sums, integers("choice", key, shape, 0, int(sums[-1])), right=True)
-
-
-def _positive(weights: torch.Tensor, n: int) -> int:
-    """How many weights are positive, once they are found to be weights."""
+def _check_weights(weights: torch.Tensor, n: int) -> None:
     if not isinstance(weights, torch.Tensor) or weights.shape != (n,) or weights.is_complex():
         given = tuple(weights.shape) if isinstance(weights, torch.Tensor) else type(weights).__name__
         raise InvalidArgumentError(f"choice: weights must be a real tensor of shape ({n},), got {given}")
+
+
+def _positive(weights: torch.Tensor) -> int:
+    """How many weights are positive, once they are found to be weights."""
     if not bool(((weights >= 0) & torch.isfinite(weights)).all()):
         raise InvalidArgumentError("choice: weights must be finite and not negative")
     positive = int((weights > 0).sum())
-    if n and not positive:
+    if len(weights) and not positive:
         raise InvalidArgumentError("choice: all weights are zero; one at least must be positive")
     return positive
 
@@ -134,26 +150,37 @@ def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Te
     check_key("categorical", key)
     _check_logits(logits)
     n, leading = logits.shape[-1], logits.shape[:-1]
-    checked = sizes("categorical", key, shape) if shape else tuple(leading)
+    checked = sizes("categorical", key, shape or (leading,))
     own = checked[max(0, len(checked) - len(leading)) :]
     if len(own) < len(leading) or any(mine not in (1, size) for mine, size in zip(leading, own, strict=True)):
         raise InvalidArgumentError(
-            f"categorical: logits of shape {tuple(logits.shape)} do not broadcast to a shape of {checked} and n={n}"
+            f"categorical: logits of shape {tuple(logits.shape)} do not broadcast to a shape of {tuple(checked)} and n={n}"
         )
-    keys, per_key = rows("categorical", key, checked)
+    draw = torch.ops.samebits.categorical if traced(key) else indices_of
+    return draw(key, checked, logits.detach())
+
+
+def indices_of(key: torch.Tensor, shape: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    """`categorical`, once the shapes are checked."""
+    if not bool(torch.isfinite(logits.amax(-1)).all()):
+        raise InvalidArgumentError(
+            "categorical: every row of logits must have a finite maximum; there is a NaN, a +inf, or a row of -inf only"
+        )
+    n, leading = logits.shape[-1], logits.shape[:-1]
+    keys, per_key = rows("categorical", key, shape)
     backend = kernels("categorical", key)
-    table = logits.detach().to(key.device).reshape(-1, n)
+    table = logits.to(key.device).reshape(-1, n)
     table = table if table.dtype is torch.float64 else table.float()
     table = table - table.amax(1, keepdim=True)  # large logits would round the Gumbel numbers away
     numbered = torch.arange(table.shape[0], device=key.device).view(leading)
-    row = numbered.expand(checked).reshape(-1, max(per_key, 1))
+    row = numbered.expand(shape).reshape(-1, max(per_key, 1))
     out = torch.empty_like(row)
     for some, first, last in _slabs(row.shape[0], row.shape[1], n):
         which = row[some, first:last]
         noise = fresh((*which.shape, n), table.dtype, key.device)
         backend.transformed("gumbel", _moved(keys[some], first * n * noise.itemsize // 16), (0.0, 1.0), noise)
         out[some, first:last] = noise.add_(table[which]).argmax(-1)
-    return out.view(checked)
+    return out.view(shape)
 
 
 def _check_logits(logits: torch.Tensor) -> None:
@@ -165,10 +192,6 @@ def _check_logits(logits: torch.Tensor) -> None:
     if not logits.shape[-1]:
         raise InvalidArgumentError(
             f"categorical: logits of shape {tuple(logits.shape)} have no category to draw"
-        )
-    if not bool(torch.isfinite(logits.detach().amax(-1)).all()):
-        raise InvalidArgumentError(
-            "categorical: every row of logits must have a finite maximum; there is a NaN, a +inf, or a row of -inf only"
         )
 
 

@@ -9,13 +9,14 @@ from typing import Any, overload
 import torch
 
 from samebits.context import Words
-from samebits.errors import InvalidArgumentError
+from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random import words
 from samebits.random._arguments import INTEGERS, row_keys, sizes
 from samebits.random._backends import kernels
 from samebits.random._memory import fresh
 from samebits.random.feistel import MAX_SIZE, permute_indices
-from samebits.random.keys import check_key
+from samebits.random.keys import as_int64, check_key
+from samebits.random.ops.tracing import traced
 
 
 def randint(
@@ -44,7 +45,11 @@ def randint(
         raise InvalidArgumentError(
             f"randint: {dtype} holds {limits.min} to {limits.max}, got low={low}, high={high}; choose a wider dtype"
         )
-    return integers("randint", key, checked, low, high - low, dtype).to(device or key.device)
+    if traced(key):
+        drawn = torch.ops.samebits.randint(key, checked, as_int64(low), as_int64(high - 1), dtype)
+    else:
+        drawn = integers("randint", key, checked, low, high - low, dtype)
+    return drawn if device is None else drawn.to(device)
 
 
 def _bound(name: str, bound: Any) -> int:
@@ -59,7 +64,7 @@ def _bound(name: str, bound: Any) -> int:
 def integers(
     what: str,
     key: torch.Tensor,
-    shape: tuple[int, ...],
+    shape: Sequence[int],
     low: int,
     span: int,
     dtype: torch.dtype = torch.int64,
@@ -83,6 +88,11 @@ def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> i
     Raises `InvalidArgumentError` unless 0 <= i < n <= 2**48 for all of them.
     """
     if not isinstance(i, torch.Tensor):
+        if isinstance(key, torch.Tensor) and traced(key):
+            raise UnimplementedError(
+                "permute_index of an int gives an int, which a key that is traced or transformed cannot; give the index as "
+                "an int64 tensor"
+            )
         if not 0 <= index(i) < n:
             raise InvalidArgumentError(f"permute_index: index {i} is outside range({n})")
         return int(permute_indices(key, index(i), index(i) + 1, n)[0])
@@ -91,9 +101,14 @@ def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> i
         raise InvalidArgumentError(
             f"permute_index takes an int or an int64 tensor on the key's device ({given.device}), got {i.dtype} on {i.device}"
         )
-    if given.shape != (2,):
+    if given.shape != (2,) or given.dtype is not torch.uint64:
         words.from_tensor(given)  # raises
-    backend = kernels("permute_index", given)
+    return torch.ops.samebits.permute_index(given, i, n) if traced(given) else images_of(given, i, n)
+
+
+def images_of(key: torch.Tensor, i: torch.Tensor, n: int) -> torch.Tensor:
+    """`permute_index` of a tensor, once the key and the dtype are checked."""
+    backend = kernels("permute_index", key)
     out = fresh(tuple(i.shape), torch.int64, i.device)
     if i.numel():
         least, greatest = (int(bound) for bound in i.aminmax())
@@ -101,7 +116,7 @@ def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> i
             raise InvalidArgumentError(
                 f"permute_index needs 0 <= i < n <= 2**48, got indices {least} to {greatest}, n={n}"
             )
-        backend.images(given.view(1, 2), n, out.view(1, -1), indices=i.reshape(-1).contiguous())
+        backend.images(key.view(1, 2), n, out.view(1, -1), indices=i.reshape(-1).contiguous())
     return out
 
 
@@ -115,17 +130,22 @@ def permutation(key: torch.Tensor, source: int | torch.Tensor, *, dim: int = 0) 
     check_key("permutation", key)
     n = length("permutation", source, dim)
     batch = key.shape[:-1]
-    orders = images("permutation", key, key.reshape(-1, 2).contiguous(), n, n)
+    orders = torch.ops.samebits.permutation(key, n) if traced(key) else orders_of(key, n)
     if not isinstance(source, torch.Tensor):
-        return orders.view(*batch, n)
+        return orders
     if not batch:
-        return source.index_select(dim, orders[0].to(source.device))
-    shuffled = [source.index_select(dim, order) for order in orders.to(source.device)]
+        return source.index_select(dim, orders.to(source.device))
+    shuffled = [source.index_select(dim, order) for order in orders.flatten(0, -2).to(source.device)]
     return (
         torch.stack(shuffled).view(*batch, *source.shape)
         if shuffled
         else source.new_empty(*batch, *source.shape)
     )
+
+
+def orders_of(key: torch.Tensor, n: int) -> torch.Tensor:
+    """`permutation` of a number: int64 (*batch, n)."""
+    return images("permutation", key, key.reshape(-1, 2).contiguous(), n, n).view(*key.shape[:-1], n)
 
 
 def length(what: str, source: int | torch.Tensor, dim: int) -> int:

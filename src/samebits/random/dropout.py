@@ -13,6 +13,8 @@ from samebits.random._arguments import FLOATS, check_probability, row_keys, writ
 from samebits.random._backends import kernels
 from samebits.random._memory import fresh
 from samebits.random.keys import check_key
+from samebits.random.ops.tracing import traced
+from samebits.random.sampling import bernoulli
 
 
 def dropout(
@@ -42,7 +44,7 @@ def dropout(
     if not isinstance(input, torch.Tensor) or input.dtype not in FLOATS:
         kind = input.dtype if isinstance(input, torch.Tensor) else type(input).__name__
         raise InvalidArgumentError(f"dropout: input must be a floating tensor, got {kind}")
-    if not training or probability == 0 or input.numel() == 0:
+    if not training or probability == 0:
         return input
     if input.device != key.device:
         raise InvalidArgumentError(
@@ -55,17 +57,38 @@ def dropout(
         )
     if probability == 1:
         return input.mul_(0.0) if inplace else input * 0.0
-    return _dropped(input, key, probability, inplace)
+    return (_in_graph if traced(key) else _dropped)(input, key, probability, inplace)
+
+
+def _in_graph(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
+    """By way of ops. Theirs cannot be differentiated in forward mode; there the mask is a factor, of the same bits."""
+    if _forward_mode():
+        dropped = bernoulli(key, given.shape, p=p, dtype=torch.bool)
+        out = given * dropped.logical_not().to(given.dtype).div_(1 - p)
+    else:
+        out = torch.ops.samebits.dropout(key, given, p)
+    return given.copy_(out) if inplace else out
+
+
+def _forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+# Dynamo would guard on torch's variable, which is another one when the code that it compiled runs.
+_forward_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _dropped(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = False) -> torch.Tensor:
     """By way of autograd where somebody may ask for a gradient or a tangent."""
-    recorded = (given.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0
-    return (_Dropout.apply if recorded else _run)(given, key, p, inplace)
+    recorded = (given.requires_grad and torch.is_grad_enabled()) or _forward_mode()
+    return (_Dropout.apply if recorded else run)(given, key, p, inplace)
 
 
-def _run(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
+def run(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = False) -> torch.Tensor:
+    """`dropout` of 0 < p < 1, once the arguments are checked; autograd does not see it."""
     keys = row_keys("dropout", key, given.shape)
+    if not given.numel():
+        return given if inplace else torch.empty_like(given)
     fill, scale, contiguous = kernels("dropout", key).dropout, _scale(p, given.dtype), given.contiguous()
     if inplace:
         return write(given, fill, keys, contiguous, p, scale)
@@ -82,7 +105,7 @@ class _Dropout(torch.autograd.Function):
         ctx.p = p
         ctx.save_for_backward(key)
         ctx.save_for_forward(key)
-        out = _run(given, key, p, inplace)
+        out = run(given, key, p, inplace)
         if inplace:
             ctx.mark_dirty(out)
         return out

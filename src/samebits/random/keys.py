@@ -12,8 +12,10 @@ import torch
 
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random import _philox, words
+from samebits.random.ops.tracing import traced
 
-Data = int | str | tuple[int | str, ...]
+Part = int | str | torch.Tensor
+Data = Part | tuple[Part, ...]
 
 
 def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
@@ -32,6 +34,8 @@ def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
             f"key: a seed is an integer with 0 <= seed < 2**64, got {number}; for a number that may be anything, "
             "fold it into a key: fold_in(key(0), number)"
         )
+    if torch.compiler.is_dynamo_compiling():  # Inductor has no code for a constant of uint64
+        return torch.tensor((_signed(number), 0), dtype=torch.int64, device=device).view(torch.uint64)
     return words.to_tensor((number, 0), device)
 
 
@@ -43,25 +47,65 @@ def split(key: torch.Tensor, num: int = 2) -> torch.Tensor:
     check_key("split", key)
     if num <= 0:
         raise InvalidArgumentError(f"split: num must be positive, got {num}")
-    if on_cuda("split", key):
-        return torch.ops.aten._philox_key_split(key, num)
-    return _fold_all(key, 0, num)
+    return torch.ops.samebits.split(key, num) if traced(key) else split_keys(key, num)
 
 
 def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
     """A new key of the same shape from every key and `data`; for an integer d it is `split(key, d + 1)[d]`.
 
-    An integer counts modulo 2**64, a string as the xxh3-64 of its UTF-8 bytes, a tuple's items one after the other.
+    An integer counts modulo 2**64, a string as the xxh3-64 of its UTF-8 bytes, a tuple's items one after the other. A
+    tensor of integers is broadcast against the batch of keys: with a step in a tensor, a compiled function serves all.
     Raises `InvalidArgumentError` if `key` is no key or `data` is none of these.
     """
     check_key("fold_in", key)
     for part in data if isinstance(data, tuple) else (data,):
-        number = words.as_uint64(part)
-        if on_cuda("fold_in", key):
-            key = torch.ops.aten._philox_key_fold_in(key, number - 2**64 if number >= 2**63 else number)
+        if isinstance(part, torch.Tensor):
+            key = _fold_in_tensor(key, part)
+        elif traced(key):
+            key = torch.ops.samebits.fold_in(key, as_int64(part))
         else:
-            key = _fold_all(key, number, 1)[0]
+            key = fold_in_integer(key, words.as_uint64(part))
     return key
+
+
+def _fold_in_tensor(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    if data.is_floating_point() or data.is_complex() or data.dtype is torch.bool:
+        raise InvalidArgumentError(f"fold_in: a tensor that is folded in holds integers, got {data.dtype}")
+    data = data.to(key.device, torch.int64)
+    return torch.ops.samebits.fold_in_each(key, data) if traced(key) else fold_in_each(key, data)
+
+
+def as_int64(part: int | str) -> int:
+    """What `words.as_uint64` gives, as an op takes it; a symbolic integer stays one."""
+    if isinstance(part, torch.SymInt) or (isinstance(part, int) and -(2**63) <= part < 2**63):
+        return part
+    return _signed(words.as_uint64(part))
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+def split_keys(key: torch.Tensor, num: int) -> torch.Tensor:
+    """`split`, without a look at the arguments."""
+    if on_cuda("split", key):
+        return torch.ops.aten._philox_key_split(key, num)
+    return _fold_all(key, 0, num)
+
+
+def fold_in_integer(key: torch.Tensor, number: int) -> torch.Tensor:
+    """`fold_in` of an integer modulo 2**64."""
+    if on_cuda("fold_in", key):
+        return torch.ops.aten._philox_key_fold_in(key, _signed(number))
+    return _fold_all(key, number % 2**64, 1)[0]
+
+
+def fold_in_each(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """`fold_in` of an int64 tensor on the key's device: adding to the offset first is what folding in 0 then folds in."""
+    batch = torch.broadcast_shapes(key.shape[:-1], data.shape)
+    moved = key.contiguous().view(torch.int64).expand(*batch, 2).clone()
+    moved[..., 1] += data
+    return fold_in_integer(moved.view(torch.uint64), 0)
 
 
 def _fold_all(key: torch.Tensor, first: int, number: int) -> torch.Tensor:

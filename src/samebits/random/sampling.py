@@ -26,6 +26,7 @@ from samebits.random._arguments import (
 from samebits.random._backends import kernels
 from samebits.random._memory import fresh
 from samebits.random.keys import on_cuda
+from samebits.random.ops.tracing import traced
 
 _COUNTABLE = (*FLOATS, torch.bool, *INTEGERS)
 Shape = int | Sequence[int]
@@ -39,6 +40,11 @@ def bits(key: torch.Tensor, *shape: Shape, dtype: torch.dtype = torch.uint32) ->
     size = sizes("bits", key, shape)
     if dtype not in INTEGERS:
         raise InvalidArgumentError(f"bits: dtype must be an integer dtype, got {dtype}")
+    return torch.ops.samebits.bits(key, size, dtype) if traced(key) else stream(key, size, dtype)
+
+
+def stream(key: torch.Tensor, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """`bits`, once its arguments are checked."""
     keys = row_keys("bits", key, size)
     backend = kernels("bits", key)
     out = fresh(size, dtype, key.device)
@@ -62,8 +68,10 @@ def uniform(
     key batch that does not fit the shape.
     """
     size, dtype = sizes("uniform", key, shape), floating("uniform", dtype)
-    out = fresh(size, dtype, key.device)
-    drawn = _uniform("uniform", key, out, low, high)
+    if traced(key):
+        drawn = torch.ops.samebits.uniform(key, size, low, high, dtype)
+    else:
+        drawn = fill_uniform("uniform", key, fresh(size, dtype, key.device), low, high)
     return drawn if device is None else drawn.to(device)
 
 
@@ -73,10 +81,13 @@ def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high:
     Raises `InvalidArgumentError` as `uniform`, and if `result` is on another device or requires grad.
     """
     check_result("uniform_", key, result, FLOATS)
-    return _uniform("uniform_", key, result, low, high)
+    if traced(key):
+        return result.copy_(uniform(key, result.shape, low=low, high=high, dtype=result.dtype))
+    return fill_uniform("uniform_", key, result, low, high)
 
 
-def _uniform(what: str, key: torch.Tensor, out: torch.Tensor, low: float, high: float) -> torch.Tensor:
+def fill_uniform(what: str, key: torch.Tensor, out: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """`uniform_`, for the function `what`."""
     low_and_span = _low_and_span(what, float(low), float(high), out.dtype)
     keys = row_keys(what, key, out.shape)
     if not key.is_cpu and on_cuda(what, key):
@@ -99,8 +110,10 @@ def normal(
     Raises `InvalidArgumentError` for another dtype, std < 0, or a key batch that does not fit the shape.
     """
     size, dtype = sizes("normal", key, shape), floating("normal", dtype)
-    out = fresh(size, dtype, key.device)
-    drawn = _normal("normal", key, out, mean, std)
+    if traced(key):
+        drawn = torch.ops.samebits.normal(key, size, mean, std, dtype)
+    else:
+        drawn = fill_normal("normal", key, fresh(size, dtype, key.device), mean, std)
     return drawn if device is None else drawn.to(device)
 
 
@@ -110,10 +123,13 @@ def normal_(key: torch.Tensor, result: torch.Tensor, *, mean: float = 0.0, std: 
     Raises `InvalidArgumentError` as `normal`, and if `result` is on another device or requires grad.
     """
     check_result("normal_", key, result, FLOATS)
-    return _normal("normal_", key, result, mean, std)
+    if traced(key):
+        return result.copy_(normal(key, result.shape, mean=mean, std=std, dtype=result.dtype))
+    return fill_normal("normal_", key, result, mean, std)
 
 
-def _normal(what: str, key: torch.Tensor, out: torch.Tensor, mean: float, std: float) -> torch.Tensor:
+def fill_normal(what: str, key: torch.Tensor, out: torch.Tensor, mean: float, std: float) -> torch.Tensor:
+    """`normal_`, for the function `what`."""
     if not std >= 0:
         raise InvalidArgumentError(f"{what}: std must not be negative, got {std}")
     keys = row_keys(what, key, out.shape)
@@ -138,8 +154,13 @@ def bernoulli(
         raise InvalidArgumentError(
             f"bernoulli: dtype must be a floating or integer dtype or bool, got {dtype}"
         )
-    out = fresh(size, dtype or torch.float32, key.device)
-    drawn = _bernoulli("bernoulli", key, out, p)
+    dtype = dtype or torch.float32
+    if not traced(key):
+        drawn = fill_bernoulli("bernoulli", key, fresh(size, dtype, key.device), p)
+    elif isinstance(p, torch.Tensor):
+        drawn = torch.ops.samebits.bernoulli_each(key, size, p.detach(), dtype)
+    else:
+        drawn = torch.ops.samebits.bernoulli(key, size, check_probability("bernoulli", p), dtype)
     return drawn if device is None else drawn.to(device)
 
 
@@ -149,10 +170,13 @@ def bernoulli_(key: torch.Tensor, result: torch.Tensor, *, p: float | torch.Tens
     Raises `InvalidArgumentError` as `bernoulli`, and if `result` is on another device or requires grad.
     """
     check_result("bernoulli_", key, result, _COUNTABLE)
-    return _bernoulli("bernoulli_", key, result, p)
+    if traced(key):
+        return result.copy_(bernoulli(key, result.shape, p=p, dtype=result.dtype))
+    return fill_bernoulli("bernoulli_", key, result, p)
 
 
-def _bernoulli(what: str, key: torch.Tensor, out: torch.Tensor, p: float | torch.Tensor) -> torch.Tensor:
+def fill_bernoulli(what: str, key: torch.Tensor, out: torch.Tensor, p: float | torch.Tensor) -> torch.Tensor:
+    """`bernoulli_`, for the function `what`."""
     probability = _each(what, p, out) if isinstance(p, torch.Tensor) else check_probability(what, p)
     keys = row_keys(what, key, out.shape)
     return write(out, kernels(what, key).bernoulli, keys, probability)

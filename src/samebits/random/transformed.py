@@ -18,6 +18,7 @@ from samebits.random import _tails
 from samebits.random._arguments import floating, row_keys, sizes
 from samebits.random._backends import kernels
 from samebits.random._memory import fresh
+from samebits.random.ops.tracing import traced
 
 _FAR = 36
 """Deviations from the mean above which a tail is drawn by its expansion: its probability nears the least float64."""
@@ -83,8 +84,7 @@ def truncated_normal(
     _check_positive(what, "std", std)
     if not low < high:
         raise InvalidArgumentError(f"{what}: low must be below high, got low={low}, high={high}")
-    name, parameters = _truncation(float(mean), float(std), float(low), float(high), floating(what, dtype))
-    return _drawn(what, key, shape, dtype, device, parameters, name)
+    return _drawn(what, key, shape, dtype, device, (mean, std, low, high))
 
 
 def _drawn(
@@ -93,19 +93,33 @@ def _drawn(
     shape: tuple[int | Sequence[int], ...],
     dtype: torch.dtype | None,
     device: torch.device | str | None,
-    parameters: Sequence[float],
-    name: str = "",
+    parameters: tuple[float, ...],
 ) -> torch.Tensor:
-    size = sizes(what, key, shape)
+    size, dtype = sizes(what, key, shape), floating(what, dtype)
+    if traced(key):
+        drawn = getattr(torch.ops.samebits, what)(key, size, *parameters, dtype)
+    else:
+        drawn = transform(what, key, size, parameters, dtype)
+    return drawn if device is None else drawn.to(device)
+
+
+def transform(
+    what: str, key: torch.Tensor, size: Sequence[int], parameters: tuple[float, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """The function of that name, once its arguments are checked; `parameters` are its own, in their order."""
+    name, given = what, parameters
+    if what == "truncated_normal":
+        mean, std, low, high = map(float, parameters)
+        name, given = _truncation(mean, std, low, high, dtype)
     keys = row_keys(what, key, size)
     backend = kernels(what, key)
-    out = fresh(size, floating(what, dtype), key.device)
-    backend.transformed(name or what, keys, parameters, out)
-    return out.to(device or key.device)
+    out = fresh(size, dtype, key.device)
+    backend.transformed(name, keys, given, out)
+    return out
 
 
 def _check_finite(what: str, name: str, number: float) -> None:
-    if not math.isfinite(number):
+    if not -math.inf < number < math.inf:  # as math.isfinite, which Dynamo does not know for symbolic numbers
         raise InvalidArgumentError(f"{what}: {name} must be finite, got {number}")
 
 

@@ -36,13 +36,21 @@ def as_uint64(data: int | str) -> int:
     Raises `InvalidArgumentError` for anything else.
     """
     if isinstance(data, str):
-        return xxhash.xxh3_64_intdigest(data.encode())
+        return _hash(data)
     try:
         return index(data) & _MASK
     except TypeError:
         raise InvalidArgumentError(
             f"a key cannot have {data!r} ({type(data).__name__}) folded in; fold in an int or a str"
         ) from None
+
+
+def _hash(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode())
+
+
+# What torch.compiler.assume_constant_result does, which would import Dynamo (2 s): it cannot look into xxhash.
+_hash._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def to_tensor(key: Words, device: torch.device | str | None = None) -> torch.Tensor:
