@@ -185,7 +185,7 @@ def test_a_function_in_a_worker_may_keep_its_batch():
             kept.append(batch)
             return torch.stack([one.sum() for one in kept[-3:]])
 
-        return Pipeline.range(40).map(lambda n: np.full(9, n)).batch(4).map(keep)
+        return Pipeline.range(40).map(lambda n: np.full(9, n)).batch(4).map(keep, stateful=False)
 
     assert [x.tolist() for x in read(pipeline(), num_parallel_calls=1)] == [
         x.tolist() for x in read(pipeline())
@@ -361,7 +361,7 @@ def test_a_function_that_waits_for_ever_is_a_timeout():
 def test_a_pipeline_within_a_workers_function_is_read_there():
     """A worker has no workers; the elements are the same."""
     inner = Pipeline.range(3).map(lambda n: n * 2).with_options(seed=3, num_parallel_calls=2)
-    pipeline = Pipeline.range(6).map(lambda n: sum(inner) + n)
+    pipeline = Pipeline.range(6).map(lambda n: sum(inner) + n, stateful=False)
     assert read(pipeline, num_parallel_calls=2) == [6 + n for n in range(6)]
 
 

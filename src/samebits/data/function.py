@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from samebits.context import Words
-from samebits.data import scope
+from samebits.data import purity, scope
+from samebits.data.generators import Place as Place
+from samebits.data.generators import call_with_generators, key_tensors, key_words
 from samebits.errors import InvalidArgumentError, PipelineError
-from samebits.random import words
-
-Place = int | tuple[int, ...]
-"""Where an element is: its ordinal, or its group's ordinal and its number therein."""
 
 
 class Function:
@@ -26,7 +24,8 @@ class Function:
     (stage's key, place): of no worker, no thread, no order of calls.
     """
 
-    def __init__(self, function: Callable[..., Any], stage: str) -> None:
+    def __init__(self, function: Callable[..., Any], stage: str, *, stateful: bool | None = None) -> None:
+        """`stateful`: whether a call leaves something changed; None: reading its code and trying it out tell."""
         if not callable(function):
             raise InvalidArgumentError(
                 f"Pipeline.{stage}: takes a function, got {function!r:.80} ({type(function).__name__})"
@@ -34,36 +33,51 @@ class Function:
         self.call = function
         self.stage = stage
         self.draws = _parameter(function)
+        self.stateful = stateful
+        self.noticed: list[purity.Finding] = []
+        """Side effects that were seen while it ran."""
 
     @property
     def name(self) -> str:
         """As it is called in messages."""
         return getattr(self.call, "__qualname__", type(self.call).__name__)
 
+    @cached_property
+    def reading(self) -> purity.Reading:
+        """What its code says of it."""
+        return purity.read(self.call)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was read: it refers to all that the function refers to."""
+        return {name: value for name, value in vars(self).items() if name != "reading"}
+
+    @property
+    def effects(self) -> list[purity.Finding]:
+        """The lasting side effects of a call, as declared, read or noticed."""
+        if self.stateful is not None:
+            return [purity.Finding(self.name, "declared with stateful=True", 0)] if self.stateful else []
+        return [*self.reading.findings.values(), *self.noticed]
+
     def over(self, key: Words, places: Iterable[Place], elements: Sequence[Any]) -> list[Any]:
         """The results for elements at these places, in their order."""
-        if self.draws is None and not scope.filling():
-            call = self.call
-            results: list[Any] = []
-            try:
-                for element in elements:  # a list's `append` costs less than what a try per element would
-                    results.append(call(element))  # noqa: PERF401
-            except Exception as error:
-                raise self._error(list(places)[len(results)], error) from error
-            return results
-        return [self._one(key, place, element) for place, element in zip(places, elements, strict=True)]
-
-    def _one(self, key: Words, place: Place, element: Any) -> Any:
-        own = words.fold(key, *place) if isinstance(place, tuple) else words.fold(key, int(place))
-        if self.draws == "key":
-            return self.with_key(place, element, words.to_tensor(own))
+        results: list[Any] = []
         try:
             if self.draws == "rng":
-                return self.call(element, rng=numpy_generator(own))
-            scope.fill(own)
-            return self.call(element)
+                call_with_generators(self.call, elements, key_words(key, places), results)
+            elif self.draws == "key":
+                for own, element in zip(key_tensors(key_words(key, places)), elements, strict=True):
+                    results.append(self.call(element, key=own))
+            elif scope.filling():
+                for own, element in zip(key_words(key, places).tolist(), elements, strict=True):
+                    scope.fill((own[0], own[1]))
+                    results.append(self.call(element))
+            else:
+                call = self.call
+                for element in elements:  # a list's `append` costs less than what a try per element would
+                    results.append(call(element))  # noqa: PERF401
         except Exception as error:
-            raise self._error(place, error) from error
+            raise self._error(list(places)[len(results)], error) from error
+        return results
 
     def with_key(self, place: Place, element: Any, key: torch.Tensor) -> Any:
         """The result for one element with this key."""
@@ -78,18 +92,9 @@ class Function:
         )
 
 
-def numpy_generator(key: Words) -> np.random.Generator:
-    """A NumPy generator of its own for a key: Philox with the key's 128 bits as cipher key."""
-    return np.random.Generator(np.random.Philox(key=key[0] | key[1] << 64))
-
-
 def key_rows(key: Words, places: Iterable[Place]) -> torch.Tensor:
-    """One key per row, of shape (rows, 2): what `_one` would give each element alone."""
-    rows = [
-        words.fold(key, *place) if isinstance(place, tuple) else words.fold(key, int(place))
-        for place in places
-    ]
-    return torch.tensor(rows, dtype=torch.uint64).view(-1, 2)
+    """One key per row, of shape (rows, 2): what `Function.over` gives each element alone."""
+    return torch.from_numpy(key_words(key, places))
 
 
 def _parameter(function: Callable[..., Any]) -> str | None:

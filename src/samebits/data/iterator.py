@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
-from samebits.context import Words, notify, process
+from samebits.context import Words
 from samebits.data import fingerprint
+from samebits.data.engine.choice import draws_of, reader
 from samebits.data.engine.inline import Inline
-from samebits.data.engine.parallel import Parallel
 from samebits.data.options import Options
 from samebits.data.rolling import rolled
 from samebits.data.scope import Draws
 from samebits.data.stage import Addressed, Stage, State, Streamed
 from samebits.data.stages.batching import Batching
-from samebits.errors import InvalidArgumentError, PipelineMismatchError
+from samebits.errors import InvalidArgumentError, PipelineMismatchError, UnimplementedError
 
 SCHEMA = 1
 
@@ -53,7 +52,21 @@ class PipelineIterator(Iterator[Any]):
 
         `delivered` counts the elements of this epoch, `digest` is a rolling digest of them: an iteration that was resumed
         ends with the digest of one that was not.
+
+        Raises:
+            UnimplementedError: elements come in the order in which they are done: no position says which ones came.
         """
+        if (
+            self.delivered
+            and not self.exhausted
+            and self._options.num_parallel_calls
+            and not self._options.ordered()
+        ):
+            raise UnimplementedError(
+                "PipelineIterator.state_dict: with deterministic=False elements come in the order in which they are done, so that "
+                "no position says which ones are still to come. Leave deterministic=False away where the state is saved, or "
+                "save it between two epochs"
+            )
         return {
             "schema": SCHEMA,
             "epoch": self.epoch,
@@ -138,27 +151,11 @@ class PipelineIterator(Iterator[Any]):
             closing()
 
     def _begin(self) -> Iterator[tuple[Any, State]]:
-        count = self._options.num_parallel_calls
-        if count == "auto":
-            count = (
-                os.process_cpu_count() if hasattr(os, "process_cpu_count") else len(os.sched_getaffinity(0))
-            )
-        notify("workers_wanted", count or 0)
-        if process.overrides.num_workers is not None:
-            count = process.overrides.num_workers
-        if not count:
-            return Inline(self._draws).read(self._stage, self.epoch, self._state)
-        ahead = self._options.prefetch or 2 * count
-        reader = Parallel(
-            self._stage,
-            self._draws,
-            num_workers=count,
-            ahead=ahead,
-            timeout=self._options.timeout,
-            start_method=self._options.start_method,
-        )
-        self._closing = weakref.finalize(self, reader.close)
-        return reader.read(self._stage, self.epoch, self._state)
+        self._draws = draws_of(self._stage)
+        chosen = reader(self._stage, self._draws, self._options)
+        if not isinstance(chosen, Inline):
+            self._closing = weakref.finalize(self, chosen.close)
+        return chosen.read(self._stage, self.epoch, self._state)
 
 
 def _checked(state: Any) -> State:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from samebits.context import process
 from samebits.data.share import Remainder, Share, share
-from samebits.errors import InvalidArgumentError
+from samebits.determinism.notices import warn_once
+from samebits.errors import ConflictError, ConflictWarning, InvalidArgumentError
 
 Executor = Literal["auto", "process", "thread"]
 StartMethod = Literal["auto", "fork", "server"]
+OnConflict = Literal["warn", "raise"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,9 @@ class Options:
     seed: int | None = None
     deterministic: bool | None = None
     num_parallel_calls: int | Literal["auto"] | None = None
-    executor: Executor = "auto"
+    executor: Executor | None = None
+    on_conflict: OnConflict | None = None
+    """What `deterministic=False` does under the switch: "warn" (the default), or "raise"."""
     prefetch: int | None = None
     """Batches (or blocks of elements) that are made ahead."""
     timeout: float | None = None
@@ -44,6 +49,24 @@ class Options:
         """Which rows of a batch this process makes."""
         return share(self.rank, self.world_size, self.remainder or "pad")
 
+    def ordered(self) -> bool:
+        """Whether elements come in their order: always under the switch, whatever `deterministic` says.
+
+        Raises:
+            ConflictError: it says False under the switch, and `on_conflict` "raise".
+        """
+        if self.deterministic is not False:
+            return True
+        if not process.op_determinism:
+            return False
+        text = "Pipeline: deterministic=False would give elements in the order in which they are done, while op determinism is on"
+        if self.on_conflict == "raise":
+            raise ConflictError(
+                f"{text}. Leave deterministic away, or call samebits.enable_op_determinism(False)"
+            )
+        warn_once("pipeline deterministic=False", f"{text}: it is not followed.", ConflictWarning)
+        return True
+
     def _check(self) -> None:
         calls = self.num_parallel_calls
         if (
@@ -54,7 +77,7 @@ class Options:
             raise InvalidArgumentError(
                 f'Pipeline: num_parallel_calls={calls!r}; give a number of workers (0: none), "auto", or None'
             )
-        if self.executor not in ("auto", "process", "thread"):
+        if self.executor not in (None, "auto", "process", "thread"):
             raise InvalidArgumentError(
                 f'Pipeline: executor={self.executor!r}; give "auto", "process" or "thread"'
             )
@@ -62,6 +85,8 @@ class Options:
             raise InvalidArgumentError(
                 f'Pipeline: start_method={self.start_method!r}; give "auto", "fork" or "server"'
             )
+        if self.on_conflict not in (None, "warn", "raise"):
+            raise InvalidArgumentError(f'Pipeline: on_conflict={self.on_conflict!r}; give "warn" or "raise"')
         if self.remainder not in (None, "pad", "drop", "uneven"):
             raise InvalidArgumentError(
                 f'Pipeline: remainder={self.remainder!r}; give "pad", "drop" or "uneven"'

@@ -10,7 +10,7 @@ from samebits.data.collate import default_collate
 from samebits.data.fingerprint import fingerprint
 from samebits.data.function import Function
 from samebits.data.iterator import PipelineIterator
-from samebits.data.options import Executor, Options, StartMethod
+from samebits.data.options import Executor, OnConflict, Options, StartMethod
 from samebits.data.padding import PadCollate
 from samebits.data.share import Remainder
 from samebits.data.stage import INFINITE, Addressed, Stage
@@ -94,6 +94,7 @@ class Pipeline:
         num_parallel_calls: int | Literal["auto"] | None = None,
         executor: Executor | None = None,
         deterministic: bool | None = None,
+        stateful: bool | None = None,
     ) -> Pipeline:
         """`function(element)` for every element.
 
@@ -101,15 +102,20 @@ class Pipeline:
             function: gives the new element; None is an error. See the class for what it may draw.
             num_parallel_calls: worker processes; "auto": as many as there are cores where that is faster, else none.
                 The pipeline has one team of workers, of the largest number that a stage asks for.
-            executor: "process", "thread", or "auto".
+            executor: "process", "thread" (for functions that do not draw from the process's generators), or "auto".
             deterministic: False gives elements in the order in which they are done (not under the switch).
+            stateful: whether a call leaves something changed (a global, a closure's variable, an attribute). Then it
+                is called in this process, one element at a time and in order. By default its code is read for that, and
+                what it has captured compared before and after the first elements.
         """
         options = self._options.with_(
             num_parallel_calls=num_parallel_calls, executor=executor, deterministic=deterministic
         )
-        return Pipeline(apply(Map(Function(function, "map")), self._stage), options)
+        return Pipeline(apply(Map(Function(function, "map", stateful=stateful)), self._stage), options)
 
-    def map_batches(self, function: Callable[..., Any], **options: Any) -> Pipeline:
+    def map_batches(
+        self, function: Callable[..., Any], *, stateful: bool | None = None, **options: Any
+    ) -> Pipeline:
         """`function(batch)` for every batch; options as for `map`.
 
         A parameter named `key` gets a key for each row, of shape (rows, 2): those that `map` in front of `batch` would
@@ -120,16 +126,16 @@ class Pipeline:
                 f"Pipeline.map_batches: it follows batch or padded_batch, not {self._stage.describe()}; use map for single "
                 "elements"
             )
-        operation = MapBatches(Function(function, "map_batches"))
+        operation = MapBatches(Function(function, "map_batches", stateful=stateful))
         return Pipeline(apply(operation, self._stage), self._options.with_(**options))
 
-    def filter(self, predicate: Callable[..., Any]) -> Pipeline:
-        """The elements for which `predicate(element)` is true."""
-        return self._with(apply(Filter(Function(predicate, "filter")), self._stage))
+    def filter(self, predicate: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
+        """The elements for which `predicate(element)` is true; `stateful` as for `map`."""
+        return self._with(apply(Filter(Function(predicate, "filter", stateful=stateful)), self._stage))
 
-    def flat_map(self, function: Callable[..., Any]) -> Pipeline:
-        """All elements of the finite iterable `function(element)`, for every element."""
-        return self._with(apply(FlatMap(Function(function, "flat_map")), self._stage))
+    def flat_map(self, function: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
+        """All elements of the finite iterable `function(element)`, for every element; `stateful` as for `map`."""
+        return self._with(apply(FlatMap(Function(function, "flat_map", stateful=stateful)), self._stage))
 
     def interleave(
         self, function: Callable[..., Any], cycle_length: int = 4, block_length: int = 1
@@ -309,7 +315,7 @@ class Pipeline:
         self, *, seed: int | None = None, deterministic: bool | None = None,
         num_parallel_calls: int | Literal["auto"] | None = None, executor: Executor | None = None,
         timeout: float | None = None, rank: int | None = None, world_size: int | None = None,
-        remainder: Remainder | None = None, start_method: StartMethod | None = None,
+        remainder: Remainder | None = None, start_method: StartMethod | None = None, on_conflict: OnConflict | None = None,
     ) -> Pipeline:  # fmt: skip
         """The same elements (of another `seed`), read in another way.
 
@@ -321,6 +327,7 @@ class Pipeline:
             timeout: seconds to wait for a batch of a worker, before it is an error.
             rank: of this process; it makes its rows of each batch. By default as torch.distributed says, if it is set up.
             world_size: the number of processes. The batches together are the same for any number.
+            on_conflict: what `deterministic=False` does under the switch: "warn" (the default; it is not followed), "raise".
             remainder: what becomes of a batch that cannot be shared out evenly: "pad" (the default), "drop", "uneven".
             start_method: of worker processes. "fork" shares what this process has loaded; "server" forks them off another
                 process, which shares nothing with this one and is sent the pipeline by value; "auto": "server" where CUDA is
@@ -331,6 +338,7 @@ class Pipeline:
             self._options.with_(
                 seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls, executor=executor,
                 timeout=timeout, rank=rank, world_size=world_size, remainder=remainder, start_method=start_method,
+                on_conflict=on_conflict,
             ),
         )  # fmt: skip
 

@@ -7,6 +7,7 @@ If one moved, the task is computed again with the generators set for each elemen
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -18,12 +19,13 @@ from samebits.random import generators
 
 T = TypeVar("T")
 
-_filling = True
+_here = threading.local()
+"""Of each thread: beside the training thread nobody may set the process's generators."""
 
 
 def filling() -> bool:
     """Whether the generators are set for each call of a user's function."""
-    return _filling
+    return getattr(_here, "filling", True)
 
 
 def fill(key: Words) -> None:
@@ -34,7 +36,7 @@ def fill(key: Words) -> None:
 
 def fill_if_needed(key: Words) -> None:
     """Sets the generators, unless nothing that follows draws from them."""
-    if _filling:
+    if filling():
         fill(key)
 
 
@@ -44,19 +46,21 @@ class Draws:
     def __init__(self, *, may_draw: bool = True, repeatable: bool = True) -> None:
         """`may_draw`: False where reading the functions proved that they do not; `repeatable`: a call may be repeated."""
         self._quiet = not may_draw
-        self._watch = may_draw and repeatable
+        self._watch = repeatable
+        self._proven = False
 
     def run(self, task: Callable[[], T]) -> T:
         """The result of `task`. The process's generators are afterwards as they were before."""
-        if self._quiet:
+        if self._quiet and self._proven:
             return _with(False, task)
+        self._proven = self._watch  # what was only read is tried out once
         before = generators.capture()
         try:
             if self._watch:
                 result = _with(False, task)
                 if same(before, generators.capture()):
                     return result
-                self._watch = False
+                self._watch = self._quiet = False
             return _with(True, task)
         finally:
             generators.restore(before)
@@ -74,12 +78,16 @@ class Draws:
 
 @contextmanager
 def _filled(value: bool) -> Iterator[None]:
-    global _filling
-    before, _filling = _filling, value
+    before, _here.filling = filling(), value
     try:
         yield
     finally:
-        _filling = before
+        _here.filling = before
+
+
+def without(task: Callable[[], T]) -> T:
+    """The result of a task that draws from none of the process's generators, on any thread."""
+    return _with(False, task)
 
 
 def _with(value: bool, task: Callable[[], T]) -> T:

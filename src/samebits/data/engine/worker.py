@@ -7,7 +7,7 @@ import pickle
 import socket
 import struct
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,7 +19,6 @@ from samebits.data.engine.blocks import Task, compute
 from samebits.data.engine.codec import encode
 from samebits.data.engine.lifetime import live_with
 from samebits.data.engine.slots import Slot
-from samebits.data.scope import Draws
 from samebits.data.stage import Blocks, Stage
 from samebits.data.stages.batching import Batch, Batching
 from samebits.errors import PipelineError
@@ -46,6 +45,14 @@ class Work(Protocol):
         ...
 
 
+class Runs(Protocol):
+    """What runs tasks with the generators as they have to be: `scope.Draws`, perhaps watched."""
+
+    def run(self, task: Callable[[], Any]) -> Any:
+        """The result of `task`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Job:
     """One task of one of the stages that a pipeline's workers know."""
@@ -58,7 +65,7 @@ class Job:
 class StageWork:
     """Tasks of stages."""
 
-    def __init__(self, stages: Sequence[Blocks], draws: Draws) -> None:
+    def __init__(self, stages: Sequence[Blocks], draws: Runs) -> None:
         self._stages, self._draws = list(stages), draws
         self._in_slot = [_made_in_slot(stage) for stage in stages]
 

@@ -9,6 +9,7 @@ import socket
 import time
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -112,6 +113,14 @@ class Workers:
         base = self._memory(answer)
         return decode(base[answer.at : answer.at + answer.size].data, base)
 
+    def first(self, numbers: Sequence[int]) -> int:
+        """The job of these that is done first."""
+        if os.getpid() != self._owner:
+            return numbers[0]
+        if not any(number in self._arrived for number in numbers):
+            self._await(*numbers)
+        return next(number for number in self._arrived if number in numbers)
+
     def close(self) -> None:
         """Ends the workers; what was handed out stays readable."""
         if not self._open:
@@ -128,14 +137,15 @@ class Workers:
         if self._launcher is not None:
             self._launcher.close()
 
-    def _await(self, number: int) -> None:
+    def _await(self, *numbers: int) -> None:
+        """Waits for one of these jobs."""
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        while number not in self._arrived:
-            self._make_room(number)
+        while not any(number in self._arrived for number in numbers):
+            self._make_room(numbers[0])
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise PipelineTimeoutError(
-                    f"{self._work.describe(self._jobs[number])}: no worker had the result in {self._timeout} seconds. What "
+                    f"{self._work.describe(self._jobs[numbers[0]])}: no worker had the result in {self._timeout} seconds. What "
                     "does its function wait for? A larger timeout gives it more time."
                 )
             self._receive(left)

@@ -95,15 +95,19 @@ class Batch(Batching, Addressed):
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
-        inner, count = self.inputs[0], self.length
         batches = []
         for ordinal in ordinals.tolist():
-            repetition, number = divmod(ordinal, count)
-            first = number * self.batch_size
-            rows = self.share.rows(min(self.batch_size, inner.length - first))
-            elements = inner.fetch(repetition * inner.length + first + rows)
+            elements = self.inputs[0].fetch(self.rows(ordinal))
             batches.append(self.collated(ordinal, elements))
         return batches
+
+    def rows(self, ordinal: int) -> Ordinals:
+        """The input's ordinals of which this process makes a batch."""
+        inner, count = self.inputs[0].length, self.length
+        assert count is not None
+        repetition, number = divmod(ordinal, count)
+        first = number * self.batch_size
+        return repetition * inner + first + self.share.rows(min(self.batch_size, inner - first))
 
 
 class StreamedBatch(Batching, Streamed):

@@ -1,0 +1,199 @@
+"""What is known of libraries: which of their functions draw, which change what they are given, which hand it on."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LIBRARIES = frozenset(sys.stdlib_module_names) | {"numpy", "torch", "PIL", "cv2", "samebits", "scipy"}
+"""Roots whose code is not read: what their functions do is in this file."""
+READ = ("torch.utils.data.dataset",)
+"""Modules of theirs that are read all the same."""
+
+_QUIET_MODULES = _names(
+    "array base64 binascii bisect builtins bz2 cmath collections colorsys contextlib copy csv dataclasses datetime "
+    "decimal enum errno fractions functools glob gzip hashlib heapq html io itertools json linecache logging lzma math "
+    "mmap numbers operator os pathlib posix posixpath re stat string struct tarfile textwrap time typing types "
+    "unicodedata urllib warnings wave zipfile zlib _bisect _collections _csv _functools _heapq _io _json _operator "
+    "_struct _thread _weakref threading weakref abc sys genericpath ntpath secrets uuid tempfile PIL cv2 samebits "
+    "traceback inspect shutil fnmatch _datetime _decimal _hashlib _sha2 _md5 _blake2 _random xml sqlite3"
+)
+"""They draw from no generator of the process (uuid, secrets and tempfile draw from the system, or from their own)."""
+
+_LOUD_BUILTINS = frozenset({"exec", "eval", "compile", "__import__", "input", "breakpoint"})
+
+_OWN_GENERATORS = _names(
+    "default_rng Generator Philox PCG64 PCG64DXSM MT19937 SFC64 SeedSequence RandomState BitGenerator"
+)
+"""Of numpy.random: they make a generator, and leave the process's alone."""
+
+_TORCH_DRAWS = _names(
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout rrelu "
+    "rrelu_with_noise gru lstm rnn_tanh rnn_relu scaled_dot_product_attention multi_head_attention_forward multinomial "
+    "normal poisson binomial bernoulli gumbel_softmax fractional_max_pool2d fractional_max_pool3d seed manual_seed "
+    "initial_seed set_rng_state get_rng_state svd_lowrank pca_lowrank lobpcg random_split compile vmap"
+)
+"""That draw, or call what they are given, whatever their aten ops' tags say."""
+_TORCH_PYTHON = _names(
+    "default_collate default_convert einsum meshgrid broadcast_tensors split unique unique_consecutive norm cdist stft "
+    "tensordot cartesian_prod block_diag atleast_1d atleast_2d atleast_3d pad interpolate one_hot normalize relu softmax "
+    "log_softmax sigmoid tanh gelu silu grid_sample affine_grid unfold fold max_pool2d avg_pool2d conv1d conv2d conv3d "
+    "is_tensor is_floating_point cross_entropy mse_loss adaptive_avg_pool2d cosine_similarity no_grad inference_mode "
+    "get_worker_info device Size finfo iinfo dtype clip_grad_norm_ issubclass"
+)
+"""Functions of torch that are written in Python, and draw nothing."""
+
+RANDOM_METHODS = _names(
+    "random random_ normal normal_ uniform uniform_ bernoulli bernoulli_ exponential exponential_ geometric geometric_ "
+    "cauchy_ log_normal_ multinomial shuffle sample choice choices rand randn randint randrange permutation permuted "
+    "integers standard_normal gauss seed manual_seed apply applymap map_ map2_ register_hook resample"
+)
+"""Names of methods that draw, or that call what they are given."""
+
+
+_KINDS: tuple[type, ...] = (
+    np.ndarray, np.generic, torch.Tensor, str, bytes, bytearray, list, dict, tuple, set, frozenset, int, float, complex,
+    memoryview, range,
+)  # fmt: skip
+_IMAGES = _names(
+    "convert crop resize rotate transpose paste filter getpixel putpixel split point thumbnail getbbox quantize load"
+)
+"""Of PIL's images, which need not be installed."""
+METHODS = frozenset(name for kind in _KINDS for name in dir(kind)).union(_IMAGES, RANDOM_METHODS)
+"""Names of methods that arrays, tensors, images and Python's own types have: all but `RANDOM_METHODS` draw nothing."""
+
+GENERATORS = (
+    np.random.Generator,
+    np.random.RandomState,
+    np.random.BitGenerator,
+    torch.Generator,
+    random.Random,
+)
+"""Objects that are another one after each draw."""
+
+
+def is_of_process(generator: Any) -> bool:
+    """Whether this is one of the generators that are set for each element."""
+    return (
+        generator is torch.default_generator
+        or generator is getattr(random.random, "__self__", None)
+        or generator is getattr(np.random.rand, "__self__", None)
+    )
+
+
+def root(module: str | None) -> str:
+    """The package of a module."""
+    return (module or "").partition(".")[0]
+
+
+def module_of(found: Any) -> str:
+    """The module that a function, class or object's class belongs to."""
+    module = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
+    if not isinstance(module, str):
+        owner = getattr(found, "__objclass__", None) or getattr(found, "__self__", None)
+        if isinstance(owner, ModuleType):
+            return owner.__name__
+        module = getattr(owner if isinstance(owner, type) else type(found), "__module__", None)
+    return module if isinstance(module, str) else ""
+
+
+def is_library(found: Any) -> bool:
+    """Whether the code of this function or class is not read, but looked up here."""
+    module = module_of(found)
+    return root(module) in LIBRARIES and not module.startswith(READ) and module != "__main__"
+
+
+def is_quiet(function: Any) -> bool:
+    """Whether a library's function draws from none of the process's generators and calls nothing that is unknown."""
+    module, name = module_of(function), getattr(function, "__name__", type(function).__name__)
+    if isinstance(function, np.ufunc):
+        return True
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, GENERATORS):
+        return False
+    if root(module) == "numpy":
+        return (
+            not module.startswith(("numpy.random", "numpy.testing", "numpy.f2py")) or name in _OWN_GENERATORS
+        )
+    if root(module) in ("torch", "_VariableFunctions"):
+        return _torch_is_quiet(function, name)
+    if root(module) == "random":
+        return isinstance(function, type)  # Random(), SystemRandom(): generators of one's own
+    if root(module) == "builtins":
+        return name not in _LOUD_BUILTINS
+    return root(module) in _QUIET_MODULES
+
+
+@functools.cache
+def _torch_is_quiet(function: Any, name: str) -> bool:
+    if name in _TORCH_DRAWS or name.startswith("rand"):
+        return False
+    if name in _TORCH_PYTHON or isinstance(function, torch.dtype):
+        return True
+    if isinstance(function, type):
+        return (
+            function in (torch.Tensor, torch.Size, torch.device, torch.Generator)
+            or function.__name__ in _TORCH_PYTHON
+        )
+    if type(function).__name__ != "builtin_function_or_method":
+        return False
+    ops = getattr(torch.ops.aten, name, None)
+    if ops is None:
+        return name in {
+            "tensor",
+            "as_tensor",
+            "from_numpy",
+            "frombuffer",
+            "is_tensor",
+            "get_num_threads",
+            "get_default_dtype",
+        }
+    return not any(torch.Tag.nondeterministic_seeded in getattr(ops, form).tags for form in ops.overloads())
+
+
+CHANGING = _names(
+    "append extend insert pop remove clear sort reverse update popitem setdefault add discard difference_update "
+    "intersection_update symmetric_difference_update appendleft extendleft popleft rotate subtract move_to_end fill put "
+    "partition resize setflags setfield itemset put_nowait get_nowait write writelines read readline readlines seek "
+    "truncate close send throw __setitem__ __delitem__ __setattr__ __delattr__ __next__ __iadd__ frombytes fromlist "
+    "step paste putpixel putdata reset commit execute set"
+)
+"""Methods that change their object, of whatever library's class it is."""
+CHANGING_FIRST = _names(
+    "setattr delattr next heappush heappop heapify heapreplace heappushpop insort insort_left insort_right shuffle copyto "
+    "place putmask fill_diagonal put setitem delitem iadd isub imul iconcat ior iand ixor pop_at readinto rename"
+)
+"""Functions that change their first argument."""
+HANDING_ON = _names(
+    "asarray asanyarray ascontiguousarray atleast_1d atleast_2d atleast_3d ravel reshape squeeze transpose broadcast_to "
+    "moveaxis swapaxes rollaxis expand_dims flip rot90 from_numpy as_tensor frombuffer as_strided view view_as narrow "
+    "select unsqueeze permute expand expand_as flatten contiguous detach numpy cpu movedim t T mT H real imag data flat "
+    "chunk split unbind diagonal tensor_split array_split hsplit vsplit dsplit "
+    "as_subclass require memoryview getattr identity "
+    "__enter__ __iter__ iter max min next reduce get pop setdefault values items keys __getitem__ popitem popleft "
+    "list tuple sorted enumerate zip reversed map filter dict set frozenset islice chain cycle from_iterable "
+    "copy union nlargest nsmallest deque OrderedDict defaultdict Counter"
+)
+"""What they return may be what they were given, share its memory, or hold it. (`astype`, `to`, `float` copy as a rule: a
+change in place behind one that does not is left to the check of captured state.)"""
+CONTAINERS = _names(
+    "list tuple sorted enumerate zip reversed map filter dict set frozenset islice chain cycle from_iterable copy union "
+    "values items keys get pop setdefault popitem popleft __getitem__ max min next reduce iter nlargest nsmallest deque "
+    "OrderedDict defaultdict Counter chunk split unbind"
+)
+"""What they return holds what their arguments hold, but is another object."""
+LASTING_CALLS = _names(
+    "open remove unlink rename replace makedirs mkdir rmdir rmtree symlink link truncate putenv"
+)
+"""Functions of builtins, os, io and shutil that leave something behind (open: if it is for writing)."""

@@ -1,0 +1,123 @@
+"""What a function has captured, hashed: before and after the first elements, to find what reading its code missed."""
+
+from __future__ import annotations
+
+import random
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from samebits import digest
+from samebits.data.purity import known
+from samebits.data.purity.reading import Reading
+from samebits.data.purity.values import PLAIN
+
+DEEP, ITEMS, BYTES = 4, 2000, 1 << 20
+"""Bounds of what is looked at: levels, items of each container, bytes of an array (of a larger one, its ends)."""
+
+
+def snapshot(reading: Reading) -> dict[str, int]:
+    """A hash of every captured variable and object, by name."""
+    hashes = {}
+    for name, namespace in reading.globals.items():
+        hashes[name] = _hashed(namespace.get(name.rpartition(".")[2]), 0, set())
+    for name, cell in reading.cells.items():
+        try:
+            hashes[name] = _hashed(cell.cell_contents, 0, set())
+        except ValueError:
+            hashes[name] = 0
+    for name, found in reading.state.items():
+        hashes.setdefault(name, _hashed(found, 0, set()))
+    return hashes
+
+
+def changed(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """The names of what is another one."""
+    return [name for name, value in before.items() if after.get(name) != value]
+
+
+def _hashed(found: Any, depth: int, seen: set[int]) -> int:
+    if isinstance(found, PLAIN) or type(found) in (int, float):
+        return (
+            digest.leaf(found)
+            if isinstance(found, bool | int | float | complex | str | bytes | type(None))
+            else hash(repr(found))
+        )
+    if id(found) in seen or depth > DEEP:
+        return 1
+    seen = seen | {id(found)}
+    if isinstance(found, torch.Tensor):
+        return _tensor(found)
+    if isinstance(found, np.ndarray):
+        return _array(found)
+    if isinstance(found, dict):
+        parts = [part for item in list(found.items())[-ITEMS:] for part in item]
+        return _several(type(found), len(found), [_hashed(part, depth + 1, seen) for part in parts])
+    if isinstance(found, list | tuple):
+        return _several(type(found), len(found), [_hashed(part, depth + 1, seen) for part in found[-ITEMS:]])
+    if isinstance(found, set | frozenset):
+        return _several(
+            type(found), len(found), sorted(_hashed(part, depth + 1, seen) for part in list(found)[:ITEMS])
+        )
+    state = _state_of(found)
+    return _several(type(found), id(found), [] if state is None else [_hashed(state, depth + 1, seen)])
+
+
+def _state_of(found: Any) -> Any:
+    """Plain values that tell whether an object is still as it was; of its class only what is known to be free of effects."""
+    if isinstance(found, known.GENERATORS):
+        return _state_of_generator(found)
+    if isinstance(found, type | ModuleType | FunctionType):
+        return None
+    if known.root(type(found).__module__) == "_io":
+        return None if found.closed or not found.seekable() else found.tell()
+    if hasattr(type(found), "__dict__") and isinstance(getattr(found, "__dict__", None), dict):
+        return found.__dict__ or _listed(found)
+    return _listed(found)
+
+
+def _state_of_generator(found: Any) -> Any:
+    if isinstance(found, np.random.Generator):
+        return found.bit_generator.state
+    if isinstance(found, np.random.BitGenerator):
+        return found.state
+    return found.getstate() if isinstance(found, random.Random) else found.get_state()
+
+
+def _listed(found: Any) -> Any:
+    """What has items, but is no list: `collections.deque`, `array.array`, `bytearray`."""
+    if type(found).__module__ in ("collections", "array", "builtins") and hasattr(type(found), "__len__"):
+        return list(found)[-ITEMS:]
+    return None
+
+
+def _array(found: np.ndarray) -> int:
+    if found.dtype.hasobject:
+        return hash((found.shape, id(found)))
+    if found.nbytes > BYTES:
+        flat = found.reshape(-1) if found.flags.c_contiguous else found[:1]
+        few = BYTES // (2 * max(1, found.itemsize))
+        found = np.concatenate([flat[:few].reshape(-1), flat[-few:].reshape(-1)])
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(found).tobytes(), found.ndim)
+
+
+def _tensor(found: torch.Tensor) -> int:
+    version = 0 if found.is_inference() else found._version
+    if found.layout is not torch.strided or found.device.type != "cpu":
+        return version
+    flat = found.detach().reshape(-1)[: BYTES // max(1, found.element_size())]
+    return hash(
+        (
+            version,
+            xxhash.xxh3_64_intdigest(
+                flat.contiguous().view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+            ),
+        )
+    )
+
+
+def _several(kind: type, number: int, parts: list[int]) -> int:
+    return hash((kind.__qualname__, number, tuple(parts)))

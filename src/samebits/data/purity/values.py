@@ -1,0 +1,113 @@
+"""What a value on the stack of a user's function may be: a set of atoms, after Andersen's points-to analysis.
+
+An empty set is a constant or a number: nothing that could be changed, called or looked into.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis))
+"""What cannot change, and holds nothing that can."""
+MANY = 64
+"""Items of a captured container that are looked at one by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """An object that the function found and did not make: a global, a closure's variable, an attribute of one."""
+
+    object: Any
+    name: str
+    """As the function's code reaches it: `self.counts`."""
+    known: bool = True
+    """False: it is some part of `object`."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Captured) and self.object is other.object and self.known == other.known
+
+    def __hash__(self) -> int:
+        return hash((id(self.object), self.known))
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the function makes at one place of its code; `kind` is its class where that is known."""
+
+    site: tuple[int, int]
+    kind: type | None = None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the function is given, and what that has inside."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A constant that a call may be named by: a string, or a tuple of strings."""
+
+    value: Any
+
+
+@dataclass(eq=False)
+class Cell:
+    """A closure's variable; `lasting`: it was there before the call, and stays."""
+
+    name: str
+    holds: set[Atom] = field(default_factory=set)
+    lasting: bool = False
+    identity: int = 0
+
+
+@dataclass(frozen=True)
+class Closure:
+    """A function that the function makes: its code, and the variables around it."""
+
+    code: CodeType
+    frame: Any
+    defaults: frozenset[Any] = frozenset()
+
+
+@dataclass(frozen=True)
+class Method:
+    """Attribute `name` of `of`: `function` where it is a Python function of its class, else only known by name."""
+
+    of: Captured | Made | Given
+    name: str
+    function: Any = None
+
+
+Atom = Captured | Made | Given | Text | Closure | Method
+Value = frozenset[Atom]
+NOTHING: Value = frozenset()
+GIVEN: Value = frozenset({Given()})
+
+
+def value(found: Any, name: str) -> Value:
+    """A captured object; plain ones are nothing."""
+    if isinstance(found, str):
+        return frozenset({Text(found)})
+    if type(found) in PLAIN or (type(found) is tuple and all(type(one) in PLAIN for one in found)):
+        return NOTHING
+    return frozenset({Captured(found, name)})
+
+
+def items(of: Captured) -> Value:
+    """What a captured object has inside."""
+    inside = of.object
+    if not of.known:
+        return frozenset({of})
+    if type(inside) is dict:
+        inside = list(inside.values())
+    if not isinstance(inside, list | tuple | set | frozenset):
+        return frozenset({Captured(of.object, f"{of.name}[...]", known=False)})
+    several = list(inside)
+    if len(several) <= MANY:
+        found = [value(one, f"{of.name}[{number}]") for number, one in enumerate(several)]
+        return frozenset().union(*found)
+    if all(type(one) in PLAIN for one in several):
+        return NOTHING
+    return frozenset({Captured(of.object, f"{of.name}[...]", known=False)})

@@ -1,0 +1,448 @@
+"""The rules of TensorFlow's determinism RFC (346) for input pipelines."""
+
+import os
+import threading
+import time
+import warnings
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+import samebits
+from samebits import random
+from samebits.data import Pipeline
+from samebits.data.engine import choice
+from samebits.data.engine.effects import functions
+from samebits.data.function import Function
+from samebits.data.generators import key_words
+from samebits.determinism import notices
+from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError
+from samebits.random import words
+
+log = []
+offset = [0]
+main = os.getpid()
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    notices._shown.clear()
+    log.clear()
+    offset[0] = 0
+
+
+def noting(x):
+    log.append(x)
+    return 2 * x
+
+
+def noting_too(x):
+    log.append(-x)
+    return x
+
+
+def plain(x):
+    return x + 1
+
+
+def where(x):
+    return x, os.getpid()
+
+
+def shifted(x):
+    return x + offset[0]
+
+
+def shifting(x):
+    offset[0] += 1
+    return x
+
+
+def pid_of(x):
+    return os.getpid() if x >= 0 else 0
+
+
+def noisy(x):
+    return x + torch.rand(()).item() + np.random.rand()
+
+
+def thread_of(x):
+    time.sleep(0.001)
+    return threading.current_thread().name
+
+
+def slow_when_early(x):
+    time.sleep(0.1 if x < 2 else 0)
+    return x
+
+
+# Side effects
+
+PIPELINES = {
+    "map": lambda f: Pipeline.range(20).map(plain).map(f),
+    "batch": lambda f: Pipeline.range(20).map(plain).map(f).batch(4),
+    "shuffle": lambda f: Pipeline.range(20).map(f).shuffle().batch(4),
+    "filter": lambda f: Pipeline.range(20).filter(lambda x: x % 3).map(f).filter(lambda x: x % 4),
+    "flat_map": lambda f: Pipeline.range(20).flat_map(lambda x: [x, x + 1, x + 2]).map(f),
+    "zip": lambda f: Pipeline.zip(Pipeline.range(20).map(f), Pipeline.range(20).map(noting_too)).map(
+        lambda t: t[0]
+    ),
+    "map_batches": lambda f: Pipeline.range(20).map(f).batch(4).map_batches(lambda b: b + 1).unbatch(),
+    "interleave": lambda f: Pipeline.range(4).interleave(lambda n: Pipeline.range(5).map(f), 2),
+    "buffer over a stream": lambda f: Pipeline.range(20).filter(lambda x: x % 3).shuffle(3).map(f),
+    "repeat": lambda f: Pipeline.range(5).map(f).repeat(2),
+}
+
+
+def loop(name):
+    """How the log grows with each element in a plain loop."""
+    log.clear()
+    grown = []
+    for _ in PIPELINES[name](noting).with_options(seed=3):
+        grown.append(list(log))
+    return grown
+
+
+PLAIN = {
+    "map": [1, 2, 3, 4, 5],
+    "batch": [*range(1, 21)],
+    "filter": [1, 2, 4, 5, 7, 8, 10, 11, 13],
+    "flat_map": [0, 1, 2, 1, 2],
+    "zip": [0, 0, 1, -1, 2, -2, 3, -3, 4, -4],
+}
+"""What the log says after five elements, written by hand."""
+
+
+@pytest.mark.filterwarnings("ignore::samebits.errors.ConflictWarning")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_side_effects_are_those_of_a_plain_loop(name):
+    """With workers a function with side effects has been through exactly the elements that were asked for, in order."""
+    expected = loop(name)
+    assert name not in PLAIN or expected[4] == PLAIN[name]
+    log.clear()
+    pipeline = PIPELINES[name](noting).with_options(seed=3, num_parallel_calls=2).prefetch(4)
+    assert [list(log) for _ in pipeline] == expected
+    assert expected[-1]
+
+
+@pytest.mark.parametrize("name", ["map", "batch", "filter"])
+def test_without_the_rule_side_effects_are_lost(name):
+    """Negative control: declared as free of effects, the function runs in workers, and its effects stay there."""
+    pipeline = PIPELINES[name](noting)
+    for function in functions(pipeline._stage):
+        function.stateful = False
+    list(pipeline.with_options(seed=3, num_parallel_calls=2))
+    assert not log
+
+
+def test_the_warning_names_function_variable_line_and_cure():
+    """One warning, when workers were asked for; none without."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(Pipeline.range(3).map(noting).with_options(seed=1))
+    with pytest.warns(ConflictWarning) as caught:
+        list(Pipeline.range(3).map(noting, num_parallel_calls=2).with_options(seed=1))
+    (text,) = [str(one.message) for one in caught]
+    line = noting.__code__.co_firstlineno + 1
+    for part in ("map(noting)", "`log`", f"line {line}", "stateful=False", "test_pipeline_rules.py"):
+        assert part in text
+
+
+@pytest.mark.filterwarnings("ignore::samebits.errors.ConflictWarning")
+def test_only_what_the_effects_reach_is_serial():
+    """What is below a function with side effects is still computed by workers; random maps are no side effect."""
+    before = Pipeline.range(12).map(where).map(lambda t: (noting(t[0]), t[1]))
+    assert main not in {pid for _, pid in before.with_options(seed=1, num_parallel_calls=2)}
+    assert log == list(range(12))
+    log.clear()
+    batches = Pipeline.range(12).map(where).map(lambda t: (noting(t[0]), t[1])).batch(3)
+    assert all(main not in pids.tolist() for _, pids in batches.with_options(seed=1, num_parallel_calls=2))
+    assert log == list(range(12))
+    assert main not in set(
+        Pipeline.range(12).map(noisy).map(pid_of).with_options(seed=1, num_parallel_calls=2)
+    )
+
+
+@pytest.mark.filterwarnings("ignore::samebits.errors.ConflictWarning")
+def test_what_reads_what_is_changed_is_serial_too():
+    """A function that reads what another one writes sees it as in a plain loop, on either side of it."""
+    for build in (
+        lambda: Pipeline.range(10).map(shifted).map(shifting),
+        lambda: Pipeline.range(10).map(shifting).map(shifted),
+        lambda: Pipeline.range(10).map(shifted).batch(2).map(shifting).unbatch(),
+    ):
+        offset[0] = 0
+        expected = list(build().with_options(seed=1))
+        offset[0] = 0
+        assert list(build().with_options(seed=1, num_parallel_calls=2)) == expected
+        assert offset[0] in (5, 10)
+    offset[0] = 0
+    assert list(Pipeline.range(5).map(shifting).map(shifted).with_options(seed=1)) == [1, 3, 5, 7, 9]
+
+
+@pytest.mark.filterwarnings("ignore::samebits.errors.ConflictWarning")
+def test_declared_effects():
+    """`stateful=True` makes serial what looks free of effects; `stateful=False` is believed."""
+    declared = Pipeline.range(6).map(pid_of, stateful=True, num_parallel_calls=2).with_options(seed=1)
+    assert set(declared) == {main}
+    believed = Pipeline.range(6).map(noting, stateful=False, num_parallel_calls=2).with_options(seed=1)
+    assert list(believed) == [0, 2, 4, 6, 8, 10]
+    assert not log
+
+
+class Hidden:
+    """Its effect is not to be found in its code."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, x):
+        exec("self.seen.append(x)")
+        return x
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_effect_that_only_shows_when_it_runs(workers):
+    """Captured state that changes with the first elements is a side effect: it goes on serially, with the same elements."""
+    hidden = Hidden()
+    pipeline = Pipeline.range(100).map(hidden).batch(5).with_options(seed=1, num_parallel_calls=workers)
+    if workers:
+        with pytest.warns(ConflictWarning, match="seen"):
+            result = [batch.tolist() for batch in pipeline]
+    else:
+        result = [batch.tolist() for batch in pipeline]
+    assert result == [list(range(n, n + 5)) for n in range(0, 100, 5)]
+    assert hidden.seen == list(range(100))
+
+
+@pytest.mark.filterwarnings("ignore::samebits.errors.ConflictWarning")
+def test_a_serial_pipeline_resumes_anywhere():
+    """Cut at any k, with any number of workers, the same elements follow; only those asked for are noted again."""
+    build = lambda: Pipeline.range(30).map(noisy).filter(lambda x: int(x) % 3).map(noting).batch(2)
+    expected = [b.tolist() for b in build().with_options(seed=4)]
+    for k in range(len(expected)):
+        first = iter(build().with_options(seed=4, num_parallel_calls=2))
+        begun = [b.tolist() for b in islice(first, k)]
+        state = first.state_dict()
+        first.close()
+        second = build().with_options(seed=4)
+        second.load_state_dict(state)
+        log.clear()
+        assert begun + [b.tolist() for b in second] == expected
+        assert len(log) <= 2 * (len(expected) - k)
+
+
+def test_random_numbers_do_not_depend_on_being_serial():
+    """A random function gives the same bits whether it is called serially or not."""
+    free = list(Pipeline.range(20).map(noisy, stateful=False).with_options(seed=2))
+    assert list(Pipeline.range(20).map(noisy, stateful=True).with_options(seed=2)) == free
+
+
+# deterministic=False
+
+
+@pytest.mark.parametrize("executor", ["process", "thread"])
+def test_completion_order(executor):
+    """Off the switch, deterministic=False gives batches as they are done: the same ones, in another order."""
+    pipeline = Pipeline.range(12).map(
+        slow_when_early, deterministic=False, executor=executor, num_parallel_calls=2
+    )
+    result = [batch.tolist() for batch in pipeline.batch(2).with_options(seed=1)]
+    assert result[0] != [0, 1]
+    assert sorted(result) == [[n, n + 1] for n in range(0, 12, 2)]
+    ordered = pipeline.batch(2).with_options(seed=1, deterministic=True)
+    assert [batch.tolist() for batch in ordered] == sorted(result)
+
+
+def test_completion_order_has_no_position():
+    """state_dict raises in the middle, naming deterministic=False, and works at the ends of an epoch."""
+    pipeline = (
+        Pipeline.range(12).map(plain).batch(2).with_options(seed=1, deterministic=False, num_parallel_calls=2)
+    )
+    iterator = iter(pipeline)
+    iterator.state_dict()
+    next(iterator)
+    with pytest.raises(UnimplementedError, match="deterministic=False"):
+        iterator.state_dict()
+    list(iterator)
+    iterator.state_dict()
+
+
+def test_under_the_switch_deterministic_false_is_overridden():
+    """Elements come in order, with one warning for all pipelines; on_conflict="raise" refuses."""
+    build = lambda: (
+        Pipeline.range(12).map(slow_when_early, deterministic=False, num_parallel_calls=2).batch(2)
+    )
+    with samebits.enable_op_determinism():
+        with pytest.warns(ConflictWarning, match="deterministic=False") as caught:
+            results = [[b.tolist() for b in build().with_options(seed=1)] for _ in range(2)]
+        assert len(caught) == 1
+        assert results == [[[n, n + 1] for n in range(0, 12, 2)]] * 2
+        with pytest.raises(ConflictError, match="deterministic=False"):
+            next(iter(build().with_options(seed=1, on_conflict="raise")))
+    next(iter(build().with_options(seed=1, on_conflict="raise")))
+    with pytest.raises(ValueError, match="on_conflict"):
+        build().with_options(on_conflict="ignore")
+
+
+def test_random_without_a_seed_raises_under_the_switch():
+    """As RandomDataset's; with a seed, or with the process's, it does not."""
+    Pipeline.random()
+    with samebits.enable_op_determinism():
+        with pytest.raises(UnseededError, match="random"):
+            Pipeline.random()
+        Pipeline.random(seed=1)
+        samebits.set_random_seed(3)
+        Pipeline.random()
+
+
+# Threads, and the choice
+
+
+def test_threads_compute_in_order():
+    """executor="thread": several threads of this process, the elements of a plain loop, bits as without."""
+    build = lambda: Pipeline.range(64).map(lambda x, rng: x + rng.random()).batch(4)
+    assert {name for batch in Pipeline.range(64).map(thread_of).batch(4, collate=list).with_options(
+        seed=1, executor="thread", num_parallel_calls=2
+    ) for name in batch} == {"samebits_0", "samebits_1"}  # fmt: skip
+    threaded = build().with_options(seed=1, executor="thread", num_parallel_calls=3)
+    for _ in range(2):
+        alone = [b.tolist() for b in build().with_options(seed=1)]
+        assert [b.tolist() for b in threaded.with_options(seed=1)] == alone
+    assert [b.tolist() for b in build().with_options(seed=2)] != alone
+
+
+def test_threads_end_with_the_iteration():
+    """No thread is left behind, neither at the end nor when an iteration is abandoned."""
+    pipeline = Pipeline.range(640).map(plain).with_options(seed=1, executor="thread", num_parallel_calls=2)
+    list(pipeline)
+    iterator = iter(pipeline)
+    next(iterator)
+    iterator.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("samebits_")]
+
+
+def test_errors_of_threads_arrive():
+    """An error in a thread names element and stage as it does elsewhere."""
+    pipeline = (
+        Pipeline.range(9)
+        .map(lambda x: 1 // (x - 5))
+        .with_options(seed=1, executor="thread", num_parallel_calls=2)
+    )
+    with pytest.raises(PipelineError, match="element 5"):
+        list(pipeline)
+
+
+def test_what_draws_from_the_process_is_never_on_a_thread():
+    """It is moved to processes, with one warning naming it; the training thread's draws stay what they are."""
+    build = lambda: Pipeline.range(40).map(lambda x: (noisy(x), os.getpid())).batch(4)
+    threaded = build().with_options(seed=1, executor="thread", num_parallel_calls=2)
+    torch.manual_seed(0)
+    undisturbed = torch.rand(10)
+    torch.manual_seed(0)
+    drawn = []
+    with pytest.warns(ConflictWarning, match="lambda.*rand") as caught:
+        for values, pids in threaded:
+            drawn.append(torch.rand(1))
+            assert main not in pids.tolist()
+    assert len(caught) == 1
+    assert torch.equal(torch.cat(drawn), undisturbed)
+
+
+def test_auto_stays_inline_for_cheap_maps_and_starts_workers_for_slow_ones():
+    """ "auto" measures, then chooses; elements and states are the same either way."""
+
+    def reader_of(function):
+        iterator = iter(
+            Pipeline.range(40).map(function).batch(4).with_options(seed=1, num_parallel_calls="auto")
+        )
+        made = []
+        original = choice.reader
+        choice_made = lambda *arguments: made.append(original(*arguments)) or made[-1]
+        from samebits.data import iterator as module
+
+        module.reader = choice_made
+        try:
+            elements = [b.tolist() for b in iterator]
+        finally:
+            module.reader = original
+        return made[0], elements
+
+    def slow(x):
+        time.sleep(0.002)
+        return x
+
+    cheap, elements = reader_of(lambda x: x)
+    assert getattr(cheap, "parallel", None) is None
+    chosen, same = reader_of(slow)
+    assert same == elements == [list(range(n, n + 4)) for n in range(0, 40, 4)]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert chosen.parallel is not None
+
+
+# Random scopes
+
+
+def test_collate_has_its_own_scope_per_batch():
+    """What collate draws is another number for each batch, the same for any number of workers."""
+    collate = lambda rows: (rows, torch.rand(()).item())
+    build = lambda: Pipeline.range(12).map(noisy).batch(3, collate=collate)
+    alone = list(build().with_options(seed=1))
+    assert list(build().with_options(seed=1, num_parallel_calls=2)) == alone
+    assert len({drawn for _, drawn in alone}) == 4
+    assert [rows for rows, _ in alone] == [rows for rows, _ in Pipeline.range(12).map(noisy).batch(3, collate=lambda rows: (rows, 0)).with_options(seed=1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + torch.rand(()).item(),
+        lambda x, rng: x + rng.random(),
+        lambda x, key: x + random.uniform(key, 1).item(),
+    ],
+)
+def test_two_maps_with_the_same_function_draw_differently(function):
+    """The stage is part of the key."""
+    once = list(Pipeline.range(10).map(function).with_options(seed=1))
+    twice = list(Pipeline.range(10).map(function).map(function).with_options(seed=1))
+    first = [x - n for n, x in enumerate(once)]
+    second = [y - x for x, y in zip(once, twice)]
+    assert not np.isclose(first, second).any()
+
+
+def test_no_two_of_a_million_positions_share_a_generator_state():
+    """10**6 keys are distinct, even in their first 64 bits; 32 bits of them are not, which the check sees."""
+    rows = key_words(words.fold(words.root(3), "pipeline"), range(10**6))
+    assert len(np.unique(rows[:, 0])) == 10**6
+    assert len(np.unique(rows[:, 0].astype(np.uint32))) < 10**6
+    for n in (0, 7, 10**6 - 1):
+        assert tuple(rows[n].tolist()) == words.fold(words.fold(words.root(3), "pipeline"), n)
+
+
+def test_a_generator_that_is_kept_stays_the_users():
+    """`rng` is set anew for each call; one that the function keeps, or a part of it, is not touched again."""
+    expected = [
+        np.random.Generator(np.random.Philox(key=a | b << 64)).random()
+        for a, b in key_words((1, 2), range(8)).tolist()
+    ]
+    for keep, draw in (
+        (lambda x, rng: rng, lambda kept: kept.random()),
+        (lambda x, rng: rng.bit_generator, lambda kept: np.random.Generator(kept).random()),
+        (lambda x, rng: rng.random, lambda kept: kept()),
+        (lambda x, rng: rng.random(), lambda kept: kept),
+        (lambda x, rng: (rng.integers(9, dtype=np.int32), rng)[1], None),
+    ):
+        kept = Function(keep, "map").over((1, 2), range(8), range(8))
+        if draw is not None:
+            assert [draw(one) for one in kept] == expected
+        else:
+            assert len({id(one) for one in kept}) == 8
+
+
+def test_half_used_words_do_not_reach_the_next_element():
+    """A 32-bit draw leaves half a word in the generator; the next element begins without it."""
+    draw = lambda x, rng: int(rng.integers(2**32, dtype=np.uint32))
+    together = Function(draw, "map").over((1, 2), range(4), range(4))
+    assert together == [Function(draw, "map").over((1, 2), [n], [n])[0] for n in range(4)]
