@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._C import _are_functorch_transforms_active
 from torch.autograd import forward_ad
 
 from samebits.errors import InvalidArgumentError
@@ -57,31 +59,40 @@ def dropout(
         )
     if probability == 1:
         return input.mul_(0.0) if inplace else input * 0.0
-    return (_in_graph if traced(key) else _dropped)(input, key, probability, inplace)
+    if traced(key):
+        out = torch.ops.samebits.dropout(key, input, probability)
+        return input.copy_(out) if inplace else out
+    return _recorded(input, key, probability, run, inplace)
 
 
-def _in_graph(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
-    """By way of ops. Theirs cannot be differentiated in forward mode; there the mask is a factor, of the same bits."""
-    if _forward_mode():
+def differentiable(key: torch.Tensor, given: torch.Tensor, p: float) -> torch.Tensor:
+    """What autograd sees of the op. In forward mode and for torch.func the mask is a factor, which gives the same bits."""
+    if _forward_mode() or _are_functorch_transforms_active():
         dropped = bernoulli(key, given.shape, p=p, dtype=torch.bool)
-        out = given * dropped.logical_not().to(given.dtype).div_(1 - p)
-    else:
-        out = torch.ops.samebits.dropout(key, given, p)
-    return given.copy_(out) if inplace else out
+        return given * dropped.logical_not().to(given.dtype).div_(1 - p)
+    return _recorded(given, key, p, _below_autograd if traced(key) else run)
 
 
 def _forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-# Dynamo would guard on torch's variable, which is another one when the code that it compiled runs.
-_forward_mode._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def _recorded(
+    given: torch.Tensor,
+    key: torch.Tensor,
+    p: float,
+    compute: Callable[..., torch.Tensor],
+    inplace: bool = False,
+) -> torch.Tensor:
+    """`compute`, by way of autograd where somebody may ask for a gradient or a tangent."""
+    if (given.requires_grad and torch.is_grad_enabled()) or _forward_mode():
+        return _Dropout.apply(given, key, p, compute, inplace)
+    return compute(given, key, p, inplace)
 
 
-def _dropped(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = False) -> torch.Tensor:
-    """By way of autograd where somebody may ask for a gradient or a tangent."""
-    recorded = (given.requires_grad and torch.is_grad_enabled()) or _forward_mode()
-    return (_Dropout.apply if recorded else run)(given, key, p, inplace)
+def _below_autograd(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.samebits.dropout(key, given, p)
 
 
 def run(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = False) -> torch.Tensor:
@@ -101,11 +112,18 @@ class _Dropout(torch.autograd.Function):
     """Linear in its input: gradient and tangent are dropped as the input was."""
 
     @staticmethod
-    def forward(ctx: Any, given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        given: torch.Tensor,
+        key: torch.Tensor,
+        p: float,
+        compute: Callable[..., torch.Tensor],
+        inplace: bool,
+    ) -> torch.Tensor:
         ctx.p = p
         ctx.save_for_backward(key)
         ctx.save_for_forward(key)
-        out = run(given, key, p, inplace)
+        out = compute(given, key, p, inplace)
         if inplace:
             ctx.mark_dirty(out)
         return out
@@ -113,12 +131,17 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
         (key,), (grad,) = ctx.saved_tensors, grad_outputs
-        return _dropped(grad, key, ctx.p), None, None, None
+        return _again(grad, key, ctx.p), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *grad_inputs: Any) -> torch.Tensor:
         (key,), (tangent, *_) = ctx.saved_tensors, grad_inputs
-        return _dropped(tangent, key, ctx.p)
+        return _again(tangent, key, ctx.p)
+
+
+def _again(grad: torch.Tensor, key: torch.Tensor, p: float) -> torch.Tensor:
+    """The forward may have been traced, and not this, or the other way round."""
+    return torch.ops.samebits.dropout(key, grad, p) if traced(key) else _recorded(grad, key, p, run)
 
 
 @lru_cache(maxsize=64)

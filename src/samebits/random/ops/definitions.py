@@ -19,7 +19,7 @@ import torch
 
 from samebits.random import choices, discrete, keys, sampling, transformed
 from samebits.random._memory import fresh
-from samebits.random.dropout import run as dropped
+from samebits.random.dropout import differentiable, run
 from samebits.random.ops import batching
 
 LIBRARY = torch.library.Library("samebits", "DEF")
@@ -150,19 +150,8 @@ _define(
 )
 _define(
     "dropout(Tensor key, Tensor input, float p) -> Tensor",
-    lambda key, given, p: dropped(given, key, p),
+    lambda key, given, p: run(given, key, p),
     lambda _key, given, _p: torch.empty_like(given),
     batching.of_input,
 )
-
-
-def _save(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor, float], output: torch.Tensor) -> None:
-    key, _, ctx.p = inputs
-    ctx.save_for_backward(key)
-
-
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor, None]:
-    return None, torch.ops.samebits.dropout(*ctx.saved_tensors, grad, ctx.p), None
-
-
-torch.library.register_autograd("samebits::dropout", _backward, setup_context=_save, lib=LIBRARY)
+LIBRARY.impl("dropout", differentiable, "Autograd")
