@@ -1,12 +1,24 @@
 import json
+import multiprocessing
+import os
 import random
+import signal
+import tempfile
+import time
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import samebits
 from samebits import digest
@@ -365,3 +377,76 @@ def test_any_cut_resumes(length, size, drop, epochs, data):
     while len(got) < len(whole):
         got += [digest.of_value(batch) for batch in resumed]
     assert got == whole
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_abandoned_epoch_does_not_reach_the_next(persistent):
+    """Batches that workers made for an epoch that was left early are not given out in the next one."""
+    expected = stream(make("shuffled"), 2)[1]
+    loader = make("shuffled", num_workers=2, persistent_workers=persistent, prefetch_factor=3)
+    next(iter(loader))
+    assert stream(loader, 1)[0] == expected
+
+
+def test_persistent_workers_are_the_same_processes():
+    """Workers with persistent_workers=True live from epoch to epoch; without it each epoch has its own."""
+
+    class Pid(Noisy):
+        def __getitem__(self, index):
+            return os.getpid()
+
+    for persistent in (False, True):
+        loader = DataLoader(Pid(4), num_workers=1, persistent_workers=persistent)
+        first, second = ({int(pid) for pid in loader} for _ in range(2))
+        assert len(first) == 1 and (first == second) == persistent and os.getpid() not in first
+
+
+def test_the_timeout_is_an_error():
+    """`timeout` seconds without a batch raise a RuntimeError (torch's class) that names the batch and the dataset."""
+
+    class Waiting(Noisy):
+        def __getitem__(self, index):
+            time.sleep(60 if index == 9 else 0)
+            return index
+
+    with pytest.raises(RuntimeError, match=r"batch 2 of samebits.data.DataLoader\(Waiting\).*0.5 seconds"):
+        list(DataLoader(Waiting(), batch_size=4, num_workers=2, timeout=0.5))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", multiprocessing.get_context("forkserver")])
+def test_a_multiprocessing_context_gives_the_same_stream(context):
+    """fork, and what torch's loader starts by importing `__main__` again, which ours does not."""
+    data = TensorDataset(torch.arange(60.0).view(20, 3))
+    expected = stream(DataLoader(data, batch_size=6, shuffle=True), 1)
+    assert (
+        stream(
+            DataLoader(data, batch_size=6, shuffle=True, num_workers=1, multiprocessing_context=context), 1
+        )
+        == expected
+    )
+
+
+def test_a_loader_in_a_worker_reads_by_itself():
+    """A dataset that iterates a loader with workers of its own, in a worker or not, gives the same elements."""
+
+    class Nested(Noisy):
+        def __getitem__(self, index):
+            return sum(int(x) for x in DataLoader(range(index + 1), num_workers=2, seed=3))
+
+    assert stream(make("in order", Nested(7), num_workers=2), 1) == stream(make("in order", Nested(7)), 1)
+
+
+def test_a_killed_worker_is_replaced():
+    """SIGKILL of a worker gives one warning and the same stream; torch's loader raises."""
+
+    class Fatal(Noisy):
+        def __getitem__(self, index):
+            if torch.utils.data.get_worker_info() is not None and index == 11 and not os.path.exists(flag):
+                open(flag, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(index)
+
+    with tempfile.TemporaryDirectory() as folder:
+        flag = os.path.join(folder, "killed")
+        with pytest.warns(RuntimeWarning, match="signal 9.*same bits"):
+            assert stream(make("shuffled", Fatal(), num_workers=2), 1) == stream(make("shuffled"), 1)

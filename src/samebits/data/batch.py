@@ -3,86 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
-import torch
-from torch.utils.data import get_worker_info
+import torch.utils.data as torch_data
+from torch.utils.data import _utils as torch_utils
 
 from samebits.context import Words
-from samebits.data.engine.lifetime import live_with
+from samebits.data.collate import default_collate
+from samebits.data.engine.inline import one_thread
+from samebits.data.engine.slots import Slot
 from samebits.data.order import Task
+from samebits.data.scope import fill
 from samebits.random import generators, words
 
 
-class BatchMaker:
-    """The dataset that torch's machinery sees: item = `Task`, value = the finished batch.
+class BatchWork:
+    """What a `DataLoader` does for each task, in its workers or in the training process.
 
     Before each `__getitem__` the process's torch, NumPy and Python generators are filled from
     (seed, epoch, ordinal in the epoch's stream), before `collate_fn` from (seed, epoch, batch); in the training
     process they are put back where they were.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any], *, single: bool) -> None:
-        self.dataset = dataset
-        self._collate = collate
-        self._single = single
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any],
+        *,
+        single: bool,
+        num_workers: int,
+        worker_init: Callable[[int], None] | None,
+    ) -> None:
+        self._dataset, self._single = dataset, single
+        self._in_slot = (
+            collate is torch_data.default_collate
+        )  # a function of the user's could keep what it made
+        self._collate = default_collate if self._in_slot else collate
+        self._num_workers, self._worker_init = num_workers, worker_init
 
-    def __getitem__(self, task: Task) -> Any:
-        if get_worker_info() is not None:
-            return self._make(task)
-        threads = torch.get_num_threads()
+    def begin(self, worker: int) -> None:
+        """`get_worker_info()` tells what torch's workers tell, and the user's `worker_init_fn` runs."""
+        torch_utils.worker._worker_info = torch_utils.worker.WorkerInfo(
+            id=worker, num_workers=self._num_workers, seed=worker, dataset=self._dataset
+        )
+        if self._worker_init is not None:
+            self._worker_init(worker)
+
+    def compute(self, job: Task, slot: Slot | None) -> Any:
+        """The batch of a task."""
+        data = self._single_element(job) if self._single else self._elements(job)
+        fill(words.fold(job.key, "collate", job.batch_index))
+        with slot.filled() if slot is not None and self._in_slot else nullcontext():
+            return self._collate(data)
+
+    def here(self, task: Task) -> Any:
+        """The batch of a task, in the training process."""
         with generators.preserved():
-            torch.set_num_threads(1)  # as in a worker: a large sum has other bits with more
-            try:
-                return self._make(task)
-            finally:
-                torch.set_num_threads(threads)
+            return one_thread(self.compute, task, None)
 
-    def _make(self, task: Task) -> Any:
-        data = self._single_element(task) if self._single else self._elements(task)
-        _fill(words.fold(task.key, "collate", task.batch_index))
-        return self._collate(data)
+    def describe(self, job: Task) -> str:
+        """The batch in messages."""
+        return f"batch {job.batch_index} of samebits.data.DataLoader({type(self._dataset).__name__})"
 
     def _single_element(self, task: Task) -> Any:
-        _fill(words.fold(task.key, "element", task.first))
-        return self.dataset[task.indices]
+        fill(words.fold(task.key, "element", task.first))
+        return self._dataset[task.indices]
 
     def _elements(self, task: Task) -> Any:
-        key = words.fold(task.key, "element")
+        key: Words = words.fold(task.key, "element")
         if getattr(
-            self.dataset, "__getitems__", None
+            self._dataset, "__getitems__", None
         ):  # torch's own protocol: the dataset reads a batch at once
-            _fill(words.fold(key, task.first))
-            return self.dataset.__getitems__(task.indices)
+            fill(words.fold(key, task.first))
+            return self._dataset.__getitems__(task.indices)
         elements = []
         for ordinal, index in enumerate(task.indices, task.first):
-            _fill(words.fold(key, ordinal))
-            elements.append(self.dataset[index])
+            fill(words.fold(key, ordinal))
+            elements.append(self._dataset[index])
         return elements
-
-
-def _fill(key: Words) -> None:
-    # torch.initial_seed() inside an element must not tell which worker runs it
-    generators.fill(key, initial_seed=key[0] >> 1)
-
-
-class WorkerInit:
-    """Runs in each worker as it starts: it ends with its parent, sees the user's dataset, calls the user's function."""
-
-    def __init__(self, parent: int, user_function: Callable[[int], None] | None) -> None:
-        self._parent = parent
-        self._user_function = user_function
-
-    def __call__(self, worker: int) -> None:
-        """Sets up worker number `worker`; runs in its process."""
-        live_with(self._parent)
-        info = get_worker_info()
-        assert info is not None
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined] (slots, frozen)
-        if self._user_function is not None:
-            self._user_function(worker)
-
-
-def finished(batch: Any) -> Any:
-    """The collate function for torch's machinery: the batch is finished already."""
-    return batch

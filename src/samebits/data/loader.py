@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 import torch.utils.data as torch_data
 
 from samebits.context import Words, process
-from samebits.data.batch import BatchMaker, WorkerInit, finished
-from samebits.data.engine.lifetime import signals_blocked
+from samebits.data.batch import BatchWork
+from samebits.data.engine.start import may_start
+from samebits.data.engine.workers import Workers
 from samebits.data.order import IndexOrder, Order, SamplerOrder, Task
 from samebits.errors import (
     EmptyDatasetError,
@@ -83,8 +85,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._order = self._make_order()
         self._next = (0, 0)  # epoch and batch at which the next iter() starts
         self._live: tuple[int, int] | None = None  # epoch and next batch of the iteration under way
-        self._stream = _Stream()
-        self._inner = self._make_inner()
+        self._workers: Workers | None = None  # those that live from epoch to epoch
 
     def __len__(self) -> int:
         return len(self._order)
@@ -154,32 +155,47 @@ class DataLoader(torch_data.DataLoader[T_co]):
             length, 1 if single else (self.batch_size or 1), self._shuffle, self.drop_last, single
         )
 
-    def _make_inner(self) -> torch_data.DataLoader[Any]:
-        """Torch's loader over tasks: it gives processes, prefetching, pinned memory and errors with tracebacks."""
-        context = self.multiprocessing_context
-        if context is None and self.num_workers > 0 and sys.platform == "linux":
-            context = "fork"  # forkserver and spawn end scripts that have no __main__ guard
+    def _batches(self, key: Words, epoch: int, start: int, *, counted: bool) -> Iterator[T_co]:
+        tasks = self._order.tasks(key, epoch, start)
+        inner: Iterator[Any]
+        if self.num_workers == 0 or not may_start():
+            inner = map(self._work().here, tasks)
+        else:
+            inner = _Ahead(self, tasks)
+        if self.pin_memory and torch.accelerator.is_available():
+            inner = map(torch_data._utils.pin_memory.pin_memory, inner)
+        return _counting(self, inner, epoch, start) if counted else inner
+
+    def _work(self) -> BatchWork:
         assert self.collate_fn is not None
-        return _TaskLoader(
-            BatchMaker(self.dataset, self.collate_fn, single=not self._auto_collation),  # type: ignore[arg-type]
-            batch_size=None,
-            sampler=self._stream,
+        return BatchWork(
+            self.dataset,
+            self.collate_fn,
+            single=not self._auto_collation,
             num_workers=self.num_workers,
-            collate_fn=finished,
-            pin_memory=self.pin_memory,
-            timeout=self.timeout,
-            worker_init_fn=WorkerInit(os.getpid(), self.worker_init_fn),
-            multiprocessing_context=context,
-            generator=torch.Generator(),  # so that no worker seed is drawn from the caller's
-            prefetch_factor=self.prefetch_factor if self.num_workers else None,
-            persistent_workers=self.persistent_workers,
+            worker_init=self.worker_init_fn,
         )
 
-    def _batches(self, key: Words, epoch: int, start: int, *, counted: bool) -> Iterator[T_co]:
-        self._stream.tasks = self._order.tasks(key, epoch, start)
-        with signals_blocked():  # workers are born with it blocked, see WorkerInit
-            inner = iter(self._inner)  # takes the stream's tasks now
-        return _counting(self, inner, epoch, start) if counted else inner
+    def _team(self) -> Workers:
+        """The workers of the next iteration."""
+        if self._workers is not None:
+            self._workers.forget()
+            return self._workers
+        workers = Workers(
+            self._work(),
+            count=self.num_workers,
+            ahead=self._jobs_ahead,
+            timeout=self.timeout or None,
+            start_method=_start_method(self.multiprocessing_context),
+        )
+        if self.persistent_workers:
+            self._workers = workers
+            weakref.finalize(self, workers.close)
+        return workers
+
+    @property
+    def _jobs_ahead(self) -> int:
+        return self.num_workers * (self.prefetch_factor or 2)
 
     def _root_seed(self) -> int:
         if self._seed is not None:
@@ -200,20 +216,28 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return words.fold(words.root(self._root_seed()), "data")
 
 
-class _TaskLoader(torch_data.DataLoader[Any]):
-    """torch's loader, without the advice on the number of workers that the outer one has given already."""
+class _Ahead(Iterator[Any]):
+    """The batches of tasks, which workers make ahead of whoever takes them."""
 
-    def check_worker_number_rationality(self) -> None:
-        """Says nothing."""
+    def __init__(self, loader: DataLoader[Any], tasks: Iterator[Task]) -> None:
+        self._workers = loader._team()
+        self._over = weakref.finalize(self, self._workers.close if not loader.persistent_workers else int)
+        self._tasks = tasks
+        self._under_way = deque(map(self._workers.submit, islice(tasks, loader._jobs_ahead)))
+
+    def __next__(self) -> Any:
+        if not self._under_way:
+            self._over()
+            raise StopIteration
+        batch = self._workers.result(self._under_way.popleft())
+        self._under_way.extend(map(self._workers.submit, islice(self._tasks, 1)))
+        return batch
 
 
-class _Stream:
-    """The sampler of the inner loader: the tasks of the epoch that is about to start."""
-
-    tasks: Iterator[Task]
-
-    def __iter__(self) -> Iterator[Task]:
-        return self.tasks
+def _start_method(context: Any) -> str:
+    """That of our workers for a context of `multiprocessing`, or its name."""
+    name = context if context is None or isinstance(context, str) else context.get_start_method()
+    return "auto" if name is None else "fork" if name == "fork" else "server"
 
 
 def _counting(loader: DataLoader[Any], inner: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
@@ -230,7 +254,8 @@ def _check(dataset: Any, batch_size: Any, num_workers: Any, seed: Any, *, in_ord
     if isinstance(dataset, torch_data.IterableDataset):
         raise UnimplementedError(
             f"{call}: an IterableDataset ({type(dataset).__name__}) has no element numbers that randomness could be "
-            "keyed by. Give it __len__ and __getitem__ (a map-style dataset)."
+            "keyed by. Give it __len__ and __getitem__ (a map-style dataset), or read it as a pipeline: "
+            "samebits.data.Pipeline.from_iterable(dataset).batch(batch_size)."
         )
     for method in ("__len__", "__getitem__"):
         if not hasattr(dataset, method):

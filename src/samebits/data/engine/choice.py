@@ -12,6 +12,7 @@ from samebits.data.engine.blocks import Task, one
 from samebits.data.engine.effects import may_draw
 from samebits.data.engine.inline import Inline
 from samebits.data.engine.parallel import Parallel
+from samebits.data.engine.start import may_start
 from samebits.data.options import Options
 from samebits.data.scope import Draws
 from samebits.data.stage import Blocks, Stage, State, Streamed
@@ -37,7 +38,7 @@ def reader(stage: Stage, draws: Draws, options: Options) -> Inline | Parallel | 
     notify("workers_wanted", (cores if count == "auto" else count) or 0)
     if process.overrides.num_workers is not None:
         count = process.overrides.num_workers
-    if not count or (count == "auto" and cores == 1):
+    if not count or not may_start() or (count == "auto" and cores == 1):
         return Inline(draws)
     if count == "auto":
         return Auto(draws, lambda: _parallel(stage, draws, options, cores, ordered=ordered))

@@ -43,6 +43,11 @@ class Launcher(Protocol):
         ...
 
 
+def may_start() -> bool:
+    """Whether this process may have workers: one that is itself a worker, of ours or of torch's, may not."""
+    return not multiprocessing.current_process().daemon
+
+
 def launcher(method: str, work: Work, slots: Sequence[Slot]) -> Launcher:
     """The launcher for a start method: "fork", "server" or "auto"."""
     if method == "auto":

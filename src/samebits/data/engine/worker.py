@@ -8,7 +8,7 @@ import socket
 import struct
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import cloudpickle
@@ -93,7 +93,6 @@ def serve(
     """Runs in the worker's process, until there is nobody at the other end."""
     torch.set_num_threads(1)  # before any op: OpenMP's threads did not survive the fork
     live_with(parent, by_thread=by_thread)
-    process.overrides = replace(process.overrides, num_workers=0)  # a pipeline within a function is read here
     process.observers.clear()  # they observe the parent
     broken = _begun(work, worker)
     while request := _received(connection):

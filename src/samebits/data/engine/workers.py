@@ -22,8 +22,8 @@ from samebits.data.engine.start import Launcher, Process, launcher
 from samebits.data.engine.worker import ANSWER, REQUEST, Work
 from samebits.errors import PipelineError, PipelineTimeoutError
 
-LEASED = 2
-"""Results that the user may hold without a copy. The memory of a third is copied, so that workers never wait for it."""
+LEASED = 3
+"""Results that the user may hold without a copy. The memory of a fourth is copied, so that workers never wait for it."""
 AT_ONCE = 2
 """Jobs that a worker has: one under way, and the next, so that it never waits for this process."""
 RESTARTS = 3
@@ -121,6 +121,15 @@ class Workers:
             self._await(*numbers)
         return next(number for number in self._arrived if number in numbers)
 
+    def forget(self) -> None:
+        """Nobody will ask for what has been submitted so far."""
+        self._queue.clear()
+        self._jobs.clear()
+        for answer in self._arrived.values():
+            if isinstance(answer.place, int):
+                self._free.append(answer.place)
+        self._arrived.clear()
+
     def close(self) -> None:
         """Ends the workers; what was handed out stays readable."""
         if not self._open:
@@ -185,7 +194,11 @@ class Workers:
                 continue
             self._deaths = 0
             number, *rest = ANSWER.unpack(message)
-            self._arrived[number] = _Answer(*rest, place=worker.jobs.pop(number))
+            slot = worker.jobs.pop(number)
+            if number in self._jobs:
+                self._arrived[number] = _Answer(*rest, place=slot)
+            else:
+                self._free.append(slot)
         self._dispatch()
 
     def _restart(self, dead: _Worker) -> None:
@@ -195,12 +208,13 @@ class Workers:
         dead.connection.close()
         code = dead.process.end(GRACE)
         self._free += dead.jobs.values()
-        self._queue.extendleft(reversed(dead.jobs))
+        wanted = [number for number in dead.jobs if number in self._jobs]
+        self._queue.extendleft(reversed(wanted))
         self._deaths += 1
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
         if self._deaths > RESTARTS:
             self._start(dead.number)  # whoever asks again finds workers
-            over = f", over {self._work.describe(self._jobs[min(dead.jobs)])}" if dead.jobs else ""
+            over = f", over {self._work.describe(self._jobs[wanted[0]])}" if wanted else ""
             deaths, self._deaths = self._deaths, 0
             raise PipelineError(
                 f"a worker of the pipeline died ({cause}) for the {deaths}th time in a row{over}. Signal 9 is often the "
