@@ -1,6 +1,7 @@
 """Layers that own their randomness, models that are given such layers, and initialisation by name."""
 
 from samebits.nn.attention import MultiheadAttention as MultiheadAttention
+from samebits.nn.compiled import compiled as compiled
 from samebits.nn.dropout import AlphaDropout as AlphaDropout
 from samebits.nn.dropout import Dropout as Dropout
 from samebits.nn.dropout import Dropout1d as Dropout1d

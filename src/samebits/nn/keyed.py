@@ -6,15 +6,16 @@ A layer asks for one key per call, and draws from it; what it draws then depends
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from samebits import random
 from samebits.context import Words, process
 from samebits.errors import DuplicateNameError, InvalidArgumentError, UnseededError
 from samebits.nn import repeats
-from samebits.nn.traced import check_traceable, drawn
+from samebits.nn.traced import check_traceable, mapped, untraced
 from samebits.random import seeds, words
 
 _LAYER = words.as_uint64("samebits.nn")
@@ -44,6 +45,24 @@ class Calls:
         self.number += 1
         return words.fold(self.key, self.number)
 
+    def here(self) -> Words:
+        """The key under which a count from 1 continues this one: what is folded in is added to the offset."""
+        seed, offset = self.key
+        return seed, (offset + self.number) % 2**64
+
+
+@dataclass(eq=False)
+class Handed(Calls):
+    """The calls of one layer in one forward of a compiled model, counted under the key that it was handed."""
+
+    tensor: torch.Tensor = field(kw_only=True)
+    taken_from: Calls = field(kw_only=True)
+
+    def next_tensor(self) -> torch.Tensor:
+        """`next`, for a graph: the key is an input, the number of the call a constant."""
+        self.number += 1
+        return random.fold_in(self.tensor, self.number)
+
 
 class OwnsRandomness(torch.nn.Module):
     """Mixin of every layer in `samebits.nn` that draws: a call's key is a function of where the call is.
@@ -70,6 +89,7 @@ class OwnsRandomness(torch.nn.Module):
     _run_path: tuple[int, str] | None = None
     _running: Calls | None = None
     _told: Calls | None = None
+    _handed: Handed | None = None
 
     def __init__(self, *args: Any, name: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -95,11 +115,34 @@ class OwnsRandomness(torch.nn.Module):
             InvalidArgumentError: the layer is called in the loop of a run that does not know it.
             UnimplementedError: a call that cannot be told is repeated inside backward, or the call is being traced.
         """
-        return drawn(self._keys, device, 1)[0]
+        return self.next_keys(device, 1)[0]
 
     def next_keys(self, device: torch.device, number: int) -> list[torch.Tensor]:
         """Several keys of one call, for a layer that draws in several places; as `next_key`."""
-        return drawn(self._keys, device, number)
+        if torch.compiler.is_dynamo_compiling() and self._handed is not None and not mapped():
+            call = self._handed.next_tensor().to(device if device.type == "cuda" else "cpu")
+            return [random.fold_in(call, place) for place in range(number)]
+        return untraced(self._keys, device, number)
+
+    def hand_key(self) -> Handed | None:
+        """For `compiled`: the next forward counts its calls under a key that is known now. None where there is none."""
+        calls = None if self._handed else self._calls()
+        if calls is None:
+            return None
+        if repeats.in_backward():
+            key = repeats.recall(self)
+        else:
+            key = calls.here()
+            if repeats.possible():
+                repeats.remember(self, key)
+        self._handed = Handed(key, calls.place, tensor=words.to_tensor(key), taken_from=calls)
+        return self._handed
+
+    def take_back(self) -> None:
+        """After that forward: goes on counting where it ended."""
+        if self._handed is not None and not repeats.in_backward():
+            self._handed.taken_from.number += self._handed.number
+        self._handed = None
 
     def _keys(self, device: torch.device, number: int) -> list[torch.Tensor]:
         call = self._next_words()
@@ -119,6 +162,8 @@ class OwnsRandomness(torch.nn.Module):
         return key
 
     def _calls(self) -> Calls | None:
+        if self._handed is not None:
+            return self._handed
         position, run_key = process.position, process.run_key
         if position is None or run_key is None:
             if self._told is not None and self._told.place != id(self):

@@ -9,7 +9,7 @@ import torch
 
 from samebits import random
 from samebits.errors import InvalidArgumentError
-from samebits.nn.traced import drawn, transformed, untraced
+from samebits.random._arguments import FLOATS
 
 _LARGE = 1 << 16
 """Elements from which on a mask is worth drawing again in backward; a custom function costs as much as drawing 10,000."""
@@ -26,7 +26,7 @@ def probability(layer: torch.nn.Module, p: Any) -> float:
 
 def non_negative(layer: torch.nn.Module, name: str, value: Any) -> float:
     """A scale as it stands now. Raises `InvalidArgumentError` unless it is finite and at least 0."""
-    if not (value >= 0.0 and math.isfinite(value)):
+    if not 0.0 <= value < math.inf:
         raise InvalidArgumentError(
             f"samebits.nn.{type(layer).__name__} has {name} = {value}: it must be finite and at least 0."
         )
@@ -35,7 +35,7 @@ def non_negative(layer: torch.nn.Module, name: str, value: Any) -> float:
 
 def kept(key: torch.Tensor, shape: tuple[int, ...], p: float, like: torch.Tensor) -> torch.Tensor:
     """0 where `bernoulli(key, shape, p=p)` is one, as `random.dropout` drops; else 1. Of the dtype and device of `like`."""
-    dropped = drawn(random.bernoulli, key, shape, p=p, dtype=torch.bool)
+    dropped = random.bernoulli(key, shape, p=p, dtype=torch.bool)
     return dropped.logical_not().to(like.device, like.dtype)
 
 
@@ -43,13 +43,14 @@ def uniform(
     key: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, *, low: float = 0.0, high: float = 1.0
 ) -> torch.Tensor:
     """Uniform numbers of [low, high), of the dtype and device of `like`."""
-    return drawn(random.uniform, key, shape, low=low, high=high, dtype=like.dtype, device=like.device)
+    return random.uniform(key, shape, low=low, high=high, dtype=like.dtype, device=like.device)
 
 
 def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool = False) -> torch.Tensor:  # noqa: A002
     """`random.dropout`, with the same bits at less cost for a small input, whose mask is stored for backward."""
-    if input.numel() >= _LARGE and key.device == input.device and not transformed():
-        return untraced(random.dropout, key, input, p, inplace=inplace)
+    large = torch.compiler.is_dynamo_compiling() or input.numel() >= _LARGE
+    if large and key.device == input.device and input.dtype in FLOATS:
+        return random.dropout(key, input, p, inplace=inplace)
     return scaled(input, kept(key, tuple(input.shape), p, input), p, inplace=inplace)
 
 

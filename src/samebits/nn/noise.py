@@ -8,7 +8,6 @@ from samebits import random
 from samebits.errors import InvalidArgumentError
 from samebits.nn.keyed import OwnsRandomness
 from samebits.nn.masks import kept, non_negative, probability, scaled, uniform
-from samebits.nn.traced import drawn
 
 
 class GaussianNoise(OwnsRandomness):
@@ -35,7 +34,7 @@ class GaussianNoise(OwnsRandomness):
         if not self.training or std == 0.0:
             return input
         key = self.next_key(input.device)
-        noise = drawn(random.normal, key, *input.shape, std=std, dtype=input.dtype, device=input.device)
+        noise = random.normal(key, *input.shape, std=std, dtype=input.dtype, device=input.device)
         return input.add_(noise) if self.inplace else input + noise
 
     def extra_repr(self) -> str:

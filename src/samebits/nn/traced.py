@@ -17,28 +17,29 @@ R = TypeVar("R")
 
 
 def untraced(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Calls `function`; code under torch.compile breaks its graph for it, and so calls it anew each time."""
+    """Calls `function`, which makes plain tensors; code under torch.compile breaks its graph for it, at each call."""
     if torch.compiler.is_compiling():
         return _outside(function, *args, **kwargs)
-    return function(*args, **kwargs)
-
-
-def drawn(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """As `untraced`, for what makes plain tensors of plain ones: torch.func's transforms leave them plain."""
-    if not transformed():
-        return untraced(function, *args, **kwargs)
-    with torch._C._DisableFuncTorch():
+    if not torch._C._are_functorch_transforms_active():
         return function(*args, **kwargs)
-
-
-def transformed() -> bool:
-    """Whether torch.func (grad, vmap, ...) runs the caller, outside torch.compile."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    with torch._C._DisableFuncTorch():  # torch.func's transforms leave the tensors plain
+        return function(*args, **kwargs)
 
 
 @_disable_dynamo
 def _outside(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     return function(*args, **kwargs)
+
+
+def mapped() -> bool:
+    """Whether torch.vmap runs the caller, and wants other numbers for each sample: `randomness` is not "same"."""
+    return torch._C._functorch.peek_interpreter_stack() is not None and any(
+        isinstance(level, VmapInterpreter) and level.randomness() != "same"
+        for level in retrieve_all_functorch_interpreters()
+    )
+
+
+mapped._dynamo_marked_constant = True  # type: ignore[attr-defined]  # asked while Dynamo traces
 
 
 def check_traceable(layer: torch.nn.Module) -> None:
@@ -50,12 +51,9 @@ def check_traceable(layer: torch.nn.Module) -> None:
         raise UnimplementedError(
             f"samebits.nn.{type(layer).__name__} is called while torch.export, make_fx or torch.jit.trace records its "
             "caller: the graph would repeat one mask for ever. Trace in eval mode (model.eval()), or use torch.compile, "
-            "which asks for a new key at each call."
+            "which asks for a new key at each call (samebits.nn.compiled: without a break of the graph)."
         )
-    if torch._C._functorch.peek_interpreter_stack() is not None and any(
-        isinstance(level, VmapInterpreter) and level.randomness() != "same"
-        for level in retrieve_all_functorch_interpreters()
-    ):
+    if mapped():
         raise UnimplementedError(
             f"samebits.nn.{type(layer).__name__} under torch.vmap has one key for all samples. If they may share a mask, "
             'say torch.vmap(..., randomness="same"); else call the model on the whole batch, or in eval mode.'
