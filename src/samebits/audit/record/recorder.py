@@ -108,6 +108,7 @@ class Recorder(Observer, TorchListener):
         """A pipeline's own number of workers, for `verify`'s table."""
         self.loaders.append(number)
 
+    @_survives
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
         """Writes the line of the step that is over, or the first line of this process."""
         if step.loop not in self._loops:
