@@ -29,6 +29,7 @@ class PipelineIterator(Iterator[Any]):
         self._definition, self._seed = stage, seed
         self._stage = stage.bind(key)
         self._options = options
+        self._placement = options.placement()
         self._draws = Draws()
         self._elements: Iterator[tuple[Any, State]] | None = None
         self._state: State = None
@@ -45,7 +46,7 @@ class PipelineIterator(Iterator[Any]):
     def __next__(self) -> Any:
         element = self._read()
         self._digest = rolled(self._digest, element)
-        return element
+        return element if self._placement is None else self._placement(element)
 
     def state_dict(self) -> dict[str, Any]:
         """The position behind the last element that was handed out: small, JSON-able, free of worker numbers.

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from samebits.context import process
+from samebits.data.device import Placement
 from samebits.data.share import Remainder, Share, share
 from samebits.determinism.notices import warn_once
 from samebits.errors import ConflictError, ConflictWarning, InvalidArgumentError
@@ -29,7 +32,9 @@ class Options:
     """Batches (or blocks of elements) that are made ahead."""
     timeout: float | None = None
     """Seconds to wait for a batch of a worker."""
-    start_method: StartMethod = "auto"
+    start_method: StartMethod | None = None
+    device: str | torch.device | None = None
+    pin_memory: bool | None = None
     rank: int | None = None
     world_size: int | None = None
     remainder: Remainder | None = None
@@ -48,6 +53,12 @@ class Options:
     def share(self) -> Share:
         """Which rows of a batch this process makes."""
         return share(self.rank, self.world_size, self.remainder or "pad")
+
+    def placement(self) -> Placement | None:
+        """What moves elements to where they are used, if something does."""
+        if self.device is None and not self.pin_memory:
+            return None
+        return Placement(self.device, pin_memory=bool(self.pin_memory))
 
     def ordered(self) -> bool:
         """Whether elements come in their order: always under the switch, whatever `deterministic` says.
@@ -81,7 +92,8 @@ class Options:
             raise InvalidArgumentError(
                 f'Pipeline: executor={self.executor!r}; give "auto", "process" or "thread"'
             )
-        if self.start_method not in ("auto", "fork", "server"):
+        self.placement()
+        if self.start_method not in (None, "auto", "fork", "server"):
             raise InvalidArgumentError(
                 f'Pipeline: start_method={self.start_method!r}; give "auto", "fork" or "server"'
             )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+import torch
+
 from samebits.context import Words, process
+from samebits.data.adapter import PipelineDataset
 from samebits.data.collate import default_collate
 from samebits.data.fingerprint import fingerprint
 from samebits.data.function import Function
@@ -307,15 +310,19 @@ class Pipeline:
         kind: Any = Cache if isinstance(self._stage, Addressed) else StreamCache
         return self._with(kind(self._stage))
 
-    def prefetch(self, buffer_size: int) -> Pipeline:
-        """Lets workers be `buffer_size` batches ahead (without workers nothing is made ahead)."""
-        return Pipeline(self._stage, self._options.with_(prefetch=buffer_size))
+    def prefetch(self, buffer_size: int, *, device: str | torch.device | None = None) -> Pipeline:
+        """Lets workers be `buffer_size` batches ahead (without workers nothing is made ahead).
+
+        `device`: where tensors go, in dicts, lists and tuples too; to CUDA through pinned memory, on a stream of its own.
+        """
+        return Pipeline(self._stage, self._options.with_(prefetch=buffer_size, device=device))
 
     def with_options(
         self, *, seed: int | None = None, deterministic: bool | None = None,
         num_parallel_calls: int | Literal["auto"] | None = None, executor: Executor | None = None,
         timeout: float | None = None, rank: int | None = None, world_size: int | None = None,
         remainder: Remainder | None = None, start_method: StartMethod | None = None, on_conflict: OnConflict | None = None,
+        pin_memory: bool | None = None,
     ) -> Pipeline:  # fmt: skip
         """The same elements (of another `seed`), read in another way.
 
@@ -332,15 +339,23 @@ class Pipeline:
             start_method: of worker processes. "fork" shares what this process has loaded; "server" forks them off another
                 process, which shares nothing with this one and is sent the pipeline by value; "auto": "server" where CUDA is
                 initialised, which does not survive a fork, else "fork".
+            pin_memory: tensors lie in pinned memory, from where copies to CUDA run beside the computation.
         """
         return Pipeline(
             self._stage,
             self._options.with_(
                 seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls, executor=executor,
-                timeout=timeout, rank=rank, world_size=world_size, remainder=remainder, start_method=start_method,
+                timeout=timeout, rank=rank, world_size=world_size, remainder=remainder, start_method=start_method, pin_memory=pin_memory,
                 on_conflict=on_conflict,
             ),
         )  # fmt: skip
+
+    def as_iterable_dataset(self) -> PipelineDataset:
+        """For `torch.utils.data.DataLoader(dataset, batch_size=None)` and what is built on it (Lightning, Accelerate).
+
+        Its state_dict and load_state_dict are the pipeline's. Workers are the pipeline's own, and the loader has none.
+        """
+        return PipelineDataset(self)
 
     def __len__(self) -> int:
         length = self._stage.length

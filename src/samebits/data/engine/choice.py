@@ -57,7 +57,7 @@ def _parallel(stage: Stage, draws: Draws, options: Options, count: int, *, order
         )
     return Parallel(
         stage, draws, num_workers=count, ahead=options.prefetch or 2 * count, threads=threads, ordered=ordered,
-        timeout=options.timeout, start_method=options.start_method,
+        timeout=options.timeout, start_method=options.start_method or "auto",
     )  # fmt: skip
 
 
