@@ -1,13 +1,26 @@
-import math
+"""The callbacks' own rules; those that are Keras's are tested against recorded facts in test_callbacks_keras.py."""
+
+import io
+import re
 
 import pytest
 import torch
 from torch import nn
 
 import samebits
-from samebits.callbacks import Callback, EarlyStopping, ReduceLROnPlateau
-from samebits.errors import InvalidArgumentError
-
+from samebits.callbacks import (
+    Callback,
+    CSVLogger,
+    EarlyStopping,
+    Lambda,
+    LearningRateScheduler,
+    ModelCheckpoint,
+    ProgressBar,
+    ReduceLROnPlateau,
+    TensorBoard,
+    TerminateOnNaN,
+)
+from samebits.errors import InvalidArgumentError, NonFiniteLossError
 
 SGD = torch.optim.SGD([torch.zeros(1)], 0.1)
 
@@ -17,14 +30,16 @@ class View:
 
     def __init__(self):
         self.model = nn.Linear(1, 1)
-        self.stopped = False
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1.0)
+        self.epochs, self.steps_per_epoch = 10, 2
+        self.run_dir, self.resumed, self.validates, self.stopped = None, False, True, False
 
     def stop_training(self):
         self.stopped = True
 
 
 def feed(callback, values, name="val_loss", view=None):
-    """Gives one value per epoch; returns the epochs after which training was to stop."""
+    """Gives one value per epoch; returns the epoch after which training was to stop."""
     view = view or View()
     for epoch, value in enumerate(values):
         with torch.no_grad():
@@ -35,23 +50,21 @@ def feed(callback, values, name="val_loss", view=None):
     return None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "values", "stops"),
-    [
-        ({"patience": 0}, [1.0, 0.9, 0.95], 2),
-        ({"patience": 2}, [1.0, 0.9, 0.95, 0.94, 0.8], 3),
-        ({"patience": 2}, [1.0, 0.9, 0.95, 0.8, 0.85, 0.84], 5),
-        ({"patience": 1, "min_delta": 0.1}, [1.0, 0.95, 0.94], 1),
-        ({"patience": 1, "mode": "max"}, [0.1, 0.2, 0.2], 2),
-        ({"patience": 2, "baseline": 0.5}, [0.9, 0.8, 0.7], None),
-        ({"patience": 1, "start_from_epoch": 3}, [1.0, 2.0, 3.0, 4.0, 5.0], 4),
-        ({"patience": 0}, [1.0], None),
-        ({"patience": 1}, [1.0, math.nan, math.nan], 1),
-    ],
-)
-def test_early_stopping_stops_where_keras_does(arguments, values, stops):
-    """EarlyStopping ends training after the epoch that Keras 3's rule gives for the same series."""
-    assert feed(EarlyStopping(**arguments), values) == stops
+def fit(*callbacks, epochs=3, run_dir=None, factor=1.0, validate=True, **options):
+    """A small training in this process."""
+    samebits.set_random_seed(3)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    x = torch.arange(16.0).reshape(8, 2) / 16
+    loader = samebits.data.DataLoader(torch.utils.data.TensorDataset(x, (x[:, 0] > 0.4).long()), batch_size=4)
+    trainer = samebits.Trainer(
+        model, lambda out, y: nn.functional.cross_entropy(out, y) * factor, optimizer, callbacks=callbacks
+    )
+    validation = loader if validate else None
+    history = trainer.fit(
+        loader, epochs, validation_data=validation, run_dir=run_dir, verbose=False, **options
+    )
+    return history, trainer
 
 
 def test_early_stopping_restores_the_best_weights():
@@ -61,26 +74,6 @@ def test_early_stopping_restores_the_best_weights():
         feed(callback, [1.0, 0.5, 0.7, 0.6], view=view)
         callback.on_train_end(view)
         assert view.model.weight.item() == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "values", "rates"),
-    [
-        ({"patience": 2, "factor": 0.5}, [1.0, 1.0, 1.0, 1.0, 1.0], [1, 1, 0.5, 0.5, 0.25]),
-        ({"patience": 1, "factor": 0.5, "cooldown": 2}, [1.0, 1.0, 1.0, 1.0, 1.0], [1, 0.5, 0.5, 0.25, 0.25]),
-        ({"patience": 1, "factor": 0.1, "min_lr": 0.05}, [1.0, 1.0, 1.0], [1, 0.1, 0.05]),
-        ({"patience": 1, "factor": 0.5, "min_delta": 0.2}, [1.0, 0.9, 0.7], [1, 0.5, 0.5]),
-        ({"patience": 1, "factor": 0.5, "mode": "max"}, [0.1, 0.2, 0.1], [1, 1, 0.5]),
-    ],
-)
-def test_reduce_lr_on_plateau_reduces_where_keras_does(arguments, values, rates):
-    """The learning rate after each epoch is the one that Keras 3's rule gives for the same series."""
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    callback, seen = ReduceLROnPlateau(optimizer, **arguments), []
-    for epoch, value in enumerate(values):
-        callback.on_epoch_end(View(), epoch, {"val_loss": value})
-        seen.append(optimizer.param_groups[0]["lr"])
-    assert seen == pytest.approx(rates)
 
 
 def test_state_carries_over():
@@ -94,10 +87,153 @@ def test_state_carries_over():
     assert feed(blank, values[3:]) != 1
 
 
+@pytest.mark.parametrize(
+    "make",
+    [lambda view: EarlyStopping(patience=1), lambda view: ReduceLROnPlateau(view.optimizer, patience=1)],
+)
+def test_a_new_training_starts_afresh(make):
+    """As in Keras a callback that is used for a second training forgets the first; one that is resumed does not."""
+    view = View()
+    callback = make(view)
+    callback.on_train_begin(view)
+    feed(callback, [1.0, 0.5], view=view)
+    view.resumed = True
+    callback.on_train_begin(view)
+    assert callback.best == 0.5
+    view.resumed = False
+    callback.on_train_begin(view)
+    assert callback.best is None
+
+
+def test_every_param_group_gets_its_own_rate():
+    """Plateau and schedule treat each group by itself, and fill a rate that is a tensor in place."""
+    rate = torch.tensor(0.5)
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 0.25, rate)]
+    view = View()
+    view.optimizer = torch.optim.Adam(groups, capturable=True)
+    feed(ReduceLROnPlateau(view.optimizer, patience=1, factor=0.5, min_lr=0.25), [1.0, 1.0])
+    assert [float(group["lr"]) for group in view.optimizer.param_groups] == [0.5, 0.25, 0.25]
+    LearningRateScheduler(lambda epoch, lr: lr * epoch).on_epoch_begin(view, 2)
+    assert [float(group["lr"]) for group in view.optimizer.param_groups] == [1.0, 0.5, 0.5]
+    assert view.optimizer.param_groups[2]["lr"] is rate
+
+
+def test_a_schedule_sets_the_rate_before_the_epoch():
+    """LearningRateScheduler's rate is in force from the epoch's first step, and is in the history."""
+    seen = []
+    watch = Lambda(
+        on_batch_end=lambda trainer, step, logs: seen.append(trainer.optimizer.param_groups[0]["lr"])
+    )
+    history, _ = fit(LearningRateScheduler(lambda epoch: 0.5**epoch), watch)
+    assert history["learning_rate"] == [1.0, 0.5, 0.25]
+    assert seen == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+
+
 def test_a_missing_metric_is_named():
-    """A monitored name that is not among the logs is a warning that lists the logs."""
-    with pytest.warns(UserWarning, match="monitor='val_loss'.*loss"):
-        EarlyStopping().on_epoch_end(View(), 0, {"loss": 1.0})
+    """A monitored name that no epoch will have is an error that lists the metrics and says what to do."""
+    with pytest.raises(
+        InvalidArgumentError, match=r"monitor='val_loss'.*metrics are loss. Pass validation_data"
+    ):
+        fit(EarlyStopping(), validate=False)
+    with pytest.raises(InvalidArgumentError, match=r"monitor='val_acc'.*metrics are loss, val_loss. Choose"):
+        fit(EarlyStopping("val_acc"))
+    with pytest.raises(InvalidArgumentError, match=r"ModelCheckpoint.*Names are epoch, loss, val_loss"):
+        fit(ModelCheckpoint("{epoch}-{acc}.pt"))
+
+
+def test_an_epoch_without_validation_counts_for_nothing():
+    """Where the fit validates now and then, the epochs in between neither reset nor use up patience."""
+    view, callback = View(), EarlyStopping(patience=2)
+    for epoch, logs in enumerate([{"val_loss": 1.0}, {"loss": 1.0}, {"val_loss": 1.0}, {"loss": 1.0}]):
+        callback.on_epoch_end(view, epoch, logs)
+    assert callback.wait == 1
+    assert not view.stopped
+
+
+def test_terminate_on_nan_ends_training_after_the_step():
+    """With the callback a NaN loss ends the fit as finished, in the middle of the epoch; without, it is an error."""
+    numbers = []
+    count = Lambda(on_batch_end=lambda trainer, step, logs: numbers.append(step))
+    history, _ = fit(TerminateOnNaN(), count, factor=float("nan"))
+    assert numbers == [0]
+    assert history == {}
+    with pytest.raises(NonFiniteLossError):
+        fit(factor=float("nan"))
+    assert len(fit(TerminateOnNaN())[0]["loss"]) == 3
+
+
+def test_lambda_remembers_what_is_in_its_state():
+    """The dict given as `state` is part of the commit and filled in place by a resume; the hook sees it."""
+    state = {"epochs": 0}
+
+    def count(trainer, epoch, logs):
+        state["epochs"] += 1
+
+    callback = Lambda(state, on_epoch_end=count)
+    fit(callback)
+    saved = callback.state_dict()
+    assert saved == {"epochs": 3}
+    fit(callback)
+    callback.load_state_dict(saved)
+    assert state == {"epochs": 3}
+
+
+def test_hooks_come_in_order(tmp_path):
+    """on_epoch_begin comes before the epoch's first batch, on_commit tells the step before which all is durable."""
+    events = []
+    names = [name for name in vars(Callback) if name.startswith("on_")]
+    watch = Lambda(
+        **{name: lambda trainer, *about, name=name: events.append((name, *about[:1])) for name in names}
+    )
+    ask = Lambda(on_batch_end=lambda trainer, step, logs: trainer.commit() if step == 1 else None)
+    fit(ask, watch, epochs=2, run_dir=tmp_path / "r", commit_budget=1e-9)
+    assert events == [
+        ("on_train_begin",),
+        *[
+            ("on_epoch_begin", 0),
+            ("on_batch_end", 0),
+            ("on_batch_end", 1),
+            ("on_epoch_end", 0),
+            ("on_commit", 2),
+        ],
+        *[
+            ("on_epoch_begin", 1),
+            ("on_batch_end", 2),
+            ("on_batch_end", 3),
+            ("on_epoch_end", 1),
+            ("on_commit", 4),
+        ],
+        ("on_train_end",),
+        ("on_exit",),
+    ]
+
+
+class Terminal(io.StringIO):
+    """A text stream that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_the_bar_of_a_resumed_run_starts_where_the_run_stands(monkeypatch):
+    """After a resume at step 5 of 20 the bar shows 6 after one step, and takes that one step for its speed."""
+    monkeypatch.setenv("TERM", "xterm")
+    view, bar = View(), ProgressBar(file=Terminal())
+    bar.on_train_begin(view)
+    bar.on_batch_end(view, 5, {"loss": 1.0})
+    (task,) = bar._progress.tasks
+    assert (task.completed, task.total) == (6, 20)
+    assert [sample.completed for sample in task._progress] == [1]
+    bar.on_exit(view)
+
+
+def test_a_missing_tensorboard_is_named(python):
+    """Where the package tensorboard is not installed, the callback says so, with the cure, when it is made."""
+    code = "import sys; sys.modules['tensorboard'] = None\nimport samebits\nsamebits.callbacks.TensorBoard('logs')"
+    error = python(code, code=1).stderr
+    assert re.search(
+        r"ModuleNotFoundError: TensorBoard\('logs'\): .*not installed.*pip install tensorboard", error
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +241,23 @@ def test_a_missing_metric_is_named():
     [
         (lambda: EarlyStopping(mode="least"), "mode='least'"),
         (lambda: EarlyStopping(patience=-1), "patience=-1"),
-        (lambda: ReduceLROnPlateau(None, factor=1.5), "factor=1.5"),
+        (lambda: EarlyStopping("val_quality"), "monitor='val_quality', mode='auto'"),
+        (lambda: ReduceLROnPlateau(SGD, factor=1.5), "factor=1.5"),
+        (lambda: ReduceLROnPlateau(SGD, cooldown=-1), "cooldown=-1"),
+        (lambda: ReduceLROnPlateau(SGD, min_lr=float("nan")), "min_lr=nan"),
+        (lambda: ModelCheckpoint("best.h5"), r"must end in one of .safetensors, .pt, .pth"),
+        (lambda: ModelCheckpoint("best.pt", keep_best=0), "keep_best=0"),
+        (lambda: ModelCheckpoint("best.pt", keep_best=2), r"Put \{epoch\} into the path"),
+        (lambda: ModelCheckpoint("best.pt", keep_best=1, save_best_only=True), "choose one"),
+        (lambda: ModelCheckpoint("best.pt", "quality", keep_best=1), "monitor='quality', mode='auto'"),
+        (lambda: LearningRateScheduler(0.1), "give a function"),
+        (lambda: fit(LearningRateScheduler(lambda epoch: None)), r"schedule\(epoch=0\) returned None"),
+        (lambda: fit(LearningRateScheduler(lambda epoch, lr: lr * float("inf"))), "inf"),
+        (lambda: CSVLogger("log.csv", separator=", "), "separator=', '"),
+        (lambda: CSVLogger("log.csv", update_freq="step"), "update_freq='step'"),
+        (lambda: TensorBoard("logs", update_freq=10), "update_freq=10"),
+        (lambda: Lambda(on_epoch_ends=print), r"no such hook. Hooks are on_train_begin, .*on_commit"),
+        (lambda: Lambda(on_epoch_end=3), "give a function"),
         (lambda: samebits.Trainer(nn.Linear(1, 1), None, SGD, callbacks=[EarlyStopping]), "Give an instance"),
         (lambda: samebits.Trainer(nn.Linear(1, 1), None, SGD, callbacks=EarlyStopping()), "give a list"),
         (lambda: samebits.Trainer(nn.Linear(1, 1), SGD, print), "swapped"),

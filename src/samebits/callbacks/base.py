@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,11 +15,22 @@ class TrainerView(Protocol):
     """What a callback may use of the trainer."""
 
     model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
     epochs: int
     steps_per_epoch: int | None
+    run_dir: Path | None
+    """Where commits go; None: there are none, and nothing will ever be resumed."""
+    resumed: bool
+    """Whether this `fit` goes on from a commit."""
+    validates: bool
+    """Whether `fit` was given validation data."""
 
     def stop_training(self) -> None:
-        """Ends training after this epoch's callbacks."""
+        """Ends training after this step; at the end of an epoch: after its callbacks."""
+        ...
+
+    def commit(self) -> None:
+        """Asks for a commit between this step and the next (before the first one, from `on_train_begin`)."""
         ...
 
 
@@ -25,7 +38,28 @@ class Callback:
     """Base of callbacks. Hooks do nothing here; override what is needed.
 
     A callback that remembers anything from one call to the next must return it from `state_dict` and take it back
-    in `load_state_dict`: training may be killed between any two calls. Values are plain or tensors.
+    in `load_state_dict`: training may be killed between any two calls. Values are plain or tensors (copies, not the
+    model's own).
+
+    ```python
+    class Patience(samebits.callbacks.Callback):
+        def __init__(self):
+            self.bad_epochs = 0
+
+        def on_epoch_end(self, trainer, epoch, logs):
+            self.bad_epochs += logs["val_loss"] > 0.5
+            if self.bad_epochs == 3:
+                trainer.stop_training()
+
+        def state_dict(self):
+            return {"bad_epochs": self.bad_epochs}
+
+        def load_state_dict(self, state_dict):
+            self.bad_epochs = state_dict["bad_epochs"]
+    ```
+
+    A file that a callback writes is not part of the commit. After a kill it is ahead of it: bring it back to what
+    the state says in `on_train_begin` (`trainer.resumed`), and keep what a resume may still need until `on_commit`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -39,13 +73,22 @@ class Callback:
                 )
 
     def on_train_begin(self, trainer: TrainerView) -> None:
-        """Once per process, before the first step (after a restore, too)."""
+        """Once per `fit`, before its first step; after a resume too, with the state loaded already."""
+
+    def on_epoch_begin(self, trainer: TrainerView, epoch: int) -> None:
+        """In the epoch's first step, before the model is called; not again when an epoch is resumed in its middle."""
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
         """After each step; `logs` holds the batch's loss."""
 
     def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
         """After the epoch's last step and its validation; `logs` may be added to."""
+
+    def on_commit(self, trainer: TrainerView, step: int) -> None:
+        """A commit is durable that holds the effects of every step before number `step`.
+
+        How often that happens is a matter of time: change nothing here that is part of the state.
+        """
 
     def on_train_end(self, trainer: TrainerView) -> None:
         """Once, when training has ended (again when a finished run is started again)."""
@@ -67,10 +110,10 @@ class AttributeState(Callback):
     _state: tuple[str, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """The named attributes."""
-        return {name: getattr(self, name) for name in self._state}
+        """The named attributes; containers are copies, so that the next hook does not change what was taken."""
+        return {name: copy.copy(getattr(self, name)) for name in self._state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Sets the named attributes."""
         for name in self._state:
-            setattr(self, name, state_dict[name])
+            setattr(self, name, copy.copy(state_dict[name]))

@@ -28,14 +28,18 @@ class ProgressBar(Callback):
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
             TextColumn("{task.fields[logs]}"), console=console, transient=True,
         )  # fmt: skip
-        total = None if trainer.steps_per_epoch is None else trainer.steps_per_epoch * trainer.epochs
-        self._task = self._progress.add_task("training", total=total, logs="")
         self._progress.start()
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
         """Moves the bar to the step."""
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=step + 1, logs=_text(logs))
+        if self._progress is None:
+            return
+        if (
+            self._task is None
+        ):  # begins where the run stands: steps of earlier processes are no part of the speed
+            total = None if trainer.steps_per_epoch is None else trainer.steps_per_epoch * trainer.epochs
+            self._task = self._progress.add_task("training", total=total, completed=step, logs="")
+        self._progress.update(self._task, completed=step + 1, logs=_text(logs))
 
     def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
         """Prints the epoch's line."""
@@ -49,6 +53,7 @@ class ProgressBar(Callback):
         """Takes the bar away."""
         if self._progress is not None:
             self._progress.stop()
+            self._progress = self._task = None
 
 
 def _text(logs: dict[str, float]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from samebits.callbacks import Callback, ProgressBar
-from samebits.context import notify, process
+from samebits.callbacks import Callback, ProgressBar, TerminateOnNaN
+from samebits.context import Observer, Position, notify, observed, process
 from samebits.errors import InvalidArgumentError
 from samebits.train.run import Run
 from samebits.train.steps import Step
@@ -64,6 +65,9 @@ class Trainer:
         self.metrics = dict(metrics or {})
         self.epochs = 0
         self.steps_per_epoch: int | None = None
+        self.run_dir: Path | None = None
+        self.resumed = False
+        self.validates = False
         self._run: Run | None = None
 
     def fit(
@@ -87,17 +91,20 @@ class Trainer:
             run_options: further arguments of `Run`.
 
         Raises:
-            NonFiniteLossError: the loss became NaN or infinite.
+            NonFiniteLossError: the loss became NaN or infinite, and there is no `TerminateOnNaN`.
         """
         self.epochs = epochs
+        self.validates = validation_data is not None
         self.steps_per_epoch = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]
         callbacks = [*self.callbacks, ProgressBar()] if verbose else self.callbacks
-        with Run(run_dir, **self._stateful(), **run_options) as run:
-            self._run = run
+        if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
+            run_options.setdefault("check_loss", False)  # what is raised cannot be stopped at
+        with Run(run_dir, **self._stateful(), **run_options) as run, observed(_Commits(self, run, callbacks)):
+            self._run, self.run_dir, self.resumed = run, run.run_dir, run.resumed
             run.state.setdefault("history", {})
-            for callback in callbacks:
-                callback.on_train_begin(self)
             try:
+                for callback in callbacks:
+                    callback.on_train_begin(self)
                 for step, batch in run.steps(loader, epochs=epochs):
                     self._step(run, step, batch, callbacks)
                     if step.ends_epoch:
@@ -127,6 +134,11 @@ class Trainer:
         if self._run is not None:
             self._run.stop()
 
+    def commit(self) -> None:
+        """Asks for a commit between this step and the next (for callbacks)."""
+        if self._run is not None:
+            self._run.commit()
+
     def _stateful(self) -> dict[str, Any]:
         named = {f"callback_{i}_{type(c).__name__}": c for i, c in enumerate(self.callbacks)}
         scheduler = {} if self.scheduler is None else {"scheduler": self.scheduler}
@@ -134,6 +146,9 @@ class Trainer:
 
     def _step(self, run: Run, step: Step, batch: Any, callbacks: Sequence[Callback]) -> None:
         inputs, target = batch
+        if step.batch_index == 0:
+            for callback in callbacks:
+                callback.on_epoch_begin(self, step.epoch)
         self.model.train()
         output = self.model(inputs)
         loss = self.loss_fn(output, target)
@@ -163,6 +178,18 @@ class Trainer:
     def _measured(self, output: Any, target: Any, loss: torch.Tensor) -> dict[str, float]:
         measured = {name: float(metric(output, target)) for name, metric in self.metrics.items()}
         return {"loss": float(loss.detach()), **measured}
+
+
+class _Commits(Observer):
+    """Tells the callbacks of a fit what is durable."""
+
+    def __init__(self, trainer: Trainer, run: Run, callbacks: Sequence[Callback]) -> None:
+        self._trainer, self._run, self._callbacks = trainer, run, callbacks
+
+    def committed(self, run: Run, step: Position) -> None:
+        if run is self._run:
+            for callback in self._callbacks:
+                callback.on_commit(self._trainer, step.step)
 
 
 def _add(sums: dict[str, float], values: dict[str, float], count: int) -> None:

@@ -1,0 +1,180 @@
+"""`ModelCheckpoint`: files of weights for others to read; after a resume they are those that the commit knows."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from samebits.callbacks.base import TrainerView
+from samebits.callbacks.monitored import Monitored
+from samebits.callbacks.weightfile import SUFFIXES, save_weights
+from samebits.errors import InvalidArgumentError
+
+
+class ModelCheckpoint(Monitored):
+    """Writes the model's state_dict after epochs; each file appears whole, by a rename.
+
+    It does not take part in resuming (commits do that). But what it has kept is as exact as the rest: a file that is
+    replaced or dropped is set aside in a hidden folder until a commit knows of it, and a resume brings it back.
+
+    Args:
+        filepath: ends in .safetensors, or in .pt or .pth (`torch.load(..., weights_only=True)` reads it). It may hold
+            `{epoch}` (from 1, as in Keras) and names of metrics: `"best/{epoch:02d}-{val_loss:.3f}.safetensors"`.
+        monitor: name in the epoch's logs; looked at with `save_best_only` and `keep_best` only.
+        mode: "min", "max", or "auto" (by the name: losses and errors are to fall, accuracies to rise).
+        save_best_only: write only when the metric is better than in all epochs before; Keras's rule.
+        keep_best: keep the files of this many best epochs only (of equal ones the earlier, a NaN last). It may not
+            go with `save_best_only`.
+        initial_value_threshold: with `save_best_only`, what the first file must be better than.
+    """
+
+    _state = ("best", "kept")
+
+    def __init__(
+        self,
+        filepath: str | os.PathLike[str],
+        monitor: str = "val_loss",
+        mode: str = "auto",
+        save_best_only: bool = False,
+        keep_best: int | None = None,
+        initial_value_threshold: float | None = None,
+    ) -> None:
+        watches = save_best_only or keep_best is not None
+        super().__init__(monitor, mode if watches or mode != "auto" else "min", 0.0)
+        self.filepath = os.fspath(filepath)
+        _check(self.filepath, save_best_only, keep_best)
+        self.save_best_only = save_best_only
+        self.keep_best = keep_best
+        self.initial_value_threshold = initial_value_threshold
+        self.best = initial_value_threshold
+        self.kept: dict[str, list[Any]] = {}
+        """Per file, by its path below the folder that all have in common: its epoch and its metric."""
+        fixed = self.filepath.split("{")[0]
+        self._folder = Path(fixed if fixed.endswith("/") else os.path.dirname(fixed) or ".")
+        self._aside = self._folder / f".{Path(self.filepath).name}.superseded"
+        self._set_aside: list[tuple[int, Path]] = []
+        """Files that only older commits know: the number of the step that gave them up, and where they are."""
+        self._step = 0
+
+    def on_train_begin(self, trainer: TrainerView) -> None:
+        """Brings back the files that the commit knows, and removes the rest of what was set aside."""
+        if not trainer.resumed:
+            self.best, self.kept = self.initial_value_threshold, {}
+        for name, (epoch, _) in self.kept.items():
+            path = self._folder / name
+            with suppress(FileNotFoundError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._hidden(epoch).replace(path)
+            if not path.exists():
+                warnings.warn(
+                    f"ModelCheckpoint: {path}, written after epoch {epoch + 1}, is gone.", stacklevel=2
+                )
+        shutil.rmtree(self._aside, ignore_errors=True)
+        self._set_aside = []
+
+    def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
+        """Notes the step."""
+        self._step = step
+
+    def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
+        """Writes the weights if they are wanted, and drops the file that is wanted no more."""
+        watched = self.save_best_only or self.keep_best is not None
+        value = self._value(trainer, logs) if watched else None
+        if watched and (value is None or not self._wanted(value)):
+            return
+        name = self._name(epoch, logs)
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name in self.kept:
+            self._supersede(trainer, name, replaced=True)
+        save_weights(trainer.model.state_dict(), path)
+        if self.keep_best is not None and len(self.kept) >= self.keep_best:
+            self._supersede(trainer, self._worst())
+        self.kept[name] = [epoch, value]
+        if self.save_best_only:
+            self.best = value
+
+    def on_commit(self, trainer: TrainerView, step: int) -> None:
+        """No resume can ask for files any more that were given up before this commit."""
+        for _, path in [item for item in self._set_aside if item[0] < step]:
+            path.unlink(missing_ok=True)
+        self._set_aside = [item for item in self._set_aside if item[0] >= step]
+        if not self._set_aside:
+            with suppress(OSError):
+                self._aside.rmdir()
+
+    def _wanted(self, value: float) -> bool:
+        if self.keep_best is None:
+            return self._improves(value, self.best)
+        if len(self.kept) < self.keep_best:
+            return True
+        worst = self.kept[self._worst()][1]
+        return self._improves(value, worst) or (math.isnan(worst) and not math.isnan(value))
+
+    def _worst(self) -> str:
+        def badness(name: str) -> tuple[bool, float, int]:
+            epoch, value = self.kept[name]
+            return math.isnan(value), 0.0 if math.isnan(value) else -value if self._rises else value, epoch
+
+        return max(self.kept, key=badness)
+
+    def _name(self, epoch: int, logs: dict[str, float]) -> str:
+        try:
+            path = self.filepath.format(epoch=epoch + 1, **logs)
+        except (KeyError, IndexError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"ModelCheckpoint(filepath={self.filepath!r}): cannot be filled in ({error!r}). "
+                f"Names are epoch, {', '.join(sorted(logs))}."
+            ) from error
+        return os.path.relpath(path, self._folder)
+
+    def _supersede(self, trainer: TrainerView, name: str, *, replaced: bool = False) -> None:
+        """Gives up a file: at once where nothing is ever resumed, else not before a commit knows of it."""
+        path, epoch = self._folder / name, self.kept.pop(name)[0]
+        if trainer.run_dir is None:
+            if not replaced:
+                path.unlink(missing_ok=True)
+            return
+        hidden = self._hidden(epoch)
+        hidden.parent.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            if replaced:  # readers find the old file until the new one is there
+                _link(path, hidden)
+            else:
+                path.replace(hidden)
+            self._set_aside.append((self._step, hidden))
+
+    def _hidden(self, epoch: int) -> Path:
+        return self._aside / f"{epoch}{Path(self.filepath).suffix}"
+
+
+def _link(path: Path, other: Path) -> None:
+    other.unlink(missing_ok=True)
+    try:
+        os.link(path, other)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, other)
+
+
+def _check(filepath: str, save_best_only: bool, keep_best: int | None) -> None:
+    call = f"ModelCheckpoint(filepath={filepath!r}"
+    if not filepath.endswith(SUFFIXES):
+        raise InvalidArgumentError(f"{call}): must end in one of {', '.join(SUFFIXES)}.")
+    if keep_best is None:
+        return
+    if keep_best < 1:
+        raise InvalidArgumentError(f"{call}, keep_best={keep_best!r}): at least one must be kept.")
+    if save_best_only:
+        raise InvalidArgumentError(
+            f"{call}, keep_best={keep_best}, save_best_only=True): choose one. save_best_only keeps every file that was "
+            "the best when it was written."
+        )
+    if keep_best > 1 and "{epoch" not in filepath:
+        raise InvalidArgumentError(
+            f"{call}, keep_best={keep_best}): the files need names of their own. Put {{epoch}} into the path."
+        )
