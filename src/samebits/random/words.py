@@ -60,10 +60,10 @@ def to_tensor(key: Words, device: torch.device | str | None = None) -> torch.Ten
 
 def from_tensor(key: torch.Tensor) -> Words:
     """The integers of one key tensor of shape (2,). Raises `InvalidArgumentError` for another shape or dtype."""
-    if key.shape != (2,) or key.dtype is not torch.uint64:
+    if not isinstance(key, torch.Tensor) or key.shape != (2,) or key.dtype is not torch.uint64:
+        given = f"{key.dtype} of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
         raise InvalidArgumentError(
-            f"a key is a uint64 tensor of shape (2,), got {key.dtype} of shape {tuple(key.shape)}; "
-            "make one with samebits.random.key(seed)"
+            f"a key is a uint64 tensor of shape (2,), got {given}; make one with samebits.random.key(seed)"
         )
     seed, offset = key.tolist()
     return seed, offset
