@@ -123,6 +123,27 @@ def scaled(image):
     return image.astype(np.float32) / 255
 
 
+def control_flow(x):
+    for number in range(3):
+        try:
+            with open("a") as file:
+                y = [int(line) for line in file if line]
+        except ValueError as error:
+            [parts.append(error) for parts in ([],)]
+            continue
+        finally:
+            x = x + 1
+        match y:
+            case [1, *rest]:
+                return rest
+            case {"a": z}:
+                return z
+    else:
+        return {k: v for k, v in zip(y, *[y], strict=True)}
+    a, *b = y
+    return f"{a!r:>{x}} {b}", lambda q, *, r=x: q + r
+
+
 QUIET = {
     "cheap map": cheap,
     "augmentation with rng": augment,
@@ -142,6 +163,7 @@ QUIET = {
     "partial": functools.partial(np.multiply, 3),
     "comprehension": lambda x: {n: [n * y for y in range(x)] for n in range(3)},
     "torch": lambda x: torch.stack([torch.as_tensor(x).float().sum().clamp(min=1)] * 2),
+    "with, try, match": control_flow,
     "generator function": lambda x: (n for n in range(x)),
 }
 LOUD = {
@@ -171,7 +193,8 @@ LOUD = {
 @pytest.mark.parametrize("name", QUIET)
 def test_is_proven_quiet(name):
     """Functions of this kind draw from no generator of the process, and reading them shows it."""
-    assert not purity.may_draw(QUIET[name]), purity.read(QUIET[name]).may_draw
+    reading = purity.read(QUIET[name])
+    assert (reading.may_draw, reading.findings, reading.complete) == (None, {}, True)
 
 
 @pytest.mark.parametrize("name", LOUD)
@@ -207,6 +230,40 @@ def test_a_wrong_proof_is_corrected_by_the_first_task():
         torch.rand(7)
         assert draws.run(task) == first
     assert source.length == 4
+
+
+class Lazily:
+    """Opens its file in the process that reads it."""
+
+    def __init__(self, path):
+        self.path, self.file, self.first, self.count = path, None, None, None
+
+    def __getitem__(self, index):
+        if self.file is None:
+            self.file = np.load(self.path, mmap_mode="r")
+        return self.file[index].copy()
+
+    def first_of_all(self, index):
+        if self.first is None:
+            self.first = [index]
+        return self.first
+
+    def counts(self, index):
+        if self.count is None:
+            self.count = 0
+        self.count += 1
+        return index
+
+
+def test_what_is_opened_at_the_first_need_is_no_side_effect(tmp_path):
+    """`if self.file is None: self.file = open(...)` is the same in every process; what keeps the first element is not."""
+    np.save(tmp_path / "data.npy", np.arange(4))
+    data = Lazily(tmp_path / "data.npy")
+    assert noticed(data.__getitem__) == []
+    assert noticed(Lazily("").first_of_all) == ["Lazily.first_of_all.first"] or noticed(
+        Lazily("").first_of_all
+    )
+    assert noticed(Lazily("").counts)
 
 
 class _Unknown:

@@ -1,11 +1,13 @@
 """The rules of TensorFlow's determinism RFC (346) for input pipelines."""
 
 import os
+import sys
 import threading
 import time
 import warnings
 from itertools import islice
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -446,3 +448,47 @@ def test_half_used_words_do_not_reach_the_next_element():
     draw = lambda x, rng: int(rng.integers(2**32, dtype=np.uint32))
     together = Function(draw, "map").over((1, 2), range(4), range(4))
     assert together == [Function(draw, "map").over((1, 2), [n], [n])[0] for n in range(4)]
+
+
+class Remembering:
+    """A dataset with a memo."""
+
+    def __init__(self):
+        self.memo = {}
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index not in self.memo:
+            self.memo[index] = index * index
+        return self.memo[index], os.getpid()
+
+
+def test_a_source_with_side_effects():
+    """It is read in this process, unless it is declared that its effects do not matter."""
+    with pytest.warns(ConflictWarning, match="memo"):
+        here = list(Pipeline.from_source(Remembering()).with_options(seed=1, num_parallel_calls=2))
+    assert {pid for _, pid in here} == {main}
+    there = list(
+        Pipeline.from_source(Remembering(), stateful=False).with_options(seed=1, num_parallel_calls=2)
+    )
+    assert main not in {pid for _, pid in there}
+    assert [x for x, _ in here] == [x for x, _ in there]
+
+
+@pytest.mark.filterwarnings("ignore::samebits.errors.ConflictWarning")
+def test_workers_of_a_server_follow_the_same_rules(request):
+    """What is sent to a server by value leaves what was read of it behind, and is watched there, too."""
+    cloudpickle.register_pickle_by_value(sys.modules[noisy.__module__])  # a server cannot import a test
+    request.addfinalizer(lambda: cloudpickle.unregister_pickle_by_value(sys.modules[noisy.__module__]))
+    options = {"seed": 1, "num_parallel_calls": 2, "start_method": "server"}
+    alone = Pipeline.range(40).map(noisy).map(Hidden()).batch(4).with_options(seed=1)
+    served = Pipeline.range(40).map(noisy).map(Hidden()).batch(4).with_options(**options)
+    assert [batch.tolist() for batch in served] == [batch.tolist() for batch in alone]
+    log.clear()
+    noted = Pipeline.range(40).map(noisy).map(noting).batch(4)
+    expected = [batch.tolist() for batch in noted.with_options(seed=1)]
+    once = list(log)
+    assert [batch.tolist() for batch in noted.with_options(**options)] == expected
+    assert log == 2 * once

@@ -50,16 +50,17 @@ class Pipeline:
     # Where elements come from
 
     @classmethod
-    def from_source(cls, data: Any) -> Pipeline:
+    def from_source(cls, data: Any, *, stateful: bool | None = None) -> Pipeline:
         """The elements of any object with `__len__` and `__getitem__`: lists, arrays, tensors, datasets.
 
-        `__getitems__(indices)` is used where the object has it.
+        `__getitems__(indices)` is used where the object has it; `stateful` as for `map`: False where reading an element
+        leaves something changed that does not matter, such as a memo.
 
         Raises:
             InvalidArgumentError: it cannot be indexed.
             EmptyDatasetError: it has no elements.
         """
-        return cls(Source(data))
+        return cls(Source(data, stateful=stateful))
 
     @classmethod
     def from_iterable(cls, iterable: Iterable[Any] | Callable[[], Iterable[Any]]) -> Pipeline:

@@ -30,7 +30,8 @@ def own(stage: Stage) -> list[Function]:
 
 def _own(stage: Stage) -> Iterator[Function]:
     if isinstance(stage, Source):
-        yield Function(stage._at_once, stage.kind) if stage._at_once is not None else stage._one
+        one = stage._one
+        yield one if stage._at_once is None else Function(stage._at_once, stage.kind, stateful=one.stateful)
         return
     if isinstance(stage, Iterated) and callable(stage.iterable):
         yield Function(stage.iterable, stage.kind)

@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, Protocol
 
-from samebits.data.purity.values import GIVEN, NOTHING, Atom, Cell, Closure, Made, Text, Value
+from samebits.data.purity.values import (
+    GIVEN,
+    NOTHING,
+    Atom,
+    Captured,
+    Cell,
+    Closure,
+    Made,
+    Method,
+    Text,
+    Value,
+)
 
 _PASSES = 6
 _LEAVES = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD"}
@@ -87,6 +98,10 @@ class Host(Protocol):
         """What `with of` gives."""
         ...
 
+    def initialised(self, of: Value, name: str) -> None:
+        """An attribute that was None, or a global variable, is set to what no element decides."""
+        ...
+
     def stored(self, cell: Cell, line: int) -> None:
         """A variable that outlives the call is set."""
         ...
@@ -123,10 +138,12 @@ class Frame:
         self.line = code.co_firstlineno
         self._named: tuple[str, ...] = ()
         self._popped: Value = NOTHING
+        self._guarded: list[tuple[str, int, list[str]]] = []
 
     def read(self) -> Value:
         """Goes through the code until nothing new comes up; what the call returns, or its generator yields."""
         instructions = list(dis.get_instructions(self.code))
+        self._guarded = list(_guarded(instructions))
         before = -1
         for _ in range(_PASSES):
             self._pass(instructions)
@@ -219,7 +236,8 @@ class Frame:
         stack.append(self._variable(second))
 
     def _delete_cell(self, one: dis.Instruction, stack: list[Value]) -> None:
-        self.host.stored(self.cells[one.argval], self.line)
+        if self.cells[one.argval].lasting:
+            self.host.stored(self.cells[one.argval], self.line)
 
     def _load_global(self, one: dis.Instruction, stack: list[Value]) -> None:
         stack.append(self.host.named_global(one.argval, self.line))
@@ -229,7 +247,10 @@ class Frame:
     def _store_global(self, one: dis.Instruction, stack: list[Value]) -> None:
         if one.opname != "DELETE_GLOBAL":
             _pop(stack, 1)
-        self.host.stored_global(one.argval, self.line)
+        if self._initialises(one):
+            self.host.initialised(NOTHING, one.argval)
+        else:
+            self.host.stored_global(one.argval, self.line)
 
     def _load_constant(self, one: dis.Instruction, stack: list[Value]) -> None:
         constant = one.argval
@@ -251,7 +272,10 @@ class Frame:
 
     def _store_attribute(self, one: dis.Instruction, stack: list[Value]) -> None:
         what, of = _pop(stack, 2)
-        self.host.changed(of, "attribute", self.line, one.argval)
+        if self._initialises(one):
+            self.host.initialised(of, one.argval)
+        else:
+            self.host.changed(of, "attribute", self.line, one.argval)
         self.host.holds(of, what)
 
     def _delete_attribute(self, one: dis.Instruction, stack: list[Value]) -> None:
@@ -340,7 +364,7 @@ class Frame:
 
     def _enter(self, one: dis.Instruction, stack: list[Value]) -> None:
         entered = self.host.entered(_pop(stack, 1)[0], self.line)
-        stack += [NOTHING, entered] if one.opname == "BEFORE_WITH" else [entered, NOTHING]
+        stack += [_EXIT, entered] if one.opname == "BEFORE_WITH" else [entered | _EXIT, NOTHING]
 
     def _import(self, one: dis.Instruction, stack: list[Value]) -> None:
         _pop(stack, 2)
@@ -401,6 +425,13 @@ class Frame:
 
     # What the above is made of
 
+    def _initialises(self, one: dis.Instruction) -> bool:
+        """Whether this sets, only where it was None, what depends on nothing but captured objects: a file that is opened."""
+        for name, offset, variables in self._guarded:
+            if name == one.argval and offset == one.offset:
+                return all(isinstance(a, Captured) for v in variables for a in self._variable(v) or GIVEN)
+        return False
+
     def _made(self, one: dis.Instruction, kind: type | None) -> Value:
         return frozenset({Made((id(self.code), one.offset), kind)})
 
@@ -419,6 +450,10 @@ class Frame:
             self.variables[name] = self.variables.get(name, NOTHING) | what
 
 
+_TESTS = ("IF_NOT_NONE", "IF_TRUE")
+_STORES = ("STORE_ATTR", "STORE_GLOBAL")
+_EXIT: Value = frozenset({Method(Made((0, 0), dict), "__exit__")})
+"""What leaves a `with`: read where it is entered."""
 _keeps_iterator = {(3, 11): 0, (3, 12): 2}.get(
     sys.version_info[:2], 1
 )  # END_FOR pops it, from 3.13 on in two steps
@@ -427,6 +462,25 @@ _null_behind = (
 )  # 3.13 pushes NULL behind the callable, and gives functions their closure later
 _attribute_has_flag = "LOAD_METHOD" not in dis.opmap or sys.version_info >= (3, 12)
 _always_has_map = sys.version_info >= (3, 14)
+
+
+def _guarded(instructions: list[dis.Instruction]) -> Iterator[tuple[str, int, list[str]]]:
+    """(name, offset, local variables used) of what is set under `if name is None` (or `if not name`), and tested before.
+
+    The last such place only: what is set twice is no initialisation.
+    """
+    for number, one in enumerate(instructions[1:], 1):
+        tested = instructions[number - 1]
+        if not (one.opname.endswith(_TESTS) and tested.opname in ("LOAD_ATTR", "LOAD_GLOBAL")):
+            continue
+        inside = [part for part in instructions[number:] if part.offset < one.argval]
+        stores = [part for part in instructions if part.opname in _STORES and part.argval == tested.argval]
+        if len(stores) == 1 and stores[0] in inside:
+            variables = [
+                v for part in inside if part.opname.startswith("LOAD_FAST") for v in _names(part.argval)
+            ]
+            variables += [part.argval for part in inside if part.opname in ("LOAD_DEREF", "LOAD_CLOSURE")]
+            yield tested.argval, stores[0].offset, variables
 
 
 def _names(argval: Any) -> tuple[str, ...]:

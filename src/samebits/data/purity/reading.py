@@ -61,6 +61,8 @@ class Reading:
         self.globals: dict[str, dict[str, Any]] = {}
         """Namespaces of the global variables that it reads, by the variable's name."""
         self.cells: dict[str, Any] = {}
+        self.once: set[str] = set()
+        """Attributes and global variables that are set where they are None, to what no element decides."""
         self.complete = True
         self._heap: dict[Made, set[Any]] = {}
         self._results: dict[Any, Value] = {}
@@ -573,6 +575,10 @@ class Reading:
         for atom in of:
             if isinstance(atom, Captured):
                 self._found(f"{atom.name}.{part}" if part else atom.name, how, line, id(atom.object))
+
+    def initialised(self, of: Value, name: str) -> None:
+        """An attribute that was None, or a global variable, is set to what no element decides."""
+        self.once.add(name)
 
     def _advanced(self, of: Value, line: int) -> None:
         for atom in of:

@@ -15,22 +15,25 @@ from samebits.data.purity import known
 from samebits.data.purity.reading import Reading
 from samebits.data.purity.values import PLAIN
 
-DEEP, ITEMS, BYTES = 4, 2000, 1 << 20
-"""Bounds of what is looked at: levels, items of each container, bytes of an array (of a larger one, its ends)."""
+DEEP, ITEMS, BYTES, VALUES = 4, 2000, 1 << 20, 20_000
+"""Bounds of what is looked at: levels, items of each container (the last ones), bytes of an array (its ends), values in all."""
 
 
 def snapshot(reading: Reading) -> dict[str, int]:
     """A hash of every captured variable and object, by name."""
+    looking = _Look(reading.once)
     hashes = {}
     for name, namespace in reading.globals.items():
-        hashes[name] = _hashed(namespace.get(name.rpartition(".")[2]), 0, set())
+        variable = name.rpartition(".")[2]
+        hashes[name] = 0 if variable in reading.once else looking.at(namespace.get(variable))
     for name, cell in reading.cells.items():
         try:
-            hashes[name] = _hashed(cell.cell_contents, 0, set())
-        except ValueError:
+            hashes[name] = looking.at(cell.cell_contents)
+        except ValueError:  # not set yet
             hashes[name] = 0
     for name, found in reading.state.items():
-        hashes.setdefault(name, _hashed(found, 0, set()))
+        if name not in hashes and name.rpartition(".")[2] not in reading.once:
+            hashes[name] = looking.at(found)
     return hashes
 
 
@@ -39,31 +42,39 @@ def changed(before: dict[str, int], after: dict[str, int]) -> list[str]:
     return [name for name, value in before.items() if after.get(name) != value]
 
 
-def _hashed(found: Any, depth: int, seen: set[int]) -> int:
-    if isinstance(found, PLAIN) or type(found) in (int, float):
-        return (
-            digest.leaf(found)
-            if isinstance(found, bool | int | float | complex | str | bytes | type(None))
-            else hash(repr(found))
-        )
-    if id(found) in seen or depth > DEEP:
-        return 1
-    seen = seen | {id(found)}
-    if isinstance(found, torch.Tensor):
-        return _tensor(found)
-    if isinstance(found, np.ndarray):
-        return _array(found)
-    if isinstance(found, dict):
-        parts = [part for item in list(found.items())[-ITEMS:] for part in item]
-        return _several(type(found), len(found), [_hashed(part, depth + 1, seen) for part in parts])
-    if isinstance(found, list | tuple):
-        return _several(type(found), len(found), [_hashed(part, depth + 1, seen) for part in found[-ITEMS:]])
-    if isinstance(found, set | frozenset):
-        return _several(
-            type(found), len(found), sorted(_hashed(part, depth + 1, seen) for part in list(found)[:ITEMS])
-        )
-    state = _state_of(found)
-    return _several(type(found), id(found), [] if state is None else [_hashed(state, depth + 1, seen)])
+class _Look:
+    """Hashes of objects, as far as the bounds allow."""
+
+    def __init__(self, passed_over: set[str]) -> None:
+        """`passed_over`: attributes that do not count."""
+        self._passed_over = passed_over
+        self._left = VALUES
+
+    def at(self, found: Any, above: tuple[int, ...] = ()) -> int:
+        """The hash of one object; `above`: what it lies in."""
+        self._left -= 1
+        if isinstance(found, bool | int | float | complex | str | bytes | type(None)):
+            return digest.leaf(found)
+        if isinstance(found, PLAIN):
+            return hash(repr(found))
+        if id(found) in above or len(above) > DEEP or self._left < 0:
+            return 1
+        if isinstance(found, torch.Tensor):
+            return _tensor(found)
+        if isinstance(found, np.ndarray):
+            return _array(found)
+        above = (*above, id(found))
+        if isinstance(found, dict):
+            last = [item for item in list(found.items())[-ITEMS:] if item[0] not in self._passed_over]
+            return _several(type(found), len(last), [self.at(part, above) for item in last for part in item])
+        if isinstance(found, list | tuple):
+            return _several(type(found), len(found), [self.at(part, above) for part in found[-ITEMS:]])
+        if isinstance(found, set | frozenset):
+            return _several(
+                type(found), len(found), sorted(self.at(part, above) for part in list(found)[:ITEMS])
+            )
+        state = _state_of(found)
+        return _several(type(found), id(found), [] if state is None else [self.at(state, above)])
 
 
 def _state_of(found: Any) -> Any:

@@ -19,7 +19,7 @@ class Source(Addressed):
 
     kind = "from_source"
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, *, stateful: bool | None = None) -> None:
         super().__init__()
         if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
             raise InvalidArgumentError(
@@ -33,7 +33,7 @@ class Source(Addressed):
                 f"Pipeline.from_source: {type(data).__name__} has no elements (its length is 0)"
             )
         self._at_once: Callable[[list[int]], list[Any]] | None = getattr(data, "__getitems__", None)
-        self._one = Function(data.__getitem__, self.kind)
+        self._one = Function(data.__getitem__, self.kind, stateful=stateful)
 
     @property
     @override
