@@ -246,6 +246,7 @@ def test_a_missing_tensorboard_is_named(python):
         (lambda: ReduceLROnPlateau(SGD, cooldown=-1), "cooldown=-1"),
         (lambda: ReduceLROnPlateau(SGD, min_lr=float("nan")), "min_lr=nan"),
         (lambda: ModelCheckpoint("best.h5"), r"must end in one of .safetensors, .pt, .pth"),
+        (lambda: ModelCheckpoint("{epoch.pt"), "cannot be filled in"),
         (lambda: ModelCheckpoint("best.pt", keep_best=0), "keep_best=0"),
         (lambda: ModelCheckpoint("best.pt", keep_best=2), r"Put \{epoch\} into the path"),
         (lambda: ModelCheckpoint("best.pt", keep_best=1, save_best_only=True), "choose one"),

@@ -2,6 +2,8 @@
 
 import io
 import math
+import re
+import resource
 import shutil
 
 import pytest
@@ -10,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from samebits.callbacks import CSVLogger, ModelCheckpoint, TensorBoard
-from samebits.errors import InvalidArgumentError
+from samebits.errors import InvalidArgumentError, RecordError
 
 
 class View:
@@ -113,6 +115,40 @@ def test_append_keeps_what_was_there(tmp_path):
     second.on_exit(view)
     epochs(log(path, View()), View(), [1.0])
     assert path.read_text() == "epoch,loss,val_loss\n0,1.0,1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda path: CSVLogger(path / "log.csv"), r"CSVLogger\(.*log.csv'\): File too large"),
+        (lambda path: ModelCheckpoint(path / "all.pt"), r"ModelCheckpoint\(.*all.pt'\): File too large"),
+    ],
+)
+def test_a_full_disk_is_named(forked, tmp_path, make, named):
+    """A row or file that the disk refuses ends training with one line that names the callback; no half file stays."""
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
+        callback, view = make(tmp_path), View(run_dir=tmp_path)
+        callback.on_train_begin(view)
+        with pytest.raises(RecordError) as caught:
+            epochs(callback, view, [1.0] * 200)
+        callback.on_exit(view)
+        return str(caught.value)
+
+    assert re.search(rf"{named}.*ulimit -f\) and run again", forked(limited).value)
+    assert [path.name for path in tmp_path.iterdir()] in (["log.csv"], [])
+
+
+def test_a_folder_that_cannot_be_made_is_named_before_the_first_step(tmp_path):
+    """A path below a file is refused when training begins."""
+    (tmp_path / "file").write_text("")
+    for callback in (
+        CSVLogger(tmp_path / "file" / "log.csv"),
+        ModelCheckpoint(tmp_path / "file" / "{epoch}.pt"),
+    ):
+        with pytest.raises(RecordError, match="Something in the path is a file|Not a directory|File exists"):
+            callback.on_train_begin(View())
 
 
 VALUES = [0.5, math.nan, 0.4, 0.4, 0.6, 0.3, 0.7]

@@ -7,10 +7,13 @@ import io
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from samebits.callbacks.base import AttributeState, TrainerView
+from samebits.callbacks.diskerror import named_disk_errors
+from samebits.checkpoint.rundir import sync_folder
 from samebits.errors import InvalidArgumentError
 
 _TAIL_BYTES = 1 << 14
@@ -29,6 +32,9 @@ class CSVLogger(AttributeState):
         append: a new training goes on behind what the file holds.
         update_freq: "epoch": `epoch` (from 0) and the logs, sorted; a metric that an epoch lacks is NA.
             "batch": `step` (of the whole run, from 0) and the batch's logs.
+
+    Raises:
+        RecordError: the disk refuses the file.
     """
 
     _state = ("_fields", "_base", "_tail")
@@ -56,24 +62,29 @@ class CSVLogger(AttributeState):
 
     def on_train_begin(self, trainer: TrainerView) -> None:
         """Opens the file, as the commit knows it."""
+        with named_disk_errors(self._call):
+            self._begin(trainer)
+
+    def _begin(self, trainer: TrainerView) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not trainer.resumed:
             self._fields, self._tail = None, ""
             self._base = self.path.stat().st_size if self.append and self.path.exists() else 0
             if self._base:
                 trainer.commit()  # before the first row: else a restart could not tell ours from those of before
-        self._file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
+        self._file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        sync_folder(self.path.parent)
         size = os.fstat(self._file.fileno()).st_size
         if size < self._base:
             warnings.warn(
-                f"CSVLogger({str(self.path)!r}): the commit knows of {self._base} bytes, the file has {size}. Somebody "
+                f"{self._call}: the commit knows of {self._base} bytes, the file has {size}. Somebody "
                 "has shortened it; the log goes on behind what is left.",
                 stacklevel=2,
             )
             self._base = size
         self._file.truncate(self._base)
         self._file.seek(self._base)
-        self._file.write(self._tail.encode())
+        self._put(self._tail)
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
         """With update_freq="batch": the step's row."""
@@ -91,7 +102,8 @@ class CSVLogger(AttributeState):
     def on_exit(self, trainer: TrainerView) -> None:
         """Closes the file."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # a row that the disk refused is in the buffer still, and was named
+                self._file.close()
             self._file = None
 
     def _write(self, counter: str, number: int, logs: dict[str, Any], names: list[str]) -> None:
@@ -102,11 +114,21 @@ class CSVLogger(AttributeState):
             if self._base == 0:
                 text = self._line([counter, *names])
         text += self._line([number, *(logs.get(name, "NA") for name in self._fields)])
-        if len(self._tail) > _TAIL_BYTES:
-            os.fsync(self._file.fileno())
-            self._base, self._tail = self._base + len(self._tail.encode()), ""
-        self._tail += text
+        with named_disk_errors(self._call):
+            if len(self._tail) > _TAIL_BYTES:
+                os.fsync(self._file.fileno())
+                self._base, self._tail = self._base + len(self._tail.encode()), ""
+            self._tail += text
+            self._put(text)
+
+    def _put(self, text: str) -> None:
+        assert self._file is not None
         self._file.write(text.encode())
+        self._file.flush()  # a kill of this process, unlike a loss of power, takes nothing that the system has
+
+    @property
+    def _call(self) -> str:
+        return f"CSVLogger({str(self.path)!r})"
 
     def _line(self, cells: Sequence[Any]) -> str:
         line = io.StringIO()

@@ -8,9 +8,11 @@ import shutil
 import warnings
 from contextlib import suppress
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from samebits.callbacks.base import TrainerView
+from samebits.callbacks.diskerror import named_disk_errors
 from samebits.callbacks.monitored import Monitored
 from samebits.callbacks.weightfile import SUFFIXES, save_weights
 from samebits.errors import InvalidArgumentError
@@ -31,6 +33,9 @@ class ModelCheckpoint(Monitored):
         keep_best: keep the files of this many best epochs only (of equal ones the earlier, a NaN last). It may not
             go with `save_best_only`.
         initial_value_threshold: with `save_best_only`, what the first file must be better than.
+
+    Raises:
+        RecordError: the disk refuses the file.
     """
 
     _state = ("best", "kept")
@@ -44,8 +49,10 @@ class ModelCheckpoint(Monitored):
         keep_best: int | None = None,
         initial_value_threshold: float | None = None,
     ) -> None:
-        watches = save_best_only or keep_best is not None
-        super().__init__(monitor, mode if watches or mode != "auto" else "min", 0.0)
+        self._watches = save_best_only or keep_best is not None
+        if mode == "auto" and not self._watches:
+            mode = "min"  # nothing is compared, so the name need not tell
+        super().__init__(monitor, mode, 0.0)
         self.filepath = os.fspath(filepath)
         _check(self.filepath, save_best_only, keep_best)
         self.save_best_only = save_best_only
@@ -65,6 +72,11 @@ class ModelCheckpoint(Monitored):
         """Brings back the files that the commit knows, and removes the rest of what was set aside."""
         if not trainer.resumed:
             self.best, self.kept = self.initial_value_threshold, {}
+        with named_disk_errors(f"ModelCheckpoint({self.filepath!r})"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._bring_back()
+
+    def _bring_back(self) -> None:
         for name, (epoch, _) in self.kept.items():
             path = self._folder / name
             with suppress(FileNotFoundError):
@@ -83,11 +95,13 @@ class ModelCheckpoint(Monitored):
 
     def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
         """Writes the weights if they are wanted, and drops the file that is wanted no more."""
-        watched = self.save_best_only or self.keep_best is not None
-        value = self._value(trainer, logs) if watched else None
-        if watched and (value is None or not self._wanted(value)):
+        value = self._value(trainer, logs) if self._watches else None
+        if self._watches and (value is None or not self._wanted(value)):
             return
-        name = self._name(epoch, logs)
+        with named_disk_errors(f"ModelCheckpoint({self.filepath!r})"):
+            self._save(trainer, epoch, value, self._name(epoch, logs))
+
+    def _save(self, trainer: TrainerView, epoch: int, value: float | None, name: str) -> None:
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if name in self.kept:
@@ -165,6 +179,10 @@ def _check(filepath: str, save_best_only: bool, keep_best: int | None) -> None:
     call = f"ModelCheckpoint(filepath={filepath!r}"
     if not filepath.endswith(SUFFIXES):
         raise InvalidArgumentError(f"{call}): must end in one of {', '.join(SUFFIXES)}.")
+    try:
+        list(Formatter().parse(filepath))
+    except ValueError as error:
+        raise InvalidArgumentError(f"{call}): cannot be filled in ({error}).") from error
     if keep_best is None:
         return
     if keep_best < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -79,8 +80,7 @@ class EarlyStopping(Monitored):
     def _remember(self, trainer: TrainerView, epoch: int) -> None:
         self.best_epoch = epoch
         if self.restore_best_weights:
-            state = trainer.model.state_dict()
-            self.best_weights = {name: value.detach().clone() for name, value in state.items()}
+            self.best_weights = dict(copy.deepcopy(trainer.model.state_dict()))
 
 
 class TerminateOnNaN(Callback):

@@ -18,6 +18,8 @@ class TensorBoard(Callback):
     which this process started was not part of the commit, and TensorBoard leaves it out. That is a comparison of step
     numbers, so all scalars lie on one axis, the run's steps: an epoch's at its last step.
 
+    What a commit counts as done has left this process before, so no kill takes it. A loss of power may.
+
     Args:
         log_dir: of this run alone. A training that starts at step 0 purges all of it.
         update_freq: "epoch": the epochs' logs, by their names. "batch": each step's too, as `batch/loss`.
