@@ -1,0 +1,198 @@
+"""samebits.rounding on the CPU against torch and torchao's way: interleaved, medians of ratios.
+
+    python bench/rounding.py [rounds]
+    python bench/rounding.py --quality
+
+Speed, in ns per element at one and at two threads (one: time of the process; two: of the wall). "faster" is theirs / ours.
+torchao's way is its code in torch's ops: bits of the float32, plus 16 random ones of torch's generator, cut off; its AdamW
+is `single_param_adam`, run op by op, with state of the weights' dtype. torch's fused AdamW has state of that dtype, too,
+and rounds weights and state to nearest; ours has float32 state where it is not said.
+
+Quality: the loss of a small network on the digits, all of it in bfloat16, after training with SGD and with AdamW, and its
+distance to the loss of the same training in float32, three seeds: weights rounded to nearest and stochastically.
+"""
+
+import os
+import sys
+import time
+from statistics import mean, median
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+import torch.nn.functional as F
+
+import samebits
+import samebits.random as sr
+from samebits.rounding import optim, stochastic_round
+
+LARGE, WEIGHTS = 1 << 24, 1 << 23
+KEY = sr.key(1)
+BF16 = torch.bfloat16
+
+
+def torchao_round(x):
+    """torchao's `_fp32_to_bf16_sr`, in the form that its comment calls slightly faster."""
+    bits = x.view(torch.int32) + torch.randint(0, 1 << 16, x.shape, dtype=torch.int32)
+    return (bits & -65536).view(torch.float32).bfloat16()
+
+
+def torchao_adamw(p, grad, exp_avg, exp_avg_sq, step, lr=1e-3, beta1=0.9, beta2=0.999, decay=1e-2, eps=1e-8):
+    """torchao's `single_param_adam` with BF16_STOCHASTIC_ROUND."""
+    wide, g = p.float(), grad.float()
+    wide = wide - lr * decay * wide
+    m = exp_avg.float().lerp(g, 1 - beta1)
+    v = exp_avg_sq.float().lerp(g.square(), 1 - beta2)
+    exp_avg.copy_(m)
+    exp_avg_sq.copy_(v)
+    denominator = (v.sqrt() / (1 - beta2**step) ** 0.5) + eps
+    p.copy_(torchao_round(wide - lr * (m / (1 - beta1**step)) / denominator))
+
+
+def rounding_rows():
+    x, out = torch.randn(LARGE), torch.empty(LARGE, dtype=BF16)
+    half = torch.empty(LARGE, dtype=torch.float16)
+    return LARGE, [
+        ("bf16 | torchao's way", lambda: stochastic_round(x, BF16, KEY), lambda: torchao_round(x)),
+        ("bf16 | x.to(bf16)", lambda: stochastic_round(x, BF16, KEY), lambda: x.to(BF16)),
+        ("bf16, out= | copy_", lambda: stochastic_round(x, BF16, KEY, out=out), lambda: out.copy_(x)),
+        (
+            "fp16, out= | copy_",
+            lambda: stochastic_round(x, torch.float16, KEY, out=half),
+            lambda: half.copy_(x),
+        ),
+        (
+            "fp8 e4m3 | x.to",
+            lambda: stochastic_round(x, torch.float8_e4m3fn, KEY),
+            lambda: x.to(torch.float8_e4m3fn),
+        ),
+        (
+            "fp8 e5m2 | x.to",
+            lambda: stochastic_round(x, torch.float8_e5m2, KEY),
+            lambda: x.to(torch.float8_e5m2),
+        ),
+    ]
+
+
+def stepper(make, sizes=(WEIGHTS,)):
+    weights = [torch.nn.Parameter(torch.randn(n).to(BF16)) for n in sizes]
+    for p in weights:
+        p.grad = torch.randn(p.shape).to(BF16)
+    return make(weights).step
+
+
+def theirs_stepper():
+    p, grad = torch.randn(2, WEIGHTS).to(BF16)
+    exp_avg, exp_avg_sq = torch.zeros(2, WEIGHTS, dtype=BF16)
+    return lambda: torchao_adamw(p, grad, exp_avg, exp_avg_sq, 10)
+
+
+def optimizer_rows():
+    def ours(**kw):
+        return stepper(lambda w: optim.AdamW(w, **kw))
+
+    fused = stepper(lambda w: torch.optim.AdamW(w, fused=True))
+    adamw = ours()
+    small = (1024,) * 256
+    return WEIGHTS, [
+        ("AdamW | torch fused", adamw, fused),
+        ("AdamW, bf16 state | torch fused", ours(state_dtype=BF16), fused),
+        ("AdamW | torchao's way", adamw, theirs_stepper()),
+        (
+            "SGD momentum | torch fused",
+            stepper(lambda w: optim.SGD(w, momentum=0.9)),
+            stepper(lambda w: torch.optim.SGD(w, momentum=0.9, fused=True)),
+        ),
+        (
+            "AdamW, 256 of 1,024 (/ 2**18)",
+            scaled(stepper(optim.AdamW, small)),
+            scaled(stepper(lambda w: torch.optim.AdamW(w, fused=True), small)),
+        ),
+    ]
+
+
+def scaled(step):
+    """As often as it takes for as many elements as the other rows have."""
+    return lambda: [step() for _ in range(WEIGHTS // (1 << 18))]
+
+
+def compare(ours, theirs, rounds, clock):
+    """(ours, theirs) in ns per call and the ratio theirs / ours: medians over interleaved rounds."""
+    pairs = []
+    for number in range(rounds + 1):
+        took = []
+        for call in (ours, theirs) if number % 2 else (theirs, ours):
+            began = clock()
+            call()
+            took.append(clock() - began)
+        pairs.append(took if number % 2 else took[::-1])
+    ours_ns, theirs_ns = zip(*pairs[1:], strict=True)  # the first round compiles
+    return median(ours_ns), median(theirs_ns), median(b / a for a, b in pairs[1:])
+
+
+def speed(rounds):
+    for threads, clock in ((1, time.process_time_ns), (2, time.perf_counter_ns)):
+        torch.set_num_threads(threads)
+        print(f"\nns per element, threads: {threads}")
+        print(f"{'':32} {'samebits':>9} {'theirs':>9} {'faster':>9}")
+        for elements, rows in (rounding_rows(), optimizer_rows()):
+            for name, ours, theirs in rows:
+                a, b, ratio = compare(ours, theirs, rounds, clock)
+                print(f"{name:32} {a / elements:9.2f} {b / elements:9.2f} {ratio:8.2f}x", flush=True)
+
+
+def main():
+    if "--quality" in sys.argv:
+        quality()
+        return
+    samebits.set_random_seed(1)
+    speed(int(sys.argv[1]) if len(sys.argv) > 1 else 9)
+
+
+def digits():
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+
+
+def final_loss(make, dtype, seed, steps=3000):
+    """The mean loss over all digits after training with batches of 64, with all of the arithmetic in `dtype`."""
+    samebits.set_random_seed(seed)
+    images, labels = digits()
+    layers = [torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)]
+    model = torch.nn.Sequential(*layers).to(dtype)
+    optimizer = make(model.parameters())
+    picked = torch.randint(len(labels), (steps, 64))
+    for at in picked:
+        loss = F.cross_entropy(model(images[at].to(dtype)).float(), labels[at])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        return F.cross_entropy(model.float()(images), labels).item()
+
+
+def quality():
+    torch.set_num_threads(1)
+    print(f"{'':12} {'seed':>4} {'float32':>9} {'nearest':>9} {'stochastic':>11}")
+    rows = {
+        "SGD": (
+            lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
+            lambda p: optim.SGD(p, lr=0.02, momentum=0.9),
+        ),
+        "AdamW": (lambda p: torch.optim.AdamW(p, lr=2e-4), lambda p: optim.AdamW(p, lr=2e-4)),
+    }
+    for name, (nearest, stochastic) in rows.items():
+        far = []
+        for seed in (1, 2, 3):
+            exact = final_loss(nearest, torch.float32, seed)
+            others = final_loss(nearest, BF16, seed), final_loss(stochastic, BF16, seed)
+            far.append([abs(loss - exact) for loss in others])
+            print(f"{name:12} {seed:4} {exact:9.5f} {others[0]:9.5f} {others[1]:11.5f}", flush=True)
+        a, b = (mean(column) for column in zip(*far, strict=True))
+        print(f"{name:12} mean distance to float32 {a:9.5f} {b:11.5f}   nearest / stochastic: {a / b:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Stochastic rounding on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samebits.kernels import inlined
+from samebits.kernels.team import OnTeam, float32_at, uint8_at, uint16_at
+from samebits.random._fill import address
+from samebits.rounding._numbers import bfloat16_by, rounding_to
+from samebits.rounding._tiles import random_half, random_word, run, tiled
+from samebits.rounding.formats import FORMATS, Format
+
+
+def stochastic_round(key: torch.Tensor, given: torch.Tensor, out: torch.Tensor) -> None:
+    """Rounds `given`, float32, to `out`. Both contiguous and of one shape; key of shape (2,), contiguous."""
+    run(_KERNELS[out.dtype], address(key), given.numel(), address(given), address(out))
+
+
+@inlined
+def _store_bfloat16(words: Any, count: Any, at: Any, args: Any) -> None:
+    given, out = float32_at(args[3]), uint16_at(args[4])
+    for j in range(count):
+        out[at + j] = bfloat16_by(given[at + j], random_half(words, 0, j))
+
+
+def _kernel(form: Format) -> OnTeam:
+    rounded_by, pointer = rounding_to(form), uint8_at if form.size == 1 else uint16_at
+
+    @inlined
+    def store(words: Any, count: Any, at: Any, args: Any) -> None:
+        given, out = float32_at(args[3]), pointer(args[4])
+        for j in range(count):
+            out[at + j] = rounded_by(given[at + j], random_word(words, 0, j))
+
+    return tiled(store, (form.width,), f"stochastic_round_{form.name}")
+
+
+_KERNELS = {
+    dtype: tiled(_store_bfloat16, (2,), "stochastic_round_bfloat16")
+    if dtype is torch.bfloat16
+    else _kernel(form)
+    for dtype, form in FORMATS.items()
+}

@@ -1,0 +1,95 @@
+"""Passes over tensors in which each stored number is rounded by the words of its own key.
+
+A tile of every stream is written to the stack, then a second loop uses it up while it is in the first-level cache. Both
+loops are simple enough to be vectorised. Chunks have a size of their own, whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from samebits.kernels import inlined, instruction
+from samebits.kernels.team import OnTeam, on_team, uint64_at
+from samebits.random._philox import block
+
+_TILE = 512
+"""Elements of a tile."""
+_PIECE = 1 << 16
+"""Elements of a chunk."""
+_STREAMS = 3
+_BLOCK_BYTES = 16
+
+
+@instruction
+def _tile(_context: Any) -> Any:
+    """The words of a tile on the stack, for as many streams of 32 bits an element as a kernel may have."""
+
+    def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        place = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(32), _STREAMS * _TILE))
+        place.align = 64
+        return builder.bitcast(place, ir.IntType(32).as_pointer())
+
+    return types.CPointer(types.uint32)(), build
+
+
+@instruction
+def _as_halves(_context: Any, words: Any) -> Any:
+    """Words on the stack as twice as many of 16 bits, the lower half of each first (on a little-endian CPU)."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(16).as_pointer())
+
+    return types.CPointer(types.uint16)(words), build
+
+
+@inlined
+def random_half(words: Any, stream: Any, j: Any) -> Any:
+    """The 16 bits that decide element j of a tile, from stream number `stream` of its kernel."""
+    return _as_halves(words)[2 * _TILE * stream + j]
+
+
+@inlined
+def random_word(words: Any, stream: Any, j: Any) -> Any:
+    """As `random_half`, 32 bits."""
+    return words[_TILE * stream + j]
+
+
+def tiled(store: Any, widths: tuple[int, ...], name: str) -> OnTeam:
+    """A kernel for `run`. `store(words, count, at, args)` computes elements `at`, ..., `at + count - 1`.
+
+    `widths[s]` is 2 or 4: the bytes for each element of the stream s, which `random_half` or `random_word` read out of
+    `words`. `args[3]` and so on are what `run` was given.
+    """
+
+    def piece(chunk: int, args: Any) -> None:
+        keys, elements = uint64_at(args[1]), args[2]
+        words = _tile()
+        first = chunk * _PIECE
+        last = min(elements, first + _PIECE)
+        for start in range(first, last, _TILE):
+            count = min(_TILE, last - start)
+            for stream in range(len(widths)):
+                width = widths[stream]
+                seed = keys[2 * stream]
+                begin = keys[2 * stream + 1] + np.uint64(start * width // _BLOCK_BYTES)
+                place = stream * _TILE
+                for i in range((count * width + _BLOCK_BYTES - 1) // _BLOCK_BYTES):
+                    w0, w1, w2, w3 = block(seed, begin + np.uint64(i))
+                    words[place + 4 * i] = w0
+                    words[place + 4 * i + 1] = w1
+                    words[place + 4 * i + 2] = w2
+                    words[place + 4 * i + 3] = w3
+            store(words, count, start, args)
+
+    return on_team(piece, name=name)
+
+
+def run(kernel: OnTeam, keys: int, elements: int, *args: int) -> None:
+    """Runs a kernel of `tiled` over so many elements; `keys` is the address of two uint64 for each stream."""
+    if elements:
+        kernel(-(-elements // _PIECE), keys, elements, *args)

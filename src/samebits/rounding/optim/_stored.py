@@ -1,0 +1,94 @@
+"""How weights and state are read, as float32, and written, rounded by the words of a stream; in kernels and by tensor ops."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+
+from samebits.context import Words
+from samebits.kernels import inlined
+from samebits.kernels.team import OnTeam, bfloat16_of, float32_at, uint16_at
+from samebits.random import words
+from samebits.random._fill import address, as_argument
+from samebits.random._halves import of_float16
+from samebits.rounding._numbers import bfloat16_by, rounding_to
+from samebits.rounding._tiles import random_half, random_word, run
+from samebits.rounding.formats import FORMATS
+from samebits.rounding.stochastic import round_into
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A dtype in kernels: a pointer to it, `load` as float32, and `rounded(x, tile, stream, j)`."""
+
+    pointer: Any
+    load: Any
+    rounded: Any
+    width: int
+    """Bytes for each element of the stream that rounds it; 0: none is needed."""
+
+
+@inlined
+def _itself(x: Any) -> Any:
+    return x
+
+
+@inlined
+def _as_it_is(x: Any, tile: Any, stream: Any, j: Any) -> Any:
+    return x
+
+
+@inlined
+def _of_bfloat16(word: Any) -> Any:
+    return bfloat16_of(word)
+
+
+@inlined
+def _to_bfloat16(x: Any, tile: Any, stream: Any, j: Any) -> Any:
+    return bfloat16_by(x, random_half(tile, stream, j))
+
+
+_float16_by = rounding_to(FORMATS[torch.float16])
+
+
+@inlined
+def _to_float16(x: Any, tile: Any, stream: Any, j: Any) -> Any:
+    return _float16_by(x, random_word(tile, stream, j))
+
+
+STORED = {
+    torch.float32: Stored(float32_at, _itself, _as_it_is, 0),
+    torch.bfloat16: Stored(uint16_at, _of_bfloat16, _to_bfloat16, FORMATS[torch.bfloat16].width),
+    torch.float16: Stored(uint16_at, of_float16, _to_float16, FORMATS[torch.float16].width),
+}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype's name in the name of a kernel."""
+    return str(dtype).removeprefix("torch.")
+
+
+def store(out: torch.Tensor, x: torch.Tensor, key: Words) -> None:
+    """Writes `x`, float32, to `out` as the kernels do, with tensor ops and on any device."""
+    if out.dtype is torch.float32:
+        out.copy_(x)
+    else:
+        round_into(out, x, words.to_tensor(key, out.device))
+
+
+def packed(numbers: Sequence[float]) -> tuple[int, ...]:
+    """Factors as arguments of a kernel."""
+    return tuple(map(as_argument, numbers))
+
+
+def one_pass(
+    kernel: OnTeam, keys: Sequence[Words], factors: Sequence[int], tensors: Sequence[torch.Tensor]
+) -> None:
+    """Runs a kernel over tensors of one size, the first of which is the weight."""
+    streams = array("Q", chain.from_iterable(keys))
+    run(kernel, streams.buffer_info()[0], tensors[0].numel(), *factors, *map(address, tensors))

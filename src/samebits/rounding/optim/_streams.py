@@ -1,0 +1,61 @@
+"""Which random numbers round a parameter: a function of the seed, its step, its name, and the shard that a rank holds.
+
+Ranks that hold the same values share them: nothing that tells replicas apart comes in. Ranks that hold different shards
+of one DTensor must not, or the errors of the shards add up (variance of the sum over 8 shards: 4 times as much): the
+rank's coordinate comes in along the dimensions of the mesh over which the parameter is not replicated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samebits.context import Words, process
+from samebits.errors import UnseededError
+from samebits.random import seeds, words
+
+_STREAM = words.as_uint64("samebits.rounding.optim")
+
+
+def of_process(what: str) -> Words:
+    """The key for all parameters: of the run, else of the process's seed. Raises `UnseededError` without either."""
+    if process.run_key is not None:
+        return words.fold(process.run_key, _STREAM)
+    seed = seeds.root_seed()
+    if seed is None:
+        raise UnseededError(
+            f"{what}.step(): nobody has set a seed, so replicas would round differently and drift apart. Call "
+            "samebits.set_random_seed(seed), with one seed on all ranks, before."
+        )
+    return words.fold(words.root(seed), _STREAM)
+
+
+def keys(base: Words, step: int, name: int | str, param: torch.Tensor, number: int) -> list[Words]:
+    """Keys of `number` tensors of one parameter: its own, then those of its state."""
+    key = words.fold(base, step, name, *_shard(param))
+    return [words.fold(key, stream) for stream in range(number)]
+
+
+def _shard(param: Any) -> list[int]:
+    """(dimension, coordinate) of this rank for each dimension of the mesh that a DTensor is sharded over."""
+    if not hasattr(param, "placements"):
+        return []
+    coordinate = param.device_mesh.get_coordinate() or [0] * len(
+        param.placements
+    )  # a rank outside holds nothing
+    return [
+        part
+        for dimension, placement in enumerate(param.placements)
+        if not placement.is_replicate()
+        for part in (dimension, coordinate[dimension])
+    ]
+
+
+def local(tensor: Any, like: Any = None) -> torch.Tensor:
+    """The part of a DTensor that this rank holds, placed as `like`; any other tensor itself."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    if like is not None and tensor.placements != like.placements:
+        tensor = tensor.redistribute(placements=like.placements)
+    return tensor.to_local()

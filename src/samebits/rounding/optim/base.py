@@ -1,0 +1,153 @@
+"""What the optimizers share: the walk over parameters, their random numbers, and state of a dtype of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from samebits.context import Words
+from samebits.errors import InvalidArgumentError, UnimplementedError
+from samebits.rounding.optim import _streams
+
+_HALVES = (torch.bfloat16, torch.float16)
+_STATE_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class RoundingOptimizer(torch.optim.Optimizer):
+    """Comes before a class of torch.optim, whose arguments, groups and state names it keeps, and replaces its step."""
+
+    _state_dtype: str
+
+    def _init_rounding(self, state_dtype: torch.dtype, **given: Any) -> None:
+        """Checks before torch's own `__init__` takes the parameters. `given`: arguments by name."""
+        if state_dtype not in _STATE_DTYPES:
+            raise InvalidArgumentError(
+                f"{self._what}: state_dtype must be torch.float32 or torch.bfloat16, got {state_dtype}"
+            )
+        for name in ("capturable", "differentiable"):
+            if given.pop(name, False):
+                raise UnimplementedError(
+                    f"{self._what}({name}=True): steps are counted on the host, for the stream of random numbers, and "
+                    "kernels are not recorded by autograd; leave it away"
+                )
+        _check_numbers(self._what, given)
+        self._state_dtype = _STATE_DTYPES[state_dtype]
+
+    @property
+    def _what(self) -> str:
+        return f"samebits.rounding.optim.{type(self).__name__}"
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's. Raises `InvalidArgumentError` for parameters of other dtypes than bfloat16, float16 and float32."""
+        _check_numbers(self._what, param_group)
+        param_group.setdefault("state_dtype", getattr(self, "_state_dtype", "float32"))
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for param in group["params"]:
+            if param.dtype not in (*_HALVES, torch.float32):
+                self.param_groups.pop()
+                raise InvalidArgumentError(
+                    f"{self._what}: parameters are bfloat16, float16 or float32; got {param.dtype} of shape "
+                    f"{tuple(param.shape)}; use torch.optim for it"
+                )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # a state_dict of torch.optim has none
+            group.setdefault("state_dtype", "float32")
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As torch's, but state keeps the dtype that it was saved with; torch casts it to that of the parameter."""
+        super().load_state_dict(dict(state_dict))
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        numbers = [i for group in state_dict["param_groups"] for i in group["params"]]
+        for number, param in zip(numbers, parameters, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if isinstance(value, torch.Tensor):
+                    device = "cpu" if name == "step" else param.device
+                    self.state[param][name] = value.detach().to(device, copy=True)
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of all parameters that have a gradient; the loss, if `closure` computes it.
+
+        Raises, before anything is changed, `UnseededError` without a seed (bfloat16 and float16 parameters round by
+        it) and `UnimplementedError` for sparse gradients.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        work = list(self._with_gradient())
+        base = _streams.of_process(self._what) if any(p.dtype in _HALVES for _, _, p in work) else (0, 0)
+        for group, name, param in work:
+            self._update(group, name, param, base)
+        return loss
+
+    def _with_gradient(self) -> Iterator[tuple[dict[str, Any], int | str, torch.Tensor]]:
+        """(group, name or else number, parameter); the number counts over all groups, as in a state_dict."""
+        number = 0
+        for group in self.param_groups:
+            names = group.get("param_names") or range(number, number + len(group["params"]))
+            number += len(group["params"])
+            for name, param in zip(names, group["params"], strict=True):
+                if param.grad is None:
+                    continue
+                if param.grad.is_sparse:
+                    raise UnimplementedError(
+                        f"{self._what}: parameter {name!r} has a sparse gradient; build its layer with sparse=False"
+                    )
+                yield group, name, param
+
+    def _update(self, group: dict[str, Any], name: int | str, param: Any, base: Words) -> None:
+        """One step of one parameter."""
+        raise NotImplementedError
+
+    def _run(
+        self, form: Any, place: tuple[Words, int, int | str], param: Any, state: list[Any], *by: Any
+    ) -> None:
+        """Runs the step `form` (`_adamw` or `_sgd`) with the factors `by`; `place`: base key, step, name."""
+        tensors, readable = _tensors_of(param, state)
+        weight, _, *others = tensors
+        narrow = any(t.dtype in _HALVES for t in others)
+        keys = _streams.keys(*place, param, 1 + min(2, len(others)) * narrow)
+        if readable:
+            form.fused(tensors, keys, *by)
+            increment_version([weight, *others])
+        else:
+            form.plain(tensors, keys, *by)
+
+
+def _tensors_of(param: Any, state: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
+    """What a rank holds of weight, gradient and state, and whether the kernels read it: dtypes, device, layout."""
+    if hasattr(param, "to_local"):
+        tensors = [_streams.local(t, param) for t in (param, param.grad, *state)]
+    else:
+        tensors = [param, param.grad, *state]
+    weight, gradient, *others = tensors
+    readable = weight.is_cpu and weight.dtype in _HALVES and gradient.dtype is weight.dtype
+    for tensor in tensors:
+        readable = readable and tensor.is_contiguous() and not tensor.is_neg()
+    for tensor in others:
+        readable = readable and tensor.dtype in _STATE_DTYPES and tensor.dtype is others[0].dtype
+    return tensors, readable
+
+
+def new_state(param: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+    """Zeros for a tensor of state, sharded as the parameter; float32 for float32 parameters."""
+    dtype = torch.float32 if param.dtype is torch.float32 else getattr(torch, group["state_dtype"])
+    return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+
+
+def _check_numbers(what: str, given: Mapping[str, Any]) -> None:
+    for name in ("lr", "betas", "momentum", "dampening", "weight_decay", "eps"):
+        value = given.get(name, 0)
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(number, torch.Tensor):
+                raise InvalidArgumentError(
+                    f"{what}: {name} must be a number, got a tensor; give float({name}), and let a scheduler change it"
+                )

@@ -1,0 +1,64 @@
+"""`SGD` for weights of 16 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samebits.context import Words
+from samebits.rounding.optim import _sgd
+from samebits.rounding.optim.base import RoundingOptimizer, new_state
+
+
+class SGD(RoundingOptimizer, torch.optim.SGD):
+    """`torch.optim.SGD` in float32 arithmetic; bfloat16 and float16 weights are rounded stochastically.
+
+    What is said of `AdamW` holds; the state counts the steps, which torch's does not.
+
+    Args:
+        params, lr, momentum, dampening, weight_decay, nesterov, maximize: as torch's; all numbers, no tensors.
+        foreach, fused: taken and not needed: there is one kernel per parameter.
+        differentiable: refused if true.
+        state_dtype: of momentum_buffer; bfloat16 saves memory, and is rounded stochastically, too.
+
+    Raises as `AdamW`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        numbers = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        self._init_rounding(state_dtype, differentiable=differentiable, **numbers)
+        super().__init__(params, **numbers, nesterov=nesterov, maximize=maximize)
+
+    def _update(self, group: dict[str, Any], name: int | str, param: Any, base: Words) -> None:
+        state = self.state[param]
+        begins = state.get("momentum_buffer") is None
+        if "step" not in state:
+            state["step"] = torch.tensor(0, device="cpu")
+        if group["momentum"] and begins:
+            state["momentum_buffer"] = new_state(param, group)
+        state["step"] += 1
+        numbers = (
+            group["lr"],
+            group["momentum"],
+            group["dampening"],
+            group["weight_decay"],
+            group["maximize"],
+        )
+        tensors = [state["momentum_buffer"]] if group["momentum"] else []
+        by = _sgd.factors(begins, *numbers)
+        self._run(_sgd, (base, int(state["step"]), name), param, tensors, by, group["nesterov"])

@@ -1,0 +1,139 @@
+"""`stochastic_round`: a float32 becomes one of its two neighbours, the nearer one more often, the mean being exact.
+
+Where rounding to nearest loses whatever is below half a step, again and again, stochastic rounding keeps it on average:
+x between the neighbours a < x < b becomes b with probability (x - a) / (b - a), so that the mean of the result is x.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from samebits.errors import InvalidArgumentError
+from samebits.random._memory import fresh
+from samebits.random.keys import check_key
+from samebits.random.ops.tracing import traced
+from samebits.rounding._backends import kernels
+from samebits.rounding.formats import FORMATS
+
+_WIDENED = (torch.float16, torch.bfloat16)
+
+
+def stochastic_round(
+    x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`x` rounded stochastically to `dtype`; element i, in row-major order, by number i of the key's stream.
+
+    Numbers of the stream are the 16-bit ones of `samebits.random.bits` for bfloat16, which drops 16 bits, and the
+    32-bit ones for the other dtypes. The same bits on CPU and CUDA, whatever the layout and the number of threads.
+
+    - The mean over all random numbers is x exactly wherever no more bits drop out than the number has: for bfloat16
+      always, else for |x| above 2**-33 (float16), 2**-21 (float8_e4m3fn), 2**-28 (float8_e5m2), and for some smaller
+      ones. There the probability is rounded down to a multiple of 2**-32, of a step that is the least subnormal number.
+    - What `dtype` represents is kept: zeros with their sign, subnormal numbers, infinities.
+    - Beyond the largest finite number, the step to the next number that an unbounded exponent would give counts like any
+      other; what arrives there, or lies beyond, is infinite. float8_e4m3fn, which has no infinity, makes it NaN, and
+      infinities too. Both as `x.to(dtype)` does, which rounds to nearest there.
+    - A NaN stays one, quiet, with its sign and the upper bits of its payload.
+    - The gradient is that of `x.to(dtype)`, of which this is the mean: the gradient of the output as x's dtype.
+
+    Args:
+        x: float32; float16 and bfloat16 are widened first. Any shape and layout.
+        dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2.
+        key: uint64 of shape (2,), on the device of `x`.
+        out: written and returned, of the shape of `x` and of `dtype`, any layout.
+
+    Raises `InvalidArgumentError` for other dtypes, shapes, devices or keys, for `out` in the memory of `x`, and for
+    `out` where a gradient is asked for; `UnimplementedError` for devices other than CPU and CUDA.
+    """
+    _check(x, dtype, key)
+    if out is not None:
+        _check_out(x, dtype, out)
+        return round_into(out, x, key)
+    recorded = x.requires_grad and torch.is_grad_enabled()
+    if recorded or traced(key) or traced(x):
+        return torch.ops.samebits.stochastic_round(x, dtype, key)
+    return rounded(x, dtype, key)
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
+    """`stochastic_round` to a new tensor, once the arguments are checked; autograd does not see it."""
+    given = _wide(x)
+    out = fresh(given.shape, dtype, given.device)
+    kernels("stochastic_round", key).stochastic_round(key.contiguous(), given, out)
+    return out if x.is_contiguous() else torch.empty_like(x, dtype=dtype).copy_(out)
+
+
+def round_into(out: torch.Tensor, x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """`stochastic_round` to `out`, once the arguments are checked."""
+    if not out.is_contiguous():
+        return out.copy_(rounded(x, out.dtype, key))
+    kernels("stochastic_round", key).stochastic_round(key.contiguous(), _wide(x), out)
+    if not out.is_inference():
+        increment_version(out)
+    return out
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().to(torch.float32).resolve_neg().contiguous()
+
+
+def _check(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> None:
+    check_key("stochastic_round", key)
+    if key.dim() != 1:
+        raise InvalidArgumentError(
+            f"stochastic_round takes one key, of shape (2,); got a batch of shape {tuple(key.shape)}"
+        )
+    if dtype not in FORMATS:
+        names = ", ".join(form.name for form in FORMATS.values())
+        raise InvalidArgumentError(f"stochastic_round rounds to one of {names}; got {dtype}")
+    if not isinstance(x, torch.Tensor) or (x.dtype is not torch.float32 and x.dtype not in _WIDENED):
+        kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+        more = "; x.float() rounds it once more, to nearest" if kind is torch.float64 else ""
+        raise InvalidArgumentError(f"stochastic_round: x must be a float32 tensor, got {kind}{more}")
+    if x.device != key.device:
+        raise InvalidArgumentError(
+            f"stochastic_round: x and key must be on one device, got x on {x.device} and a key on {key.device}; "
+            f"move the key: key.to({str(x.device)!r})"
+        )
+
+
+def _check_out(x: torch.Tensor, dtype: torch.dtype, out: torch.Tensor) -> None:
+    if not isinstance(out, torch.Tensor) or (out.dtype, out.shape, out.device) != (dtype, x.shape, x.device):
+        raise InvalidArgumentError(
+            f"stochastic_round: out must be a {dtype} tensor of shape {tuple(x.shape)} on {x.device}"
+        )
+    if (x.requires_grad or out.requires_grad) and torch.is_grad_enabled():
+        raise InvalidArgumentError(
+            "stochastic_round: out= has no gradient, and x or out requires grad; leave out away, or call it under "
+            "torch.no_grad()"
+        )
+    if x.numel() and x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
+        raise InvalidArgumentError("stochastic_round: out lies in the memory of x; give it memory of its own")
+
+
+_LIBRARY = torch.library.Library("samebits", "FRAGMENT")
+_LIBRARY.define(
+    "stochastic_round(Tensor x, ScalarType dtype, Tensor key) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+_LIBRARY.impl("stochastic_round", rounded, "CompositeExplicitAutograd")
+
+
+def _fake(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, dtype=dtype)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.dtype = inputs[0].dtype
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return grad.to(ctx.dtype), None, None
+
+
+torch.library.register_fake("samebits::stochastic_round", _fake, lib=_LIBRARY)
+torch.library.register_autograd(
+    "samebits::stochastic_round", _backward, setup_context=_remember, lib=_LIBRARY
+)
