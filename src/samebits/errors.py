@@ -21,6 +21,10 @@ class ConflictError(SamebitsError, RuntimeError):
     """A flag, an environment variable or a way of training contradicts op determinism."""
 
 
+class RankDependentError(SamebitsError, RuntimeError):
+    """The Python code of a training step does other things on other ranks; the message names the first difference."""
+
+
 class UnsavableStateError(SamebitsError, TypeError):
     """A value in a state_dict is neither plain nor a tensor, so it cannot be saved without pickle."""
 

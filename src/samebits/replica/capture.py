@@ -1,0 +1,164 @@
+"""One graph of a whole training step, without a second process: forward, backward, collectives, optimizer update."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils import _pytree as pytree
+
+from samebits.errors import ConflictError, InvalidArgumentError
+from samebits.replica.lifting import Lifted, dotted
+from samebits.replica.ranks import Trace, compared, groups_of, trace_of
+from samebits.replica.rules import generator_names, written_inputs
+from samebits.replica.step import CONSTANT, GENERATOR, STATE, CapturedStep
+
+ALL_RANKS = 64
+"""Up to so many ranks the code runs as each of them; beyond, as the corners of the mesh and a sample."""
+_SAMPLED = 16
+
+
+def capture(
+    step: Callable[..., Any], *args: Any, world_size: int | None = None, mesh: Mapping[str, int] | None = None
+) -> CapturedStep:
+    """Captures `step(*args)` as it would run on `world_size` ranks, or on a mesh (`{"dp": 2, "tp": 4}`).
+
+    `args` are tensors in any tree, modules and optimizers; copies of them are traced with fake tensors, so nothing of
+    the caller's is changed and nothing is computed. A step with an argument `mesh` gets the `DeviceMesh`. Names of the
+    inputs: `model.fc.weight`, `optimizer.model.fc.weight.exp_avg`, `params.w` for `params["w"]`.
+
+    `DistributedDataParallel` reduces in C++, which no graph shows: wrap the module in `samebits.replica.DataParallel`.
+
+    Raises:
+        RankDependentError: the code does other things on other ranks.
+        ConflictError: a process group is there already.
+        InvalidArgumentError: neither or both of `world_size` and `mesh`, or an optimizer without its module.
+    """
+    if (world_size is None) == (mesh is None):
+        raise InvalidArgumentError("capture: give world_size=8, or mesh={'dp': 2, 'tp': 4}.")
+    if dist.is_initialized():
+        raise ConflictError(
+            "capture: this process has a process group; capture before init_process_group, or in a process of its own."
+        )
+    axes = dict(mesh or {})
+    ranks = math.prod(axes.values()) if mesh is not None else int(world_size or 0)
+    if ranks < 1:
+        raise InvalidArgumentError(f"capture: world_size={world_size}, mesh={mesh}: at least one rank.")
+    lifted = Lifted(step, args)
+    traces, names = [], []
+    for rank in _looked_at(ranks, axes):
+        with _fake_world(rank, ranks):
+            module, names = _traced(step, lifted, axes)
+            traces.append(trace_of(rank, module))
+    return _assembled(traces, names, lifted, ranks, axes)
+
+
+def _assembled(
+    traces: list[Trace], names: list[str], lifted: Lifted, ranks: int, axes: dict[str, int]
+) -> CapturedStep:
+    module = traces[0].module
+    by_rank = compared(traces, ranks)
+    kinds = {slot.name: slot.kind for slot in lifted.slots}
+    written = written_inputs(module)
+    for index, name in enumerate(kinds):
+        if index in written:
+            kinds[name] = STATE
+    kinds.update(dict.fromkeys(generator_names(module), GENERATOR))
+    kinds.update(dict.fromkeys(_constants(module), CONSTANT))
+    return CapturedStep(
+        module,
+        ranks,
+        kinds,
+        names,
+        groups_of(traces, ranks, axes),
+        by_rank,
+        axes,
+        tuple(t.rank for t in traces),
+    )
+
+
+def _traced(step: Callable[..., Any], lifted: Lifted, axes: dict[str, int]) -> tuple[GraphModule, list[str]]:
+    takes_mesh = bool(axes) and "mesh" in inspect.signature(step).parameters
+    extra = (
+        {"mesh": init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))}
+        if takes_mesh
+        else {}
+    )
+    names: list[str] = []
+
+    def flat(*tensors: torch.Tensor) -> list[Any]:
+        result = lifted.call(step, list(tensors), **extra)
+        leaves = pytree.tree_flatten_with_path(result)[0]
+        names[:] = ["output" + ("." + dotted(path) if path else "") for path, _ in leaves]
+        return [leaf for _, leaf in leaves]
+
+    traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)
+    with _user_frames():
+        module = traced(*(slot.tensor for slot in lifted.slots))
+    return module, names
+
+
+@contextlib.contextmanager
+def _fake_world(rank: int, ranks: int) -> Iterator[None]:
+    state, hook = torch.get_rng_state(), sys.excepthook
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    sys.excepthook = hook  # a process group puts its rank in front of every line of a traceback
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _user_frames() -> Iterator[None]:
+    """Has the tracer keep the lines of the user; of itself it keeps those of functions named `forward`."""
+    original = PythonKeyTracer._filter_traceback_frames
+    PythonKeyTracer._filter_traceback_frames = _of_the_user  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PythonKeyTracer._filter_traceback_frames = original  # type: ignore[method-assign]
+
+
+def _of_the_user(tracer: PythonKeyTracer, frames: Any) -> Any:
+    kept = [frame for frame in frames if not frame.filename.startswith(_MACHINERY)]
+    return type(frames).from_list(kept[-4:])
+
+
+_MACHINERY = (
+    os.path.dirname(torch.__file__),
+    os.path.dirname(os.path.abspath(__file__)),
+    os.path.dirname(contextlib.__file__),
+    "<",
+)
+
+
+def _looked_at(ranks: int, axes: Mapping[str, int]) -> list[int]:
+    if ranks <= ALL_RANKS:
+        return list(range(ranks))
+    sizes = tuple(axes.values()) or (ranks,)
+    places = torch.arange(ranks).reshape(sizes)
+    corners = {int(places[corner]) for corner in product(*((0, size - 1) for size in sizes))}
+    return sorted({*corners, *range(0, ranks, -(-ranks // _SAMPLED))})
+
+
+def _constants(module: GraphModule) -> list[str]:
+    nodes = (node for node in module.graph.nodes if node.op == "get_attr")
+    return [
+        str(node.target)
+        for node in nodes
+        if isinstance(getattr(module, str(node.target), None), torch.Tensor)
+    ]

@@ -1,0 +1,337 @@
+"""One run over one graph: every node reads, moves and writes partitions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from samebits.errors import InvalidArgumentError
+from samebits.replica.collectives import PARTS, moved
+from samebits.replica.control import HANDLERS, Generators, Outcome, operands_of
+from samebits.replica.events import Events
+from samebits.replica.layout import Layout, tensors
+from samebits.replica.memory import Memory, Place
+from samebits.replica.partitions import Partitions
+from samebits.replica.rules import Flow, Plan, plan_of
+from samebits.replica.step import CapturedStep
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something the analysis found beside what varies."""
+
+    kind: str
+    """`hang`: a collective that not all members reach; `unknown`: an op of which nothing is known."""
+    node: Node
+    text: str
+
+
+class Program:
+    """What all passes share: the graphs with their layouts and plans, and bodies that were run before."""
+
+    def __init__(self, step: CapturedStep) -> None:
+        self.step = step
+        self.partitions = Partitions(step.world_size)
+        self.findings: dict[tuple[str, Node], Finding] = {}
+        self._layouts: dict[GraphModule, Layout] = {}
+        self._plans: dict[Node, Plan] = {}
+        self.literals = {node: self._literal(values) for node, values in step.by_rank.items()}
+        self.outcomes: dict[object, Outcome] = {}
+
+    def layout(self, module: GraphModule) -> Layout:
+        """Where the values of a graph live."""
+        if module not in self._layouts:
+            self._layouts[module] = Layout(module)
+        return self._layouts[module]
+
+    def plan(self, node: Node, layout: Layout) -> Plan:
+        """What a node does."""
+        if node not in self._plans:
+            self._plans[node] = plan_of(node, layout)
+        return self._plans[node]
+
+    def find(self, kind: str, node: Node, text: str) -> None:
+        """Notes a finding, once."""
+        self.findings.setdefault((kind, node), Finding(kind, node, text))
+
+    def _literal(self, values: tuple[Any, ...] | None) -> int:
+        known = self.partitions
+        return known.distinct if values is None else known.of_values([str(value) for value in values])
+
+
+class Frame:
+    """A run of one graph, with its own memory."""
+
+    def __init__(self, program: Program, module: GraphModule, control: int, events: Events) -> None:
+        self.program, self.events, self.control = program, events, control
+        self.known = program.partitions
+        self.layout = program.layout(module)
+        self.memory = Memory(self.known)
+        self.numbers: dict[Node, tuple[int, int]] = {}
+        self.skew: dict[Node, int] = {}
+        """Views that look at other bytes on other ranks."""
+        self.defined: dict[Node, tuple[int, tuple[int, ...]]] = {}
+        self.generators: dict[str, tuple[int, int]] = {}
+        self.drawn: set[str] = set()
+        self.reason = ""
+
+    def bind(self, node: Node, partition: int, event: int) -> None:
+        """Gives a placeholder its value."""
+        self.numbers[node] = (partition, event)
+        for place in self.layout.places[node]:
+            whole = Place(place.storage)
+            if self.memory.known(whole):
+                held, _ = self.memory.read(whole)
+                self.memory.write(whole, self.known.meet(held, partition), event)
+            else:
+                self.memory.write(whole, partition, event)
+
+    def run(self) -> None:
+        """Visits every node; placeholders are bound already."""
+        for node in self.layout.nodes:
+            if node.op == "call_function":
+                self._call(node)
+            elif node.op == "get_attr":
+                self._constant(node)
+            elif node.op not in {"placeholder", "output"}:
+                raise InvalidArgumentError(
+                    f"analyze: {node.format_node()} is no op of a captured graph; use samebits.replica.capture."
+                )
+            if node.op != "output":
+                self.defined[node] = self.read(node)
+
+    def read(self, node: Node) -> tuple[int, tuple[int, ...]]:
+        """What a node holds now, and the events that made it so."""
+        places = self.layout.places[node]
+        if not places:
+            partition, event = self.numbers.get(node, (self.known.equal, 0))
+            return partition, (event,)
+        found, events = self.skew.get(node, self.known.equal), ()
+        for place in places:
+            held, made = self.memory.read(place.anywhere() if node in self.skew else place)
+            found, events = self.known.meet(found, held), events + made
+        return found, events
+
+    def read_all(self, operands: Sequence[Any]) -> tuple[int, ...]:
+        """The partition of each operand; a plain number is equal."""
+        return tuple(self.read(one)[0] if isinstance(one, Node) else self.known.equal for one in operands)
+
+    def meet(self, *partitions: int) -> int:
+        """Equal where all are."""
+        found = self.known.equal
+        for one in partitions:
+            found = self.known.meet(found, one)
+        return found
+
+    def _constant(self, node: Node) -> None:
+        for place in self.layout.places[node]:
+            whole = Place(place.storage)
+            if not self.memory.known(whole):
+                self._write(node, whole, self.program.literals.get(node, self.known.equal), ())
+
+    def _write(
+        self, node: Node, place: Place, partition: int, parents: tuple[int, ...], reason: str = ""
+    ) -> None:
+        if self.memory.known(place) and not place.dense:
+            held, made = self.memory.read(place)  # what lies in the gaps stays
+            partition, parents = self.known.meet(partition, held), parents + made
+        elif not self.memory.known(place):
+            place = Place(place.storage)
+        self.memory.write(place, partition, self.events.add(node, partition, parents, reason))
+
+    def _call(self, node: Node) -> None:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            self._higher(node)
+            return
+        plan = self.program.plan(node, self.layout)
+        literal = self._literal(node, plan)
+        if plan.is_view:
+            self._look(node, plan, literal)
+            return
+        own, parents = self._own(node, plan, literal)
+        results = [self._flow(node, plan, flow, own) for flow in plan.flows]
+        reason = self._why(node, plan)
+        for flow, (partition, made) in zip(plan.flows, results, strict=True):
+            skewed = {place for one in flow.writers if one in self.skew for place in self.layout.places[one]}
+            for place in flow.writes:
+                self._write(
+                    node, place.anywhere() if place in skewed else place, partition, made + parents, reason
+                )
+        self._inherit(node, plan)
+        if not self.layout.places[node]:
+            partition = self.meet(own, *(one for one, _ in results))
+            made = tuple(itertools.chain(parents, *(one for _, one in results)))
+            self.numbers[node] = (partition, self.events.add(node, partition, made, reason))
+
+    def _literal(self, node: Node, plan: Plan) -> int:
+        """What the code made of the rank: other arguments on other ranks."""
+        if plan.collective is not None and plan.collective.move == PARTS:
+            return self.known.equal  # every rank has its own split sizes
+        return self.program.literals.get(node, self.known.equal)
+
+    def _own(self, node: Node, plan: Plan, literal: int) -> tuple[int, tuple[int, ...]]:
+        """What an op adds to its inputs: literals, nondeterminism, the generator."""
+        own, parents = literal, ()
+        if plan.breaks:
+            own = self.known.distinct
+        if plan.unknown:
+            self.program.find(
+                "unknown", node, f"{node.target}: {plan.breaks or 'nothing is known of this op'}"
+            )
+        if plan.generator is not None:
+            state, parents = self._draw(node, plan, literal)
+            own = self.known.meet(own, state)
+        return own, parents
+
+    def _draw(self, node: Node, plan: Plan, literal: int) -> tuple[int, tuple[int, ...]]:
+        """The state that an op draws from; afterwards it is as equal as what decides how much was drawn."""
+        name = str(plan.generator.storage)  # type: ignore[union-attr]
+        state, event = self.generators[name]
+        self.drawn.add(name)
+        read = [self.read(one) for one in (plan.indices if plan.counted else node.all_input_nodes)]
+        after = self.meet(state, literal, *(one for one, _ in read))
+        if after != state:
+            made = tuple(itertools.chain((event,), *(one for _, one in read)))
+            reason = "the data decide how many words are drawn"
+            self.generators[name] = (after, self.events.add(node, after, made, reason))
+        return state, (event,)
+
+    def _flow(self, node: Node, plan: Plan, flow: Flow, own: int) -> tuple[int, tuple[int, ...]]:
+        partition, parents = own, ()
+        for one in (*flow.reads, *plan.indices):
+            held, made = self.read(one)
+            partition, parents = self.known.meet(partition, held), parents + made
+        if plan.collective is not None:
+            groups = self.program.step.groups[node]
+            self._reach(node)
+            by_rank = self.program.step.by_rank.get(node)
+            partition = self.known.meet(
+                own, moved(plan.collective, node, groups, partition, by_rank, self.known)
+            )
+        if partition != self.known.equal and not self.reason:
+            self.reason = self._why(node, plan)
+        return partition, parents
+
+    def _why(self, node: Node, plan: Plan) -> str:
+        if plan.breaks:
+            return plan.breaks
+        if node in self.program.literals and (plan.collective is None or plan.collective.move != PARTS):
+            return "the Python code makes this argument from the rank"
+        if plan.generator is not None:
+            return f"draws from {plan.generator.storage}"
+        if plan.collective is not None and plan.collective.move == PARTS:
+            return "gives every member of the group its own part"
+        return ""
+
+    def _reach(self, node: Node) -> None:
+        """A collective that some members of a group do not reach never ends."""
+        labels = self.known.labels(self.control)
+        for group in self.program.step.groups[node]:
+            if len({int(labels[rank]) for rank in group}) > 1:
+                text = f"{node.target} over ranks {list(group)} stands in a branch that not all of them take: it hangs"
+                self.program.find("hang", node, text)
+                return
+
+    def _look(self, node: Node, plan: Plan, literal: int) -> None:
+        """A view writes nothing; where it looks may differ."""
+        where = self.meet(literal, *self.read_all(plan.indices))
+        if where != self.known.equal:
+            self.skew[node] = where
+        self._inherit(node, plan)
+
+    def _inherit(self, node: Node, plan: Plan) -> None:
+        """What is a view of a skewed view, or was written through one, looks where that one does."""
+        if not self.skew:
+            return
+        places = {place.storage for place in self.layout.places[node]}
+        for one in node.all_input_nodes:
+            if one in self.skew and places & {place.storage for place in self.layout.places[one]}:
+                self.skew[node] = self.known.meet(self.skew.get(node, self.known.equal), self.skew[one])
+
+    def body(self, graph: Any, operands: Sequence[int], control: int, generators: Generators) -> Outcome:
+        """Runs the body that a node names; the same inputs once only."""
+        module = self.layout.constant(graph)
+        key = (id(module), tuple(operands), control, tuple(generators.items()))
+        if key not in self.program.outcomes:
+            self.program.outcomes[key] = self._body(module, operands, control, generators)
+        return self.program.outcomes[key]
+
+    def _body(
+        self, module: GraphModule, operands: Sequence[int], control: int, generators: Generators
+    ) -> Outcome:
+        frame = Frame(self.program, module, control, Events(self.known))
+        inputs = [node for node in frame.layout.nodes if node.op == "placeholder"]
+        for node, partition in zip(inputs, operands, strict=True):
+            frame.bind(node, partition, frame.events.add(node, partition, ()))
+        frame.generators = {name: (one, frame.events.add(name, one, ())) for name, one in generators.items()}
+        frame.run()
+        results = pytree.tree_leaves(frame.layout.nodes[-1].args[0])
+        after = {name: one for name, (one, _) in frame.generators.items()}
+        return Outcome(
+            frame.read_all(results), frame.read_all(inputs), after, frozenset(frame.drawn), frame.reason
+        )
+
+    def _higher(self, node: Node) -> None:
+        name = str(node.target)
+        generators = {one: state for one, (state, _) in self.generators.items()}
+        operands = node.all_input_nodes
+        parents = tuple(itertools.chain(*(self.read(one)[1] for one in operands)))
+        if name not in HANDLERS:
+            self.program.find("unknown", node, f"{name}: nothing is known of this op, so its results vary")
+            self._opaque(node, parents, "a higher-order op of which nothing is known")
+            return
+        given = operands_of(node)
+        outcome = HANDLERS[name](self, node, generators)
+        literal = self.program.literals.get(node, self.known.equal)
+        if self._mutated_aliases(given, outcome):
+            self.program.find("unknown", node, f"{name} writes to operands that share memory")
+            self._opaque(node, parents, "writes to operands that share memory")
+            return
+        reason = outcome.reason
+        for one in outcome.drawn:
+            state, event = self.generators[one]
+            parents += (event,)
+            if outcome.generators[one] != state:
+                after = outcome.generators[one]
+                why = "drawn from in a branch or a loop that not all ranks run alike"
+                self.generators[one] = (after, self.events.add(node, after, parents, why))
+        self.drawn |= outcome.drawn
+        for operand, after in zip(given, outcome.operands, strict=True):
+            if isinstance(operand, Node) and after != self.read(operand)[0]:
+                for place in self.layout.places[operand]:
+                    self._write(node, place, after, parents, reason)
+        self._results(node, tuple(self.meet(one, literal) for one in outcome.outputs), parents, reason)
+
+    def _results(self, node: Node, outputs: tuple[int, ...], parents: tuple[int, ...], reason: str) -> None:
+        leaves = [isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(node.meta.get("val"))]
+        every = self.meet(*outputs)
+        each = outputs if len(leaves) == len(outputs) else (every,) * len(leaves)
+        mine = [one for one, is_tensor in zip(each, leaves, strict=True) if is_tensor]
+        for place, one in zip(self.layout.places[node], mine, strict=True):
+            self._write(node, place, one, parents, reason)
+        self.numbers[node] = (every, self.events.add(node, every, parents, reason))
+
+    def _opaque(self, node: Node, parents: tuple[int, ...], reason: str) -> None:
+        for one in (node, *node.all_input_nodes):
+            if one is node or any(True for _ in tensors(one)):
+                for place in self.layout.places[one]:
+                    self._write(node, place.anywhere(), self.known.distinct, parents, reason)
+        for name in self.generators:
+            self.generators[name] = (
+                self.known.distinct,
+                self.events.add(node, self.known.distinct, parents, reason),
+            )
+        distinct = self.known.distinct
+        self.numbers[node] = (distinct, self.events.add(node, distinct, parents, reason))
+
+    def _mutated_aliases(self, given: Sequence[Any], outcome: Outcome) -> bool:
+        nodes = [one for one in given if isinstance(one, Node)]
+        storages = [place.storage for one in nodes for place in self.layout.places[one]]
+        before = self.read_all(given)
+        return len(set(storages)) < len(storages) and before != outcome.operands

@@ -1,0 +1,152 @@
+"""Turns modules and optimizers among the arguments of a step into named tensors, and back inside of the trace.
+
+A trace sees inputs as inputs only if they are arguments. So parameters, buffers and optimizer state are taken out of
+(copies of) the objects, and for the time of the trace the objects hold the traced tensors instead.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
+
+from samebits.errors import InvalidArgumentError
+from samebits.replica.step import BATCH, STATE
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """One tensor input: where it is kept."""
+
+    name: str
+    kind: str
+    tensor: torch.Tensor
+
+
+class Lifted:
+    """The tensors of a step's arguments, by name; the objects are copies."""
+
+    def __init__(self, step: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._args = copy.deepcopy(args)
+        names = _names(step, len(args))
+        self._modules = {n: a for n, a in zip(names, self._args, strict=True) if isinstance(a, nn.Module)}
+        self._optimizers = {
+            n: a for n, a in zip(names, self._args, strict=True) if isinstance(a, torch.optim.Optimizer)
+        }
+        self._plain = {
+            n: a
+            for n, a in zip(names, self._args, strict=True)
+            if n not in self._modules and n not in self._optimizers
+        }
+        self._order = names
+        self._known = {
+            id(p): f"{n}.{k}" for n, module in self._modules.items() for k, p in module.named_parameters()
+        }
+        for name, optimizer in self._optimizers.items():
+            self._check(name, optimizer)
+            _fill(optimizer)
+        self._leaves, self._spec = pytree.tree_flatten(self._plain)
+        self.slots = [*self._of_modules(), *self._of_optimizers(), *self._of_plain()]
+
+    def call(self, step: Callable[..., Any], tensors: list[torch.Tensor], **extra: Any) -> Any:
+        """Calls a step with `tensors`, in the order of the slots, in place of what the objects hold."""
+        given = {slot.name: tensor for slot, tensor in zip(self.slots, tensors, strict=True)}
+        with ExitStack() as stack:
+            for name, module in self._modules.items():
+                own = {k: given[f"{name}.{k}"] for k in _tensors_of(module)}
+                stack.enter_context(_reparametrize_module(module, own, tie_weights=True))
+            for name, optimizer in self._optimizers.items():
+                stack.enter_context(self._swapped(name, optimizer, given))
+            traced = iter(tensors[len(tensors) - sum(map(_is_tensor, self._leaves)) :])
+            leaves = [next(traced) if _is_tensor(leaf) else leaf for leaf in self._leaves]
+            plain = pytree.tree_unflatten(leaves, self._spec)
+            objects = {**self._modules, **self._optimizers, **plain}
+            return step(*(objects[name] for name in self._order), **extra)
+
+    def _of_modules(self) -> Iterator[_Slot]:
+        for name, module in self._modules.items():
+            for key, tensor in _tensors_of(module).items():
+                yield _Slot(f"{name}.{key}", STATE, tensor)
+
+    def _of_optimizers(self) -> Iterator[_Slot]:
+        for name, optimizer in self._optimizers.items():
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor):
+                        yield _Slot(f"{name}.{self._known[id(parameter)]}.{key}", STATE, value)
+
+    def _of_plain(self) -> Iterator[_Slot]:
+        for path, leaf in pytree.tree_flatten_with_path(self._plain)[0]:
+            if isinstance(leaf, torch.Tensor):
+                kind = STATE if isinstance(leaf, nn.Parameter) else BATCH
+                yield _Slot(dotted(path), kind, leaf)
+
+    def _check(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            if any(id(p) not in self._known for p in group["params"]):
+                raise InvalidArgumentError(
+                    f"capture: {name} trains a parameter of a module that is no argument of the step; pass the module, too."
+                )
+
+    @contextmanager
+    def _swapped(self, name: str, optimizer: Any, given: dict[str, torch.Tensor]) -> Iterator[None]:
+        groups, state = [group["params"] for group in optimizer.param_groups], optimizer.state
+        for group in optimizer.param_groups:
+            group["params"] = [given[self._known[id(p)]] for p in group["params"]]
+        optimizer.state = defaultdict(dict)
+        for parameter, entries in state.items():
+            own = self._known[id(parameter)]
+            optimizer.state[given[own]] = {k: given.get(f"{name}.{own}.{k}", v) for k, v in entries.items()}
+        try:
+            yield
+        finally:
+            for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+                group["params"] = parameters
+            optimizer.state = state
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """A path in a tree as `params.w.0`."""
+    parts = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path)
+    return ".".join(map(str, parts))
+
+
+def _names(step: Callable[..., Any], count: int) -> list[str]:
+    names = []
+    for one in inspect.signature(step).parameters.values():
+        if one.kind is one.VAR_POSITIONAL:
+            names += [f"{one.name}{index}" for index in range(count - len(names))]
+        elif one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}:
+            names.append(one.name)
+    if len(names) < count:
+        raise InvalidArgumentError(f"capture: {step} takes {len(names)} arguments, not {count}.")
+    return names[:count]
+
+
+def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _fill(optimizer: torch.optim.Optimizer) -> None:
+    """Makes the state that the first step would make: without it there is nothing to follow over steps."""
+    if optimizer.state:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)

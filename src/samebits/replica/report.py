@@ -1,0 +1,160 @@
+"""The answers: is it equal, over which ranks, and if not, why not and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from torch.fx import Node
+
+from samebits.errors import InvalidArgumentError
+from samebits.replica.collectives import COLLECTIVES
+from samebits.replica.events import Event, Events
+from samebits.replica.frame import Finding
+from samebits.replica.partitions import Partitions
+from samebits.replica.source import line_of
+from samebits.replica.step import BATCH, GENERATOR, STATE, CapturedStep
+
+Over = str | Iterable[str] | Iterable[Iterable[int]] | None
+"""Ranks to compare: all (None), those along mesh axes (`"dp"`, `("dp", "tp")`), or within groups of ranks."""
+
+
+class Value(NamedTuple):
+    """What a value is at one time, and the events that made it so."""
+
+    partition: int
+    events: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the analysis of a step found. Prints itself as a table."""
+
+    step: CapturedStep
+    partitions: Partitions
+    events: Events
+    starts: dict[str, Value]
+    ends: dict[str, Value]
+    values: dict[str, Value]
+    """Outputs by name, and every value of the graph by the name of its node, when it was made."""
+    findings: tuple[Finding, ...]
+
+    def partition(self, name: str, when: Literal["start", "end"] = "end") -> tuple[tuple[int, ...], ...]:
+        """The classes of ranks with equal bits: of an input at the start or end of a step, of an output or a node."""
+        return self.partitions.classes(self._value(name, when).partition)
+
+    def is_replica_equal(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> bool:
+        """Whether a value has equal bits on all ranks, or on those that are together in `over`."""
+        return self.partitions.holds_over(self._value(name, when).partition, self._over(over))
+
+    def explain(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> str:
+        """The shortest path from the first varying source to a value, with source lines, and the cure."""
+        value, within = self._value(name, when), self._over(over)
+        if self.partitions.holds_over(value.partition, within):
+            return f"{name} is replica-equal{_over_text(over)}."
+        paths = [self.events.path(event, within) for event in value.events if self._differs(event, within)]
+        path = min(paths, key=len)
+        lines = [f"{name} varies{_over_text(over)}: {self.partitions.text(value.partition)}"]
+        lines += [f"  {self._line(event)}" for event in path]
+        return "\n".join([*lines, f"cure: {self._cure(name, path, over)}"])
+
+    def expect_equal(self, *names: str, over: Over = None) -> None:
+        """Raises an AssertionError with the explanation unless all are replica-equal at the end of a step."""
+        wrong = [self.explain(name, over) for name in names if not self.is_replica_equal(name, over)]
+        if wrong:
+            raise AssertionError("\n".join(wrong))
+
+    def expect_varying(self, *names: str, over: Over = None) -> None:
+        """Raises an AssertionError if one is equal within any pair of ranks of `over`: too equal is a bug too."""
+        within = self._over(over)
+        for name in names:
+            partition = self._value(name, "end").partition
+            if not self.partitions.apart_over(partition, within):
+                classes = self.partitions.text(partition)
+                raise AssertionError(
+                    f"{name} was expected to vary{_over_text(over)}, and ranks hold equal bits of it: {classes}"
+                )
+
+    def __str__(self) -> str:
+        rows = [("value", "kind", "start", "end")]
+        for name, kind in self.step.kinds.items():
+            start, end = (self.partitions.text(one[name].partition) for one in (self.starts, self.ends))
+            rows.append((name, kind, start, end))
+        rows += [
+            (name, "output", "", self.partitions.text(self.values[name].partition))
+            for name in self.step.output_names
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        seen = f"code run as {len(self.step.captured)} of {self.step.world_size} ranks"
+        found = [f"{one.kind}: {one.text} ({line_of(one.node)})" for one in self.findings]
+        return "\n".join([*(line.rstrip() for line in lines), seen, *found])
+
+    def _value(self, name: str, when: str) -> Value:
+        inputs = self.starts if when == "start" else self.ends
+        found = inputs.get(name) or self.values.get(name)
+        if found is None:
+            known = ", ".join([*self.step.kinds, *self.step.output_names])
+            raise InvalidArgumentError(f"report: there is no value {name!r}. Inputs and outputs: {known}.")
+        return found
+
+    def _over(self, over: Over) -> int:
+        if over is None:
+            return self.partitions.equal
+        names = (over,) if isinstance(over, str) else tuple(over)
+        if not all(isinstance(name, str) for name in names):
+            return self.partitions.of_groups(names)  # type: ignore[arg-type]
+        mesh = self.step.mesh
+        if unknown := set(names) - set(mesh):
+            raise InvalidArgumentError(f"over={over!r}: the mesh has the axes {list(mesh)}, not {unknown}.")
+        places = np.indices(tuple(mesh.values())).reshape(len(mesh), -1)
+        kept = [places[index] for index, axis in enumerate(mesh) if axis not in names]
+        return (
+            self.partitions.of_values(list(map(tuple, np.array(kept).T.tolist())))
+            if kept
+            else self.partitions.equal
+        )
+
+    def _differs(self, event: int, within: int) -> bool:
+        return not self.partitions.holds_over(self.events.log[event].partition, within)
+
+    def _line(self, event: Event) -> str:
+        classes = self.partitions.text(event.partition)
+        if isinstance(event.what, str):
+            kind = self.step.kinds.get(event.what, "")
+            return f"{event.what} ({kind}) at the start of the step: {classes}"
+        because = f", {event.reason}" if event.reason else ""
+        return f"{event.what.name} = {event.what.target}{because}: {classes}  [{line_of(event.what)}]"
+
+    def _cure(self, name: str, path: list[Event], over: Over) -> str:
+        source = path[0]
+        group = "the group of all ranks" if over is None else f"over {over}"
+        reduced = any(not isinstance(event.what, str) and _is_collective(event.what) for event in path)
+        if self.step.kinds.get(name) == STATE and not reduced:
+            kind = self.step.kinds.get(source.what, "") if isinstance(source.what, str) else ""
+            if kind in {BATCH, GENERATOR}:
+                return (
+                    f"what is written to {name} is reduced nowhere on its way from {source.what}: average its gradient "
+                    f"with all_reduce ({group}) before it is used (DDP does that, and broadcasts buffers), or broadcast {name}"
+                )
+        if isinstance(source.what, str):
+            return f"if {source.what} is the same on these ranks, declare it: inputs={{{source.what!r}: Equal()}}"
+        if "generator" in source.reason or "draws" in source.reason:
+            return "draw from a key that is the same on these ranks, or broadcast what was drawn"
+        if "Python code" in source.reason:
+            return "make the argument from something that all these ranks share, or broadcast the result"
+        if _is_collective(source.what):
+            return f"all_gather the parts ({group}) before the value is used as one"
+        return (
+            f"broadcast or all_reduce the value ({group}) after this line, or use an op that is deterministic"
+        )
+
+
+def _is_collective(node: Node) -> bool:
+    return hasattr(node.target, "name") and str(node.target.name()) in COLLECTIVES  # type: ignore[union-attr]
+
+
+def _over_text(over: Over) -> str:
+    return "" if over is None else f" over {over}"

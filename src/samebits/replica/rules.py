@@ -1,0 +1,245 @@
+"""What each op reads, writes and draws: from its schema, its tags, the op table and the few exceptions listed here."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from samebits.determinism import custom, table
+from samebits.determinism.table.words import UNWRITTEN
+from samebits.errors import InvalidArgumentError
+from samebits.replica.collectives import COLLECTIVES, Collective, argument
+from samebits.replica.layout import Layout, tensors
+from samebits.replica.memory import Place
+
+_SHAPE_ONLY = frozenset(
+    """zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty
+    new_empty_strided zero_ fill_ uniform_ normal_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ copy_
+    _philox_uniform_ _philox_normal_""".split()  # noqa: SIM905
+)
+"""Of their first argument they need the shape only: where they write it, nothing of what was there is left."""
+_COUNTED = frozenset(
+    """rand rand_like randn randn_like randint randint_like randperm uniform_ normal_ normal bernoulli bernoulli_ random_
+    exponential_ geometric_ cauchy_ log_normal_ native_dropout dropout multinomial""".split()  # noqa: SIM905
+)
+"""Random ops that take as many words from the generator as the shapes say, whatever the data."""
+_SILENT_WRITES = {
+    f"aten::{name}": ("running_mean", "running_var")
+    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+}
+"""Written in training, though the schema does not say it."""
+_UNTRACKED = frozenset({"set_", "resize_", "resize_as_", "set_data"})
+"""They give a tensor another storage."""
+_SILENT_NAMESPACES = frozenset({"profiler"})
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Outputs that depend on these inputs only."""
+
+    reads: tuple[Node, ...]
+    writes: tuple[Place, ...]
+    writers: tuple[Node, ...] = ()
+    """The arguments among `writes`."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What an op does, as far as equality goes."""
+
+    flows: list[Flow]
+    collective: Collective | None = None
+    breaks: str = ""
+    """Why equal inputs need not give equal outputs."""
+    generator: Place | None = None
+    counted: bool = True
+    unknown: bool = False
+    """Whether nothing is known of the op, which is reported."""
+    indices: tuple[Node, ...] = field(default=())
+    """Numbers that come from tensors: of a view, they say where it looks."""
+    is_view: bool = False
+
+
+def plan_of(node: Node, layout: Layout) -> Plan:
+    """The plan of a `call_function` node that is no higher-order op."""
+    operands = tuple(node.all_input_nodes)
+    numbers = tuple(one for one in operands if not layout.places[one])
+    outputs = layout.places[node]
+    given = {place.storage for one in operands for place in layout.places[one]}
+    aliases = bool(outputs) and all(place.storage in given for place in outputs)
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        known = target is operator.getitem or not outputs
+        fresh = () if aliases else outputs
+        return Plan([Flow(operands, fresh)], indices=numbers, is_view=aliases, unknown=not known)
+    collective = COLLECTIVES.get(target.name())
+    if collective is not None:
+        return Plan(list(_collective_flows(node, layout, collective)), collective)
+    written = _written(node)
+    packet = target._schema.name.partition("::")[2]
+    plan = Plan(
+        list(_flows(node, layout, operands, written, given)),
+        breaks=_breaks(node, target),
+        generator=_generator(node, target),
+        counted=packet in _COUNTED and all(map(_static, node.all_input_nodes)),
+        indices=numbers,
+        is_view=aliases and not written,
+    )
+    if packet in _UNTRACKED or (target.namespace == "c10d" and packet != "barrier"):
+        everything = tuple(place.anywhere() for one in operands for place in layout.places[one])
+        plan.flows = [Flow(operands, (*everything, *outputs))]
+        plan.breaks, plan.unknown = f"{target.name()} is not followed", True
+    return plan
+
+
+def _flows(
+    node: Node, layout: Layout, operands: tuple[Node, ...], written: list[Node], given: set[Any]
+) -> Iterator[Flow]:
+    outputs = layout.places[node]
+    fresh = [place for place in outputs if place.storage not in given]
+    rows = _rows(node) if _packet(node).startswith(("_foreach_", "_fused_")) else None
+    distinct = {place.storage for place in fresh}
+    if rows is not None and len(distinct) == len(fresh) and len(fresh) in {0, len(rows)}:
+        listed = {one for row in rows for one in row}
+        common = tuple(one for one in operands if one not in listed)
+        for index, row in enumerate(rows):
+            targets = tuple(one for one in row if one in written)
+            places = tuple(place for one in targets for place in layout.places[one])
+            yield Flow((*row, *common), (*places, *fresh[index : index + 1]), targets)
+        return
+    places = tuple(place for one in written for place in layout.places[one])
+    yield Flow(_read(node, operands), (*places, *fresh), tuple(written))
+
+
+def _collective_flows(node: Node, layout: Layout, collective: Collective) -> Iterator[Flow]:
+    sources = _nodes(argument(node, collective.reads))
+    targets = _nodes(argument(node, collective.writes)) if collective.writes else []
+    results = [(place,) for place in layout.places[node]] if not targets else []
+    written = [layout.places[one] for one in targets] or results
+    if collective.each and len(sources) == len(written):
+        for index, (source, places) in enumerate(zip(sources, written, strict=True)):
+            yield Flow((source,), places, tuple(targets[index : index + 1]))
+    else:
+        yield Flow(tuple(sources), tuple(place for places in written for place in places), tuple(targets))
+
+
+def _written(node: Node) -> list[Node]:
+    found = []
+    for one in _schema(node).arguments:
+        if one.alias_info is not None and one.alias_info.is_write:
+            found += _nodes(argument(node, one.name))
+    for name in _SILENT_WRITES.get(_schema(node).name, ()):
+        if argument(node, "training"):
+            found += _nodes(argument(node, name))
+    return found
+
+
+def _read(node: Node, operands: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The operands whose content counts."""
+    schema = _schema(node)
+    outs = {one for arg in schema.arguments if arg.is_out for one in _nodes(argument(node, arg.name))}
+    first = node.args[0] if node.args else None
+    if _packet(node) in _SHAPE_ONLY and isinstance(first, Node) and _static(first):
+        again = {*_nodes(node.args[1:]), *_nodes(list(node.kwargs.values()))}
+        outs |= {first} - again
+    return tuple(one for one in operands if one not in outs)
+
+
+def _rows(node: Node) -> list[list[Node]] | None:
+    """The i-th tensors of all lists, of an op over lists."""
+    lists = [
+        given
+        for given in (*node.args, *node.kwargs.values())
+        if isinstance(given, (list, tuple)) and given and all(isinstance(one, Node) for one in given)
+    ]
+    if not lists or len({len(one) for one in lists}) != 1:
+        return None
+    return [list(row) for row in zip(*lists, strict=True)]
+
+
+def _nodes(value: Any) -> list[Node]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Node)]
+
+
+def _packet(node: Node) -> str:
+    return _schema(node).name.partition("::")[2]
+
+
+def _schema(node: Node) -> Any:
+    target: Any = node.target
+    return target._schema
+
+
+def _static(node: Node) -> bool:
+    return all(isinstance(size, int) for leaf in tensors(node) for size in leaf.shape)
+
+
+def _generator(node: Node, target: torch._ops.OpOverload) -> Place | None:
+    name = target.name()
+    if torch.Tag.nondeterministic_seeded not in target.tags or name.startswith("aten::_philox"):
+        return None
+    own = argument(node, "generator")
+    return Place(f"generator:{own.target if isinstance(own, Node) else _device(node)}")
+
+
+def _device(node: Node) -> str:
+    for one in (*node.all_input_nodes, node):
+        for leaf in tensors(one):
+            return leaf.device.type
+    return "cpu"
+
+
+def _breaks(node: Node, target: torch._ops.OpOverload) -> str:
+    if not any(True for _ in tensors(node)) and not target._schema.is_mutable:
+        return ""
+    return _verdict(target, _device(node))
+
+
+@cache
+def _verdict(target: torch._ops.OpOverload, device: str) -> str:
+    """Why the op gives other bits for equal inputs; empty if it does not."""
+    name, packet = target.name(), target._schema.name
+    if target.namespace != "aten":
+        declared = custom._declared.get(packet)
+        if declared or (declared is None and target.namespace in custom._KNOWN_NAMESPACES):
+            return ""
+        said = "nondeterministic" if declared is False else "of unknown determinism: samebits.declare_op says"
+        return f"{name} is {said}"
+    try:
+        entry = table.lookup(name, "cpu" if device == "cpu" else "cuda")
+    except InvalidArgumentError:
+        return f"{name} is not in the op table of this torch"
+    if entry.deterministic:
+        return ""
+    if entry.verdict == UNWRITTEN:
+        return f"{name} gives memory that nobody wrote"
+    return f"{name} on {device} is {entry.verdict}: {entry.reason}"
+
+
+def generator_names(module: torch.fx.GraphModule) -> list[str]:
+    """The generators that a graph and its bodies draw from."""
+    parts = (part for part in module.modules() if isinstance(part, torch.fx.GraphModule))
+    nodes = (node for part in parts for node in part.graph.nodes)
+    places = (
+        _generator(node, node.target) for node in nodes if isinstance(node.target, torch._ops.OpOverload)
+    )
+    return list(dict.fromkeys(str(place.storage) for place in places if place is not None))
+
+
+def written_inputs(module: torch.fx.GraphModule) -> set[int]:
+    """The placeholders of a graph, by index, that an op writes to."""
+    layout = Layout(module)
+    inputs = [node for node in layout.nodes if node.op == "placeholder"]
+    calls = [node for node in layout.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    plans = (plan_of(node, layout) for node in calls)
+    written = {place.storage for plan in plans for flow in plan.flows for place in flow.writes}
+    return {
+        index for index, node in enumerate(inputs) if any(p.storage in written for p in layout.places[node])
+    }

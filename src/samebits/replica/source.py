@@ -1,0 +1,18 @@
+"""The user's own line that a node of a graph comes from."""
+
+from __future__ import annotations
+
+import re
+
+from torch.fx import Node
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
+
+
+def line_of(node: Node) -> str:
+    """The innermost line of the user's code as `file:line: text`; empty brackets of what tracing lost are avoided."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    if not frames:
+        return "no source line"
+    file, line, text = frames[-1]
+    return f"{file.rsplit('/', 1)[-1]}:{line}: {text.strip()}"

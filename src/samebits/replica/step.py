@@ -1,0 +1,50 @@
+"""A captured training step: one graph, its named inputs and outputs, and what differs from rank to rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from samebits.replica.partitions import Groups
+
+STATE, BATCH, GENERATOR, CONSTANT = "state", "batch", "generator", "constant"
+"""Parameters, buffers and optimizer state; other tensors; a generator of the process; a tensor that the code closes over."""
+
+
+@dataclass
+class CapturedStep:
+    """What `capture` gives. Prints itself as the graph with the names of its inputs."""
+
+    module: GraphModule
+    """The graph of rank 0."""
+    world_size: int
+    kinds: dict[str, str]
+    """Kind of each input, in the order of the graph's placeholders; generators and constants follow."""
+    output_names: list[str]
+    groups: dict[Node, Groups] = field(default_factory=dict)
+    """Of each collective: all groups, over all ranks."""
+    by_rank: dict[Node, tuple[Any, ...] | None] = field(default_factory=dict)
+    """Arguments [ranks] of the nodes that have other ones on other ranks; None where not all ranks were looked at."""
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    """Axes and their sizes, first axis slowest."""
+    captured: tuple[int, ...] = (0,)
+    """The ranks as which the code was run."""
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs; of tensors as `model.fc.weight`, of generators as `generator:cpu`."""
+        return list(self.kinds)
+
+    def __str__(self) -> str:
+        ranks = f"{len(self.captured)} of {self.world_size} ranks captured"
+        nodes = sum(len(one.graph.nodes) for one in self.module.modules() if isinstance(one, GraphModule))
+        head = f"step of {nodes} nodes, {ranks}"
+        inputs = "\n".join(f"  {name} ({kind})" for name, kind in self.kinds.items())
+        return (
+            f"{head}\ninputs\n{inputs}\noutputs\n  "
+            + "\n  ".join(self.output_names)
+            + f"\n{self.module.graph}"
+        )
