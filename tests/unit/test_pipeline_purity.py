@@ -19,11 +19,9 @@ from samebits.data.stages.source import Source
 from samebits.random import generators
 
 
-def load_corpus():
+def load_corpus(name="purity_corpus"):
     """A fresh copy: its impure functions change it."""
-    spec = importlib.util.spec_from_file_location(
-        "purity_corpus", Path(__file__).with_name("purity_corpus.py")
-    )
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     corpus = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(corpus)
     return corpus
@@ -61,6 +59,17 @@ def test_reading_alone_finds_all_but_the_hidden_one():
     corpus = load_corpus()
     unread = [function.__name__ for function in corpus.IMPURE if not purity.side_effects(function)]
     assert unread == ["hidden"]
+
+
+def test_aliases_helpers_and_containers_hide_no_side_effect():
+    """32 more impure functions and 20 pure ones: none is missed, none is blamed, and all are read to the end."""
+    probes = load_corpus("purity_probes")
+    for function in probes.IMPURE:
+        reading = purity.read(function)
+        assert reading.findings and reading.complete, function
+    for function in probes.PURE:
+        reading = purity.read(function)
+        assert (reading.findings, reading.may_draw, reading.complete) == ({}, None, True), function
 
 
 def test_a_finding_names_variable_kind_line_and_file():

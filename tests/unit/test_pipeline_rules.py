@@ -1,5 +1,6 @@
 """The rules of TensorFlow's determinism RFC (346) for input pipelines."""
 
+import operator
 import os
 import sys
 import threading
@@ -448,6 +449,33 @@ def test_half_used_words_do_not_reach_the_next_element():
     draw = lambda x, rng: int(rng.integers(2**32, dtype=np.uint32))
     together = Function(draw, "map").over((1, 2), range(4), range(4))
     assert together == [Function(draw, "map").over((1, 2), [n], [n])[0] for n in range(4)]
+
+
+def test_an_effect_that_only_shows_on_a_thread():
+    """It is noticed after the first task: the rest is read serially, and the elements are the same."""
+    hidden = Hidden()
+    quiet = Pipeline.range(400).map(hidden, stateful=None).batch(5).with_options(seed=1)
+    thread = {"executor": "thread", "num_parallel_calls": 2}
+    with pytest.warns(ConflictWarning, match="rand|draw"):  # exec may draw: moved to processes
+        assert len(list(quiet.with_options(**thread))) == 80
+    seen = []
+    touching = Touching(seen)
+    pipeline = Pipeline.range(400).map(touching).batch(5).with_options(seed=1, **thread)
+    with pytest.warns(ConflictWarning, match="seen"):
+        assert [batch.tolist() for batch in pipeline] == [list(range(n, n + 5)) for n in range(0, 400, 5)]
+    assert sorted(set(seen)) == list(range(400))
+    assert seen[-300:] == list(range(100, 400))
+
+
+class Touching:
+    """Reading takes it for harmless: the library's function changes what it is given."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __call__(self, x):
+        operator.methodcaller("append", x)(self.seen)
+        return x
 
 
 class Remembering:

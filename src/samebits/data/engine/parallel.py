@@ -95,19 +95,25 @@ class Parallel:
         behind = state
         coming = tasks(stage, state)
         try:
-            while True:
-                for task in coming:
-                    under_way.append((task, self._submit(stage, repetition, task)))
-                    if len(under_way) >= self._ahead:
-                        break
-                if not under_way:
+            while self._watch.noticed() is None:  # by threads, which change what they have captured here
+                done = self._watch.run(lambda: self._step(stage, repetition, coming, under_way))
+                if done is None:
                     return
-                task, computed = self._next(under_way)
-                yield from elements(stage, task, computed, state)
-                behind = task[1]
-        except EffectNoticedError as found:
+                yield from elements(stage, *done, state)
+                behind = done[0][1]
+        except EffectNoticedError as found:  # by processes
             self._watch.note(*found.args)
         yield from self._without_workers(stage, repetition, behind)
+
+    def _step(
+        self, stage: Blocks, repetition: int, coming: Iterator[Task], under_way: deque[tuple[Task, int]]
+    ) -> tuple[Task, Any] | None:
+        """Hands in what fits, and waits for one task; None: there is none left."""
+        for task in coming:
+            under_way.append((task, self._submit(stage, repetition, task)))
+            if len(under_way) >= self._ahead:
+                break
+        return self._next(under_way) if under_way else None
 
     def _next(self, under_way: deque[tuple[Task, int]]) -> tuple[Task, Any]:
         assert self._workers is not None
@@ -118,7 +124,7 @@ class Parallel:
         return task, self._workers.result(number)
 
     def _without_workers(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        """A worker saw a side effect that reading the code had missed: it goes on in this process."""
+        """Running it showed a side effect that reading the code had missed: it goes on in this process."""
         Effects(stage).warn()
         self.close()
         self._workers = None

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits.data.purity.reading import Finding as Finding
 from samebits.data.purity.reading import Reading
+from samebits.data.purity.record import Finding as Finding
 from samebits.data.purity.state import changed as changed
 from samebits.data.purity.state import snapshot as snapshot
 from samebits.data.purity.values import GIVEN, Made, Value

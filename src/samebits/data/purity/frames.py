@@ -11,8 +11,9 @@ import dis
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
+from samebits.data.purity.host import Host
 from samebits.data.purity.values import (
     GIVEN,
     NOTHING,
@@ -59,64 +60,6 @@ _AGGREGATES = {
 _ADD = {"LIST_APPEND": False, "SET_ADD": False, "MAP_ADD": False}
 _ADD |= dict.fromkeys(("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"), True)
 """Whether what is inside is put in, instead of the object."""
-
-
-class Host(Protocol):
-    """What a frame needs to know of everything around it."""
-
-    def called(
-        self, callee: Value, arguments: list[Value], named: dict[str, Value], site: Made, line: int
-    ) -> Value:
-        """What a call returns."""
-        ...
-
-    def attribute(self, of: Value, name: str, line: int) -> Value:
-        """What `of.name` may be."""
-        ...
-
-    def item(self, of: Value, index: Value, line: int) -> Value:
-        """What `of[index]` may be."""
-        ...
-
-    def inside(self, of: Value, line: int) -> Value:
-        """What a loop over `of` gives."""
-        ...
-
-    def holds(self, made: Value, more: Value) -> None:
-        """Something is put into what was made."""
-        ...
-
-    def changed(self, of: Value, how: str, line: int, part: str = "") -> None:
-        """An object is changed."""
-        ...
-
-    def combined(self, left: Value, right: Value, *, in_place: bool, line: int) -> Value:
-        """What an operator gives."""
-        ...
-
-    def entered(self, of: Value, line: int) -> Value:
-        """What `with of` gives."""
-        ...
-
-    def initialised(self, of: Value, name: str) -> None:
-        """An attribute that was None, or a global variable, is set to what no element decides."""
-        ...
-
-    def stored(self, cell: Cell, line: int) -> None:
-        """A variable that outlives the call is set."""
-        ...
-
-    def stored_global(self, name: str, line: int) -> None:
-        """A global variable is set."""
-        ...
-
-    def named_global(self, name: str, line: int) -> Value:
-        """What a global variable holds."""
-        ...
-
-    def imported(self, name: str) -> Value:
-        """What an import gives."""
-        ...
 
 
 class Frame:

@@ -193,6 +193,8 @@ CONTAINERS = _names(
     "OrderedDict defaultdict Counter chunk split unbind"
 )
 """What they return holds what their arguments hold, but is another object."""
+TAKING_OUT = _names("get pop setdefault popitem popleft __getitem__ max min next reduce")
+"""Of these, what they return is what is held."""
 LASTING_CALLS = _names(
     "open remove unlink rename replace makedirs mkdir rmdir rmtree symlink link truncate putenv"
 )
