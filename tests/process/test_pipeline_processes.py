@@ -67,7 +67,7 @@ import sys, threading, time
 from samebits.data import Pipeline
 how, method = sys.argv[1:]
 def work(n):
-    time.sleep(100 if how == "stuck" and n == 40 else 0.001)
+    time.sleep(100 if how == "stuck" and n == 24 else 0.001)
     return n
 pipeline = Pipeline.range(10**6).map(work).batch(8).with_options(seed=1, num_parallel_calls=2, start_method=method)
 made = []
