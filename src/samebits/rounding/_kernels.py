@@ -9,9 +9,8 @@ import torch
 from samebits.kernels import inlined
 from samebits.kernels.team import OnTeam, float32_at, uint8_at, uint16_at
 from samebits.random._fill import address
-from samebits.rounding._numbers import bfloat16_by, rounding_to
+from samebits.rounding._numbers import FORMATS, Format, bfloat16_by, rounding_to
 from samebits.rounding._tiles import random_half, random_word, run, tiled
-from samebits.rounding.formats import FORMATS, Format
 
 
 def stochastic_round(key: torch.Tensor, given: torch.Tensor, out: torch.Tensor) -> None:

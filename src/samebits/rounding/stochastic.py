@@ -16,7 +16,7 @@ from samebits.random._memory import fresh
 from samebits.random.keys import check_key
 from samebits.random.ops.tracing import traced
 from samebits.rounding._backends import kernels
-from samebits.rounding.formats import FORMATS
+from samebits.rounding._numbers import FORMATS
 
 _WIDENED = (torch.float16, torch.bfloat16)
 
@@ -30,12 +30,12 @@ def stochastic_round(
     32-bit ones for the other dtypes. The same bits on CPU and CUDA, whatever the layout and the number of threads.
 
     - The mean over all random numbers is x exactly wherever no more bits drop out than the number has: for bfloat16
-      always, else for |x| above 2**-33 (float16), 2**-21 (float8_e4m3fn), 2**-28 (float8_e5m2), and for some smaller
+      always, else for |x| from 2**-33 (float16), 2**-18 (float8_e4m3fn), 2**-25 (float8_e5m2) on, and for some smaller
       ones. There the probability is rounded down to a multiple of 2**-32, of a step that is the least subnormal number.
     - What `dtype` represents is kept: zeros with their sign, subnormal numbers, infinities.
     - Beyond the largest finite number, the step to the next number that an unbounded exponent would give counts like any
-      other; what arrives there, or lies beyond, is infinite. float8_e4m3fn, which has no infinity, makes it NaN, and
-      infinities too. Both as `x.to(dtype)` does, which rounds to nearest there.
+      other; what arrives there, or lies beyond, is infinite. float8_e4m3fn has no infinity: all beyond 448 becomes 448,
+      infinities too, as in torch's own cast.
     - A NaN stays one, quiet, with its sign and the upper bits of its payload.
     - The gradient is that of `x.to(dtype)`, of which this is the mean: the gradient of the output as x's dtype.
 

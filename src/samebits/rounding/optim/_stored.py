@@ -16,9 +16,8 @@ from samebits.kernels.team import OnTeam, bfloat16_of, float32_at, uint16_at
 from samebits.random import words
 from samebits.random._fill import address, as_argument
 from samebits.random._halves import of_float16
-from samebits.rounding._numbers import bfloat16_by, rounding_to
+from samebits.rounding._numbers import FORMATS, bfloat16_by, rounding_to
 from samebits.rounding._tiles import random_half, random_word, run
-from samebits.rounding.formats import FORMATS
 from samebits.rounding.stochastic import round_into
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from samebits.random.triton.launch import _rows
-from samebits.rounding.formats import FORMATS
+from samebits.rounding._numbers import FORMATS
 from samebits.rounding.triton import kernels
 
 
