@@ -75,6 +75,18 @@ def test_one_graph_has_eagers_masks(backend, dynamic):
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
+def test_a_transformer_is_one_graph():
+    """own_randomness on torch's layer, whose attention drops its weights, leaves a single graph with eager's masks."""
+    torch.manual_seed(0)
+    net = own_randomness(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True))
+    plain, x = copy.deepcopy(net), torch.linspace(-1, 1, 240).view(3, 5, 16)
+    fast = compiled(net, backend="aot_eager", fullgraph=True)
+    for step in range(2):
+        for model in (fast, plain):
+            set_step(model, step, seed=1)
+        assert torch.allclose(fast(x), plain(x), atol=1e-5)
+
+
 def test_torch_compile_alone_breaks_the_graph_at_each_key():
     """Negative control: the masks are eager's there, too, but no single graph is."""
     net, plain = Net(), Net()

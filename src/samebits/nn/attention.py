@@ -147,7 +147,7 @@ def _weights(
     scaled = q * math.sqrt(1.0 / q.shape[-1])
     turned = k.transpose(-2, -1)
     scores = torch.bmm(scaled, turned) if mask is None else torch.baddbmm(mask, scaled, turned)
-    return torch._safe_softmax(scores, -1) if rows_may_be_empty else F.softmax(scores, dim=-1)
+    return torch.ops.aten._safe_softmax(scores, -1) if rows_may_be_empty else F.softmax(scores, dim=-1)
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

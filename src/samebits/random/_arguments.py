@@ -17,20 +17,22 @@ INTEGERS = (
     torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64,
 )  # fmt: skip
 
+_INTEGER = (int, torch.SymInt)
+
 
 def sizes(what: str, key: torch.Tensor, shape: tuple[Any, ...]) -> tuple[int, ...]:
     """The sizes of a shape given as integers or one sequence. Raises `InvalidArgumentError` for it or the key."""
     check_key(what, key)
-    given = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | torch.SymInt) else shape
+    given = shape[0] if len(shape) == 1 and not isinstance(shape[0], _INTEGER) else shape
     try:
-        checked = torch.Size(given) if not isinstance(given, torch.Size) else _of_tensor(given)
+        checked = tuple(_of_tensor(given) if isinstance(given, torch.Size) else torch.Size(given))
     except TypeError:
         raise InvalidArgumentError(
             f"{what}: a shape is given as integers or one sequence of them, got {given!r}"
         ) from None
     for size in checked:
         if size < 0:
-            raise InvalidArgumentError(f"{what}: a shape has no negative sizes, got {tuple(checked)}")
+            raise InvalidArgumentError(f"{what}: a shape has no negative sizes, got {checked}")
     return checked
 
 

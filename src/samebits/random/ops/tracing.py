@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 from torch._C import (
     _are_functorch_transforms_active,
     _is_torch_function_mode_enabled,
     _is_tracing,
     _len_torch_dispatch_stack,
 )
+from torch.compiler import is_dynamo_compiling
 
 
-def traced(key: torch.Tensor) -> bool:
+def traced(key: Tensor) -> bool:
     """Whether somebody watches the ops of a function of `key`, or the key has no memory: 0.2 us when not.
 
     Dynamo; make_fx and torch.export (before dispatch they stand as a mode of torch functions), FakeTensorMode and every
     other mode; torch.func's transforms; torch.jit.trace; subclasses of tensors; the meta device.
     """
     return (
-        torch.compiler.is_dynamo_compiling()
-        or type(key) is not torch.Tensor
+        is_dynamo_compiling()
+        or type(key) is not Tensor
         or _len_torch_dispatch_stack() > 0
         or _are_functorch_transforms_active()
         or _is_torch_function_mode_enabled()
