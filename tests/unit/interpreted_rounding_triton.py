@@ -1,0 +1,36 @@
+"""Stochastic rounding in Triton's interpreter: run by test_rounding_triton.py in a process with TRITON_INTERPRET=1."""
+
+import os
+
+import pytest
+import torch
+import triton
+from rounding_reference import DTYPES, inputs
+from random_cases import same_bits
+
+import samebits.random as sr
+from samebits.rounding import _backends, stochastic_round
+from samebits.rounding.triton import launch
+
+assert os.environ.get("TRITON_INTERPRET") == "1" and triton.knobs.runtime.interpret
+
+
+def special():
+    """Infinities, NaNs, zeros and subnormal numbers of float32, and sizes that end within a program and a block."""
+    words = torch.tensor(
+        [0x7F800000, 0x7F800001, 0x7FFFFFFF, 0x7FA50000, 0, 1, 0x7FFFFF, 0x33000001], dtype=torch.int32
+    )
+    return torch.cat([words, words | -0x80000000]).view(torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_kernels_round_to_the_bits_of_the_cpu(dtype, monkeypatch):
+    """Numbers of every size become the same bits by the CPU's kernels and by Triton's, payloads of NaN included."""
+    x = torch.cat([inputs(dtype, 2_000), special()])
+    key = torch.tensor([2**64 - 1, 2**64 - 100], dtype=torch.uint64)  # its offset wraps
+    ours = stochastic_round(x, dtype, key)
+    monkeypatch.setattr(_backends, "_CPU", launch)
+    theirs = stochastic_round(x, dtype, key)
+    assert torch.equal(theirs.view(torch.uint8), ours.view(torch.uint8))
+    other = stochastic_round(x, dtype, sr.key(3))  # control: another key
+    assert not same_bits(other, ours)
