@@ -17,7 +17,9 @@ from torch.utils.data import default_collate as torchs_collate
 
 from samebits.data import Pipeline
 from samebits.data.collate import default_collate
-from samebits.data.engine.slots import Slot
+from samebits.data.engine.slots import Slot, in_place, offered, taken
+from samebits.data.engine.worker import Job, StageWork
+from samebits.data.scope import Draws
 from samebits.errors import InvalidArgumentError, PipelineError, PipelineTimeoutError
 
 pytestmark = pytest.mark.timeout(120)
@@ -178,7 +180,9 @@ def test_changing_a_batch_changes_no_later_one():
 def test_a_batch_that_is_kept_in_a_worker_is_not_written_over():
     """A cache of batches in a worker gives the same batches for as long as it is read."""
     cached = Pipeline.range(16).map(lambda n: np.full(500, n)).batch(4).cache().repeat(20).batch(3)
-    with_worker = cached.with_options(seed=1, num_parallel_calls=1)  # holding none, so that its memory is used again
+    with_worker = cached.with_options(
+        seed=1, num_parallel_calls=1
+    )  # holding none, so that its memory is used again
     assert [x.tolist() for x in with_worker] == [x.tolist() for x in read(cached)]
 
 
@@ -466,6 +470,38 @@ def test_a_large_batch_is_made_where_it_is_read():
             batch = default_collate(rows)
         assert slot.owns(batch.numpy()) == 0 and slot.owns(batch.clone().numpy()) is None
         slot.close()
+
+
+def test_only_the_stage_whose_result_it_is_writes_into_the_slot():
+    """Batches of other stages, below it or within a user's function, lie in memory of their own."""
+    slot, top, other = Slot(), object(), object()
+    with offered(top, slot):
+        with taken(other):
+            assert not in_place()
+        with taken(top):
+            assert in_place()
+        assert not in_place()
+    with taken(top):
+        assert not in_place()
+    slot.close()
+
+
+def test_batches_of_a_pipeline_lie_in_their_slots():
+    """A worker's default and padded batches are made in the slot, at its start."""
+    for make, place in (
+        (Pipeline.batch, True),
+        (Pipeline.padded_batch, True),
+        (lambda p, n: p.batch(n, collate=torchs), False),
+    ):
+        stage = make(Pipeline.range(8).map(lambda n: np.ones((64, 64))), 4)._stage.bind((1, 2))
+        slot = Slot()
+        (batch,) = StageWork([stage], Draws(may_draw=False)).compute(Job(0, 0, (0, 1)), slot)
+        assert (slot.owns(batch.numpy()) == 0) == place
+        slot.close()
+
+
+def torchs(rows):
+    return torchs_collate(rows)
 
 
 def test_rows_of_different_shapes_are_an_error_that_names_the_batch():

@@ -6,7 +6,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ ALIGNMENT = 64
 
 _current: Slot | None = None
 """The slot that the result under way will lie in, while whoever makes the result may write it there at once."""
+_offer: tuple[Any, Slot] | None = None
+"""Whose result that is, and its slot."""
 
 
 class Slot:
@@ -91,6 +93,22 @@ class Slot:
             self._map = mmap.mmap(self.fd, length)
             self._whole = np.frombuffer(self._map, np.uint8)
         return self._map
+
+
+@contextmanager
+def offered(maker: Any, slot: Slot) -> Iterator[None]:
+    """In the block, `maker` may take `slot` for what it makes: nobody else, who could keep it for longer."""
+    global _offer
+    _offer = maker, slot
+    try:
+        yield
+    finally:
+        _offer = None
+
+
+def taken(maker: Any) -> AbstractContextManager[None]:
+    """A block in which `empty` gives memory of the slot that `maker` was offered, if it was."""
+    return _offer[1].filled() if _offer is not None and _offer[0] is maker else nullcontext()
 
 
 def in_place() -> bool:

@@ -15,12 +15,14 @@ import cloudpickle
 import torch
 
 from samebits.context import process
+from samebits.data.collate import default_collate
 from samebits.data.engine.blocks import Task, compute
 from samebits.data.engine.codec import encode
 from samebits.data.engine.lifetime import live_with
-from samebits.data.engine.slots import Slot
+from samebits.data.engine.slots import Slot, offered
+from samebits.data.padding import PadCollate
 from samebits.data.stage import Blocks, Stage
-from samebits.data.stages.batching import Batch, Batching
+from samebits.data.stages.batching import Batch
 from samebits.errors import PipelineError
 
 REQUEST = struct.Struct("qqq")
@@ -76,7 +78,7 @@ class StageWork:
         """The elements or groups of a task."""
         stage = self._stages[job.stage]
         if slot is not None and self._in_slot[job.stage]:
-            with slot.filled():
+            with offered(stage, slot):
                 return self._draws.run(lambda: compute(stage, job.repetition, job.task))
         return self._draws.run(lambda: compute(stage, job.repetition, job.task))
 
@@ -163,9 +165,8 @@ def _if_possible(value: Any) -> bytes | None:
 
 
 def _made_in_slot(stage: Stage) -> bool:
-    """Whether the batches that are made first are the results, so that nobody in the worker can keep one for later."""
-    return isinstance(stage, Batch) and not any(map(_batches, stage.inputs))
-
-
-def _batches(stage: Stage) -> bool:
-    return isinstance(stage, Batching) or any(map(_batches, stage.inputs))
+    """Whether results are batches that a collate of ours makes: one of the user's could keep what it made."""
+    if not isinstance(stage, Batch):
+        return False
+    collate = stage.collate.call
+    return collate is default_collate or isinstance(collate, PadCollate)

@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from samebits.data.engine.slots import taken
 from samebits.data.function import Function, Place
 from samebits.data.share import Share
 from samebits.data.stage import Addressed, Ordinals, Reader, Stage, State, Streamed
@@ -98,7 +99,8 @@ class Batch(Batching, Addressed):
         batches = []
         for ordinal in ordinals.tolist():
             elements = self.inputs[0].fetch(self.rows(ordinal))
-            batches.append(self.collated(ordinal, elements))
+            with taken(self):
+                batches.append(self.collated(ordinal, elements))
         return batches
 
     def rows(self, ordinal: int) -> Ordinals:
