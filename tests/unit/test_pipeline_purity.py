@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xxhash
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from samebits import random
@@ -102,6 +103,9 @@ def augment(image, rng):
     return np.clip(out, 0, 255).astype(np.uint8)
 
 
+DROPOUT = torch.nn.Dropout()
+
+
 class Images:
     def __init__(self, transform=None):
         self.images, self.transform = IMAGES, transform
@@ -175,7 +179,13 @@ QUIET = {
     "with, try, match": control_flow,
     "generator function": lambda x: (n for n in range(x)),
 }
+HOLDER = torch.nn.Identity()
+HOLDER.transforms = [flipped]
+
 LOUD = {
+    "forward of a module": lambda x: DROPOUT.forward(x),
+    "a library's object that calls mine": lambda x: HOLDER(x),
+    "an installed package": lambda x: xxhash.xxh64(x),
     "torch.rand": lambda x: x + torch.rand(()).item(),
     "np.random": lambda x: x + np.random.rand(),
     "random": lambda x: x + python_random.random(),
@@ -239,6 +249,14 @@ def test_a_wrong_proof_is_corrected_by_the_first_task():
         torch.rand(7)
         assert draws.run(task) == first
     assert source.length == 4
+
+
+def test_objects_of_libraries_are_looked_into_for_functions_of_the_users():
+    """A library's callable that holds a function with a side effect has that side effect; its own code is not read."""
+    seen = []
+    holder = torch.nn.Identity()
+    holder.transforms = [seen.append, lambda x: seen.append(x)]
+    assert {found.variable for found in purity.side_effects(lambda x: holder(x))} == {"seen"}
 
 
 class Lazily:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
+import sysconfig
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ def _names(text: str) -> frozenset[str]:
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"numpy", "torch", "PIL", "cv2", "samebits", "scipy"}
 """Roots whose code is not read: what their functions do is in this file."""
+_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 READ = ("torch.utils.data.dataset",)
 """Modules of theirs that are read all the same."""
 
@@ -108,10 +110,33 @@ def module_of(found: Any) -> str:
     return module if isinstance(module, str) else ""
 
 
-def is_library(found: Any) -> bool:
-    """Whether the code of this function or class is not read, but looked up here."""
+def is_library(found: Any, home: str = "") -> bool:
+    """Whether the code of this function or class is not read, but looked up here.
+
+    Code of installed packages is not read: it is large, and has memos and locks that matter to nobody. `home`: the
+    package of the user's function, which is.
+    """
     module = module_of(found)
-    return root(module) in LIBRARIES and not module.startswith(READ) and module != "__main__"
+    package = root(module)
+    if package in LIBRARIES:
+        return not module.startswith(READ)
+    return package != home and is_installed(package)
+
+
+def has_quiet_methods(kind: type) -> bool:
+    """Whether the methods of a library's class draw nothing, but for those of `RANDOM_METHODS`."""
+    package = root(kind.__module__)
+    if package == "torch":
+        return issubclass(kind, torch.Tensor | torch.Size | torch.device | torch.dtype)
+    return package in ("builtins", "numpy") or package in _QUIET_MODULES
+
+
+@functools.cache
+def is_installed(package: str) -> bool:
+    """Whether a package lies where packages are installed."""
+    module = sys.modules.get(package)
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
+    return any(str(place).startswith(_INSTALLED) for place in places if place)
 
 
 def is_quiet(function: Any) -> bool:

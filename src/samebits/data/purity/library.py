@@ -9,7 +9,19 @@ from typing import Any
 
 from samebits.data.purity import known
 from samebits.data.purity.looking import Looking
-from samebits.data.purity.values import GIVEN, NOTHING, Captured, Closure, Given, Made, Method, Text, Value
+from samebits.data.purity.values import (
+    GIVEN,
+    NOTHING,
+    Captured,
+    Closure,
+    Given,
+    Made,
+    Method,
+    Text,
+    Value,
+    items,
+    value,
+)
 
 _SYSTEM = frozenset({"builtins", "_io", "io", "os", "posix", "shutil", "pathlib", "nt"})
 _CALLABLE = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, functools._lru_cache_wrapper)
@@ -33,11 +45,27 @@ class Library(Looking):
         everything = [*arguments, *named.values()]
         for argument in everything:
             self.advanced(argument, line)
+        for argument in [*everything, self._parts(function)]:
             for atom in argument:
-                if _may_be_called(atom):
+                if _may_be_called(atom) or (isinstance(atom, Captured) and self._is_users(atom)):
                     given = [self.inside(one, line) | GIVEN for one in everything if one is not argument]
                     self.called_one(atom, given or [GIVEN], {}, site, line)
         return self._handed_on(function, name, of, arguments, named, site, line)
+
+    def _parts(self, function: Any) -> Value:
+        """The functions of the user's that an object of a library has, and may call: `Compose(transforms)`."""
+        own = getattr(function, "__dict__", None)
+        if isinstance(function, (type, *_CALLABLE)) or not isinstance(own, dict):
+            return NOTHING
+        parts = frozenset().union(*(value(part, name) for name, part in own.items()))
+        inside = frozenset().union(*(items(part) for part in parts if isinstance(part, Captured)))
+        return frozenset(
+            part for part in parts | inside if isinstance(part, Captured) and self._is_users(part)
+        )
+
+    def _is_users(self, part: Captured) -> bool:
+        found = part.object
+        return part.known and callable(found) and not isinstance(found, type) and not self.is_library(found)
 
     def _changes(
         self, function: Any, name: str, of: Any, arguments: list[Value], named: dict[str, Value], line: int
@@ -114,11 +142,11 @@ class Library(Looking):
             own = (
                 not known.is_of_process(of.object)
                 if generator
-                else known.is_library(kind) and name not in known.RANDOM_METHODS
+                else known.has_quiet_methods(kind) and name not in known.RANDOM_METHODS
             )
         elif isinstance(of, Made) and of.kind is not None:
             own = issubclass(of.kind, known.GENERATORS) or (
-                known.is_library(of.kind) and name not in known.RANDOM_METHODS
+                known.has_quiet_methods(of.kind) and name not in known.RANDOM_METHODS
             )
         elif of is not None:
             own = name in known.METHODS and name not in known.RANDOM_METHODS

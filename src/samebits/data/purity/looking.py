@@ -41,7 +41,7 @@ class Looking(Record):
         for atom in of:
             if isinstance(atom, Captured) and atom.known:
                 result |= self._captured_attribute(atom, name, line)
-            elif isinstance(atom, Made) and atom.kind is not None and not known.is_library(atom.kind):
+            elif isinstance(atom, Made) and atom.kind is not None and not self.is_library(atom.kind):
                 result |= self._from_class(atom, atom.kind, name, line) | frozenset(self.heap.get(atom, ()))
             elif isinstance(atom, Given | Made | Captured):
                 result |= frozenset({Method(atom, name), *((atom,) if not isinstance(atom, Made) else ())})
@@ -59,7 +59,7 @@ class Looking(Record):
             return frozenset({atom})
         if isinstance(target, ModuleType):
             found = getattr(target, name, None)
-            if not known.is_library(target):
+            if not self.is_library(target):
                 self.keep(path, found)
                 self.globals.setdefault(path, vars(target))
             return value(found, path)
@@ -68,13 +68,13 @@ class Looking(Record):
             found = of_class(target, name)
             found = found.__func__ if isinstance(found, staticmethod | classmethod) else found
             if found is None:
-                found = getattr(target, name, None) if known.is_library(target) else None
+                found = getattr(target, name, None) if self.is_library(target) else None
             self.keep(path, found)
             return value(found, path)
         if isinstance(own, dict) and name in own:
             self.keep(path, own[name])
             return value(own[name], path)
-        if known.is_library(type(target)):
+        if self.is_library(type(target)):
             parts = NOTHING if isinstance(target, PLAIN) else frozenset({atom})
             inside = self._torch_module_part(target, name, path)
             return frozenset({Method(atom, name)}) | (inside if inside is not None else parts)
@@ -152,7 +152,7 @@ class Looking(Record):
                 result |= special if special is not None else items(atom)
             elif isinstance(atom, Made):
                 result |= frozenset(self.heap.get(atom, ()))
-                if atom.kind is not None and not known.is_library(atom.kind) and line:
+                if atom.kind is not None and not self.is_library(atom.kind) and line:
                     result |= self.special(atom, "__iter__", [], line) or NOTHING
             elif isinstance(atom, Given):
                 result |= GIVEN
@@ -170,7 +170,12 @@ class Looking(Record):
     def combined(self, left: Value, right: Value, *, in_place: bool, line: int) -> Value:
         """What an operator gives."""
         for atom in left | right:
-            if isinstance(atom, Captured) and atom.known and _has_own_operators(type(atom.object)):
+            if (
+                isinstance(atom, Captured)
+                and atom.known
+                and not self.is_library(type(atom.object))
+                and _has_own_operators(type(atom.object))
+            ):
                 self.draws(f"an operator of {type(atom.object).__name__}", line)
         if not in_place:
             held = frozenset(atom for atom in left | right if isinstance(atom, Made))
@@ -197,7 +202,7 @@ class Looking(Record):
     def special(self, atom: Any, name: str, arguments: list[Value], line: int) -> Value | None:
         """The call of a method that syntax calls, where a class of the user's has it."""
         kind = type(atom.object) if isinstance(atom, Captured) and atom.known else getattr(atom, "kind", None)
-        if kind is None or known.is_library(kind):
+        if kind is None or self.is_library(kind):
             return None
         method = of_class(kind, name)
         if not isinstance(method, FunctionType):
@@ -246,8 +251,6 @@ def _changes_in_place(atom: Captured) -> bool:
 
 
 def _has_own_operators(kind: type) -> bool:
-    if known.is_library(kind):
-        return False
     return any(
         isinstance(of_class(kind, name), FunctionType)
         for name in ("__add__", "__mul__", "__radd__", "__sub__", "__or__")

@@ -15,7 +15,7 @@ from samebits.data.purity.library import Library
 from samebits.data.purity.looking import of_class
 from samebits.data.purity.values import GIVEN, NOTHING, Captured, Cell, Closure, Made, Method, Value, value
 
-DEPTH, CALLS, PASSES = 24, 3000, 4
+DEPTH, CALLS, PASSES = 24, 400, 4
 """Bounds: calls within calls, calls that are read at all, and readings until nothing new comes up."""
 
 
@@ -30,6 +30,7 @@ class Reading(Library):
     def read(self, function: Any, arguments: list[Value], named: dict[str, Value]) -> None:
         """Reads a call of `function`."""
         self.keep(_name(function), function)
+        self.home = known.root(known.module_of(_unwrapped(function)))
         site = Made((0, 0))
         size = -1
         for _ in range(PASSES):
@@ -37,9 +38,11 @@ class Reading(Library):
             self._calls = 0
             self.called(value(function, _name(function)), arguments, named, site, 0)
             now = sum(map(len, self.heap.values())) + len(self.findings)
-            if now == size:
+            if now == size or not self.complete:
                 break
             size = now
+        if not self.complete and known.is_installed(self.home):
+            self.findings.clear()  # of a large library, whose memos and locks matter to nobody
 
     def called(
         self, callee: Value, arguments: list[Value], named: dict[str, Value], site: Made, line: int
@@ -71,7 +74,7 @@ class Reading(Library):
             return self._object(atom, arguments, named, site, line)
         if isinstance(atom, Made) and atom.kind is not None:
             method = of_class(atom.kind, "__call__")
-            if isinstance(method, FunctionType) and not known.is_library(method):
+            if isinstance(method, FunctionType) and not self.is_library(method):
                 return self.function_call(method, [frozenset({atom}), *arguments], named, line)
             return frozenset(self.heap.get(atom, ())) | GIVEN
         self.draws("a call of what it is given, or has found inside something", line)
@@ -97,7 +100,7 @@ class Reading(Library):
         if isinstance(target, MethodType):
             of = Captured(target.__self__, atom.name.rpartition(".")[0] or "self")
             self.keep(of.name, of.object)
-            if not isinstance(target.__func__, FunctionType) or known.is_library(target.__func__):
+            if not isinstance(target.__func__, FunctionType) or self.is_library(target.__func__):
                 return self.library_call(
                     target.__func__, target.__func__.__name__, of, arguments, named, site, line
                 )
@@ -109,8 +112,8 @@ class Reading(Library):
             of = Captured(target.__self__, atom.name.rpartition(".")[0] or "self")
             return self.library_call(target, target.__name__, of, arguments, named, site, line)
         if isinstance(target, FunctionType):
-            target = inspect.unwrap(target) if known.is_library(target) else target
-            if not known.is_library(target):
+            target = inspect.unwrap(target) if self.is_library(target) else target
+            if not self.is_library(target):
                 return self.function_call(target, arguments, named, line)
             return self.library_call(target, target.__name__, None, arguments, named, site, line)
         if target is type and len(arguments) == 1:
@@ -120,7 +123,7 @@ class Reading(Library):
             return self._class(target, arguments, named, site, line)
         if not isinstance(target, BuiltinFunctionType):
             method = of_class(type(target), "__call__")
-            if isinstance(method, FunctionType) and not known.is_library(method):
+            if isinstance(method, FunctionType) and not self.is_library(method):
                 return self.function_call(method, [frozenset({atom}), *arguments], named, line)
         return self.library_call(
             target, getattr(target, "__name__", type(target).__name__), None, arguments, named, site, line
@@ -131,21 +134,19 @@ class Reading(Library):
     ) -> Value:
         made = frozenset({Made(site.site, kind)})
         beginning = of_class(kind, "__init__")
-        if isinstance(beginning, FunctionType) and not known.is_library(beginning):
+        if isinstance(beginning, FunctionType) and not self.is_library(beginning):
             self.function_call(beginning, [made, *arguments], named, line)
             return made
         result = self.library_call(kind, kind.__name__, None, arguments, named, site, line)
         self.holds(made, result)
         for argument in [*arguments, *named.values()]:
-            self.holds(
-                made, argument | self.inside(argument, line) if not known.is_library(kind) else NOTHING
-            )
+            self.holds(made, argument | self.inside(argument, line) if not self.is_library(kind) else NOTHING)
         return made | frozenset(atom for atom in result if not isinstance(atom, Made))
 
     def _method(
         self, atom: Method, arguments: list[Value], named: dict[str, Value], site: Made, line: int
     ) -> Value:
-        if isinstance(atom.function, FunctionType) and not known.is_library(atom.function):
+        if isinstance(atom.function, FunctionType) and not self.is_library(atom.function):
             return self.function_call(atom.function, [frozenset({atom.of}), *arguments], named, line)
         return self.library_call(atom.function, atom.name, atom.of, arguments, named, site, line)
 
@@ -226,6 +227,13 @@ def _is_method(method: Method) -> bool:
     """Whether a method of this name is known of what may have it."""
     kind = method.of.kind if isinstance(method.of, Made) else None
     return method.name in known.METHODS or method.function is not None or hasattr(kind, method.name)
+
+
+def _unwrapped(function: Any) -> Any:
+    """The function in a partial, a memo or a bound method."""
+    while (inner := getattr(function, "func", None) or getattr(function, "__wrapped__", None)) is not None:
+        function = inner
+    return getattr(function, "__func__", function)
 
 
 def _name(function: Any) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from samebits.data.purity import known
 from samebits.data.purity.frames import Frame
 from samebits.data.purity.values import PLAIN, Captured, Cell, Made, Value, items
 
@@ -46,6 +47,12 @@ class Record:
         self.complete = True
         self.heap: dict[Made, set[Any]] = {}
         self.running: list[Frame] = []
+        self.home = ""
+        """The package that is read even where it is installed: that of the user's function."""
+
+    def is_library(self, found: Any) -> bool:
+        """Whether the code of this function or class is not read."""
+        return known.is_library(found, self.home)
 
     def reaches(self) -> set[int]:
         """The identities of the objects and variables that a call looks at, one level into containers."""
