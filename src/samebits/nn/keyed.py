@@ -79,6 +79,7 @@ class OwnsRandomness(torch.nn.Module):
     draws matter, but the count of calls is in no state_dict: a resumed program needs one of the first two, or torch's
     RNG state in the fourth.
 
+    Under torch.compile a key that is asked for breaks the graph; `samebits.nn.compiled` makes it an input.
     Activation checkpointing (both kinds, nested too) repeats a call with its own key; `samebits.nn.repeats` says how.
 
     Args:
