@@ -18,12 +18,18 @@ class TrainerView(Protocol):
     optimizer: torch.optim.Optimizer
     epochs: int
     steps_per_epoch: int | None
-    run_dir: Path | None
-    """Where commits go; None: there are none, and nothing will ever be resumed."""
-    resumed: bool
-    """Whether this `fit` goes on from a commit."""
     validates: bool
     """Whether `fit` was given validation data."""
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Where commits go; None: there are none, and nothing will ever be resumed."""
+        ...
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this `fit` goes on from a commit."""
+        ...
 
     def stop_training(self) -> None:
         """Ends training after this step; at the end of an epoch: after its callbacks."""

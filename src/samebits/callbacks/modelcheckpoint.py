@@ -38,7 +38,7 @@ class ModelCheckpoint(Monitored):
         RecordError: the disk refuses the file.
     """
 
-    _state = ("best", "kept")
+    _state = ("best", "kept", "_step")
 
     def __init__(
         self,
@@ -64,8 +64,7 @@ class ModelCheckpoint(Monitored):
         fixed = self.filepath.split("{")[0]
         self._folder = Path(fixed if fixed.endswith("/") else os.path.dirname(fixed) or ".")
         self._aside = self._folder / f".{Path(self.filepath).name}.superseded"
-        self._set_aside: list[tuple[int, Path]] = []
-        """Files that only older commits know: the number of the step that gave them up, and where they are."""
+        """Files that only older commits know, named after their epoch and the step that gave them up."""
         self._step = 0
 
     def on_train_begin(self, trainer: TrainerView) -> None:
@@ -79,15 +78,14 @@ class ModelCheckpoint(Monitored):
     def _bring_back(self) -> None:
         for name, (epoch, _) in self.kept.items():
             path = self._folder / name
-            with suppress(FileNotFoundError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._hidden(epoch).replace(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for hidden in self._aside.glob(f"{epoch}-*"):
+                hidden.replace(path)
             if not path.exists():
                 warnings.warn(
                     f"ModelCheckpoint: {path}, written after epoch {epoch + 1}, is gone.", stacklevel=2
                 )
         shutil.rmtree(self._aside, ignore_errors=True)
-        self._set_aside = []
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
         """Notes the step."""
@@ -115,12 +113,11 @@ class ModelCheckpoint(Monitored):
 
     def on_commit(self, trainer: TrainerView, step: int) -> None:
         """No resume can ask for files any more that were given up before this commit."""
-        for _, path in [item for item in self._set_aside if item[0] < step]:
-            path.unlink(missing_ok=True)
-        self._set_aside = [item for item in self._set_aside if item[0] >= step]
-        if not self._set_aside:
-            with suppress(OSError):
-                self._aside.rmdir()
+        for path in self._aside.glob("*-*"):
+            if int(path.stem.split("-")[1]) < step:
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # not there, or not empty
+            self._aside.rmdir()
 
     def _wanted(self, value: float) -> bool:
         if self.keep_best is None:
@@ -154,17 +151,13 @@ class ModelCheckpoint(Monitored):
             if not replaced:
                 path.unlink(missing_ok=True)
             return
-        hidden = self._hidden(epoch)
+        hidden = self._aside / f"{epoch}-{self._step}{path.suffix}"
         hidden.parent.mkdir(exist_ok=True)
         with suppress(FileNotFoundError):
             if replaced:  # readers find the old file until the new one is there
                 _link(path, hidden)
             else:
                 path.replace(hidden)
-            self._set_aside.append((self._step, hidden))
-
-    def _hidden(self, epoch: int) -> Path:
-        return self._aside / f"{epoch}{Path(self.filepath).suffix}"
 
 
 def _link(path: Path, other: Path) -> None:

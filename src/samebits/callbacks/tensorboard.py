@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from samebits.callbacks.base import Callback, TrainerView
+from samebits.callbacks.base import AttributeState, TrainerView
 from samebits.errors import InvalidArgumentError
 
 
-class TensorBoard(Callback):
+class TensorBoard(AttributeState):
     """Writes the logs as scalars, through `torch.utils.tensorboard` (needs the package `tensorboard`).
 
     Each process writes a file of its own, which begins with a purge: whatever earlier files hold from the step on at
@@ -27,6 +27,8 @@ class TensorBoard(Callback):
     Raises:
         ModuleNotFoundError: the package `tensorboard` is not installed.
     """
+
+    _state = ("_step",)
 
     def __init__(self, log_dir: str | os.PathLike[str], update_freq: str = "epoch") -> None:
         if update_freq not in ("epoch", "batch"):
@@ -44,7 +46,6 @@ class TensorBoard(Callback):
         self._open: Any = SummaryWriter
         self._writer: Any = None
         self._step = 0
-        self._behind = False
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
         """Purges from the first step of this process on; with update_freq="batch" writes the step's logs."""
@@ -63,19 +64,17 @@ class TensorBoard(Callback):
         """Closes the file."""
         if self._writer is not None:
             self._writer.close()
-            self._writer, self._behind = None, False
+            self._writer = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing; but what a commit counts as done must have left this process."""
-        if self._behind:
+        """The step; and what a commit counts as done has left this process."""
+        if self._writer is not None:
             self._writer.flush()
-            self._behind = False
-        return {}
+        return super().state_dict()
 
     def _write(self, logs: dict[str, float]) -> None:
         for name, value in logs.items():
             self._writer.add_scalar(name, value, self._step)
-        self._behind = True
 
 
 def _await_next_second(folder: Path) -> None:

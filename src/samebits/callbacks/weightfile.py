@@ -18,7 +18,9 @@ SUFFIXES = (".safetensors", ".pt", ".pth")
 
 def save_weights(state: Mapping[str, Any], path: Path) -> None:
     """Writes beside, fsyncs, renames. The suffix of `path` tells the format. Raises OSError."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fresh = path.with_name(
+        f".{path.name}.tmp"
+    )  # always this name: what a kill leaves is gone with the next save
     fresh.unlink(missing_ok=True)
     try:
         if path.suffix == ".safetensors":

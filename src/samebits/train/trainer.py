@@ -65,8 +65,6 @@ class Trainer:
         self.metrics = dict(metrics or {})
         self.epochs = 0
         self.steps_per_epoch: int | None = None
-        self.run_dir: Path | None = None
-        self.resumed = False
         self.validates = False
         self._run: Run | None = None
 
@@ -100,7 +98,7 @@ class Trainer:
         if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
             run_options.setdefault("check_loss", False)  # what is raised cannot be stopped at
         with Run(run_dir, **self._stateful(), **run_options) as run, observed(_Commits(self, run, callbacks)):
-            self._run, self.run_dir, self.resumed = run, run.run_dir, run.resumed
+            self._run = run
             run.state.setdefault("history", {})
             try:
                 for callback in callbacks:
@@ -128,6 +126,16 @@ class Trainer:
                 _add(sums, self._measured(output, target, self.loss_fn(output, target)), len(target))
         self.model.train(was_training)
         return _means(sums)
+
+    @property
+    def run_dir(self) -> Path | None:
+        """Where the commits of the fit under way go."""
+        return None if self._run is None else self._run.run_dir
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the fit under way goes on from a commit."""
+        return self._run is not None and self._run.resumed
 
     def stop_training(self) -> None:
         """Ends training after this step (for callbacks)."""
