@@ -17,6 +17,7 @@ from torch.utils.data import default_collate as torchs_collate
 
 from samebits.data import Pipeline
 from samebits.data.collate import default_collate
+from samebits.data.engine.server import Server
 from samebits.data.engine.slots import Slot, in_place, offered, taken
 from samebits.data.engine.worker import Job, StageWork
 from samebits.data.scope import Draws
@@ -100,17 +101,25 @@ def warned(function):
 def workers_of(iterator):
     """The process ids of the workers."""
     reader = iterator._elements.gi_frame.f_locals["self"]
-    return [worker.process._process.pid for worker in reader._workers._workers.values()]
+    return [worker.process.pid for worker in reader._workers._workers.values()]
 
 
-def children():
-    """Process ids of this process's children, the zombies among them too."""
-    with open(f"/proc/self/task/{threading.get_native_id()}/children") as file:
-        return set(file.read().split())
+def children(pid="self"):
+    """Process ids of this process's descendants, the zombies among them too."""
+    found = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as file:
+            for child in file.read().split():
+                found |= {child} | (children(child) if os.path.exists(f"/proc/{child}/task") else set())
+    return found
 
 
 def open_files():
-    return len(os.listdir("/proc/self/fd"))
+    """How many descriptors this process has, and the server if there is one."""
+    server = Server._running
+    return [
+        len(os.listdir(f"/proc/{pid}/fd")) for pid in ("self", *([server._process.pid] if server else []))
+    ]
 
 
 @pytest.mark.parametrize("method", ["fork", "server"])
@@ -271,11 +280,7 @@ def test_a_killed_worker_is_replaced_with_the_same_bits(method):
         for batch in iterator:
             got.append(batch.tolist())
             reader = iterator._elements.gi_frame.f_locals["self"]._workers if iterator._elements else None
-            pids = (
-                [getattr(w.process, "_pid", None) or w.process._process.pid for w in reader._workers.values()]
-                if reader
-                else []
-            )
+            pids = [w.process.pid for w in reader._workers.values()] if reader else []
             if len(got) == 8:
                 os.kill(pids[0], signal.SIGKILL)
             if len(got) == 20:
@@ -318,7 +323,7 @@ def test_a_worker_that_is_killed_as_it_starts_is_replaced():
         iterator._elements = iterator._begin()
         reader = iterator._elements.gi_frame.f_locals["self"]._workers
         for worker in reader._workers.values():
-            os.kill(worker.process._process.pid, signal.SIGKILL)
+            os.kill(worker.process.pid, signal.SIGKILL)
         return [batch.tolist() for batch in iterator]
 
     got, messages = warned(run)
@@ -408,12 +413,29 @@ def test_nothing_is_left_behind_in_this_process():
         assert (children(), open_files(), threading.active_count()) == before
 
 
+def test_a_killed_server_is_replaced():
+    """SIGKILL of the server takes its workers along; a new one computes what they had, with the same bits."""
+    pipeline = Pipeline.range(80).map(slow).batch(4)
+    expected = [batch.tolist() for batch in read(pipeline)]
+
+    def run():
+        got = []
+        for batch in pipeline.with_options(seed=1, num_parallel_calls=2, start_method="server"):
+            got.append(batch.tolist())
+            if len(got) == 5:
+                os.kill(Server._running._process.pid, signal.SIGKILL)
+        return got
+
+    got, messages = warned(run)
+    assert got == expected and messages
+
+
 @pytest.mark.soak
-def test_many_lives_and_deaths_leave_nothing_behind():
+@pytest.mark.parametrize("method", ["fork", "server"])
+def test_many_lives_and_deaths_leave_nothing_behind(method):
     """Three hundred times opened, half of them killed, a third abandoned: children and descriptors are as before."""
-    pipeline = (
-        Pipeline.range(40).map(lambda n: np.full(100, n)).batch(4).with_options(seed=1, num_parallel_calls=2)
-    )
+    pipeline = Pipeline.range(40).map(lambda n: np.full(100, n)).batch(4)
+    pipeline = pipeline.with_options(seed=1, num_parallel_calls=2, start_method=method)
     expected = [batch.tolist() for batch in pipeline]
     before = children(), open_files()
 

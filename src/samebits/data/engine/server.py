@@ -133,12 +133,12 @@ class ServedProcess:
     ) -> None:
         self._server = server
         fds = [connection.fileno(), work, *(slot.fd for slot in slots)]
-        self._pid = server.ask(("start", number), fds)
+        self.pid = server.ask(("start", number), fds)
 
     def end(self, grace: float) -> int:
         """Its exit code (negative: the signal), once it has ended; it is killed after `grace` seconds."""
         try:
-            return self._server.ask(("end", self._pid, grace))
+            return self._server.ask(("end", self.pid, grace))
         except PipelineError:  # the server has died, and its workers with it
             return -signal.SIGKILL
 

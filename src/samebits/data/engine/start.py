@@ -26,6 +26,8 @@ _ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 class Process(Protocol):
     """A worker's process."""
 
+    pid: int
+
     def end(self, grace: float) -> int:
         """Its exit code (negative: the signal), once it has ended; it is killed after `grace` seconds."""
         ...
@@ -82,6 +84,7 @@ class _Forking:
 class _Child:
     def __init__(self, process: Any) -> None:
         self._process = process
+        self.pid: int = process.pid
 
     def end(self, grace: float) -> int:
         self._process.join(grace)
