@@ -56,9 +56,9 @@ class Program:
             self._plans[node] = plan_of(node, layout)
         return self._plans[node]
 
-    def find(self, kind: str, node: Node, text: str) -> None:
-        """Notes a finding, once."""
-        self.findings.setdefault((kind, node), Finding(kind, node, text))
+    def find(self, kind: str, node: Node, text: str, site: Node | None = None) -> None:
+        """Notes a finding, once; `site` is the higher-order op in whose body the node is."""
+        self.findings.setdefault((kind, node), Finding(kind, site or node, text))
 
     def _literal(self, values: tuple[Any, ...] | None) -> int:
         known = self.partitions
@@ -74,8 +74,10 @@ class Frame:
         self.layout = program.layout(module)
         self.memory = Memory(self.known)
         self.numbers: dict[Node, tuple[int, int]] = {}
-        self.skew: dict[Node, int] = {}
-        """Views that look at other bytes on other ranks."""
+        self.skew: dict[Node, tuple[int, int]] = {}
+        """Views that look at other bytes on other ranks: how, and the event that says why."""
+        self.site: Node | None = None
+        """The higher-order op whose body this is."""
         self.defined: dict[Node, tuple[int, tuple[int, ...]]] = {}
         self.generators: dict[str, tuple[int, int]] = {}
         self.drawn: set[str] = set()
@@ -112,9 +114,12 @@ class Frame:
         if not places:
             partition, event = self.numbers.get(node, (self.known.equal, 0))
             return partition, (event,)
-        found, events = self.skew.get(node, self.known.equal), ()
+        found, events = self.known.equal, ()
+        if node in self.skew:
+            found, event = self.skew[node]
+            places, events = tuple(place.anywhere() for place in places), (event,)
         for place in places:
-            held, made = self.memory.read(place.anywhere() if node in self.skew else place)
+            held, made = self.memory.read(place)
             found, events = self.known.meet(found, held), events + made
         return found, events
 
@@ -158,16 +163,21 @@ class Frame:
         results = [self._flow(node, plan, flow, own) for flow in plan.flows]
         reason = self._why(node, plan)
         for flow, (partition, made) in zip(plan.flows, results, strict=True):
-            skewed = {place for one in flow.writers if one in self.skew for place in self.layout.places[one]}
-            for place in flow.writes:
-                self._write(
-                    node, place.anywhere() if place in skewed else place, partition, made + parents, reason
-                )
-        self._inherit(node, plan)
+            self._store(node, flow, partition, made + parents, reason)
+        self._inherit(node)
         if not self.layout.places[node]:
             partition = self.meet(own, *(one for one, _ in results))
             made = tuple(itertools.chain(parents, *(one for _, one in results)))
             self.numbers[node] = (partition, self.events.add(node, partition, made, reason))
+
+    def _store(self, node: Node, flow: Flow, partition: int, parents: tuple[int, ...], reason: str) -> None:
+        skewed = {place: self.skew[one] for one in flow.writers if one in self.skew for place in self.layout.places[one]}
+        for place in flow.writes:
+            if place in skewed:
+                where, event = skewed[place]
+                self._write(node, place.anywhere(), self.known.meet(partition, where), (*parents, event), reason)
+            else:
+                self._write(node, place, partition, parents, reason)
 
     def _literal(self, node: Node, plan: Plan) -> int:
         """What the code made of the rank: other arguments on other ranks."""
@@ -195,8 +205,9 @@ class Frame:
         state, event = self.generators[name]
         self.drawn.add(name)
         read = [self.read(one) for one in (plan.indices if plan.counted else node.all_input_nodes)]
-        after = self.meet(state, literal, *(one for one, _ in read))
-        if after != state:
+        moved_by = self.meet(literal, *(one for one, _ in read))
+        if moved_by != self.known.equal:
+            after = self.known.meet(state, moved_by)
             made = tuple(itertools.chain((event,), *(one for _, one in read)))
             reason = "the data decide how many words are drawn"
             self.generators[name] = (after, self.events.add(node, after, made, reason))
@@ -235,37 +246,41 @@ class Frame:
         for group in self.program.step.groups[node]:
             if len({int(labels[rank]) for rank in group}) > 1:
                 text = f"{node.target} over ranks {list(group)} stands in a branch that not all of them take: it hangs"
-                self.program.find("hang", node, text)
+                self.program.find("hang", node, text, self.site)
                 return
 
     def _look(self, node: Node, plan: Plan, literal: int) -> None:
         """A view writes nothing; where it looks may differ."""
-        where = self.meet(literal, *self.read_all(plan.indices))
+        read = [self.read(one) for one in plan.indices]
+        where = self.meet(literal, *(one for one, _ in read))
         if where != self.known.equal:
-            self.skew[node] = where
-        self._inherit(node, plan)
+            made = tuple(itertools.chain(*(one for _, one in read)))
+            self.skew[node] = (where, self.events.add(node, where, made, "looks at other bytes on other ranks"))
+        self._inherit(node)
 
-    def _inherit(self, node: Node, plan: Plan) -> None:
+    def _inherit(self, node: Node) -> None:
         """What is a view of a skewed view, or was written through one, looks where that one does."""
         if not self.skew:
             return
         places = {place.storage for place in self.layout.places[node]}
         for one in node.all_input_nodes:
             if one in self.skew and places & {place.storage for place in self.layout.places[one]}:
-                self.skew[node] = self.known.meet(self.skew.get(node, self.known.equal), self.skew[one])
+                where, event = self.skew.get(node, (self.known.equal, 0))
+                self.skew[node] = (self.known.meet(where, self.skew[one][0]), event or self.skew[one][1])
 
     def body(self, graph: Any, operands: Sequence[int], control: int, generators: Generators) -> Outcome:
         """Runs the body that a node names; the same inputs once only."""
         module = self.layout.constant(graph)
         key = (id(module), tuple(operands), control, tuple(generators.items()))
         if key not in self.program.outcomes:
-            self.program.outcomes[key] = self._body(module, operands, control, generators)
+            self.program.outcomes[key] = self._body(graph, module, operands, control, generators)
         return self.program.outcomes[key]
 
     def _body(
-        self, module: GraphModule, operands: Sequence[int], control: int, generators: Generators
+        self, caller: Node, module: GraphModule, operands: Sequence[int], control: int, generators: Generators
     ) -> Outcome:
         frame = Frame(self.program, module, control, Events(self.known))
+        frame.site = self.site or caller
         inputs = [node for node in frame.layout.nodes if node.op == "placeholder"]
         for node, partition in zip(inputs, operands, strict=True):
             frame.bind(node, partition, frame.events.add(node, partition, ()))
@@ -295,12 +310,10 @@ class Frame:
             return
         reason = outcome.reason
         for one in outcome.drawn:
-            state, event = self.generators[one]
-            parents += (event,)
-            if outcome.generators[one] != state:
-                after = outcome.generators[one]
-                why = "drawn from in a branch or a loop that not all ranks run alike"
-                self.generators[one] = (after, self.events.add(node, after, parents, why))
+            parents += (self.generators[one][1],)
+            after = outcome.generators[one]
+            why = f"draws from {one} in a branch or a loop"
+            self.generators[one] = (after, self.events.add(node, after, parents, why))
         self.drawn |= outcome.drawn
         for operand, after in zip(given, outcome.operands, strict=True):
             if isinstance(operand, Node) and after != self.read(operand)[0]:
