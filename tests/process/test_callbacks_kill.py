@@ -9,6 +9,9 @@ from torch import nn
 
 import samebits
 from samebits import digest
+from samebits.audit.record.file import RecordFile
+from samebits.audit.record.reading import read_record
+from samebits.audit.record.recorder import Recorder, recording
 from samebits.callbacks import (
     CSVLogger,
     EarlyStopping,
@@ -115,6 +118,31 @@ def test_killed_twice_all_callbacks_end_as_in_one_go(forked, tmp_path, whole):
     assert history["learning_rate"][0] > 2 * history["learning_rate"][-1]
     assert len(expected_files["files/steps.csv"].splitlines()) == 1 + 5 * len(history["loss"])
     assert expected_files["files/appended.csv"].startswith(b"epoch,loss\n0,7.0\n0,")
+
+
+def recorded(folder, to):
+    """What the recorder sees of the callbacks in every step, by step and path."""
+    recorder = Recorder(RecordFile(to))
+    with recording(recorder, "script.py", level="state", every=1, allowed=(folder.parent,)):
+        fit(folder)
+    recorder.finish()
+    recorder.file.close()
+    steps = read_record(to).steps
+    return {step: dict(line.leaves["locals"]) for (_, step), line in steps.items()}
+
+
+def test_no_attribute_tells_that_there_was_a_kill(forked, tmp_path):
+    """At every step after the resume each attribute of each callback is the one of the run in one go, as verify asks."""
+    folder = begin(tmp_path / "fit")
+    assert forked(lambda: fit(folder, kill_at=27, commits=(12,))).code == -9
+    mine = forked(recorded, folder, tmp_path / "b").value
+    folder.rename(tmp_path / "killed")  # paths are attributes, too
+    expected = forked(recorded, begin(folder), tmp_path / "a").value
+    assert list(mine) == list(range(12, len(expected)))
+    assert any(path.startswith("callbacks[5].kept") for path in mine[12])  # it does look there
+    for step, leaves in mine.items():
+        assert leaves == expected[step], step
+        assert leaves != expected[step - 1]  # control: it tells one step from the next
 
 
 def test_a_log_that_the_commit_does_not_know_repeats_steps(forked, tmp_path, whole):
