@@ -54,6 +54,11 @@ def rounding_rows():
     half = torch.empty(LARGE, dtype=torch.float16)
     return LARGE, [
         ("bf16 | torchao's way", lambda: stochastic_round(x, BF16, KEY), lambda: torchao_round(x)),
+        (
+            "bf16, out= | torchao's way",
+            lambda: stochastic_round(x, BF16, KEY, out=out),
+            lambda: torchao_round(x),
+        ),
         ("bf16 | x.to(bf16)", lambda: stochastic_round(x, BF16, KEY), lambda: x.to(BF16)),
         ("bf16, out= | copy_", lambda: stochastic_round(x, BF16, KEY, out=out), lambda: out.copy_(x)),
         (

@@ -182,6 +182,14 @@ LONG = torch.randn(300_000)
 WHOLE = {dtype: stochastic_round(LONG, dtype, KEY) for dtype in (BF16, E4M3)}
 
 
+def test_large_tensors():
+    """Where chunks are larger, the bits are those of the integer formula all the same."""
+    x = torch.randn(2**23 + 1000, generator=torch.Generator().manual_seed(1))
+    halves = sr.bits(KEY, x.numel(), dtype=torch.uint16).to(torch.int32)
+    formula = ((x.view(torch.int32) + halves) >> 16).to(torch.int16)
+    assert torch.equal(stochastic_round(x, BF16, KEY).view(torch.int16), formula)
+
+
 def test_gradient_is_that_of_the_cast():
     """Backward hands the gradient on in x's dtype, as x.to(dtype) does; so does a second derivative, which is none."""
     x = torch.randn(64, requires_grad=True)

@@ -370,3 +370,32 @@ def test_sparse_gradients_are_refused():
     with pytest.raises(UnimplementedError, match="sparse"):
         optimizer.step()
     assert same(first.detach(), weights().detach())
+
+
+def _key_on(rank):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from samebits.rounding.optim import _streams
+
+    dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    local = torch.zeros(4, 4)
+    of = lambda *placements: _streams.keys(
+        (1, 2), 3, "w", DTensor.from_local(local, mesh, placements, run_check=False), 1
+    )
+    return of(Replicate(), Shard(0)), of(Replicate(), Replicate()), of(Shard(0), Shard(1))
+
+
+def test_replicas_of_shards_share_their_numbers(forked):
+    """On a mesh of 2 replicas x 2 shards, ranks 0 and 2 hold the same shard and share its key, 0 and 1 do not; without
+    shards all ranks share it, as a plain tensor has it, and with shards over both dimensions none do."""
+    from samebits.rounding.optim import _streams
+
+    hybrid, replicated, sharded = zip(*(forked(_key_on, rank).value for rank in range(4)), strict=True)
+    assert hybrid[0] == hybrid[2] != hybrid[1] == hybrid[3]
+    plain = _streams.keys((1, 2), 3, "w", torch.zeros(4, 4), 1)
+    assert all(keys == plain for keys in replicated)
+    assert len({tuple(keys) for keys in sharded}) == 4

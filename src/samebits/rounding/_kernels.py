@@ -18,6 +18,9 @@ def stochastic_round(key: torch.Tensor, given: torch.Tensor, out: torch.Tensor) 
     run(_KERNELS[out.dtype], address(key), given.numel(), address(given), address(out))
 
 
+_READS = ((3, 4),)
+
+
 @inlined
 def _store_bfloat16(words: Any, count: Any, at: Any, args: Any) -> None:
     given, out = float32_at(args[3]), uint16_at(args[4])
@@ -34,11 +37,11 @@ def _kernel(form: Format) -> OnTeam:
         for j in range(count):
             out[at + j] = rounded_by(given[at + j], random_word(words, 0, j))
 
-    return tiled(store, (form.width,), f"stochastic_round_{form.name}")
+    return tiled(store, (form.width,), _READS, f"stochastic_round_{form.name}")
 
 
 _KERNELS = {
-    dtype: tiled(_store_bfloat16, (2,), "stochastic_round_bfloat16")
+    dtype: tiled(_store_bfloat16, (2,), _READS, "stochastic_round_bfloat16")
     if dtype is torch.bfloat16
     else _kernel(form)
     for dtype, form in FORMATS.items()

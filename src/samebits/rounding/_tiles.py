@@ -1,7 +1,8 @@
 """Passes over tensors in which each stored number is rounded by the words of its own key.
 
 A tile of every stream is written to the stack, then a second loop uses it up while it is in the first-level cache. Both
-loops are simple enough to be vectorised. Chunks have a size of their own, whatever the number of threads.
+loops are simple enough to be vectorised. What the second one reads is on its way from memory while the first one
+computes. Chunks have a size of their own, whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from samebits.random._philox import block
 
 _TILE = 512
 """Elements of a tile."""
-_PIECE = 1 << 16
-"""Elements of a chunk."""
+_PIECE, _LARGE_PIECE, _LARGE = 1 << 16, 1 << 20, 1 << 23
+"""Elements of a chunk, and of one of a large tensor: two threads that fill one fresh huge page wait for each other."""
 _STREAMS = 3
 _BLOCK_BYTES = 16
+_LINE_BYTES = 64
 
 
 @instruction
@@ -47,6 +49,21 @@ def _as_halves(_context: Any, words: Any) -> Any:
     return types.CPointer(types.uint16)(words), build
 
 
+@instruction
+def _prefetch(_context: Any, place: Any) -> Any:
+    """Asks for the cache line at an address, without waiting for it; any address is allowed."""
+
+    def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        form = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=form)
+        read, second_level, data = number(0), number(2), number(1)
+        builder.call(function, [builder.inttoptr(arguments[0], pointer), read, second_level, data])
+        return context.get_dummy_value()
+
+    return types.void(place), build
+
+
 @inlined
 def random_half(words: Any, stream: Any, j: Any) -> Any:
     """The 16 bits that decide element j of a tile, from stream number `stream` of its kernel."""
@@ -59,20 +76,24 @@ def random_word(words: Any, stream: Any, j: Any) -> Any:
     return words[_TILE * stream + j]
 
 
-def tiled(store: Any, widths: tuple[int, ...], name: str) -> OnTeam:
+def tiled(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int], ...], name: str) -> OnTeam:
     """A kernel for `run`. `store(words, count, at, args)` computes elements `at`, ..., `at + count - 1`.
 
     `widths[s]` is 2 or 4: the bytes for each element of the stream s, which `random_half` or `random_word` read out of
-    `words`. `args[3]` and so on are what `run` was given.
+    `words`. `args[3]` and so on are what `run` was given. `reads` has (k, bytes of an element) for what is read at `args[k]`.
     """
 
     def piece(chunk: int, args: Any) -> None:
         keys, elements = uint64_at(args[1]), args[2]
         words = _tile()
-        first = chunk * _PIECE
-        last = min(elements, first + _PIECE)
+        size = _LARGE_PIECE if elements >= _LARGE else _PIECE
+        first = chunk * size
+        last = min(elements, first + size)
         for start in range(first, last, _TILE):
             count = min(_TILE, last - start)
+            for k, width in reads:
+                for line in range(start * width, (start + count) * width, _LINE_BYTES):
+                    _prefetch(args[k] + line)
             for stream in range(len(widths)):
                 width = widths[stream]
                 seed = keys[2 * stream]
@@ -92,4 +113,5 @@ def tiled(store: Any, widths: tuple[int, ...], name: str) -> OnTeam:
 def run(kernel: OnTeam, keys: int, elements: int, *args: int) -> None:
     """Runs a kernel of `tiled` over so many elements; `keys` is the address of two uint64 for each stream."""
     if elements:
-        kernel(-(-elements // _PIECE), keys, elements, *args)
+        size = _LARGE_PIECE if elements >= _LARGE else _PIECE
+        kernel(-(-elements // size), keys, elements, *args)

@@ -105,7 +105,8 @@ def _kernel(dtype: torch.dtype, state_dtype: torch.dtype, amsgrad: bool) -> OnTe
             p[i] = weight_by(new, words, 0, j)
 
     widths = (weight.width,) if state.width == 0 else (weight.width, state.width, state.width)
-    return tiled(update, widths, f"adamw_{name_of(dtype)}_{name_of(state_dtype)}_{amsgrad}")
+    reads = ((11, 2), (12, 2), (13, state_dtype.itemsize), (14, state_dtype.itemsize))
+    return tiled(update, widths, reads, f"adamw_{name_of(dtype)}_{name_of(state_dtype)}_{amsgrad}")
 
 
 def plain(tensors: list[torch.Tensor], keys: list[Words], by: Factors) -> None:

@@ -84,7 +84,10 @@ def _kernel(dtype: torch.dtype, state_dtype: torch.dtype | None, nesterov: bool)
             p[i] = weight_by(value - grad * lr, words, 0, j)
 
     widths = (weight.width,) if state.width == 0 else (weight.width, state.width)
-    return tiled(update, widths, f"sgd_{name_of(dtype)}_{state_dtype and name_of(state_dtype)}_{nesterov}")
+    reads = ((9, 2), (10, 2), (buffer_place, state_dtype.itemsize if state_dtype else 2))
+    return tiled(
+        update, widths, reads, f"sgd_{name_of(dtype)}_{state_dtype and name_of(state_dtype)}_{nesterov}"
+    )
 
 
 def plain(tensors: list[torch.Tensor], keys: list[Words], by: Factors, nesterov: bool) -> None:
