@@ -13,6 +13,7 @@ from typing import Any
 from torch.fx import Node
 
 from samebits.replica.partitions import Groups, Partitions
+from samebits.replica.schema import argument, signature_of
 
 TOGETHER, PARTS, FROM_ROOT, AT_ROOT = "together", "parts", "from root", "at root"
 """All members get the same; each member gets its own part; all get the root's; the root gets it, nobody else."""
@@ -69,16 +70,6 @@ COLLECTIVES = {
 }
 
 
-def argument(node: Node, name: str) -> Any:
-    """What a node gives for an argument of its op, by the name in the schema."""
-    target: Any = node.target
-    for position, one in enumerate(target._schema.arguments):
-        if one.name == name:
-            given = node.args[position] if position < len(node.args) else one.default_value
-            return node.kwargs.get(name, given)
-    return None
-
-
 def moved(
     collective: Collective,
     node: Node,
@@ -127,6 +118,5 @@ def _splits(node: Node, by_rank: Sequence[Any] | None, ranks: int) -> Any:
     own = argument(node, "input_split_sizes") or ()
     if not own or by_rank is None or not all(isinstance(size, int) for size in own):
         return None
-    target: Any = node.target
-    position = [one.name for one in target._schema.arguments].index("input_split_sizes")
+    position = signature_of(node).position["input_split_sizes"]
     return tuple(tuple(by_rank[rank][position]) for rank in range(ranks))

@@ -171,11 +171,18 @@ class Frame:
             self.numbers[node] = (partition, self.events.add(node, partition, made, reason))
 
     def _store(self, node: Node, flow: Flow, partition: int, parents: tuple[int, ...], reason: str) -> None:
-        skewed = {place: self.skew[one] for one in flow.writers if one in self.skew for place in self.layout.places[one]}
+        skewed = {
+            place: self.skew[one]
+            for one in flow.writers
+            if one in self.skew
+            for place in self.layout.places[one]
+        }
         for place in flow.writes:
             if place in skewed:
                 where, event = skewed[place]
-                self._write(node, place.anywhere(), self.known.meet(partition, where), (*parents, event), reason)
+                self._write(
+                    node, place.anywhere(), self.known.meet(partition, where), (*parents, event), reason
+                )
             else:
                 self._write(node, place, partition, parents, reason)
 
@@ -242,6 +249,8 @@ class Frame:
 
     def _reach(self, node: Node) -> None:
         """A collective that some members of a group do not reach never ends."""
+        if self.control == self.known.equal:
+            return
         labels = self.known.labels(self.control)
         for group in self.program.step.groups[node]:
             if len({int(labels[rank]) for rank in group}) > 1:
@@ -255,7 +264,10 @@ class Frame:
         where = self.meet(literal, *(one for one, _ in read))
         if where != self.known.equal:
             made = tuple(itertools.chain(*(one for _, one in read)))
-            self.skew[node] = (where, self.events.add(node, where, made, "looks at other bytes on other ranks"))
+            self.skew[node] = (
+                where,
+                self.events.add(node, where, made, "looks at other bytes on other ranks"),
+            )
         self._inherit(node)
 
     def _inherit(self, node: Node) -> None:

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from samebits.replica.memory import Place, place_of
+from samebits.replica.schema import argument, signature_of
 
 _WAITS = {"_c10d_functional::wait_tensor", "_c10d_functional_autograd::wait_tensor"}
 
@@ -88,16 +89,9 @@ def _key(leaf: torch.Tensor) -> Hashable:
 def _returned_inputs(node: Node) -> Iterator[tuple[int, Node]]:
     if not isinstance(node.target, torch._ops.OpOverload):
         return
-    schema = node.target._schema
     if node.target.name() in _WAITS:
         yield 0, node.args[0]  # type: ignore[misc]
-    for index, out in enumerate(schema.returns):
-        if out.alias_info is None or not out.alias_info.is_write:
-            continue
-        for position, argument in enumerate(schema.arguments):
-            same = (
-                argument.alias_info is not None and argument.alias_info.before_set & out.alias_info.before_set
-            )
-            given = node.kwargs.get(argument.name, node.args[position] if position < len(node.args) else None)
-            if same and isinstance(given, Node):
-                yield index, given
+    for index, name in signature_of(node).returned:
+        given = argument(node, name)
+        if isinstance(given, Node):
+            yield index, given

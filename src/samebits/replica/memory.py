@@ -83,15 +83,15 @@ class Memory:
 
 def place_of(tensor: torch.Tensor, storage: Hashable) -> Place:
     """The bytes of a (fake) tensor; the whole storage, not dense, where the shape is not known."""
-    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
-    if not all(isinstance(number, int) for number in numbers):
+    shape, strides, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
+    if not all(isinstance(number, int) for number in (*shape, *strides, offset)):
         return Place(storage).anywhere()
-    size = tensor.element_size()
-    low = tensor.storage_offset() * size
-    if tensor.numel() == 0:
-        return Place(storage, int(low), int(low))
-    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return Place(storage, int(low), int(low + (reach + 1) * size), _dense(tensor))
+    size, count = tensor.element_size(), tensor.numel()
+    low = int(offset) * size
+    if not count or tensor.is_contiguous():
+        return Place(storage, low, low + int(count) * size)
+    reach = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+    return Place(storage, low, low + (reach + 1) * size, _dense(tensor))
 
 
 def _dense(tensor: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from samebits.errors import RankDependentError
 from samebits.replica.collectives import COLLECTIVES
 from samebits.replica.partitions import Groups
+from samebits.replica.schema import signature, signature_of
 from samebits.replica.source import line_of
 
 
@@ -137,7 +138,7 @@ def _literals(node: Node, owner: GraphModule, is_collective: bool) -> Any:
     if node.op == "get_attr":
         value = _attribute(owner, node)
         return _bits(value) if isinstance(value, torch.Tensor) else None
-    names = [one.name for one in node.target._schema.arguments] if is_collective else []  # type: ignore[union-attr]
+    names = list(signature_of(node).position) if is_collective else []
     kept = [
         None if position < len(names) and names[position] == "group_name" else _plain(given)
         for position, given in enumerate(node.args)
@@ -160,10 +161,10 @@ def _bits(value: torch.Tensor) -> str:
 def _group(node: Node, owner: GraphModule) -> tuple[int, ...] | None:
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.name() not in COLLECTIVES:
         return None
-    for one, given in zip(node.target._schema.arguments, node.args, strict=False):
-        if one.name == "group_name":
+    for name, given in zip(signature(node.target).position, node.args, strict=False):
+        if name == "group_name":
             return tuple(dist.get_process_group_ranks(_resolve_process_group(given)))  # type: ignore[arg-type]
-        if one.name == "process_group":
+        if name == "process_group":
             return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(_attribute(owner, given))))  # type: ignore[arg-type]
     return None
 

@@ -15,9 +15,10 @@ from torch.utils import _pytree as pytree
 from samebits.determinism import custom, table
 from samebits.determinism.table.words import UNWRITTEN
 from samebits.errors import InvalidArgumentError
-from samebits.replica.collectives import COLLECTIVES, Collective, argument
+from samebits.replica.collectives import COLLECTIVES, Collective
 from samebits.replica.layout import Layout, tensors
 from samebits.replica.memory import Place
+from samebits.replica.schema import argument, signature, signature_of
 
 _SHAPE_ONLY = frozenset(
     """zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty
@@ -82,8 +83,8 @@ def plan_of(node: Node, layout: Layout) -> Plan:
     collective = COLLECTIVES.get(target.name())
     if collective is not None:
         return Plan(list(_collective_flows(node, layout, collective)), collective)
-    written = _written(node)
-    packet = target._schema.name.partition("::")[2]
+    written = _written(node, target)
+    packet = signature(target).packet
     plan = Plan(
         list(_flows(node, layout, operands, written, given)),
         breaks=_breaks(node, target),
@@ -104,7 +105,7 @@ def _flows(
 ) -> Iterator[Flow]:
     outputs = layout.places[node]
     fresh = [place for place in outputs if place.storage not in given]
-    rows = _rows(node) if _packet(node).startswith(("_foreach_", "_fused_")) else None
+    rows = _rows(node) if signature_of(node).packet.startswith(("_foreach_", "_fused_")) else None
     distinct = {place.storage for place in fresh}
     if rows is not None and len(distinct) == len(fresh) and len(fresh) in {0, len(rows)}:
         listed = {one for row in rows for one in row}
@@ -130,23 +131,18 @@ def _collective_flows(node: Node, layout: Layout, collective: Collective) -> Ite
         yield Flow(tuple(sources), tuple(place for places in written for place in places), tuple(targets))
 
 
-def _written(node: Node) -> list[Node]:
-    found = []
-    for one in _schema(node).arguments:
-        if one.alias_info is not None and one.alias_info.is_write:
-            found += _nodes(argument(node, one.name))
-    for name in _SILENT_WRITES.get(_schema(node).name, ()):
-        if argument(node, "training"):
-            found += _nodes(argument(node, name))
-    return found
+def _written(node: Node, target: torch._ops.OpOverload) -> list[Node]:
+    names = signature(target).written
+    if target.name() in _SILENT_WRITES and argument(node, "training"):
+        names = _SILENT_WRITES[target.name()]
+    return [one for name in names for one in _nodes(argument(node, name))]
 
 
 def _read(node: Node, operands: tuple[Node, ...]) -> tuple[Node, ...]:
     """The operands whose content counts."""
-    schema = _schema(node)
-    outs = {one for arg in schema.arguments if arg.is_out for one in _nodes(argument(node, arg.name))}
+    outs = {one for name in signature_of(node).outs for one in _nodes(argument(node, name))}
     first = node.args[0] if node.args else None
-    if _packet(node) in _SHAPE_ONLY and isinstance(first, Node) and _static(first):
+    if signature_of(node).packet in _SHAPE_ONLY and isinstance(first, Node) and _static(first):
         again = {*_nodes(node.args[1:]), *_nodes(list(node.kwargs.values()))}
         outs |= {first} - again
     return tuple(one for one in operands if one not in outs)
@@ -165,16 +161,9 @@ def _rows(node: Node) -> list[list[Node]] | None:
 
 
 def _nodes(value: Any) -> list[Node]:
+    if isinstance(value, Node):
+        return [value]
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Node)]
-
-
-def _packet(node: Node) -> str:
-    return _schema(node).name.partition("::")[2]
-
-
-def _schema(node: Node) -> Any:
-    target: Any = node.target
-    return target._schema
 
 
 def _static(node: Node) -> bool:
@@ -197,7 +186,7 @@ def _device(node: Node) -> str:
 
 
 def _breaks(node: Node, target: torch._ops.OpOverload) -> str:
-    if not any(True for _ in tensors(node)) and not target._schema.is_mutable:
+    if not signature(target).written and not any(True for _ in tensors(node)):
         return ""
     return _verdict(target, _device(node))
 
