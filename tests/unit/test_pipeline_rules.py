@@ -1,5 +1,7 @@
 """The rules of TensorFlow's determinism RFC (346) for input pipelines."""
 
+import subprocess
+import sys
 import operator
 import os
 import sys
@@ -520,3 +522,22 @@ def test_workers_of_a_server_follow_the_same_rules(request):
     once = list(log)
     assert [batch.tolist() for batch in noted.with_options(**options)] == expected
     assert log == 2 * once
+
+
+def test_a_pipeline_with_a_seed_of_its_own_needs_no_other():
+    """Under the switch, in a process that nobody seeded, its functions draw; the program's own draws still raise."""
+    program = """
+import random, numpy as np, torch, samebits
+from samebits.data import Pipeline
+samebits.enable_op_determinism()
+drawn = Pipeline.range(40).map(lambda x: x + np.random.rand() + torch.rand(1).item() + random.random()).batch(10)
+first = [batch.tolist() for batch in drawn.with_options(seed=1)]
+assert first == [batch.tolist() for batch in drawn.with_options(seed=1, num_parallel_calls=1)]
+for draw in (lambda: torch.rand(1), np.random.rand, random.random):
+    try:
+        draw()
+    except samebits.errors.UnseededError:
+        print("raised")
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert run.stdout.split() == ["raised"] * 3, run.stderr

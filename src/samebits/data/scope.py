@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from samebits.context import Words
+from samebits.errors import PipelineError, UnseededError
 from samebits.random import generators
 
 T = TypeVar("T")
@@ -54,16 +55,18 @@ class Draws:
         if self._quiet and self._proven:
             return _with(False, task)
         self._proven = self._watch  # what was only read is tried out once
-        before = generators.capture()
-        try:
+        with generators.preserved() as before:
             if self._watch:
-                result = _with(False, task)
-                if same(before, generators.capture()):
-                    return result
+                try:
+                    result = _with(False, task)
+                except PipelineError as error:
+                    if not isinstance(error.__cause__, UnseededError):
+                        raise  # else it draws, and nobody has seeded the process; the pipeline has a seed of its own
+                else:
+                    if same(before, generators.capture()):
+                        return result
                 self._watch = self._quiet = False
             return _with(True, task)
-        finally:
-            generators.restore(before)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from samebits.determinism.caller import where
 from samebits.determinism.notices import warn_once
 from samebits.determinism.overrides import Kernel, Overrides, kernels, overload
 from samebits.errors import UnseededError, UnseededWarning
+from samebits.random import generators
 from samebits.random.seeds import torch_was_seeded
 
 _CURE = "Call samebits.set_random_seed(seed) (or torch.manual_seed(seed)) at the top of the program."
@@ -65,7 +66,8 @@ class SeedGuard:
             if rule.draws_from_default(args, kwargs):
                 if not is_seeded():
                     refuse(name, f"at {where()}")
-                self.remove()
+                if not generators.is_preserving():
+                    self.remove()
             return kernel(*args, **kwargs)
 
         return draw

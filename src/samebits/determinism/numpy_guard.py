@@ -18,6 +18,7 @@ import numpy as np
 from samebits.determinism import numpy_types, twister
 from samebits.determinism.graph.patches import Patches
 from samebits.determinism.sources import NUMPY_ENTROPY, NUMPY_GLOBAL, asking, object_to
+from samebits.random import generators
 
 _mtrand: Any = np.random.mtrand
 _entropy: Any = np.random.bit_generator
@@ -53,10 +54,10 @@ class NumpyGuard:
 
         @functools.wraps(draw, assigned=("__name__", "__doc__"))
         def drawn(*args: Any, **kwargs: Any) -> Any:
-            if numpy_was_seeded():
-                self.remove()
-            else:
+            if not numpy_was_seeded():
                 object_to(NUMPY_GLOBAL, asking())
+            elif not generators.is_preserving():
+                self.remove()
             return draw(*args, **kwargs)
 
         return drawn

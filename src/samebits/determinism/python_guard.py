@@ -24,6 +24,7 @@ from samebits.determinism.sources import (
     object_to,
     place,
 )
+from samebits.random import generators
 
 _GLOBAL: Any = random._inst  # type: ignore[attr-defined]
 _DRAWS = ("random", "getrandbits")
@@ -54,10 +55,10 @@ class PythonGuard:
     def _checked(self, draw: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(draw)
         def drawn(*args: Any) -> Any:
-            if python_was_seeded():
-                self.remove()
-            else:
+            if not python_was_seeded():
                 object_to(PYTHON_GLOBAL, asking())
+            elif not generators.is_preserving():
+                self.remove()
             return draw(*args)
 
         return drawn

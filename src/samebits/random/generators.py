@@ -82,14 +82,25 @@ def restore(states: GeneratorStates) -> None:
         generator.set_state(state)
 
 
+_blocks = 0
+
+
 @contextmanager
-def preserved() -> Iterator[None]:
-    """Whatever the block draws or seeds, the generators are afterwards as they were before it."""
+def preserved() -> Iterator[GeneratorStates]:
+    """Whatever the block draws or seeds, the generators are afterwards as they were before it; gives their states."""
+    global _blocks
     states = capture()
+    _blocks += 1
     try:
-        yield
+        yield states
     finally:
+        _blocks -= 1
         restore(states)
+
+
+def is_preserving() -> bool:
+    """Whether a block is under way after which a seed that is set now is gone again."""
+    return _blocks > 0
 
 
 def digest() -> str:
