@@ -323,3 +323,29 @@ def test_sub_groups_have_exact_rules(name):
     assert report.partition("output") == expected
     assert report.is_replica_equal("output", over="tp") == (expected in {ALL, TP})
     assert report.is_replica_equal("output", over=DP) == (expected in {ALL, DP})
+
+
+def test_lists_that_share_memory_are_one():
+    """A foreach over a tensor and a view of it: which goes first is not said, so both are as equal as all inputs."""
+    step = lambda p, g: torch._foreach_add_([p, p[:4]], [g, torch.zeros(4, 8)])
+    assert not of(step, square(), square(), inputs={"p": Equal()}).is_replica_equal("p")
+
+
+def test_constants_that_share_memory_are_one():
+    """A tensor that the code closes over, and a view of it: what is written to one is read from the other."""
+    base = torch.zeros(8, 8)
+    row = base[0]
+
+    def step(x):
+        row.add_(x[0])
+        return base * 1
+
+    assert not of(step, square()).is_replica_equal("output")
+    assert of(step, square(), inputs={"x": Equal()}).is_replica_equal("output")
+
+
+def test_a_tensor_given_twice_is_one():
+    """Two inputs with one memory: a write to one is read from the other, and both are as equal as both are."""
+    x = square()
+    report = of(lambda p, q, g: (p.add_(g), q * 1)[1], x, x, square(), inputs={"p": Equal(), "q": Equal()})
+    assert not report.is_replica_equal("output")

@@ -20,7 +20,7 @@ from samebits.errors import InvalidArgumentError
 from samebits.replica.declarations import Declaration, Equal, PerReplica, number_of
 from samebits.replica.events import Events
 from samebits.replica.frame import Frame, Program
-from samebits.replica.memory import Place
+from samebits.replica.layout import constant_place
 from samebits.replica.report import Report, Value
 from samebits.replica.step import CONSTANT, GENERATOR, STATE, CapturedStep
 
@@ -119,11 +119,16 @@ def _round(program: Program, start: Mapping[str, int]) -> _Round:
     frame = Frame(program, step.module, program.partitions.equal, events)
     placeholders = iter([node for node in frame.layout.nodes if node.op == "placeholder"])
     nodes: dict[str, Node] = {}
+    constants = {
+        name: constant_place(getattr(step.module, name))
+        for name, kind in step.kinds.items()
+        if kind == CONSTANT
+    }
     for name, kind in step.kinds.items():
         if kind == GENERATOR:
             frame.generators[name] = (start[name], first[name])
         elif kind == CONSTANT:
-            frame.memory.write(Place(("constant", name)), start[name], first[name])
+            frame.fill(constants[name], start[name], first[name])
         else:
             nodes[name] = next(placeholders)
             frame.bind(nodes[name], start[name], first[name])
@@ -134,7 +139,7 @@ def _round(program: Program, start: Mapping[str, int]) -> _Round:
             state, event = frame.generators[name]
             ends[name] = (state, (event,))
         elif kind == CONSTANT:
-            ends[name] = frame.memory.read(Place(("constant", name)))
+            ends[name] = frame.memory.read(constants[name])
     leaves = pytree.tree_leaves(frame.layout.nodes[-1].args[0])
     outputs = {
         name: frame.read(leaf) if isinstance(leaf, Node) else (program.partitions.equal, ())

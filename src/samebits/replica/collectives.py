@@ -80,6 +80,8 @@ def moved(
 ) -> int:
     """The partition of a result from that of the inputs [groups: every rank in one]. `by_rank`: the splits of each rank."""
     splits = _splits(node, by_rank, known.ranks)
+    if collective.move == PARTS and by_rank is not None and splits is None:
+        return known.distinct
     root = argument(node, collective.root) if collective.root else 0
     key = (collective.move, id(groups), inputs, root, splits)
     return known.moved(

@@ -87,12 +87,14 @@ class Frame:
         """Gives a placeholder its value."""
         self.numbers[node] = (partition, event)
         for place in self.layout.places[node]:
-            whole = Place(place.storage)
-            if self.memory.known(whole):
-                held, _ = self.memory.read(whole)
-                self.memory.write(whole, self.known.meet(held, partition), event)
-            else:
-                self.memory.write(whole, partition, event)
+            self.fill(place, partition, event)
+
+    def fill(self, place: Place, partition: int, event: int) -> None:
+        """Gives a storage its value; where two inputs share it, it is as equal as both."""
+        whole = Place(place.storage)
+        if self.memory.known(whole):
+            partition = self.known.meet(partition, self.memory.read(whole)[0])
+        self.memory.write(whole, partition, event)
 
     def run(self) -> None:
         """Visits every node; placeholders are bound already."""
@@ -188,8 +190,14 @@ class Frame:
 
     def _literal(self, node: Node, plan: Plan) -> int:
         """What the code made of the rank: other arguments on other ranks."""
-        if plan.collective is not None and plan.collective.move == PARTS:
-            return self.known.equal  # every rank has its own split sizes
+        if (
+            plan.collective is not None
+            and plan.collective.move == PARTS
+            and self.program.step.by_rank.get(node)
+        ):
+            return (
+                self.known.equal
+            )  # every rank has its own split sizes, of which `moved` makes what they mean
         return self.program.literals.get(node, self.known.equal)
 
     def _own(self, node: Node, plan: Plan, literal: int) -> tuple[int, tuple[int, ...]]:

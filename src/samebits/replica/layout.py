@@ -42,8 +42,9 @@ class Layout:
         if node.op == "get_attr":
             value = self.constant(node)
             if isinstance(value, torch.Tensor):
-                self._alias(node.meta.get("val"), ("constant", node.target))
-                yield place_of(value, ("constant", node.target))
+                place = constant_place(value)
+                self._alias(node.meta.get("val"), place.storage)
+                yield place
             return
         if node.op == "call_function":
             self._alias_by_schema(node)
@@ -68,6 +69,11 @@ class Layout:
         for index, operand in _returned_inputs(node):
             if index < len(found) and len(self.places.get(operand, ())) == 1:
                 self._alias(found[index], self.places[operand][0].storage)
+
+
+def constant_place(value: torch.Tensor) -> Place:
+    """The bytes of a tensor that the code closes over: by its real storage, which other constants may share."""
+    return place_of(value, ("constant", _key(value)))
 
 
 def tensors(node: Node) -> Iterator[torch.Tensor]:

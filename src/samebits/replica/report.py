@@ -132,12 +132,14 @@ class Report:
         source = path[0]
         group = "the group of all ranks" if over is None else f"over {over}"
         reduced = any(not isinstance(event.what, str) and _is_collective(event.what) for event in path)
+        if any("batch_norm" in str(event.what) for event in path[-1:] if not isinstance(event.what, str)):
+            return f"{name} has the statistics of each rank's own batch: use SyncBatchNorm, or broadcast it before it is read"
         if self.step.kinds.get(name) == STATE and not reduced:
             kind = self.step.kinds.get(source.what, "") if isinstance(source.what, str) else ""
             if kind in {BATCH, GENERATOR}:
                 return (
                     f"what is written to {name} is reduced nowhere on its way from {source.what}: average its gradient "
-                    f"with all_reduce ({group}) before it is used (DDP does that, and broadcasts buffers), or broadcast {name}"
+                    f"with all_reduce ({group}) before it is used (DDP does that for the module it wraps)"
                 )
         if isinstance(source.what, str):
             return f"if {source.what} is the same on these ranks, declare it: inputs={{{source.what!r}: Equal()}}"

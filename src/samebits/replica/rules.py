@@ -82,11 +82,11 @@ def plan_of(node: Node, layout: Layout) -> Plan:
         return Plan([Flow(operands, fresh)], indices=numbers, is_view=aliases, unknown=not known)
     collective = COLLECTIVES.get(target.name())
     if collective is not None:
-        return Plan(list(_collective_flows(node, layout, collective)), collective)
+        return Plan(_apart(list(_collective_flows(node, layout, collective)), layout), collective)
     written = _written(node, target)
     packet = signature(target).packet
     plan = Plan(
-        list(_flows(node, layout, operands, written, given)),
+        _apart(list(_flows(node, layout, operands, written, given)), layout),
         breaks=_breaks(node, target),
         generator=_generator(node, target),
         counted=packet in _COUNTED and all(map(_static, node.all_input_nodes)),
@@ -100,14 +100,29 @@ def plan_of(node: Node, layout: Layout) -> Plan:
     return plan
 
 
+def _apart(flows: list[Flow], layout: Layout) -> list[Flow]:
+    """Flows that share memory which one of them writes are one: nobody says which goes first."""
+    if len(flows) < 2:
+        return flows
+    users: dict[Any, set[int]] = {}
+    for index, flow in enumerate(flows):
+        for place in (*flow.writes, *(place for one in flow.reads for place in layout.places[one])):
+            users.setdefault(place.storage, set()).add(index)
+    if all(len(users[place.storage]) == 1 for flow in flows for place in flow.writes):
+        return flows
+    parts = (
+        (one for flow in flows for one in getattr(flow, name)) for name in ("reads", "writes", "writers")
+    )
+    return [Flow(*(tuple(dict.fromkeys(part)) for part in parts))]
+
+
 def _flows(
     node: Node, layout: Layout, operands: tuple[Node, ...], written: list[Node], given: set[Any]
 ) -> Iterator[Flow]:
     outputs = layout.places[node]
     fresh = [place for place in outputs if place.storage not in given]
     rows = _rows(node) if signature_of(node).packet.startswith(("_foreach_", "_fused_")) else None
-    distinct = {place.storage for place in fresh}
-    if rows is not None and len(distinct) == len(fresh) and len(fresh) in {0, len(rows)}:
+    if rows is not None and len(fresh) in {0, len(rows)}:
         listed = {one for row in rows for one in row}
         common = tuple(one for one in operands if one not in listed)
         for index, row in enumerate(rows):
@@ -175,7 +190,9 @@ def _generator(node: Node, target: torch._ops.OpOverload) -> Place | None:
     if torch.Tag.nondeterministic_seeded not in target.tags or name.startswith("aten::_philox"):
         return None
     own = argument(node, "generator")
-    return Place(f"generator:{own.target if isinstance(own, Node) else _device(node)}")
+    if own is None:
+        return Place(f"generator:{_device(node)}")
+    return Place(f"generator:{own.target if isinstance(own, Node) else 'of the step'}")
 
 
 def _device(node: Node) -> str:
