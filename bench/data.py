@@ -142,7 +142,12 @@ def grain(work, workers):
         data = grain.MapDataset.range(ITEMS[work]).map(cheap)
     else:
         all_images = images(work)
-        data = grain.MapDataset.range(ITEMS[work]).seed(SEED).map(lambda i: all_images[i % 256]).random_map(augment)
+        data = (
+            grain.MapDataset.range(ITEMS[work])
+            .seed(SEED)
+            .map(lambda i: all_images[i % 256])
+            .random_map(augment)
+        )
     read = data.batch(BATCH[work]).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     return read.mp_prefetch(grain.MultiprocessingOptions(workers, 2)) if workers else read
 
@@ -232,7 +237,10 @@ def measured(*arguments):
         [sys.executable, __file__, "--one", *arguments], capture_output=True, text=True, env=env, timeout=300
     )
     if run.returncode:
-        print(f"{' '.join(arguments)}: {(run.stderr.strip().splitlines() or ['failed'])[-1]:.150}", file=sys.stderr)
+        print(
+            f"{' '.join(arguments)}: {(run.stderr.strip().splitlines() or ['failed'])[-1]:.150}",
+            file=sys.stderr,
+        )
         return None
     return json.loads(run.stdout.strip().splitlines()[-1])
 
@@ -247,12 +255,12 @@ def wanted(work):
 def table(work, rounds):
     rates = {variant: [] for variant in wanted(work)}
     for number in range(rounds):
-        for variant in rates:
-            if number and not rates[variant]:
+        for variant, so_far in rates.items():
+            if number and not so_far:
                 continue
             found = measured(work, variant)
             if found is not None:
-                rates[variant].append(found)
+                so_far.append(found)
     medians = {variant: statistics.median(found) for variant, found in rates.items() if found}
     peers = {variant: value for variant, value in medians.items() if not variant.startswith("samebits")}
     best = max(peers, key=peers.get)
@@ -262,7 +270,9 @@ def table(work, rounds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="cheap,aug28,aug96,resume")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)

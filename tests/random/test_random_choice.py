@@ -56,7 +56,9 @@ def test_elements_of_a_tensor_along_a_dimension():
     assert sr.choice(sr.key(2), source).shape == (4, 3)
 
 
-WEIGHTS = st.lists(st.one_of(st.just(0.0), st.floats(0, 1e300), st.floats(0, 1), st.just(5e-324)), min_size=1, max_size=9)
+WEIGHTS = st.lists(
+    st.one_of(st.just(0.0), st.floats(0, 1e300), st.floats(0, 1), st.just(5e-324)), min_size=1, max_size=9
+)
 
 
 @settings(derandomize=True, deadline=None)
@@ -119,7 +121,11 @@ def test_weights_of_any_size_without_replacement():
 
 
 @settings(derandomize=True, deadline=None)
-@given(st.integers(1, 3), st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0, INF]), min_size=1, max_size=40), st.data())
+@given(
+    st.integers(1, 3),
+    st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0, INF]), min_size=1, max_size=40),
+    st.data(),
+)
 def test_ties_go_to_the_first(rows, values, data):
     """The smallest values of each row are those of a stable sort, whatever `topk` does with equals."""
     number = data.draw(st.integers(1, len(values)))
@@ -144,10 +150,15 @@ def test_batches_are_single_choices(rows, each, replace, weighted):
 def test_threads_do_not_matter_to_choices():
     """1 to 8 threads choose the same, with and without replacement and weights."""
     weights = sr.uniform(sr.key(9), 100_000)
-    results = over_threads(lambda: torch.cat([
-        sr.choice(sr.key(6), 100_000, 50_000, replace=replace, weights=w)
-        for replace in (True, False) for w in (None, weights)
-    ]))
+    results = over_threads(
+        lambda: torch.cat(
+            [
+                sr.choice(sr.key(6), 100_000, 50_000, replace=replace, weights=w)
+                for replace in (True, False)
+                for w in (None, weights)
+            ]
+        )
+    )
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
@@ -201,7 +212,9 @@ def test_categorical_is_its_definition(data, dtype):
     assert drawn.dtype is torch.int64 and list(drawn.shape) == shape
     assert (drawn.numpy() == definition(sr.key(2), shape, logits)).all()
     if logits.numel():
-        assert torch.equal(sr.categorical(sr.key(2), logits=logits), sr.categorical(sr.key(2), leading, logits=logits))
+        assert torch.equal(
+            sr.categorical(sr.key(2), logits=logits), sr.categorical(sr.key(2), leading, logits=logits)
+        )
 
 
 @pytest.mark.parametrize(("samples", "n"), [(3_000_001, 2), (4001, 1100), (5, 1_500_000), (9, 700_001)])

@@ -139,7 +139,9 @@ def reference(key, i, n, rounds=10):
             return i
 
 
-SIZES = st.one_of(st.integers(65, 10**4), st.integers(65, 2**48), st.sampled_from([2**48, 2**48 - 1, 2**24 + 1, 10**9]))
+SIZES = st.one_of(
+    st.integers(65, 10**4), st.integers(65, 2**48), st.sampled_from([2**48, 2**48 - 1, 2**24 + 1, 10**9])
+)
 
 
 @settings(derandomize=True, deadline=None, max_examples=80)
@@ -207,11 +209,13 @@ def test_threads_do_not_matter():
         results = []
         for threads in range(1, 9):
             torch.set_num_threads(threads)
-            results.append((
-                sr.permutation(sr.key(1), 100_001),
-                sr.permute_index(sr.key(1), indices, 10**9),
-                sr.permutation(keys, 301),
-            ))
+            results.append(
+                (
+                    sr.permutation(sr.key(1), 100_001),
+                    sr.permute_index(sr.key(1), indices, 10**9),
+                    sr.permutation(keys, 301),
+                )
+            )
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -232,7 +236,9 @@ def test_wrong_arguments_are_named():
         sr.permute_index(root(1), torch.tensor([3, -1]), 10)
     with pytest.raises(InvalidArgumentError, match="indices 0 to 10, n=10"):
         sr.permute_index(root(1), torch.tensor([0, 10]), 10)
-    with pytest.raises(InvalidArgumentError, match=r"int64 tensor on the key's device \(cpu\), got torch.int32"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"int64 tensor on the key's device \(cpu\), got torch.int32"
+    ):
         sr.permute_index(root(1), torch.tensor([1], dtype=torch.int32), 10)
     with pytest.raises(InvalidArgumentError, match="source must be 0 to 2"):
         sr.permutation(sr.key(1), -1)
