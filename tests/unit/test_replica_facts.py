@@ -349,3 +349,5 @@ def test_a_tensor_given_twice_is_one():
     x = square()
     report = of(lambda p, q, g: (p.add_(g), q * 1)[1], x, x, square(), inputs={"p": Equal(), "q": Equal()})
     assert not report.is_replica_equal("output")
+    mixed = of(lambda p, q: p + q, x, x, inputs={"p": PerReplica(), "q": Equal()})
+    assert mixed.explain("q").splitlines()[1].lstrip().startswith("p (batch)")

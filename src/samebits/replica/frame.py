@@ -93,7 +93,9 @@ class Frame:
         """Gives a storage its value; where two inputs share it, it is as equal as both."""
         whole = Place(place.storage)
         if self.memory.known(whole):
-            partition = self.known.meet(partition, self.memory.read(whole)[0])
+            held, made = self.memory.read(whole)
+            partition = self.known.meet(partition, held)
+            event = self.events.add("memory that inputs share", partition, (event, *made))
         self.memory.write(whole, partition, event)
 
     def run(self) -> None:

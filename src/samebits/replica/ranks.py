@@ -152,7 +152,7 @@ def _plain(given: Any) -> Any:
 
 def _bits(value: torch.Tensor) -> str:
     if isinstance(value, torch._subclasses.FakeTensor):
-        return "fake"
+        return f"not known on rank {dist.get_rank()}"
     return hashlib.sha256(
         value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     ).hexdigest()
