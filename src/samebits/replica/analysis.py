@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 from samebits.errors import InvalidArgumentError
 from samebits.replica.declarations import Declaration, Equal, PerReplica, number_of
 from samebits.replica.events import Events
-from samebits.replica.frame import Frame, Program
+from samebits.replica.frame import Frame
 from samebits.replica.layout import constant_place
+from samebits.replica.program import Program
 from samebits.replica.report import Report, Value
 from samebits.replica.step import CONSTANT, GENERATOR, STATE, CapturedStep
 

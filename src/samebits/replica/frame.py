@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,54 +14,10 @@ from samebits.errors import InvalidArgumentError
 from samebits.replica.collectives import PARTS, moved
 from samebits.replica.control import HANDLERS, Generators, Outcome, operands_of
 from samebits.replica.events import Events
-from samebits.replica.layout import Layout, tensors
+from samebits.replica.layout import tensors
 from samebits.replica.memory import Memory, Place
-from samebits.replica.partitions import Partitions
-from samebits.replica.rules import Flow, Plan, plan_of
-from samebits.replica.step import CapturedStep
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something the analysis found beside what varies."""
-
-    kind: str
-    """`hang`: a collective that not all members reach; `unknown`: an op of which nothing is known."""
-    node: Node
-    text: str
-
-
-class Program:
-    """What all passes share: the graphs with their layouts and plans, and bodies that were run before."""
-
-    def __init__(self, step: CapturedStep) -> None:
-        self.step = step
-        self.partitions = Partitions(step.world_size)
-        self.findings: dict[tuple[str, Node], Finding] = {}
-        self._layouts: dict[GraphModule, Layout] = {}
-        self._plans: dict[Node, Plan] = {}
-        self.literals = {node: self._literal(values) for node, values in step.by_rank.items()}
-        self.outcomes: dict[object, Outcome] = {}
-
-    def layout(self, module: GraphModule) -> Layout:
-        """Where the values of a graph live."""
-        if module not in self._layouts:
-            self._layouts[module] = Layout(module)
-        return self._layouts[module]
-
-    def plan(self, node: Node, layout: Layout) -> Plan:
-        """What a node does."""
-        if node not in self._plans:
-            self._plans[node] = plan_of(node, layout)
-        return self._plans[node]
-
-    def find(self, kind: str, node: Node, text: str, site: Node | None = None) -> None:
-        """Notes a finding, once; `site` is the higher-order op in whose body the node is."""
-        self.findings.setdefault((kind, node), Finding(kind, site or node, text))
-
-    def _literal(self, values: tuple[Any, ...] | None) -> int:
-        known = self.partitions
-        return known.distinct if values is None else known.of_values([str(value) for value in values])
+from samebits.replica.program import Program
+from samebits.replica.rules import Flow, Plan
 
 
 class Frame:

@@ -12,8 +12,8 @@ from torch.fx import Node
 from samebits.errors import InvalidArgumentError
 from samebits.replica.collectives import COLLECTIVES
 from samebits.replica.events import Event, Events
-from samebits.replica.frame import Finding
 from samebits.replica.partitions import Partitions
+from samebits.replica.program import Finding
 from samebits.replica.source import line_of
 from samebits.replica.step import BATCH, GENERATOR, STATE, CapturedStep
 

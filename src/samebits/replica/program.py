@@ -1,0 +1,57 @@
+"""What all passes over a step share: layouts, plans, the outcomes of bodies, and what was found on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from samebits.replica.control import Outcome
+from samebits.replica.layout import Layout
+from samebits.replica.partitions import Partitions
+from samebits.replica.rules import Plan, plan_of
+from samebits.replica.step import CapturedStep
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something the analysis found beside what varies."""
+
+    kind: str
+    """`hang`: a collective that not all members reach; `unknown`: an op of which nothing is known."""
+    node: Node
+    text: str
+
+
+class Program:
+    """What all passes share: the graphs with their layouts and plans, and bodies that were run before."""
+
+    def __init__(self, step: CapturedStep) -> None:
+        self.step = step
+        self.partitions = Partitions(step.world_size)
+        self.findings: dict[tuple[str, Node], Finding] = {}
+        self._layouts: dict[GraphModule, Layout] = {}
+        self._plans: dict[Node, Plan] = {}
+        self.literals = {node: self._literal(values) for node, values in step.by_rank.items()}
+        self.outcomes: dict[object, Outcome] = {}
+
+    def layout(self, module: GraphModule) -> Layout:
+        """Where the values of a graph live."""
+        if module not in self._layouts:
+            self._layouts[module] = Layout(module)
+        return self._layouts[module]
+
+    def plan(self, node: Node, layout: Layout) -> Plan:
+        """What a node does."""
+        if node not in self._plans:
+            self._plans[node] = plan_of(node, layout)
+        return self._plans[node]
+
+    def find(self, kind: str, node: Node, text: str, site: Node | None = None) -> None:
+        """Notes a finding, once; `site` is the higher-order op in whose body the node is."""
+        self.findings.setdefault((kind, node), Finding(kind, site or node, text))
+
+    def _literal(self, values: tuple[Any, ...] | None) -> int:
+        known = self.partitions
+        return known.distinct if values is None else known.of_values([str(value) for value in values])
