@@ -231,7 +231,7 @@ def test_quiet_pipelines_cost_no_captures(monkeypatch):
     assert len(counted) <= 3
     few = len(counted)
     list(Pipeline.from_source(IMAGES).map(flipped).batch(1).with_options(seed=1))
-    assert len(counted) > few + 8
+    assert len(counted) >= few + len(IMAGES)
 
 
 def test_a_wrong_proof_is_corrected_by_the_first_task():

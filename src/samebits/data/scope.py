@@ -44,28 +44,27 @@ def fill_if_needed(key: Words) -> None:
 class Draws:
     """What is known of a pipeline's functions in this process: whether they draw from the process's generators."""
 
-    def __init__(self, *, may_draw: bool = True, repeatable: bool = True) -> None:
-        """`may_draw`: False where reading the functions proved that they do not; `repeatable`: a call may be repeated."""
+    def __init__(self, *, may_draw: bool = True) -> None:
+        """`may_draw`: False where reading the functions proved that they do not."""
         self._quiet = not may_draw
-        self._watch = repeatable
-        self._proven = False
+        self._tried = False
 
     def run(self, task: Callable[[], T]) -> T:
         """The result of `task`. The process's generators are afterwards as they were before."""
-        if self._quiet and self._proven:
+        if self._quiet and self._tried:
             return _with(False, task)
-        self._proven = self._watch  # what was only read is tried out once
         with generators.preserved() as before:
-            if self._watch:
+            if self._quiet:  # what was only read is tried out once
+                self._tried = True
                 try:
                     result = _with(False, task)
                 except PipelineError as error:
                     if not isinstance(error.__cause__, UnseededError):
-                        raise  # else it draws, and nobody has seeded the process; the pipeline has a seed of its own
+                        raise
                 else:
                     if same(before, generators.capture()):
                         return result
-                self._watch = self._quiet = False
+                self._quiet = False
             return _with(True, task)
 
     @contextmanager

@@ -18,7 +18,8 @@ class Share:
     """Rows `rank`, `rank + world_size`, ... of each batch.
 
     Where a batch cannot be shared out evenly: "pad" repeats its first rows, so that all ranks get as many; "drop" leaves
-    its last rows out; "uneven" gives some ranks one row more.
+    its last rows out; "uneven" gives some ranks one row more (of fewer rows than ranks,
+    all still get one).
     """
 
     rank: int = 0

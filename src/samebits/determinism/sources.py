@@ -32,7 +32,7 @@ _SEED_ALL = "samebits.set_random_seed(seed) at the top of the program"
 NUMPY_ENTROPY = Source(
     "numpy.random: default_rng(), SeedSequence(), a bit generator, or seed(), without a seed",
     "raises",
-    "pass a seed, as numpy.random.default_rng(seed); where a state is set afterwards, any seed will do",
+    "a seed, as numpy.random.default_rng(seed); where a state is set afterwards, any seed will do",
     lasting=True,
 )
 NUMPY_GLOBAL = Source("NumPy's global generator (numpy.random.rand and the like)", "raises", _SEED_ALL)
@@ -98,6 +98,9 @@ def object_to(source: Source, frame: FrameType | None, made: str = "") -> None:
         if source.lasting and frame.f_code.co_name == "<module>":
             warn_once(f"{source.name} {frame.f_code.co_filename}", text, UnseededWarning)
         return
+    if source is NUMPY_ENTROPY and is_installed(frame):  # seldom drawn from, and out of the user's hands
+        warn_once(f"{source.name} {frame.f_code.co_filename}", text, UnseededWarning)
+        return
     raise UnseededError(text)
 
 
@@ -113,6 +116,11 @@ def _module(frame: FrameType) -> str:
 def _is_between(module: str) -> bool:
     """`random` calls itself on the way from the user's line."""
     return module == "random" or module in _GUARDS
+
+
+def is_installed(frame: FrameType) -> bool:
+    """Whether a frame's code is an installed package's."""
+    return any(part in frame.f_code.co_filename for part in _INSTALLED)
 
 
 def is_import_of_a_library(frame: FrameType) -> bool:

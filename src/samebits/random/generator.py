@@ -231,6 +231,11 @@ def _check_not_repeated() -> None:
             "samebits.random.Generator: a draw while torch.export, make_fx or torch.jit.trace records its caller: the "
             "graph would repeat one number for ever. Use torch.compile, which leaves the graph for it."
         )
+    if torch._C._are_functorch_transforms_active():
+        raise UnimplementedError(
+            "samebits.random.Generator: a draw inside torch.vmap or another transform of torch.func: all samples would get the "
+            "same numbers. Give each sample a key: vmap(lambda x, key: x + samebits.random.normal(key, 2))(batch, keys)."
+        )
 
 
 def _checked(what: str, seed: int) -> Words:

@@ -32,7 +32,7 @@ def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
     if not 0 <= number < 2**64:
         raise InvalidArgumentError(
             f"key: a seed is an integer with 0 <= seed < 2**64, got {number}; for a number that may be anything, "
-            "fold it into a key: fold_in(key(0), number)"
+            "fold its text into a key: fold_in(key(0), str(number))"
         )
     if torch.compiler.is_dynamo_compiling():  # Inductor has no code for a constant of uint64
         return torch.tensor((_signed(number), 0), dtype=torch.int64, device=device).view(torch.uint64)
@@ -53,7 +53,7 @@ def split(key: torch.Tensor, num: int = 2) -> torch.Tensor:
 def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
     """A new key of the same shape from every key and `data`; for an integer d it is `split(key, d + 1)[d]`.
 
-    An integer counts modulo 2**64, a string as the xxh3-64 of its UTF-8 bytes, a tuple's items one after the other. A
+    An integer of at most 64 bits counts (a negative one plus 2**64), a string as the xxh3-64 of its UTF-8 bytes, a tuple's items one after the other. A
     tensor of integers is broadcast against the batch of keys: with a step in a tensor, a compiled function serves all.
     Raises `InvalidArgumentError` if `key` is no key or `data` is none of these.
     """

@@ -31,18 +31,23 @@ def fold(key: Words, *path: int | str) -> Words:
 
 
 def as_uint64(data: int | str) -> int:
-    """What is folded in for one part of a path: an integer modulo 2**64, or the hash of a string.
+    """What is folded in for one part of a path: an integer (a negative one plus 2**64), or the hash of a string.
 
-    Raises `InvalidArgumentError` for anything else.
+    Raises `InvalidArgumentError` for anything else, and for integers that do not fit into 64 bits.
     """
     if isinstance(data, str):
         return _hash(data)
     try:
-        return index(data) & _MASK
+        number = index(data)
     except TypeError:
         raise InvalidArgumentError(
             f"a key cannot have {data!r} ({type(data).__name__}) folded in; fold in an int or a str"
         ) from None
+    if not -(2**63) <= number < 2**64:
+        raise InvalidArgumentError(
+            f"a key cannot have {number} folded in: it has more than 64 bits; fold in a str of it, or its parts as a tuple"
+        )
+    return number & _MASK
 
 
 def _hash(text: str) -> int:

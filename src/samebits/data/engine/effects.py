@@ -160,6 +160,7 @@ class WatchedDraws:
 
     def __init__(self, draws: Any, stage: Stage) -> None:
         self._draws, self._watch = draws, Watch(stage)
+        self._known = self._watch.noticed() is not None
 
     def run(self, task: Callable[[], T]) -> T:
         """The result of `task`.
@@ -168,6 +169,6 @@ class WatchedDraws:
             EffectNoticedError: the first one has changed what a function has captured.
         """
         result = self._watch.run(lambda: self._draws.run(task))
-        if (found := self._watch.noticed()) is not None:
+        if not self._known and (found := self._watch.noticed()) is not None:
             raise EffectNoticedError(*found)
         return result

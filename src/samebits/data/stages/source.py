@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+import torch
 from typing_extensions import override
 
 from samebits.data import scope
@@ -51,16 +53,34 @@ class Source(Addressed):
                 f"Pipeline.from_source: {type(self.data).__name__} had {self._length} elements when the pipeline was made, and "
                 f"has {len(self.data)} now. Make the pipeline when its source is complete, or use from_iterable"
             )
+        if type(self.data) in (
+            np.ndarray,
+            np.memmap,
+            torch.Tensor,
+        ):  # a copy: a function may change its element
+            return list(self.data[ordinals % self._length])
         indices = (ordinals % self._length).tolist()
         if self._at_once is None:
             return self._one.over(self.key, ordinals.tolist(), indices)
         if not scope.filling():
-            return list(self._at_once(indices))
+            return self._several(indices)
         elements = []  # one by one, so that what each draws depends on no neighbour
         for ordinal, index in zip(ordinals.tolist(), indices, strict=True):
             scope.fill(words.fold(self.key, ordinal))
-            elements += self._at_once([index])
+            elements += self._several([index])
         return elements
+
+    def _several(self, indices: list[int]) -> list[Any]:
+        assert self._at_once is not None
+        elements = self._at_once(indices)
+        if not isinstance(elements, list | tuple | np.ndarray | torch.Tensor) or len(elements) != len(
+            indices
+        ):
+            raise PipelineError(
+                f"Pipeline.from_source: {type(self.data).__name__}.__getitems__ gave {type(elements).__name__} for "
+                f"{len(indices)} indices; it must give a list with one element for each"
+            )
+        return list(elements)
 
 
 class Range(Addressed):
