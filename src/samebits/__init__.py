@@ -1,6 +1,6 @@
 """Same program, same bits: reproducible, pre-emptible training for PyTorch, with the proof."""
 
-from samebits import callbacks, data, determinism, errors, nn, random, replica, rounding
+from samebits import callbacks, data, determinism, errors, nn, random, rounding
 from samebits.determinism import declare_op, enable_op_determinism, op_determinism_enabled
 from samebits.determinism.environment import warn_if_untested
 from samebits.random import set_random_seed
@@ -19,7 +19,6 @@ __all__ = [
     "nn",
     "op_determinism_enabled",
     "random",
-    "replica",
     "rounding",
     "set_random_seed",
 ]
