@@ -12,7 +12,6 @@ import re
 import types as types_of_python
 from array import array
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numba
 import torch
 from numba import types
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
 
 from samebits.kernels.compile import _KernelCache, instruction
 
@@ -54,6 +54,18 @@ torch_cpu = _load("libtorch_cpu.so")
 _openmp = _load("libgomp.so.1")
 
 
+def _parallel_of(library: ctypes.CDLL | None) -> Any:
+    if library is None:
+        return None
+    run = library["GOMP_parallel"]
+    run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    run.restype = None
+    return run
+
+
+_run_in_parallel = _parallel_of(_openmp)
+
+
 @instruction
 def count_up(typing_context: Any, counter: Any) -> Any:
     """Adds 1 to the integer at a pointer, atomically; returns what it was. What was written before is seen after."""
@@ -72,19 +84,28 @@ class OnTeam:
         self._part = part
         self._name = re.sub(r"\W", "_", name)
         self._fastmath = fastmath
+        self._compiled: tuple[Any, int, Any] | None = None  # what keeps the code, its address, the call of it
 
     def __call__(self, chunks: int, *args: int) -> None:
         """Runs the chunks 0 to `chunks` - 1 on as many threads as torch would use. `args`: integers and addresses."""
         packed = array("q", (0, chunks, *args))
         address, _ = packed.buffer_info()
         threads = min(torch.get_num_threads(), chunks) if chunks > 1 else 1
-        if threads > 1 and _openmp is not None:
-            self._parallel(self._address, address, threads, 0)
+        _, code, alone = self._compiled or self._compile()
+        if threads > 1 and _run_in_parallel is not None:
+            _run_in_parallel(code, address, threads, 0)
         else:
-            self._alone(address)
+            alone(address)
 
-    @cached_property
-    def _address(self) -> int:
+    def _compile(self) -> tuple[Any, int, Any]:
+        # A fork waits for this lock. (That of a cached_property would stay taken for ever in a child.)
+        with global_compiler_lock:
+            if self._compiled is None:
+                code = self._code()
+                self._compiled = (code, code.address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address))
+            return self._compiled
+
+    def _code(self) -> Any:
         part = numba.njit(nogil=True, error_model="numpy", fastmath=self._fastmath)(
             _renamed(self._part, self._name)
         )
@@ -105,20 +126,7 @@ class OnTeam:
         )
         compiled._cache = _KernelCache(f"{self._part.__module__}.{self._name}")
         compiled.compile()
-        self._keep = compiled
-        return compiled.address
-
-    @cached_property
-    def _alone(self) -> Any:
-        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
-
-    @cached_property
-    def _parallel(self) -> Any:
-        assert _openmp is not None
-        run = _openmp["GOMP_parallel"]
-        run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-        run.restype = None
-        return run
+        return compiled
 
 
 def _renamed(function: Any, name: str) -> Any:
