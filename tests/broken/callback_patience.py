@@ -1,5 +1,5 @@
 """A callback of the Trainer counts batches without improvement in attributes and has no state_dict.
-component: locals:callbacks.0.wait
+component: locals:callbacks.0
 check: kill
 """
 
