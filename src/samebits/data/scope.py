@@ -1,8 +1,8 @@
-"""The process's generators while elements are made: set for each, or shown to be left alone.
+"""The process's generators while elements are made: set for each call, or proven to be left alone.
 
-Setting the generators of torch, NumPy and Python costs 8 to 20 us for each element. So a task is first computed with
-the generators in a known state; if none has moved by its end, nobody drew, and the result is what it would have been.
-If one moved, the task is computed again with the generators set for each element, and so are all later ones.
+Setting the generators of torch, NumPy and Python costs 8 to 20 us for each element, so it is not done for functions whose
+code was read and cannot draw (`purity`). Such a proof is tried out once, on the first task: if a generator moved all
+the same, that task is computed again with the generators set, and so are all later ones.
 """
 
 from __future__ import annotations
