@@ -37,6 +37,10 @@ class CorruptCommitError(SamebitsError, RuntimeError):
     """A commit on disk is incomplete, or its bytes do not have the digests of its manifest."""
 
 
+class NewerCommitError(CorruptCommitError):
+    """A commit on disk is whole, and of a schema that this samebits does not know."""
+
+
 class RunDirectoryError(SamebitsError, RuntimeError):
     """A run directory cannot be used: not writable, in use by a live process, or not a run directory."""
 

@@ -7,6 +7,7 @@ their order is state, and their keys need not be strings.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -170,18 +171,27 @@ def _tensor_of(array: np.ndarray) -> torch.Tensor:
 
 
 def _to_array(body: list[Any], tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
-    name, dtype, shape, order = body
-    raw = tensors[name].numpy().reshape(-1).view(np.uint8)
-    array = np.ndarray(shape, np.dtype(dtype), buffer=raw)
+    name, text, shape, order = body
+    raw, dtype = tensors[name].numpy().reshape(-1).view(np.uint8), _to_numpy_dtype(text)
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != raw.nbytes:
+        raise ValueError(f"an array of shape {shape} and dtype {text} over {raw.nbytes} bytes")
+    array = np.ndarray(shape, dtype, buffer=raw)
     return np.asfortranarray(array) if order == "F" else array
 
 
 def _to_scalar(body: list[str], _: Any) -> Any:
-    return np.frombuffer(bytes.fromhex(body[1]), np.dtype(body[0]))[0]
+    return np.frombuffer(bytes.fromhex(body[1]), _to_numpy_dtype(body[0]))[0]
+
+
+def _to_numpy_dtype(text: str) -> np.dtype:
+    dtype = np.dtype(text)
+    if dtype.kind in "OV":  # of dtype O the bytes would be taken for addresses of objects
+        raise ValueError(f"an array of dtype {text}")
+    return dtype
 
 
 def _to_dtype(name: str, _: Any) -> torch.dtype:
-    dtype = getattr(torch, name)
+    dtype = vars(torch)[name]
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"torch.{name} is no dtype")
     return dtype

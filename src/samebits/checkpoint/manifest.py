@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 from samebits import digest as digests
 from samebits.checkpoint.unsavable import unsavable
-from samebits.errors import CorruptCommitError
+from samebits.checkpoint.wellformed import check_fields
+from samebits.errors import CorruptCommitError, NewerCommitError
 
 SCHEMA = 1
 
@@ -49,8 +50,7 @@ class Manifest:
 
     @cached_property
     def _body(self) -> bytes:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        return _canonical({field.name: getattr(self, field.name) for field in fields(self)})
 
     @cached_property
     def digest(self) -> str:
@@ -59,7 +59,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file: the canonical JSON of all fields and `digest`, which sorts first."""
-        return b'{"digest":"' + self.digest.encode() + b'",' + self._body[1:]
+        return _file(self.digest, self._body)
 
     def same_content(self, other: Manifest) -> bool:
         """Whether the two differ in nothing but the commit that each follows."""
@@ -73,23 +73,40 @@ class Manifest:
 
         Errors:
             CorruptCommitError: not one bit may differ from what `to_bytes` writes.
+            NewerCommitError: it is whole, and of a later schema.
         """
         values = _parse(data, file)
-        if values.get("schema") != SCHEMA:
-            raise CorruptCommitError(
-                f"{file} has schema version {values.get('schema')!r}, written by samebits "
-                f"{values.get('samebits')!r}; this samebits {samebits_version()} reads version {SCHEMA}. "
-                "Read it with the samebits that wrote it."
-            )
         values.pop("digest", None)
         try:
-            manifest = cls(**values)
-            intact = manifest.to_bytes() == data
-        except (TypeError, ValueError, RecursionError) as error:
-            raise CorruptCommitError(f"{file} is no manifest: {error}") from error
-        if not intact:
+            body = _canonical(values)
+        except (ValueError, RecursionError) as error:
+            raise CorruptCommitError(f"{file} is no manifest: {error!r}") from error
+        if _file(digests.of_bytes(body), body) != data:  # with a key twice, too
             raise CorruptCommitError(f"{file} does not have the digest it was written with")
-        return manifest
+        if values.get("schema") != SCHEMA:
+            raise _other_schema(values, file)
+        try:
+            check_fields(values)
+            return cls(**values)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise CorruptCommitError(f"{file} is no manifest: {error!r}") from error
+
+
+def _canonical(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _file(digest: str, body: bytes) -> bytes:
+    return b'{"digest":"' + digest.encode() + b'",' + body[1:]
+
+
+def _other_schema(values: Mapping[str, Any], file: object) -> CorruptCommitError:
+    schema = values.get("schema")
+    kind = NewerCommitError if type(schema) is int and schema > SCHEMA else CorruptCommitError
+    return kind(
+        f"{file} has schema version {schema!r}, written by samebits {values.get('samebits')!r}; this samebits "
+        f"{samebits_version()} reads version {SCHEMA}. Read it with the samebits that wrote it."
+    )
 
 
 def check_plain(value: Any, path: tuple[Any, ...]) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ CURES = {
     errno.EPERM: "Give this user write permission, or choose another folder.",
     errno.ENOTDIR: "Something in the path is a file: remove it, or choose another folder.",
     errno.EEXIST: "Something in the path is a file: remove it, or choose another folder.",
+    errno.ELOOP: "It is a symbolic link, or links lead in a circle: remove it, or choose another folder.",
     errno.ENOSPC: "Free some space, or choose a folder on another disk.",
     errno.EDQUOT: "Your quota is used up: free some space, or choose a folder on another disk.",
 }
@@ -83,8 +85,9 @@ class RunDirectory:
                 f"run directory {self.path} is already open in this process (pid {pid}). "
                 "Close the other run first, or give each run a folder of its own."
             )
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
+            _check_plain_file(descriptor, self.path / LOCK)
             _lock_or_say_who(descriptor, self.path)
         except BaseException:
             os.close(descriptor)
@@ -96,16 +99,32 @@ class RunDirectory:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{self._pid} {socket.gethostname()}\n".encode(), 0)
         self.commits.mkdir(exist_ok=True)
+        if self.commits.is_symlink():
+            raise RunDirectoryError(
+                f"{self.commits} is a symbolic link: what it leads to may be another run's. Link the whole run "
+                "directory instead, or move the commits to where the link is."
+            )
         for folder in (self.path, self.commits):
-            probe = folder / PROBE
-            probe.write_bytes(b"")
-            probe.unlink()
+            _write_new(folder / PROBE, "").unlink()
         marker = self.path / MARKER
         if not marker.exists():
-            fresh = self.path / PROBE
-            fresh.write_text(json.dumps({"samebits": samebits_version()}) + "\n")
-            fresh.replace(marker)
+            text = json.dumps({"samebits": samebits_version()}) + "\n"
+            _write_new(self.path / PROBE, text).replace(marker)
         sync_folder(self.path)
+
+
+def _write_new(path: Path, text: str) -> Path:
+    """Writes a file that was not there: what is there may be a link to something that is not ours."""
+    path.unlink(missing_ok=True)
+    with path.open("x") as file:
+        file.write(text)
+    return path
+
+
+def _check_plain_file(descriptor: int, path: Path) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        raise RunDirectoryError(f"{path} is no file of its own (a pipe, or a second name of another file). Remove it.")
 
 
 def sync_folder(path: Path) -> None:
@@ -142,7 +161,8 @@ def _lock_or_say_who(descriptor: int, path: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             raise
-        owner: list[Any] = os.pread(descriptor, 256, 0).decode(errors="replace").split() or ["?", "?"]
+        text = ascii(os.pread(descriptor, 256, 0).decode(errors="replace").strip())[1:-1]
+        owner: list[Any] = text.split() or ["?", "?"]
         raise RunDirectoryError(
             f"run directory {path} is in use by process {owner[0]} on host {owner[-1]}. "
             "Wait until it ends or stop it; two processes cannot write one run."

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -23,18 +22,25 @@ import numpy as np
 import torch
 
 from samebits.checkpoint import tensorfile
-from samebits.checkpoint.codec import decode, encode
+from samebits.checkpoint.codec import encode
 from samebits.checkpoint.diskerror import commit_error
 from samebits.checkpoint.manifest import Manifest, check_plain, samebits_version
+from samebits.checkpoint.reading import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    NAME,
+    TENSORS,
+    LocalFolder,
+    commit_name,
+    newest_valid,
+    none_valid,
+    step_of,
+)
 from samebits.checkpoint.rundir import RunDirectory, sync_folder
 from samebits.checkpoint.unsavable import unsavable
-from samebits.errors import CorruptCommitError, InvalidArgumentError, RunDirectoryError, UnsavableStateError
+from samebits.errors import InvalidArgumentError, RunDirectoryError, UnsavableStateError
 
-TENSORS = "tensors.safetensors"
-MANIFEST = "manifest.json"
-NAME = re.compile(r"(\d{12,})-([0-9a-f]{8})")
 TMP = "tmp-"
-MAX_MANIFEST_BYTES = 1 << 28
 
 
 class CommitStore:
@@ -135,31 +141,17 @@ class CommitStore:
 
         Errors:
             CorruptCommitError: there are commits and none is valid; the message says why for each.
+            NewerCommitError: a later samebits wrote one of them.
         """
         self.skipped, self.last, self._corrupt, self._looked = [], None, set(), True
-        readable: list[tuple[Path, Manifest]] = []
-        for path in self._commits():
-            try:
-                readable.append((path, _read_manifest(path)))
-            except (OSError, CorruptCommitError) as error:
-                self.skipped.append((path, str(error)))
-        parents = {manifest.parent for _, manifest in readable}
-        # Two commits of one step are there after a kill between replacing and deleting: the child is newer.
-        readable.sort(key=lambda item: (item[1].step, item[1].digest not in parents), reverse=True)
-        for path, manifest in readable:
-            try:
-                state = _read_state(path, manifest)
-            except (OSError, CorruptCommitError) as error:
-                self.skipped.append((path, str(error)))
-            else:
-                self.last, self._corrupt = manifest, {path for path, _ in self.skipped}
-                return manifest, state
-        if self.skipped:
-            reasons = "\n".join(f"  {path}: {why}" for path, why in self.skipped)
-            raise CorruptCommitError(
-                f"no commit in {self.run_dir} is valid:\n{reasons}\n"
-                f"To start again from the first step, remove {self.run_dir}."
-            )
+        found, skipped = newest_valid(map(LocalFolder, self._commits()))
+        self.skipped = [(folder.path, why) for folder, why in skipped]
+        if found is not None:
+            _, self.last, state = found
+            self._corrupt = {path for path, _ in self.skipped}
+            return self.last, state
+        if skipped:
+            raise none_valid(self.run_dir, skipped)
         return None
 
     def _check_step(self, step: int) -> None:
@@ -179,7 +171,7 @@ class CommitStore:
     def _commits(self) -> list[Path]:
         folder = self._directory.commits
         names = os.listdir(folder) if folder.is_dir() else []
-        return sorted((folder / name for name in names if NAME.fullmatch(name)), key=_step_of, reverse=True)
+        return [folder / name for name in sorted(filter(NAME.fullmatch, names), key=step_of, reverse=True)]
 
     def _write(self, manifest: Manifest, blocks: list[memoryview], hook: Callable[[], None] | None) -> None:
         commits, text = self._directory.commits, manifest.to_bytes()
@@ -197,7 +189,7 @@ class CommitStore:
                 hook()
             tensorfile.write(temporary / MANIFEST, [memoryview(text)])
             sync_folder(temporary)
-            final = commits / _name(manifest)
+            final = commits / commit_name(manifest)
             if final.exists():  # the same bits, of which some were corrupt when this process looked
                 final.rename(commits / f"{TMP}{uuid4().hex}")
             temporary.rename(final)
@@ -214,9 +206,11 @@ class CommitStore:
     def _prune(self, newest: Manifest) -> None:
         """Deletes commits beyond `keep`, corrupt and replaced ones, and what kills left half-written."""
         older = [
-            path for path in self._commits() if _step_of(path) <= newest.step and path.name != _name(newest)
+            path
+            for path in self._commits()
+            if step_of(path.name) <= newest.step and path.name != commit_name(newest)
         ]
-        valid = [path for path in older if path not in self._corrupt and _step_of(path) < newest.step]
+        valid = [path for path in older if path not in self._corrupt and step_of(path.name) < newest.step]
         keep = set(valid[: self.keep - 1])
         try:
             for path in older:
@@ -240,36 +234,3 @@ def _raw(name: str, tensor: torch.Tensor) -> np.ndarray:
         return tensorfile.raw(tensor)
     except NotImplementedError as error:
         raise unsavable([name], tensor, f"a view that torch cannot copy ({error})") from error
-
-
-def _name(manifest: Manifest) -> str:
-    return f"{manifest.step:012d}-{manifest.digest.split(':')[1][:8]}"
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.split("-")[0])
-
-
-def _read_manifest(path: Path) -> Manifest:
-    file = path / MANIFEST
-    if file.stat().st_size > MAX_MANIFEST_BYTES:
-        raise CorruptCommitError(f"{file} is larger than {MAX_MANIFEST_BYTES} bytes")
-    manifest = Manifest.from_bytes(file.read_bytes(), file)
-    if path.name != _name(manifest):
-        raise CorruptCommitError(f"{path} was renamed: its manifest says {_name(manifest)}")
-    return manifest
-
-
-def _read_state(path: Path, manifest: Manifest) -> Any:
-    try:
-        for name, file in manifest.files.items():
-            size = (path / name).stat().st_size
-            if size != file["bytes"]:
-                raise CorruptCommitError(f"{path / name} has {size} bytes, not {file['bytes']}")
-        return decode(manifest.tree, tensorfile.read(path / TENSORS, manifest.tensors))
-    except (CorruptCommitError, OSError):
-        raise
-    except Exception as error:  # its digest holds, so whoever wrote it did not use `encode`
-        raise CorruptCommitError(
-            f"{path / MANIFEST} holds a state that cannot be decoded: {error!r}"
-        ) from error

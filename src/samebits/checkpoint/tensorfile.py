@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -92,27 +92,28 @@ def write(path: Path, blocks: Iterable[memoryview]) -> None:
         os.fsync(file.fileno())
 
 
-def read(path: Path, infos: Infos) -> dict[str, torch.Tensor]:
-    """The tensors of the file, on the CPU.
+def read(file: BinaryIO, size: int, infos: Infos, where: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file of `size` bytes, on the CPU; `where` is named in errors. Nothing is allocated for a
+    file that does not have exactly the bytes that `infos` ask for.
 
     Errors:
         CorruptCommitError: a byte differs from what `infos` say.
         OSError: the file cannot be read.
+        MemoryError: it is larger than the memory.
     """
     head, order = header(infos)
-    tensors = {}
-    with path.open("rb", buffering=BUFFER_BYTES) as file:
-        if file.read(len(head)) != head:
-            raise CorruptCommitError(f"{path} does not have the header that the manifest says")
-        for name in order:
-            tensors[name] = _read_one(file, infos[name], f"{path}: tensor {name}")
-    return tensors
+    wanted = len(head) + sum(map(nbytes, infos.values()))
+    if size != wanted:
+        raise CorruptCommitError(f"{where} has {size} bytes, not the {wanted} of its tensors")
+    if file.read(len(head)) != head:
+        raise CorruptCommitError(f"{where} does not have the header that the manifest says")
+    return {name: _read_one(file, infos[name], f"{where}: tensor {name!r}") for name in order}
 
 
-def _read_one(file: Any, info: Mapping[str, Any], where: str) -> torch.Tensor:
-    tensor = torch.empty(info["shape"], dtype=_dtype(info))
+def _read_one(file: BinaryIO, info: Mapping[str, Any], where: str) -> torch.Tensor:
+    tensor = _allocate(info, where)
     data = raw(tensor)
-    if file.readinto(data.data) != data.nbytes:
+    if _fill(file, data) != data.nbytes:
         raise CorruptCommitError(f"{where} is cut off")
     if digests.of_bytes(data) != info["digest"]:
         raise CorruptCommitError(f"{where} does not have the digest it was written with")
@@ -121,8 +122,28 @@ def _read_one(file: Any, info: Mapping[str, Any], where: str) -> torch.Tensor:
     return tensor
 
 
+def _allocate(info: Mapping[str, Any], where: str) -> torch.Tensor:
+    try:
+        return torch.empty(info["shape"], dtype=_dtype(info))
+    except RuntimeError as error:
+        if nbytes(info) == 0:  # a shape such as (0, 2**62), which torch refuses
+            raise CorruptCommitError(f"{where} has the shape {info['shape']}: {error}") from error
+        raise MemoryError(f"{where} takes {nbytes(info)} bytes: {error}") from error
+
+
+def _fill(file: BinaryIO, data: np.ndarray) -> int:
+    """Reads until `data` is full or the file ends; how many bytes it read."""
+    filled = 0
+    while filled < data.nbytes:
+        count = file.readinto(data.data[filled:])  # type: ignore[attr-defined] (every binary file has it)
+        if not count:
+            break
+        filled += count
+    return filled
+
+
 def _dtype(info: Mapping[str, Any]) -> torch.dtype:
-    dtype = getattr(torch, info["dtype"], None)
+    dtype = vars(torch).get(info["dtype"])
     if not isinstance(dtype, torch.dtype):
-        raise CorruptCommitError(f"this torch {torch.__version__} has no dtype {info['dtype']}")
+        raise CorruptCommitError(f"this torch {torch.__version__} has no dtype {info['dtype']!r}")
     return dtype

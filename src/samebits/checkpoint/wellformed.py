@@ -1,0 +1,64 @@
+"""Whether a manifest says only things that samebits itself would say. Digests do not tell: a forger computes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+LIMIT = 2**63
+MAX_DIMENSIONS = 64
+"""More than any tensor of torch's operators has."""
+
+
+def check_fields(values: Mapping[str, Any]) -> None:
+    """Raises KeyError, TypeError or ValueError for a field that is missing or not of its kind, and for names that leave the folder."""
+    if not _count(values["step"]):
+        raise ValueError(f"step {values['step']!r}")
+    kinds = {
+        **dict.fromkeys(("position", "program", "environment", "tensors", "files"), dict),
+        "finished": bool,
+        "samebits": str,
+        "parent": str | None,
+    }
+    for field, kind in kinds.items():
+        if not isinstance(values[field], kind):
+            raise TypeError(f"{field} is a {type(values[field]).__name__}")
+    for name, entry in values["files"].items():
+        if not FILE_NAME.fullmatch(name) or not isinstance(entry, dict) or not _count(entry.get("bytes")):
+            raise ValueError(f"file {name!r}: {entry!r:.100}")
+    for name, entry in values["tensors"].items():
+        if not _tensor(entry):
+            raise ValueError(f"tensor {name!r}: {entry!r:.100}")
+
+
+def _tensor(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("dtype", "digest")):
+        return False
+    shape: Any = entry.get("shape")
+    if not _counts(shape):
+        return False
+    return "stride" not in entry or (_counts(entry["stride"]) and _dense(shape, entry["stride"]))
+
+
+def _dense(shape: list[int], stride: list[int]) -> bool:
+    """Whether a tensor of that layout takes no more memory than its elements."""
+    if len(shape) != len(stride):
+        return False
+    if 0 in shape:
+        return True
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _counts(values: Any) -> bool:
+    return isinstance(values, list) and len(values) <= MAX_DIMENSIONS and all(map(_count, values))
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LIMIT
