@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -17,10 +18,11 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 from samebits.checkpoint import tensorfile
 from samebits.checkpoint.codec import decode
 from samebits.checkpoint.manifest import Manifest
-from samebits.errors import CorruptCommitError, NewerCommitError
+from samebits.errors import CorruptCommitError, NewerCommitError, SamebitsError
 
 TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
+TMP = "tmp-"
 NAME = re.compile(r"([0-9]{12,19})-([0-9a-f]{8})")
 MAX_MANIFEST_BYTES = 1 << 28
 
@@ -35,6 +37,14 @@ class Folder(Protocol):
 
     def open(self, file: str) -> tuple[BinaryIO, int]:
         """A file to read and its size in bytes. Raises OSError or CorruptCommitError."""
+        ...
+
+    def written(self) -> float | None:
+        """When it became a commit, in seconds since 1970; None where the storage does not tell."""
+        ...
+
+    def delete(self) -> None:
+        """Makes it no commit at once, then removes it. Raises OSError."""
         ...
 
 
@@ -57,6 +67,21 @@ class LocalFolder:
         if self.path.is_symlink():
             raise CorruptCommitError(f"{self.path} is a symbolic link")
         return open_regular(self.path / file)
+
+    def written(self) -> float | None:
+        """When the manifest was written; None when there is none."""
+        try:
+            return (self.path / MANIFEST).lstat().st_mtime
+        except OSError:
+            return None
+
+    def delete(self) -> None:
+        """Renames it, so that no reader sees half of it, and removes it; of a link, the link."""
+        if self.path.is_symlink():
+            self.path.unlink()
+            return
+        doomed = self.path.rename(self.path.with_name(f"{TMP}{self.path.name}"))
+        shutil.rmtree(doomed)
 
     def __str__(self) -> str:
         return str(self.path)
@@ -99,6 +124,15 @@ def read_manifest(folder: Folder) -> Manifest:
     return manifest
 
 
+def check_sizes(folder: Folder, manifest: Manifest) -> None:
+    """Raises CorruptCommitError or OSError unless each file is there and as long as it was written."""
+    for name, entry in manifest.files.items():
+        file, size = folder.open(name)
+        file.close()
+        if size != entry["bytes"]:
+            raise CorruptCommitError(f"{folder}/{name} has {size} bytes, not {entry['bytes']}")
+
+
 def read_state(folder: Folder, manifest: Manifest) -> Any:
     """The state of a commit, of which every digest holds; tensors on the CPU.
 
@@ -107,17 +141,13 @@ def read_state(folder: Folder, manifest: Manifest) -> Any:
         OSError: a file cannot be read.
         MemoryError: the tensors, which really are that large, do not fit into memory.
     """
-    for name, entry in manifest.files.items():
-        file, size = folder.open(name)
-        file.close()
-        if size != entry["bytes"]:
-            raise CorruptCommitError(f"{folder}/{name} has {size} bytes, not {entry['bytes']}")
+    check_sizes(folder, manifest)
     file, size = folder.open(TENSORS)
     try:
         with file:
             tensors = tensorfile.read(file, size, manifest.tensors, f"{folder}/{TENSORS}")
         return decode(manifest.tree, tensors)
-    except (CorruptCommitError, OSError, MemoryError):
+    except (SamebitsError, OSError, MemoryError):
         raise
     except Exception as error:  # its digest holds, so whoever wrote it did not use `encode`
         raise CorruptCommitError(
@@ -141,9 +171,13 @@ def readable(folders: Iterable[F]) -> tuple[list[tuple[F, Manifest]], list[tuple
         except (OSError, CorruptCommitError) as error:
             bad.append((folder, str(error)))
     parents = {manifest.parent for _, manifest in good}
-    # Two commits of one step are there after a kill between replacing and deleting: the child is newer.
-    good.sort(key=lambda item: (item[1].step, item[1].digest not in parents), reverse=True)
+    good.sort(key=lambda item: newness(item[1], parents), reverse=True)
     return good, bad
+
+
+def newness(manifest: Manifest, parents: Collection[str | None]) -> tuple[int, bool]:
+    """What commits are sorted by. A kill between replacing and deleting leaves two of one step: the child is newer."""
+    return manifest.step, manifest.digest not in parents
 
 
 def newest_valid(folders: Iterable[F]) -> tuple[tuple[F, Manifest, Any] | None, list[tuple[F, str]]]:

@@ -124,7 +124,9 @@ def _write_new(path: Path, text: str) -> Path:
 def _check_plain_file(descriptor: int, path: Path) -> None:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        raise RunDirectoryError(f"{path} is no file of its own (a pipe, or a second name of another file). Remove it.")
+        raise RunDirectoryError(
+            f"{path} is no file of its own (a pipe, or a second name of another file). Remove it."
+        )
 
 
 def sync_folder(path: Path) -> None:

@@ -8,7 +8,6 @@ run_dir/commits/tmp-*                       being written or deleted; never read
 
 from __future__ import annotations
 
-import operator
 import os
 import shutil
 import warnings
@@ -18,18 +17,15 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
-import numpy as np
-import torch
-
 from samebits.checkpoint import tensorfile
-from samebits.checkpoint.codec import encode
+from samebits.checkpoint.assembly import Assembled, assemble
 from samebits.checkpoint.diskerror import commit_error
-from samebits.checkpoint.manifest import Manifest, check_plain, samebits_version
+from samebits.checkpoint.manifest import Manifest
 from samebits.checkpoint.reading import (
     MANIFEST,
-    MAX_MANIFEST_BYTES,
     NAME,
     TENSORS,
+    TMP,
     LocalFolder,
     commit_name,
     newest_valid,
@@ -37,10 +33,7 @@ from samebits.checkpoint.reading import (
     step_of,
 )
 from samebits.checkpoint.rundir import RunDirectory, sync_folder
-from samebits.checkpoint.unsavable import unsavable
-from samebits.errors import InvalidArgumentError, RunDirectoryError, UnsavableStateError
-
-TMP = "tmp-"
+from samebits.errors import InvalidArgumentError, RunDirectoryError
 
 
 class CommitStore:
@@ -114,25 +107,16 @@ class CommitStore:
             InvalidArgumentError: `step` lies before the last commit.
         """
         self._check_step(step)
-        step, finished = operator.index(step), bool(finished)
-        plain = {"position": position, "program": program, "environment": environment}
-        for name, value in plain.items():
-            check_plain(value, (name,))
-        tree, tensors = encode(dict(state))
-        data = {name: _raw(name, tensor) for name, tensor in tensors.items()}
-        infos = {name: tensorfile.describe(tensor, data[name]) for name, tensor in tensors.items()}
-        head, order = tensorfile.header(infos)
-        size = len(head) + sum(data[name].nbytes for name in order)
-        manifest = Manifest(
-            step=step, finished=finished, tree=tree, tensors=infos, files={TENSORS: {"bytes": size}},
-            parent=self.last.digest if self.last else None, samebits=samebits_version(), **plain,
+        made = assemble(
+            step, state, position=position, finished=finished, program=program, environment=environment,
+            parent=self.last.digest if self.last else None,
         )  # fmt: skip
-        if self.last and self.last.same_content(manifest):
+        if self.last and self.last.same_content(made.manifest):
             return self.last
-        self._write(manifest, [memoryview(head), *(data[name].data for name in order)], on_tensors_written)
-        self.last = manifest
-        self._prune(manifest)
-        return manifest
+        self._write(made, on_tensors_written)
+        self.last = made.manifest
+        self._prune(made.manifest)
+        return made.manifest
 
     def newest(self) -> tuple[Manifest, Any] | None:
         """The newest commit whose every digest holds, with its state (tensors on the CPU); None without commits.
@@ -173,21 +157,16 @@ class CommitStore:
         names = os.listdir(folder) if folder.is_dir() else []
         return [folder / name for name in sorted(filter(NAME.fullmatch, names), key=step_of, reverse=True)]
 
-    def _write(self, manifest: Manifest, blocks: list[memoryview], hook: Callable[[], None] | None) -> None:
-        commits, text = self._directory.commits, manifest.to_bytes()
-        if len(text) > MAX_MANIFEST_BYTES:
-            raise UnsavableStateError(
-                f"the plain part of the state takes {len(text)} bytes, more than {MAX_MANIFEST_BYTES}. "
-                "Keep long lists of numbers as tensors or NumPy arrays."
-            )
+    def _write(self, made: Assembled, hook: Callable[[], None] | None) -> None:
+        commits, manifest = self._directory.commits, made.manifest
         temporary: Path | None = None
         try:
             temporary = commits / f"{TMP}{uuid4().hex}"
             temporary.mkdir()
-            tensorfile.write(temporary / TENSORS, blocks)
+            tensorfile.write(temporary / TENSORS, made.blocks)
             if hook is not None:
                 hook()
-            tensorfile.write(temporary / MANIFEST, [memoryview(text)])
+            tensorfile.write(temporary / MANIFEST, [memoryview(made.text)])
             sync_folder(temporary)
             final = commits / commit_name(manifest)
             if final.exists():  # the same bits, of which some were corrupt when this process looked
@@ -197,8 +176,7 @@ class CommitStore:
             self._corrupt.discard(final)
             sync_folder(commits)
         except OSError as error:
-            wanted = sum(block.nbytes for block in blocks) + len(text)
-            raise commit_error(error, self.run_dir, manifest.step, wanted, self.last) from error
+            raise commit_error(error, self.run_dir, manifest.step, made.nbytes, self.last) from error
         finally:
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -227,10 +205,3 @@ class CommitStore:
                 shutil.rmtree(path)
             except OSError as error:
                 warnings.warn(f"{path} cannot be deleted: {error}", stacklevel=4)
-
-
-def _raw(name: str, tensor: torch.Tensor) -> np.ndarray:
-    try:
-        return tensorfile.raw(tensor)
-    except NotImplementedError as error:
-        raise unsavable([name], tensor, f"a view that torch cannot copy ({error})") from error
