@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits.audit.record.generators import generators
-from samebits.audit.record.leaves import Leaves
 from samebits.determinism import environment_fingerprint
 from samebits.errors import RecordError
+from samebits.train.reach.generators import generators
+from samebits.train.reach.leaves import Leaves
 
 SCHEMA = 1
 

@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from samebits import digest
-from samebits.audit.record.leaves import PLAIN, Leaves, leaf, of_nested, plain, seed_of
+from samebits.train.reach.leaves import PLAIN, Leaves, leaf, of_nested, plain, seed_of
 
 
 class _Kept(NamedTuple):

@@ -12,10 +12,7 @@ from typing import Any
 import torch
 import xxhash
 
-from samebits.audit.record import locals as loop_locals
 from samebits.audit.record.file import RecordFile, start_line
-from samebits.audit.record.generators import generators
-from samebits.audit.record.leaves import Leaves, nested, of_nested
 from samebits.audit.record.observe import TorchListener, torch_hooks
 from samebits.audit.record.subjects import Subjects
 from samebits.audit.record.writes import outside_writes
@@ -23,6 +20,9 @@ from samebits.context import Observer, Position, observed, process
 from samebits.determinism.notices import notices
 from samebits.determinism.settings import active
 from samebits.digest import ALGORITHM
+from samebits.train.reach import locals as loop_locals
+from samebits.train.reach.generators import generators
+from samebits.train.reach.leaves import Leaves, nested, of_nested
 
 
 class StopScript(BaseException):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from samebits.audit.record.hashing import ModelLeaves, OptimizerLeaves
-from samebits.audit.record.leaves import Leaves, of_nested
 from samebits.digest import of_bytes
+from samebits.train.reach.leaves import Leaves, of_nested
 
 _MOST_ROOTS = 64
 

@@ -8,12 +8,12 @@ import functools
 import itertools
 import operator
 import os
-import random
 import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from samebits import context, digest
-from samebits.audit.record.generators import of_generator
-from samebits.audit.record.leaves import PLAIN, Leaves, leaf, nested, of_nested, plain
+from samebits.train.reach.generators import GENERATORS, of_generator
+from samebits.train.reach.leaves import PLAIN, Leaves, leaf, nested, of_nested, plain
 
 MAX_LEAVES = 300
 _DEPTH = 5
@@ -33,6 +33,7 @@ _ENDS = 128
 _LARGE = 1 << 16
 """Bytes from which on a tensor is hashed only when its version changed, and an array by a sample."""
 _WALKED = ("samebits.callbacks", "samebits.train.trainer")
+_PLAIN_SEQUENCES = (list, tuple)
 _SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
 _ITERATORS = (
     types.GeneratorType,
@@ -62,7 +63,7 @@ def is_foreign(filename: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_users(kind: type) -> bool:
+def is_users(kind: type) -> bool:
     """Whether instances of `kind` are the user's own objects, or samebits' holders of them."""
     if kind.__module__ == "__main__" or kind.__module__.startswith(_WALKED):
         return True
@@ -71,8 +72,34 @@ def _is_users(kind: type) -> bool:
     return file is not None and not is_foreign(file) and not os.path.realpath(file).startswith(_SAMEBITS)
 
 
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Attributes of an object, its slots included, as they lie: no property, `__getattr__` or `__getattribute__` runs."""
+    try:
+        found = dict(object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        found = {}
+    for name, slot in _slots(type(value)).items():
+        with suppress(AttributeError):  # never assigned
+            found[name] = slot.__get__(value)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    return {
+        name: slot
+        for base in reversed(kind.__mro__)
+        for name, slot in vars(base).items()
+        if isinstance(slot, types.MemberDescriptorType) and name != "__dict__"
+    }
+
+
 class Walk:
     """One walk over objects; each object once."""
+
+    most = MAX_LEAVES
+    follows_closures = False
+    """Whether what is no plain value is followed into the cells of a function, too."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -91,6 +118,10 @@ class Walk:
         """What was found so far."""
         return Leaves(tuple(self.names), b"".join(self.hashes))
 
+    def action(self, kind: type) -> Action | None:
+        """What is done with values of a type; None: nothing."""
+        return action_of(kind)
+
     def _add(self, path: str, hashed: bytes) -> None:
         self.names.append(path)
         self.hashes.append(hashed)
@@ -98,16 +129,20 @@ class Walk:
     def value(self, path: str, value: Any, depth: int) -> None:
         """Any value: what is done depends on its type."""
         kind = type(value)
-        if len(self.names) >= MAX_LEAVES:
+        if len(self.names) >= self.most:
             return
         if kind in PLAIN:
             self._add(path, plain(value))
             return
-        action = _action(kind)
+        action = self.action(kind)
         if action is None or id(value) in self._seen or depth > _DEPTH:
             return
         self._seen.add(id(value))
         action(self, path, value, depth)
+
+    def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
+        """A value inside another: an "attr", an "item", a "name" of a closure, a "module" or a "tensor" of a module."""
+        self.value(path, value, depth)
 
     def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
         """One leaf."""
@@ -118,30 +153,40 @@ class Walk:
         self._add(path, leaf(value) if value.nbytes <= _LARGE else _sampled(value))
 
     def generator(self, path: str, value: Any, depth: int) -> None:
-        """One leaf: the state of a random generator."""
-        self._add(path, of_generator(value) or b"")
+        """One leaf: the state of a random generator, unless a module that was given to `Run` holds it."""
+        if id(value) not in self._given:
+            self._add(path, of_generator(value) or b"")
 
-    def mapping(self, path: str, value: Mapping[Any, Any], depth: int) -> None:
+    def mapping(self, path: str, value: dict[Any, Any], depth: int) -> None:
         """Its keys and some items; one leaf if it is long and plain; of a very long one the length."""
-        if len(value) > _ITEMS and set(map(type, value.values())) <= PLAIN:
-            self._add(path, _ends([item for pair in value.items() for item in pair if type(item) in PLAIN]))
+        pairs = list(dict.items(value))  # not the methods of a user's subclass
+        if len(pairs) > _ITEMS and {type(item) for _, item in pairs} <= PLAIN:
+            self._add(path, _ends([item for pair in pairs for item in pair if type(item) in PLAIN]))
             return
-        if len(value) > 4 * _ITEMS:
-            self._add(f"{path}.keys()", plain(len(value)))
+        if len(pairs) > 4 * _ITEMS:
+            self._add(f"{path}.keys()", plain(len(pairs)))
             return
-        keys = sorted(value, key=leaf)  # a cache is filled in another order after a resume
-        self._add(f"{path}.keys()", plain(list(map(leaf, keys))))
-        for key in keys[:_ITEMS]:
-            self.value(f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[...]", value[key], depth + 1)
+        hashed = sorted(((leaf(key), key, item) for key, item in pairs), key=operator.itemgetter(0))
+        self._add(
+            f"{path}.keys()", plain([own for own, _, _ in hashed])
+        )  # filled in another order after a resume
+        for _, key, item in hashed[:_ITEMS]:
+            name = f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[...]"
+            self.part("item", "", name, item, depth + 1)
 
     def sequence(self, path: str, value: Any, depth: int) -> None:
         """One leaf if it is plain, else its length and some items."""
+        value = (
+            [*(list if isinstance(value, list) else tuple).__iter__(value)]
+            if type(value) not in _PLAIN_SEQUENCES
+            else value
+        )
         if set(map(type, _both_ends(value))) <= PLAIN:
             self._add(path, _ends(value))
             return
         self._add(f"len({path})", plain(len(value)))
         for number in _numbers(len(value)):
-            self.value(f"{path}[{number}]", value[number], depth + 1)
+            self.part("item", "", f"{path}[{number}]", value[number], depth + 1)
 
     def set(self, path: str, value: Any, depth: int) -> None:
         """One leaf, whatever the order."""
@@ -155,8 +200,8 @@ class Walk:
                     content = cell.cell_contents
                 except ValueError:  # not assigned yet
                     continue
-                if type(content) in PLAIN:
-                    self._add(f"{path}.{name}", plain(content))
+                if type(content) in PLAIN or self.follows_closures:
+                    self.part("name", name, f"{path}.{name}", content, depth + 1)
 
     def method(self, path: str, value: types.MethodType, depth: int) -> None:
         """The object that a bound method belongs to."""
@@ -172,7 +217,7 @@ class Walk:
         """A torch sampler's attributes; its private generator is the loader's business, and Run's."""
         for name, item in vars(value).items():
             if name != "generator":
-                self.value(f"{path}.{name}", item, depth + 1)
+                self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def counter(self, path: str, value: itertools.count[Any], depth: int) -> None:
         """One leaf: `itertools.count`."""
@@ -180,28 +225,22 @@ class Walk:
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
         """Attributes of a user's object, its slots included; of a module without torch's own."""
-        found = dict(getattr(value, "__dict__", ()))
-        for kind in type(value).__mro__:
-            slots = kind.__dict__.get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                if slot not in {"__dict__", "__weakref__"} and hasattr(value, slot):
-                    found[slot] = getattr(value, slot)
         own = _own_names(type(value))
-        for name, item in found.items():
+        for name, item in attributes_of(value).items():
             if name not in own:
-                self.value(f"{path}.{name}", item, depth + 1)
+                self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
         """Attributes of a user's module; tensors only of a module that `Run` does not know."""
-        if _is_users(type(value)):
+        if is_users(type(value)):
             self.attributes(path, value, depth)
         if id(value) not in self._given:
             for name, tensor in (*value._parameters.items(), *value._buffers.items()):
                 if tensor is not None:
-                    self.value(f"{path}.{name}", tensor, depth + 1)
+                    self.part("tensor", name, f"{path}.{name}", tensor, depth + 1)
         for name, part in value._modules.items():
             if part is not None:
-                self.value(f"{path}.{name}", part, depth + 1)
+                self.part("module", name, f"{path}.{name}", part, depth + 1)
 
     def stateful(self, path: str, value: Any, depth: int) -> None:
         """A library's object with a state_dict (a scheduler, a scaler) that was not given to `Run`."""
@@ -237,18 +276,18 @@ class Walk:
                     self.value(f"{path}[{number}]", item, depth + 1)
 
 
-_Action = Callable[[Walk, str, Any, int], None]
+Action = Callable[[Walk, str, Any, int], None]
 
 
 @functools.lru_cache(maxsize=4096)
-def _action(kind: type) -> _Action | None:
+def action_of(kind: type) -> Action | None:
     """What is done with values of a type; None: nothing."""
     if issubclass(kind, _SKIPPED):
         return None
     for bases, action in _ACTIONS:
         if issubclass(kind, bases):
             return action
-    if _is_users(kind):
+    if is_users(kind):
         return Walk.attributes
     if issubclass(kind, torch.utils.data.Sampler):
         return Walk.sampler
@@ -265,10 +304,10 @@ def _own_names(kind: type) -> frozenset[str]:
     return _OPTIMIZER_OWN if issubclass(kind, torch.optim.Optimizer) else frozenset()
 
 
-_ACTIONS: tuple[tuple[Any, _Action], ...] = (
+_ACTIONS: tuple[tuple[Any, Action], ...] = (
     (torch.Tensor, Walk.tensor),
     ((np.ndarray, np.generic), Walk.array),
-    ((torch.Generator, np.random.Generator, np.random.RandomState, random.Random), Walk.generator),
+    (GENERATORS, Walk.generator),
     (types.FunctionType, Walk.function),
     (types.MethodType, Walk.method),
     (torch.utils.data.DataLoader, Walk.loader),

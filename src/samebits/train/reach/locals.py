@@ -7,9 +7,9 @@ import sys
 import types
 from typing import Any
 
-from samebits.audit.record import liveness
-from samebits.audit.record.leaves import PLAIN, Leaves
-from samebits.audit.record.walk import Walk, is_foreign
+from samebits.train.reach import liveness
+from samebits.train.reach.leaves import PLAIN, Leaves
+from samebits.train.reach.walk import Walk, is_foreign
 
 
 def take(

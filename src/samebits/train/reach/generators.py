@@ -12,7 +12,8 @@ import torch
 import xxhash
 
 from samebits import digest
-from samebits.audit.record.leaves import Leaves, leaf, plain
+from samebits.random import Generator
+from samebits.train.reach.leaves import Leaves, leaf, plain
 
 _MERSENNE_TWISTER_WORDS = 625
 """NumPy's struct: 624 words of state, then the position."""
@@ -54,17 +55,36 @@ _viewed: tuple[np.random.MT19937, Any] | None = None
 
 def of_generator(value: Any) -> bytes | None:
     """Hash of a generator object's state, or None if `value` is no generator."""
-    reader = _GENERATORS.get(type(value))
-    return reader(value) if reader else None
+    for kind, reader in _GENERATORS.items():
+        if isinstance(value, kind):
+            return reader(value)
+    return None
 
 
-_GENERATORS: dict[type, Callable[[Any], bytes]] = {
-    torch.Generator: lambda value: leaf(value.get_state()),
-    np.random.Generator: lambda value: _by_value(value.bit_generator.state),
-    np.random.RandomState: lambda value: _by_value(value.get_state(legacy=False)),
-    random.Random: lambda value: plain(hash(value.getstate()[1])),
-}
+def of_state(value: Any) -> bytes | None:
+    """The hash that `of_generator` gives for a generator whose state was taken (`get_state`, `getstate`, `.state`)."""
+    if isinstance(value, dict) and "bit_generator" in value:
+        return _by_value(value)
+    if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[1], list | tuple):
+        return _of_words(value[1])
+    return None
+
+
+def _of_words(words: Any) -> bytes:
+    return plain(hash(tuple(words)))
 
 
 def _by_value(state: Any) -> bytes:
     return plain(digest.of_value(state))
+
+
+_GENERATORS: dict[type, Callable[[Any], bytes]] = {
+    torch.Generator: lambda value: leaf(value.get_state()),
+    Generator: lambda value: plain((vars(value)["_words"], vars(value)["_draws"])),
+    np.random.Generator: lambda value: _by_value(value.bit_generator.state),
+    np.random.RandomState: lambda value: _by_value(value.get_state(legacy=False)),
+    np.random.BitGenerator: lambda value: _by_value(value.state),
+    np.random.SeedSequence: lambda value: plain(value.n_children_spawned),
+    random.Random: lambda value: _of_words(value.getstate()[1]),
+}
+GENERATORS = tuple(_GENERATORS)

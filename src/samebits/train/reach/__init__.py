@@ -1,0 +1,1 @@
+"""What is reachable from a training loop and its run: locals that live on, globals, and the user's own objects."""
