@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 
 from samebits.audit.compare import Difference, first_difference_of_segments
 from samebits.audit.record.file import RecordFile
-from samebits.audit.record.leaves import of_nested
 from samebits.audit.record.reading import Record, read_record
 from samebits.audit.record.recorder import Recorder, recording
 from samebits.callbacks import Callback
@@ -23,6 +22,7 @@ from samebits.data import DataLoader
 from samebits.random import generators, set_random_seed
 from samebits.testing.stepping import CALL, Cut, cuts
 from samebits.train import Trainer
+from samebits.train.reach.leaves import of_nested
 
 RunFunction = Callable[[Path], Any]
 
