@@ -6,12 +6,15 @@ The lowest layer: it imports nothing of the package, so that everything above ma
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+_URL_SIGNS = re.compile(r"[^A-Za-z0-9-]+")
 
 Words = tuple[int, int]
 """A counter-based RNG key as two unsigned 64-bit integers (seed, offset)."""
@@ -115,10 +118,17 @@ def observed(observer: Observer) -> Iterator[None]:
         process.observers.remove(observer)
 
 
-def resolve_run_dir(path: str | os.PathLike[str]) -> Path:
-    """The absolute folder of a run directory: as given, or below the run root that a check set."""
-    absolute = Path(path).expanduser().absolute()
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether a run directory lies in a storage that fsspec opens ("s3://bucket/run"), not on a path."""
+    return isinstance(path, str) and "://" in path
+
+
+def resolve_run_dir(path: str | os.PathLike[str]) -> Path | str:
+    """The absolute folder of a run directory, or its URL: as given, or a folder below the run root that a check set."""
     root = process.overrides.run_root
+    if is_url(path):
+        return str(path).rstrip("/") if root is None else root / _URL_SIGNS.sub("_", str(path))
+    absolute = Path(path).expanduser().absolute()
     if root is None or absolute.is_relative_to(root):
         return absolute
     return root / absolute.relative_to(absolute.anchor)

@@ -45,6 +45,10 @@ class RunDirectoryError(SamebitsError, RuntimeError):
     """A run directory cannot be used: not writable, in use by a live process, or not a run directory."""
 
 
+class RemoteStorageError(SamebitsError, RuntimeError):
+    """A storage behind a URL did not answer, or refused."""
+
+
 class RunMismatchError(SamebitsError, RuntimeError):
     """A run directory belongs to another program: other objects, shapes, seed or environment."""
 

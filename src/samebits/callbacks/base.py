@@ -22,7 +22,7 @@ class TrainerView(Protocol):
     """Whether `fit` was given validation data."""
 
     @property
-    def run_dir(self) -> Path | None:
+    def run_dir(self) -> Path | str | None:
         """Where commits go; None: there are none, and nothing will ever be resumed."""
         ...
 

@@ -26,6 +26,11 @@ def samebits_version() -> str:
         return "unknown"
 
 
+def marker_text() -> str:
+    """What the file says that marks a run directory."""
+    return json.dumps({"samebits": samebits_version()}) + "\n"
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What one commit holds. Two manifests are equal exactly when their digests are."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import socket
 import stat
 from pathlib import Path
 from typing import Any
 
-from samebits.checkpoint.manifest import samebits_version
+from samebits.checkpoint.manifest import marker_text
 from samebits.errors import RunDirectoryError
 
 MARKER = "samebits-run.json"
@@ -108,8 +107,7 @@ class RunDirectory:
             _write_new(folder / PROBE, "").unlink()
         marker = self.path / MARKER
         if not marker.exists():
-            text = json.dumps({"samebits": samebits_version()}) + "\n"
-            _write_new(self.path / PROBE, text).replace(marker)
+            _write_new(self.path / PROBE, marker_text()).replace(marker)
         sync_folder(self.path)
 
 

@@ -32,7 +32,7 @@ from samebits.checkpoint.reading import (
     none_valid,
     step_of,
 )
-from samebits.checkpoint.rundir import RunDirectory, sync_folder
+from samebits.checkpoint.rundir import COMMITS, RunDirectory, sync_folder
 from samebits.errors import InvalidArgumentError, RunDirectoryError
 
 
@@ -153,9 +153,7 @@ class CommitStore:
             )
 
     def _commits(self) -> list[Path]:
-        folder = self._directory.commits
-        names = os.listdir(folder) if folder.is_dir() else []
-        return [folder / name for name in sorted(filter(NAME.fullmatch, names), key=step_of, reverse=True)]
+        return local_commits(self._directory.path)
 
     def _write(self, made: Assembled, hook: Callable[[], None] | None) -> None:
         commits, manifest = self._directory.commits, made.manifest
@@ -205,3 +203,10 @@ class CommitStore:
                 shutil.rmtree(path)
             except OSError as error:
                 warnings.warn(f"{path} cannot be deleted: {error}", stacklevel=4)
+
+
+def local_commits(run_dir: Path) -> list[Path]:
+    """The folders in `run_dir` with names of commits, newest step first."""
+    folder = run_dir / COMMITS
+    names = os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else []
+    return [folder / name for name in sorted(filter(NAME.fullmatch, names), key=step_of, reverse=True)]

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import torch
 
-from samebits.checkpoint import CommitStore, Manifest
+from samebits.checkpoint import Manifest, store_for
 from samebits.context import Position, Words, notify, process, resolve_run_dir
 from samebits.determinism import environment_fingerprint
 from samebits.errors import (
@@ -60,7 +60,8 @@ class Run:
     code 75. A finished run yields no steps and restores its final state, so that the code behind the loop runs again.
 
     Args:
-        run_dir: folder of this run alone; made when missing. None: nothing is saved (no resume).
+        run_dir: folder of this run alone; made when missing. Or a URL that fsspec opens ("s3://bucket/run"). None:
+            nothing is saved (no resume).
         commit_budget: share of the time that commits may take; the bits do not depend on it.
         keep: how many commits to keep.
         allow_changed_environment: resume although torch, the hardware or the switch differ (equal bits are then
@@ -71,6 +72,7 @@ class Run:
     Raises:
         InvalidArgumentError: an object has no state_dict or no load_state_dict.
         RunDirectoryError: the folder cannot be used (not writable, used by a live process, not a run's).
+        RemoteStorageError: the storage behind a URL failed.
         RunMismatchError: the folder belongs to another program, seed or environment.
         CorruptCommitError: there are commits and none of them is intact.
         UnseededError: op determinism is on and nobody has set a seed.
@@ -95,8 +97,8 @@ class Run:
         self.objects: dict[str, state.Stateful] = {}
         self.state = state.RunState()
         self.resumed = False
-        self.run_dir: Path | None = None if run_dir is None else resolve_run_dir(run_dir)
-        self._store = None if self.run_dir is None else CommitStore(self.run_dir, keep=keep)
+        self.run_dir: Path | str | None = None if run_dir is None else resolve_run_dir(run_dir)
+        self._store = None if self.run_dir is None else store_for(self.run_dir, keep)
         self._allow_changed_environment = allow_changed_environment
         self._check_loss = check_loss
         self._cadence = Cadence(commit_budget)

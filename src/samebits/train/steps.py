@@ -89,7 +89,7 @@ class Owner(Protocol):
     """What the steps need of the run that they belong to."""
 
     key: Words
-    run_dir: Path | None
+    run_dir: Path | str | None
     _loops: Loops
 
     @property

@@ -128,7 +128,7 @@ class Trainer:
         return _means(sums)
 
     @property
-    def run_dir(self) -> Path | None:
+    def run_dir(self) -> Path | str | None:
         """Where the commits of the fit under way go."""
         return None if self._run is None else self._run.run_dir
 

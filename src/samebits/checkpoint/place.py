@@ -1,0 +1,73 @@
+"""Run directories by path or URL: the store to write with, the commits to read, the lock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from samebits.checkpoint.bucket import Bucket
+from samebits.checkpoint.lease import Lease
+from samebits.checkpoint.reading import Folder, LocalFolder
+from samebits.checkpoint.remote import RemoteStore, remote_folders
+from samebits.checkpoint.rundir import MARKER, RunDirectory
+from samebits.checkpoint.store import CommitStore, local_commits
+from samebits.context import is_url, resolve_run_dir
+from samebits.errors import RunDirectoryError
+
+
+def store_for(run_dir: Path | str, keep: int) -> CommitStore | RemoteStore:
+    """The store of a resolved run directory."""
+    return RemoteStore(run_dir, keep) if isinstance(run_dir, str) else CommitStore(run_dir, keep)
+
+
+def commit_folders(run_dir: str | os.PathLike[str]) -> Sequence[Folder]:
+    """The commits in a run directory, newest step first.
+
+    Errors:
+        RunDirectoryError: there is no run directory.
+        RemoteStorageError: the storage behind a URL failed.
+    """
+    where = existing(run_dir)
+    if isinstance(where, str):
+        return remote_folders(Bucket(where))
+    return [LocalFolder(path) for path in local_commits(where)]
+
+
+@contextmanager
+def locked(run_dir: str | os.PathLike[str]) -> Iterator[None]:
+    """Holds the one-writer lock of a run directory. Raises RunDirectoryError when a live process has it."""
+    where = existing(run_dir)
+    if isinstance(where, str):
+        lease = Lease(Bucket(where))
+        lease.take()
+        try:
+            yield
+        finally:
+            lease.release()
+    else:
+        directory = RunDirectory(where)
+        directory.open()
+        try:
+            yield
+        finally:
+            directory.close()
+
+
+def existing(run_dir: str | os.PathLike[str]) -> Path | str:
+    """The path or URL of a run directory that is there. Where a check moves run directories, one that stayed counts, too.
+
+    Errors:
+        RunDirectoryError: there is none.
+    """
+    given = [
+        resolve_run_dir(run_dir),
+        str(run_dir) if is_url(run_dir) else Path(run_dir).expanduser().absolute(),
+    ]
+    for where in given:
+        if Bucket(where).has(MARKER) if isinstance(where, str) else (where / MARKER).is_file():
+            return where
+    raise RunDirectoryError(
+        f"{os.fspath(run_dir)} is no run directory of samebits (there is no {MARKER} in it). Give the run_dir of a Run."
+    )

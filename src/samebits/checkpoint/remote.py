@@ -1,0 +1,235 @@
+"""Commits of one run behind an fsspec URL (s3://, gs://, memory://, file://): a written manifest makes a commit real.
+
+url/samebits-run.json                   says that the folder is ours
+url/lease.json                          one writer (see `lease`)
+url/commits/000000000120-1a2b3c4d/      tensors.safetensors first, manifest.json last
+
+Object stores have no rename and no folders, but an object that is written in one call appears whole. A storage where
+it does not (file://, killed in the middle) leaves a manifest whose digest does not hold, and the commit before is
+read. How durable a written object is, is the storage's word. On a disk a plain path is better: faster, and locked.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from samebits.checkpoint.assembly import assemble
+from samebits.checkpoint.bucket import Bucket
+from samebits.checkpoint.lease import LEASE, SECONDS, Lease
+from samebits.checkpoint.manifest import Manifest, marker_text
+from samebits.checkpoint.reading import (
+    MANIFEST,
+    NAME,
+    TENSORS,
+    commit_name,
+    newest_valid,
+    none_valid,
+    step_of,
+)
+from samebits.checkpoint.rundir import COMMITS, MARKER
+from samebits.errors import (
+    CommitError,
+    InvalidArgumentError,
+    RemoteStorageError,
+    RunDirectoryError,
+    SamebitsError,
+)
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A commit behind a URL."""
+
+    bucket: Bucket
+    name: str
+
+    def open(self, file: str) -> tuple[BinaryIO, int]:
+        """A file of the commit, and its size."""
+        return self.bucket.open(f"{COMMITS}/{self.name}/{file}")
+
+    def written(self) -> float | None:
+        """When the manifest was written."""
+        return self.bucket.modified(f"{COMMITS}/{self.name}/{MANIFEST}")
+
+    def delete(self) -> None:
+        """The manifest first: without it nobody takes the rest for a commit."""
+        for file in (MANIFEST, TENSORS):
+            self.bucket.remove(f"{COMMITS}/{self.name}/{file}")
+
+    def __str__(self) -> str:
+        return f"{self.bucket.url}/{COMMITS}/{self.name}"
+
+
+def remote_folders(bucket: Bucket) -> list[RemoteFolder]:
+    """The commits that have a manifest, newest step first."""
+    return _folders(bucket, whole=True)
+
+
+class RemoteStore:
+    """What `CommitStore` is for a folder, for a URL. A commit is durable when `commit` returns, as far as the storage is.
+
+    Args:
+        url: any URL that an installed fsspec implementation opens.
+        keep: how many commits stay.
+        lease_seconds: how long a lease of another machine must stand still before it is taken over.
+    """
+
+    def __init__(self, url: str, keep: int = 2, lease_seconds: float = SECONDS) -> None:
+        if keep < 1:
+            raise InvalidArgumentError(f"RemoteStore(keep={keep}): at least the newest commit must stay")
+        self.run_dir = url
+        self.keep = keep
+        self.skipped: list[tuple[RemoteFolder, str]] = []
+        self.last: Manifest | None = None
+        self._bucket = Bucket(url)
+        self._lease = Lease(self._bucket, lease_seconds)
+        self._corrupt: set[str] = set()
+        self._looked = False
+
+    def open(self) -> None:
+        """Makes sure that the place is ours or empty, and takes its lease.
+
+        Errors:
+            RunDirectoryError: it holds other things, or a live process writes there.
+            RemoteStorageError: it does not answer, or cannot be written.
+        """
+        top = self._bucket.names()
+        foreign = top - {MARKER, LEASE, COMMITS}
+        if MARKER not in top and foreign:
+            raise RunDirectoryError(
+                f"{self.run_dir} is not empty and not a run directory of samebits (it has {min(foreign)!r} and no "
+                f"{MARKER}). Choose a URL where nothing is; nothing was written."
+            )
+        self._lease.take()
+        try:
+            if MARKER not in top:
+                self._bucket.write(MARKER, [marker_text().encode()])
+            self._sweep()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives the lease back."""
+        self._lease.release()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def commit(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        position: Mapping[str, Any],
+        finished: bool,
+        program: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        on_tensors_written: Callable[[], None] | None = None,
+    ) -> Manifest:
+        """As `CommitStore.commit`.
+
+        Errors:
+            UnsavableStateError: the state holds something that cannot be saved; nothing was written.
+            CommitError: the storage failed, or another process took over; earlier commits are untouched.
+            RunDirectoryError: this process has not opened the store.
+            InvalidArgumentError: `step` lies before the last commit.
+        """
+        self._check_step(step)
+        made = assemble(
+            step, state, position=position, finished=finished, program=program, environment=environment,
+            parent=self.last.digest if self.last else None,
+        )  # fmt: skip
+        if self.last and self.last.same_content(made.manifest):
+            return self.last
+        folder = RemoteFolder(self._bucket, commit_name(made.manifest))
+        where = f"{COMMITS}/{folder.name}"
+        try:
+            folder.delete()  # the same bits, of which some were corrupt when this process looked
+            self._bucket.write(f"{where}/{TENSORS}", made.blocks)
+            if on_tensors_written is not None:
+                on_tensors_written()
+            self._lease.check()
+            self._bucket.write(f"{where}/{MANIFEST}", [made.text])
+        except (RemoteStorageError, RunDirectoryError, OSError) as error:
+            safe = (
+                f"The commit of step {self.last.step} is safe" if self.last else "There is no earlier commit"
+            )
+            raise CommitError(f"commit of step {step} to {self.run_dir} failed. {safe}. {error}") from error
+        self.last = made.manifest
+        self._corrupt.discard(folder.name)
+        self._prune(made.manifest)
+        return made.manifest
+
+    def newest(self) -> tuple[Manifest, Any] | None:
+        """As `CommitStore.newest`.
+
+        Errors:
+            CorruptCommitError: there are commits and none is valid; the message says why for each.
+            NewerCommitError: a later samebits wrote one of them.
+            RemoteStorageError: the storage failed: what it holds is unknown, so nothing is skipped.
+        """
+        self.skipped, self.last, self._corrupt, self._looked = [], None, set(), True
+        found, self.skipped = newest_valid(remote_folders(self._bucket))
+        if found is not None:
+            _, self.last, state = found
+            self._corrupt = {folder.name for folder, _ in self.skipped}
+            return self.last, state
+        if self.skipped:
+            raise none_valid(self.run_dir, self.skipped)
+        return None
+
+    def _check_step(self, step: int) -> None:
+        if not self._lease.owned:
+            raise RunDirectoryError(
+                f"commit to {self.run_dir}, which this process (pid {os.getpid()}) has not opened. "
+                "Call open() first, in the process that commits."
+            )
+        if not self._looked:
+            self.newest()
+        if step < 0 or (self.last and step < self.last.step):
+            raise InvalidArgumentError(
+                f"commit(step={step}) to {self.run_dir}, which is at step {self.last.step if self.last else 0}. "
+                "Load the newest commit and go on from there, or use another run directory."
+            )
+
+    def _prune(self, newest: Manifest) -> None:
+        """Deletes commits beyond `keep`, corrupt and replaced ones, and what kills left half-written."""
+        try:
+            older = [
+                folder
+                for folder in remote_folders(self._bucket)
+                if step_of(folder.name) <= newest.step and folder.name != commit_name(newest)
+            ]
+            valid = [f for f in older if f.name not in self._corrupt and step_of(f.name) < newest.step]
+            for folder in older:
+                if folder not in valid[: self.keep - 1]:
+                    folder.delete()
+            self._sweep()
+        except (SamebitsError, OSError) as error:
+            warnings.warn(f"old commits in {self.run_dir} cannot be deleted: {error}", stacklevel=3)
+
+    def _sweep(self) -> None:
+        for folder in _folders(self._bucket, whole=False):
+            folder.delete()
+
+
+def _folders(bucket: Bucket, *, whole: bool) -> list[RemoteFolder]:
+    """The folders with names of commits that have a manifest, or those that have none."""
+    names = sorted(filter(NAME.fullmatch, bucket.names(COMMITS)), key=lambda name: (step_of(name), name))
+    return [
+        RemoteFolder(bucket, name)
+        for name in reversed(names)
+        if (MANIFEST in bucket.names(f"{COMMITS}/{name}")) == whole
+    ]
