@@ -32,6 +32,16 @@ class Position:
     batch_index: int
     step: int
     phase: str = "train"
+    """ "train", or "validate" between two batches of a `Run.validate` in the body of this step."""
+    name: str = ""
+    """Of the validation."""
+    phase_batch: int = 0
+    """The batch of the validation, from 0."""
+
+    @property
+    def inside(self) -> tuple[str | int, ...]:
+        """Where in the step's body this is; what is drawn in a validation is keyed by it, besides loop and step."""
+        return () if self.phase == "train" else (self.phase, self.name, self.phase_batch)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data as torch_data
 
-from samebits.context import Words, process
+from samebits.context import Position, Words, process
 from samebits.data.batch import BatchWork
 from samebits.data.engine.start import may_start
 from samebits.data.engine.workers import Workers
@@ -93,13 +93,16 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         with generators.preserved():  # compiles the kernel before workers are forked, and checks that it can
             generators.fill((0, 0))
-        position = process.position
-        if position is not None:
-            key = words.fold(self._key(), "inside", position.loop, position.step)
-            return self._batches(key, 0, 0, counted=False)
+        if process.position is not None:
+            return self.inside(process.position, 0)
         epoch, batch = self._next
         self._next, self._live = (epoch + 1, 0), (epoch, batch)
         return self._batches(words.fold(self._key(), "epoch", epoch), epoch, batch, counted=True)
+
+    def inside(self, position: Position, start: int) -> Iterator[T_co]:
+        """The batches from `start` on of an iteration that is keyed by where in a run it is; no epoch is counted."""
+        key = words.fold(self._key(), "inside", position.loop, position.step, *position.inside)
+        return self._batches(key, 0, start, counted=False)
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the iteration under way (batches handed out, not prefetched), JSON-able."""

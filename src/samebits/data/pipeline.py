@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from samebits.context import Words, process
+from samebits.context import Position, Words, process
 from samebits.data.adapter import PipelineDataset
 from samebits.data.collate import default_collate
 from samebits.data.fingerprint import fingerprint
@@ -371,14 +371,21 @@ class Pipeline:
     # Iteration and its state
 
     def __iter__(self) -> PipelineIterator:
-        position = process.position
-        if position is not None:  # inside a run's step: for validation, say
-            return self._iterator(words.fold(self._key(), "inside", position.loop, position.step), 0)
+        if process.position is not None:
+            return self.inside(process.position, 0)
         (epoch, state), self._next = self._next, (self._next[0] + 1, None)
         self._live = self._iterator(self._key(), epoch)
         if state is not None:
             self._live.load_state_dict(state)
         return self._live
+
+    def inside(self, position: Position, start: int) -> PipelineIterator:
+        """The elements from `start` on of an iteration that is keyed by where in a run it is; no epoch is counted."""
+        key = words.fold(self._key(), "inside", position.loop, position.step, *position.inside)
+        iterator = self._iterator(key, 0)
+        if start:
+            iterator.skip_batches(start)
+        return iterator
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the iteration under way, or of the next epoch's start: small and JSON-able."""

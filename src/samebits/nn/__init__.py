@@ -11,6 +11,7 @@ from samebits.nn.dropout import FeatureAlphaDropout as FeatureAlphaDropout
 from samebits.nn.initialisation import reset_parameters as reset_parameters
 from samebits.nn.keyed import OwnsRandomness as OwnsRandomness
 from samebits.nn.keyed import name_layers as name_layers
+from samebits.nn.keyed import set_aside as set_aside
 from samebits.nn.keyed import set_step as set_step
 from samebits.nn.noise import FractionalMaxPool2d as FractionalMaxPool2d
 from samebits.nn.noise import FractionalMaxPool3d as FractionalMaxPool3d

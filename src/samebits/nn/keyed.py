@@ -5,7 +5,7 @@ A layer asks for one key per call, and draws from it; what it draws then depends
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,7 +174,9 @@ class OwnsRandomness(torch.nn.Module):
             name = self.layer_name
             if name is None:
                 raise InvalidArgumentError(_UNKNOWN.format(type(self).__name__))
-            self._running = Calls(words.fold(run_key, _LAYER, name, position.step), position)
+            self._running = Calls(
+                words.fold(run_key, _LAYER, name, position.step, *position.inside), position
+            )
         return self._running
 
 
@@ -233,6 +235,17 @@ def name_layers(module: torch.nn.Module, prefix: str) -> None:
         if layer.layer_name is None:
             layer._run_path = id(layer), path
         layer._running = None
+
+
+def set_aside(modules: Iterable[torch.nn.Module]) -> Callable[[], None]:
+    """Notes how often the layers of `modules` were called in this step; what it returns makes them count on from there."""
+    counted = [(layer, layer._running) for module in modules for _, layer in layers(module)]
+
+    def put_back() -> None:
+        for layer, calls in counted:
+            layer._running = calls
+
+    return put_back
 
 
 def _check_names(found: list[tuple[str, OwnsRandomness]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from samebits.context import Position, Words, process
@@ -12,7 +14,7 @@ from samebits.random.generator import Generator
 _STREAM = words.as_uint64("samebits.random.global_generator")
 
 
-class _OfTheProcess(Generator):
+class OfTheProcess(Generator):
     """The global generator that nobody set.
 
     In each step of a `Run` it draws from a key of the step, as the process's generators of torch, NumPy and Python do:
@@ -23,6 +25,15 @@ class _OfTheProcess(Generator):
         super().__init__(key, device=device)
         self._position: Position | None = None
         self._outside = self._words, 0
+
+    def standing(self) -> tuple[Any, ...]:
+        """Where it stands, for `stand`."""
+        return self._position, self._outside, self._words, self._draws
+
+    def stand(self, where: tuple[Any, ...]) -> None:
+        """Goes on from there."""
+        self._position, self._outside, key, draws = where
+        self._set(key, draws, self.device)
 
     def _find(self) -> Words:
         here = process.position
@@ -35,7 +46,7 @@ class _OfTheProcess(Generator):
 
 
 def _of_step(position: Position) -> Words:
-    return words.fold(process.run_key or (0, 0), _STREAM, position.loop, position.step)
+    return words.fold(process.run_key or (0, 0), _STREAM, position.loop, position.step, *position.inside)
 
 
 def get_global_generator() -> Generator:
@@ -68,7 +79,7 @@ def set_global_generator(generator: Generator) -> None:
 def _made() -> Generator:
     seed = seeds.root_seed()
     if seed is not None:
-        return _OfTheProcess(
+        return OfTheProcess(
             words.to_tensor(words.fold(words.root(seed), _STREAM), "cpu"), device=torch.get_default_device()
         )
     if process.op_determinism:

@@ -33,9 +33,11 @@ from samebits.random import accounting, words
 from samebits.train import fits, origin, state
 from samebits.train.cadence import Cadence
 from samebits.train.fits import check_compiled
+from samebits.train.loops import Loops
 from samebits.train.preemption import EXIT_PREEMPTED, Preemption
 from samebits.train.source import check_loader
-from samebits.train.steps import Loops, Steps
+from samebits.train.steps import Steps
+from samebits.train.validation import Validation
 
 
 class Run:
@@ -182,7 +184,25 @@ class Run:
         if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
             raise InvalidArgumentError(f"Run.steps(epochs={epochs!r}): must be an int of at least 1.")
         check_loader(loader)
-        return Steps(self, loader, epochs, self._loops.begin(name))
+        return Steps(self, loader, epochs, self._loops.name(name, "Run.steps"))
+
+    def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
+        """The batches of a validation, inside the body of a step: `for batch in run.validate(loader):`.
+
+        What the body of the step draws before and behind it is what it would be without; what the validation draws is
+        a function of (loop, step, name, batch), and so is the order of a loader that shuffles. `break` ends it early.
+
+        Killed inside, the run goes on from the last commit, runs the body of this step again, and ends with equal bits.
+
+        Args:
+            loader: a `samebits.data.DataLoader`, or any iterable that starts anew at each `iter()`.
+            name: two validations in the body of one step need two names.
+        """
+        if not self._entered:
+            raise InvalidArgumentError("Run.validate: enter the run first: `with samebits.Run(...) as run:`.")
+        check_loader(loader, "Run.validate")
+        self._loops.name(name, "Run.validate")
+        return Validation(self, loader, name)
 
     def log(self, **values: Any) -> None:
         """Notes values of this step (numbers or tensors of one element); they go to records and progress bars.
@@ -253,8 +273,16 @@ class Run:
         state.restore(self.objects, self._restored, str(self.run_dir))
         self.state.refill(copy.deepcopy(self._restored["run_state"]))
 
-    def between(self, position: Position, *, over: bool) -> None:
-        """Between two iterations: commit if it is time, and leave if SIGTERM came."""
+    def validating(self, position: Position) -> None:
+        """Between two batches of a validation: leave if SIGTERM came."""
+        if self._preemption.requested:
+            self._leave()
+
+    def between(self, position: Position, *, over: bool, outermost: bool) -> None:
+        """Between two iterations: commit if it is time and the state is complete, and leave if SIGTERM came."""
+        if not outermost:
+            self.validating(position)
+            return
         wanted = process.overrides.commit_steps
         due = self._cadence.due() if wanted is None else position.step in wanted
         if over or due or self._commit_asked or self._preemption.requested:
@@ -265,6 +293,10 @@ class Run:
     def end_loop(self, loop: str) -> None:
         """Code behind a loop draws from the same generators, whether the loop ran or had finished before."""
         accounting.begin(words.fold(self.key, loop, "end"))
+        self.end_inner_loop()
+
+    def end_inner_loop(self) -> None:
+        """`stop()` was for that loop."""
         self._stop = False
 
     @property

@@ -22,16 +22,18 @@ _POSITIONED = (DataLoader, Pipeline)
 class Source:
     """The batches of one loop. `epoch` and `batch_index` are kept by the loop."""
 
-    def __init__(self, loader: Iterable[Any], key: Words, batches_per_epoch: int | None) -> None:
+    def __init__(
+        self, loader: Iterable[Any], key: Words, batches_per_epoch: int | None, call: str = "Run.steps"
+    ) -> None:
         self._loader = loader
         self._key = key
         self._limit = batches_per_epoch
+        self._call = call
         self._iterator: Iterator[Any] | None = None
         self._ahead: Any = None
         self._before_ahead: Any = None
         self._epoch_state: Any = None
-        if isinstance(loader, _POSITIONED):
-            loader.forget_iteration()  # of somebody who looked at a first batch
+        self._forget()  # the iteration of somebody who looked at a first batch
 
     def state(self) -> Any:
         """What a commit keeps of the loader, plain values and tensors."""
@@ -76,7 +78,7 @@ class Source:
         batch = ahead[0] if ahead else self._draw(epoch, batch_index)
         if batch is _END:
             raise EmptyDatasetError(
-                f"Run.steps: epoch {epoch} of {type(self._loader).__name__} has no batch. Is the dataset empty, smaller "
+                f"{self._call}: epoch {epoch} of {type(self._loader).__name__} has no batch. Is the dataset empty, smaller "
                 "than one batch with drop_last=True, or an iterator that can be read only once?"
             )
         if self._limit is not None and batch_index + 1 >= self._limit:
@@ -102,11 +104,14 @@ class Source:
         """What the iterable draws, and a samebits loader that it wraps, are a function of the position, too."""
         with generators.preserved():
             generators.fill(words.fold(self._key, *path))
-            process.position = Position("loader", epoch, 0, epoch)
+            process.position = self._place(epoch)
             try:
                 yield
             finally:
                 process.position = None
+
+    def _place(self, epoch: int) -> Position:
+        return Position("loader", epoch, 0, epoch)
 
     def finish(self) -> Any:
         """The loop is over: lets go of the iterator and returns where the loader stands."""
@@ -116,24 +121,50 @@ class Source:
     def _end_epoch(self) -> None:
         """Lets go of the iterator; the loader stands at the start of the next epoch."""
         self._iterator, self._ahead = None, None
+        self._forget()
+
+    def _forget(self) -> None:
         if isinstance(self._loader, _POSITIONED):
             self._loader.forget_iteration()
 
 
-def check_loader(loader: Any) -> None:
+class InsideSource(Source):
+    """Batches of what runs inside the body of a step: keyed by where that is, whatever was read before; no epoch counts."""
+
+    def __init__(
+        self, loader: Iterable[Any], key: Words, batches_per_epoch: int | None, call: str, first: Position
+    ) -> None:
+        super().__init__(loader, key, batches_per_epoch, call)
+        self.first = first
+        """Where the first batch of the epoch is, or was."""
+
+    def _begin(self, epoch: int, batch_index: int) -> None:
+        if not isinstance(self._loader, _POSITIONED):
+            super()._begin(epoch, batch_index)
+            return
+        self._iterator = self._loader.inside(self.first, batch_index)
+
+    def _place(self, epoch: int) -> Position:
+        return self.first
+
+    def _forget(self) -> None:
+        """An iteration of this loader that is counted goes on, perhaps that of the outer loop."""
+
+
+def check_loader(loader: Any, call: str = "Run.steps") -> None:
     """Raises when `loader` cannot be iterated once per epoch."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise InvalidArgumentError(
-            f"Run.steps(loader={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader."
+            f"{call}(loader={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader."
         )
     if hasattr(loader, "__next__"):
         raise InvalidArgumentError(
-            f"Run.steps(loader={type(loader).__name__}): an iterator can be read only once, so it cannot be resumed. "
+            f"{call}(loader={type(loader).__name__}): an iterator can be read only once, so it cannot be resumed. "
             "Pass what it was made of: a samebits.data.DataLoader, a list, or any object whose __iter__ starts anew."
         )
     if getattr(loader, "persistent_workers", False) and not isinstance(loader, _POSITIONED):
         raise UnimplementedError(
-            "Run.steps: torch's DataLoader with persistent_workers=True keeps generators in its workers from epoch to "
+            f"{call}: torch's DataLoader with persistent_workers=True keeps generators in its workers from epoch to "
             "epoch, which nobody can save. Use samebits.data.DataLoader (same arguments)."
         )
 

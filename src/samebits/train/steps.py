@@ -1,18 +1,22 @@
-"""The loops of a run, and the iterator that a user's `for` statement drives."""
+"""The iterator that a user's `for` statement drives."""
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from samebits.context import Position, Words, notify, process
 from samebits.determinism import conflicts
-from samebits.errors import DuplicateNameError, RunMismatchError
+from samebits.errors import RunMismatchError
 from samebits.random import accounting, words
-from samebits.train.source import Source
+from samebits.train.inside import leave_body
+from samebits.train.loops import Loop, Loops
+from samebits.train.source import InsideSource, Source
+from samebits.train.state import Stateful
 
 
 @dataclass(frozen=True)
@@ -27,68 +31,11 @@ class Step:
     loop: str
 
 
-@dataclass
-class Loop:
-    """One named loop: the position of its next batch."""
-
-    name: str
-    epoch: int = 0
-    batch_index: int = 0
-    source: Source | None = None
-
-
-@dataclass
-class Loops:
-    """The loops of a run: those that are done, the one under way, the number of the next step."""
-
-    step: int = 0
-    done: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Per loop that is over: its next epoch, whether it was stopped before its epochs, and where its loader stands."""
-    current: Loop | None = None
-    saved: dict[str, Any] | None = None
-    """The current loop of the commit that was restored, until that loop has taken it up."""
-    _names: list[str] = field(default_factory=list)
-
-    def begin(self, name: str) -> Loop:
-        """Registers a loop of the program."""
-        if name in self._names:
-            raise DuplicateNameError(
-                f"Run.steps(name={name!r}): this run already has a loop of that name. Give each loop its own: name=..."
-            )
-        self._names.append(name)
-        return Loop(name)
-
-    def finish(self, *, stopped: bool) -> None:
-        """The current loop is done."""
-        loop = self.current
-        assert loop is not None
-        loader = None if loop.source is None else loop.source.finish()
-        self.done[loop.name] = {"epoch": loop.epoch, "stopped": stopped, "loader": loader}
-        self.current = None
-
-    def position(self) -> Position:
-        """The position between two steps."""
-        loop = self.current or Loop(next(reversed(self.done), ""))
-        return Position(loop.name, loop.epoch, loop.batch_index, self.step)
-
-    def state(self) -> dict[str, Any]:
-        """What a commit keeps: plain values (and the states of private generators of a loader)."""
-        loop = self.current
-        if loop is None:
-            return {"step": self.step, "done": dict(self.done), "current": None}
-        current: dict[str, Any] = {"name": loop.name, "epoch": loop.epoch, "batch_index": loop.batch_index}
-        current["loader"] = None if loop.source is None else loop.source.state()
-        return {"step": self.step, "done": dict(self.done), "current": current}
-
-    def load(self, saved: dict[str, Any]) -> None:
-        """Takes up a committed state; the loop that it stands in must come next."""
-        self.step, self.done, self.saved = saved["step"], dict(saved["done"]), saved["current"]
-
-
 class Owner(Protocol):
     """What the steps need of the run that they belong to."""
 
     key: Words
+    objects: dict[str, Stateful]
     run_dir: Path | str | None
     _loops: Loops
 
@@ -101,7 +48,7 @@ class Owner(Protocol):
         """Puts the committed state back."""
         ...
 
-    def between(self, position: Position, *, over: bool) -> None:
+    def between(self, position: Position, *, over: bool, outermost: bool) -> None:
         """Between two iterations: the place for a commit."""
         ...
 
@@ -109,17 +56,21 @@ class Owner(Protocol):
         """The loop is over."""
         ...
 
+    def end_inner_loop(self) -> None:
+        """A loop inside the body of another's step is over."""
+        ...
+
 
 class Steps(Iterator[tuple[Step, Any]]):
-    """Yields `(step, batch)`; between two of them the run's state is complete and may be committed."""
+    """Yields `(step, batch)`; between two of them, in the outermost loop, the run's state is complete and may be committed."""
 
-    def __init__(self, run: Owner, loader: Iterable[Any], epochs: int, loop: Loop) -> None:
+    def __init__(self, run: Owner, loader: Iterable[Any], epochs: int, name: str) -> None:
         self._run = run
         self._loader = loader
         self._epochs = epochs
-        self._loop = loop
+        self._loop = Loop(name)
         self._source: Source | None = None
-        self._key = words.fold(run.key, loop.name)
+        self._key: Words = (0, 0)
         self._ends_epoch = False
         self._over = False
 
@@ -127,46 +78,78 @@ class Steps(Iterator[tuple[Step, Any]]):
         return self
 
     def __next__(self) -> tuple[Step, Any]:
-        process.position = None
+        if self._over:
+            raise StopIteration
+        run, loop, loops = self._run, self._loop, self._run._loops
+        self._advance()
         conflicts.check()
         if self._over:
+            run.end_loop(loop.name)
             raise StopIteration
-        self._advance()
-        if self._over:
-            self._run.end_loop(self._loop.name)
-            raise StopIteration
-        loop, loops = self._loop, self._run._loops
+        process.position = None
         position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
-        notify("boundary", self._run, position, sys._getframe(1))
+        notify("boundary", run, position, sys._getframe(1))
+        outermost = loop is loops.current
         if self._ended():
-            loops.finish(stopped=self._run.stop_asked)
             self._over = True
-            self._run.between(position, over=True)
-            self._run.end_loop(loop.name)
+            self._finish(position, outermost=outermost)
             raise StopIteration
-        self._run.between(position, over=False)
-        assert self._source is not None
-        batch, self._ends_epoch = self._source.next(loop.epoch, loop.batch_index)
+        run.between(position, over=False, outermost=outermost)
+        batch = self._batch(position)
         accounting.begin(words.fold(self._key, "step", loops.step))
         process.position = position
-        notify("step_begins", self._run, position, batch, ends_epoch=self._ends_epoch)
+        loop.body = loops.step
+        notify("step_begins", run, position, batch, ends_epoch=self._ends_epoch)
         return Step(loops.step, loop.epoch, loop.batch_index, self._ends_epoch, loop.name), batch
+
+    def _batch(self, position: Position) -> Any:
+        source = self._source
+        assert source is not None
+        if isinstance(source, InsideSource):
+            source.first = replace(position, batch_index=0, step=position.step - position.batch_index)
+        batch, self._ends_epoch = source.next(position.epoch, position.batch_index)
+        return batch
+
+    def _finish(self, position: Position, *, outermost: bool) -> None:
+        run, loop, loops = self._run, self._loop, self._run._loops
+        if outermost:
+            loops.finish(stopped=run.stop_asked)
+            run.between(position, over=True, outermost=True)
+            run.end_loop(loop.name)
+        else:
+            loops.under_way.remove(loop)
+            loops.step -= 1  # the body around it goes on
+            run.end_inner_loop()
+            assert loop.go_on is not None
+            loop.go_on()
 
     def _advance(self) -> None:
         """Moves behind the batch whose body has just run; the first call finds where to start."""
-        loop = self._loop
+        loop, loops = self._loop, self._run._loops
         if self._source is None:
             self._begin()
             return
-        self._run._loops.step += 1
+        loops.next_step(loop)
+        loops.step += 1
         loop.batch_index += 1
         if self._ends_epoch:
             loop.epoch, loop.batch_index = loop.epoch + 1, 0
 
     def _begin(self) -> None:
         run, loop = self._run, self._loop
-        loops = run._loops
-        self._source = loop.source = Source(self._loader, self._key, process.overrides.batches_per_epoch)
+        loops, limit = run._loops, process.overrides.batches_per_epoch
+        around = loops.innermost
+        loop.driver = weakref.ref(self)
+        if around is not None:
+            loop.go_on = leave_body(run.objects)
+            self._key = words.fold(run.key, loop.name, "inside", around.body)
+            here = Position(loop.name, 0, 0, loops.step)
+            self._source = loop.source = InsideSource(self._loader, self._key, limit, "Run.steps", here)
+            loops.step += 1
+            loops.under_way.append(loop)
+            return
+        self._key = words.fold(run.key, loop.name)
+        self._source = loop.source = Source(self._loader, self._key, limit)
         if loop.name in loops.done:
             self._resume_done(loops.done[loop.name])
             return
@@ -174,7 +157,7 @@ class Steps(Iterator[tuple[Step, Any]]):
             loops.step += 1
             loops.finish(stopped=True)
             run.end_loop(loop.name)
-        loops.current = loop
+        loops.under_way.append(loop)
         if loops.saved is None:
             return
         saved, loops.saved = loops.saved, None
@@ -204,7 +187,8 @@ class Steps(Iterator[tuple[Step, Any]]):
         self._source.load(end["loader"], 0)
         if not self._over:
             del loops.done[loop.name]
-            loops.current, loop.epoch = loop, end["epoch"]
+            loops.under_way.append(loop)
+            loop.epoch = end["epoch"]
 
     def _ended(self) -> bool:
         limit = process.overrides.stop_after_steps

@@ -1,0 +1,24 @@
+"""What runs inside a step, a validation say, leaves the step's own draws where they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from samebits.context import process
+from samebits.random import accounting, generators
+from samebits.random.global_generator import OfTheProcess
+
+
+def set_aside() -> Callable[[], None]:
+    """Notes where all generators of the process stand; what it returns puts them, and the count of draws, back."""
+    states, counted = generators.capture(), accounting.noted()
+    own = process.generator
+    here = own.standing() if isinstance(own, OfTheProcess) else None
+
+    def put_back() -> None:
+        generators.restore(states)
+        accounting.go_on(counted)
+        if here is not None and process.generator is own:
+            own.stand(here)
+
+    return put_back
