@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,11 @@ def of_bytes(*parts: bytes | memoryview | np.ndarray) -> str:
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:
     """The bytes of a dense tensor of any dtype and device, as a C-contiguous NumPy array (a view if it can be)."""
-    host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     try:
-        return host.numpy()
+        array = tensor.numpy(force=True)
+        return array if array.flags.c_contiguous else array.copy()
     except TypeError:  # bfloat16, float8 and other types that NumPy does not know
+        host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         # (strided anew, since torch calls one element of any stride contiguous, and then refuses to view its bytes)
         return host.reshape(-1).as_strided((host.numel(),), (1,)).view(torch.uint8).numpy()
 
@@ -40,8 +42,7 @@ def leaf(value: Any) -> int:
         if value.layout is not torch.strided:
             return leaf([value.layout.__repr__(), *_sparse_parts(value)])
         array = array_of(value)
-        seed = _text(f"{value.dtype}{tuple(value.shape)}")
-        return xxhash.xxh3_64_intdigest(array, seed)  # type: ignore[arg-type]
+        return xxhash.xxh3_64_intdigest(array, _kind(value.dtype, value.shape))  # type: ignore[arg-type]
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         array = np.ascontiguousarray(value)
         plain = array.view(np.uint8) if array.dtype.kind in "Mm" else array
@@ -82,6 +83,11 @@ def of_leaves(hashed: Iterable[tuple[str, int]]) -> str:
 def of_value(value: Any) -> str:
     """Digest of a tensor, an array, a plain value, or any nesting of them in mappings and sequences."""
     return of_leaves(leaves(value))
+
+
+@lru_cache(maxsize=1024)
+def _kind(dtype: torch.dtype, shape: torch.Size) -> int:
+    return _text(f"{dtype}{tuple(shape)}")
 
 
 def _text(text: str) -> int:

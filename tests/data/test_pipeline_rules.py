@@ -426,12 +426,18 @@ def test_no_two_of_a_million_positions_share_a_generator_state():
         assert tuple(rows[n].tolist()) == words.fold(words.fold(words.root(3), "pipeline"), n)
 
 
+def _seeded(a: int, b: int) -> np.random.Generator:
+    """NumPy's own SFC64, twelve rounds after the seed words a, b, 0."""
+    bits = np.random.SFC64(0)
+    seeded = {"state": np.array([a, b, 0, 1], np.uint64)}
+    bits.state = {"bit_generator": "SFC64", "state": seeded, "has_uint32": 0, "uinteger": 0}
+    bits.random_raw(12)
+    return np.random.Generator(bits)
+
+
 def test_a_generator_that_is_kept_stays_the_users():
     """`rng` is set anew for each call; one that the function keeps, or a part of it, is not touched again."""
-    expected = [
-        np.random.Generator(np.random.Philox(key=a | b << 64)).random()
-        for a, b in key_words((1, 2), range(8)).tolist()
-    ]
+    expected = [_seeded(*row).random() for row in key_words((1, 2), range(8)).tolist()]
     for keep, draw in (
         (lambda x, rng: rng, lambda kept: kept.random()),
         (lambda x, rng: rng.bit_generator, lambda kept: np.random.Generator(kept).random()),
@@ -541,3 +547,19 @@ for draw in (lambda: torch.rand(1), np.random.rand, random.random):
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert run.stdout.split() == ["raised"] * 3, run.stderr
+
+
+@pytest.mark.parametrize("behind", ["map", "map_batches", "take", "repeat", "enumerate", "unbatch", "plain"])
+def test_no_more_than_one_batch_is_made_for_the_first_element(behind):
+    """Whatever comes behind `batch`, its batches are made one by one; without batches 64 elements are read at once."""
+    read = []
+
+    def noted(number):
+        read.append(number)
+        return number
+
+    numbers = Pipeline.range(200).map(noted, stateful=False).with_options(seed=1)
+    arguments = {"map": [list], "map_batches": [list], "take": [20]}.get(behind, [])
+    pipeline = numbers if behind == "plain" else getattr(numbers.batch(4), behind)(*arguments)
+    next(iter(pipeline))
+    assert len(read) == (64 if behind == "plain" else 4)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from samebits.context import Words
 from samebits.data import purity, scope
 from samebits.data.generators import Place as Place
+from samebits.data.generators import Places as Places
 from samebits.data.generators import call_with_generators, key_tensors, key_words
 from samebits.errors import InvalidArgumentError, PipelineError
 
@@ -58,9 +60,10 @@ class Function:
             return [purity.Finding(self.name, "declared with stateful=True", 0)] if self.stateful else []
         return [*self.reading.findings.values(), *self.noticed]
 
-    def over(self, key: Words, places: Iterable[Place], elements: Sequence[Any]) -> list[Any]:
+    def over(self, key: Words, places: Places, elements: list[Any]) -> list[Any]:
         """The results for elements at these places, in their order."""
         results: list[Any] = []
+        reading: Iterator[Any] | None = None
         try:
             if self.draws == "rng":
                 call_with_generators(self.call, elements, key_words(key, places), results)
@@ -72,11 +75,11 @@ class Function:
                     scope.fill((own[0], own[1]))
                     results.append(self.call(element))
             else:
-                call = self.call
-                for element in elements:  # a list's `append` costs less than what a try per element would
-                    results.append(call(element))  # noqa: PERF401
+                call, reading = self.call, iter(elements)
+                return [call(element) for element in reading]
         except Exception as error:
-            raise self._error(list(places)[len(results)], error) from error
+            done = len(results) if reading is None else len(elements) - length_hint(reading) - 1
+            raise self._error(places[done], error) from error
         return results
 
     def with_key(self, place: Place, element: Any, key: torch.Tensor) -> Any:
@@ -92,7 +95,7 @@ class Function:
         )
 
 
-def key_rows(key: Words, places: Iterable[Place]) -> torch.Tensor:
+def key_rows(key: Words, places: Places) -> torch.Tensor:
     """One key per row, of shape (rows, 2): what `Function.over` gives each element alone."""
     return torch.from_numpy(key_words(key, places))
 

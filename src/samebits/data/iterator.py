@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +27,7 @@ class PipelineIterator(Iterator[Any]):
     def __init__(self, stage: Stage, key: Words, epoch: int, seed: int, options: Options) -> None:
         self._definition, self._seed = stage, seed
         self._stage = stage.bind(key)
+        self._streamed = isinstance(stage, Streamed)
         self._options = options
         self._placement = options.placement()
         self._draws = Draws()
@@ -132,16 +132,19 @@ class PipelineIterator(Iterator[Any]):
             raise StopIteration
         if self._elements is None:
             self._elements = self._begin()
-        with self._draws.guarded() if isinstance(self._stage, Streamed) else nullcontext():
-            try:
+        try:
+            if self._streamed:
+                with self._draws.guarded():
+                    element, self._state = next(self._elements)
+            else:
                 element, self._state = next(self._elements)
-            except StopIteration:
-                self.exhausted = True
-                self.close()
-                raise
-            except BaseException:
-                self.close()  # so that whoever asks again is told again, and not that the epoch is over
-                raise
+        except StopIteration:
+            self.exhausted = True
+            self.close()
+            raise
+        except BaseException:
+            self.close()  # so that whoever asks again is told again, and not that the epoch is over
+            raise
         self.delivered += 1
         return element
 

@@ -49,9 +49,14 @@ class Draws:
         self._quiet = not may_draw
         self._tried = False
 
+    @property
+    def settled(self) -> bool:
+        """Whether it was read, and tried out, that nothing draws."""
+        return self._quiet and self._tried
+
     def run(self, task: Callable[[], T]) -> T:
         """The result of `task`. The process's generators are afterwards as they were before."""
-        if self._quiet and self._tried:
+        if self.settled:
             return _with(False, task)
         with generators.preserved() as before:
             if self._quiet:  # what was only read is tried out once
@@ -93,8 +98,11 @@ def without(task: Callable[[], T]) -> T:
 
 
 def _with(value: bool, task: Callable[[], T]) -> T:
-    with _filled(value):
+    before, _here.filling = filling(), value
+    try:
         return task()
+    finally:
+        _here.filling = before
 
 
 def same(a: generators.GeneratorStates, b: generators.GeneratorStates) -> bool:

@@ -28,6 +28,8 @@ class Share:
 
     def rows(self, count: int) -> np.ndarray:
         """The numbers of this rank's rows in a batch of `count` rows."""
+        if self.world_size == 1:
+            return np.arange(count)
         own = np.arange(self.rank, count, self.world_size)
         if self.remainder == "drop":
             return own[: count // self.world_size]

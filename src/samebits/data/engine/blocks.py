@@ -20,16 +20,28 @@ Task = tuple[int, int]
 
 
 def tasks(stage: Blocks, state: State) -> Iterator[Task]:
-    """The tasks of one repetition from `state` on; a batch is a task of its own."""
-    size = 1 if isinstance(stage, Batch) else BLOCK
+    """The tasks of one repetition from `state` on."""
+    size = task_size(stage)
     first, _ = place(state)
-    for start in range(first // size * size, stage.groups, size):
-        yield start, min(start + size, stage.groups)
+    groups = stage.groups
+    for start in range(first // size * size, groups, size):
+        yield start, min(start + size, groups)
+
+
+def task_size(stage: Stage) -> int:
+    """Groups of one task: where elements are put into batches, whatever is done to these, each is a task of its own."""
+    return 1 if _has_batches(stage) else BLOCK
+
+
+def _has_batches(stage: Stage) -> bool:
+    return isinstance(stage, Batch) or any(map(_has_batches, stage.inputs))
 
 
 def compute(stage: Blocks, repetition: int, task: Task) -> list[Any]:
     """What a task gives: elements of an addressed stage, groups of a grouped one."""
-    ordinals = np.arange(*task, dtype=np.int64) + repetition * stage.groups
+    ordinals = np.arange(*task, dtype=np.int64)
+    if repetition:
+        ordinals += repetition * stage.groups
     return stage.fetch(ordinals) if isinstance(stage, Addressed) else stage.block(ordinals)
 
 

@@ -128,13 +128,13 @@ class Watch:
 
     def __init__(self, stage: Stage) -> None:
         self._functions = functions(stage)
-        self._done = False
+        self.done = False
 
     def run(self, task: Callable[[], T]) -> T:
         """The result of `task`; notes the side effects that it has had, at the first call."""
-        if self._done:
+        if self.done:
             return task()
-        self._done = True
+        self.done = True
         watched = [f for f in self._functions if f.stateful is None and not f.effects]
         before = [purity.snapshot(function.reading) for function in watched]
         result = task()

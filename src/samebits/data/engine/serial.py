@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from samebits.data.engine.blocks import BLOCK, place
+from samebits.data.engine.blocks import place, task_size
 from samebits.data.engine.effects import Effects
 from samebits.data.function import Place
 from samebits.data.scope import Draws
@@ -125,7 +125,7 @@ class Serial:
         """The elements from `state` on, each with the state behind it; `ahead`: tasks that are foreseen."""
         first, done = place(state)
         groups = self._stage.groups
-        size = 1 if isinstance(self._stage, Batch) else BLOCK
+        size = task_size(self._stage)
         foreseen = first
         for ordinal in range(first, groups):
             while fetch is not None and foreseen < min(groups, ordinal + size * ahead):

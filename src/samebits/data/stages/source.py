@@ -105,7 +105,10 @@ class Range(Addressed):
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[int]:
-        return (self.range.start + ordinals % len(self.range) * self.range.step).tolist()
+        numbers = ordinals % len(self.range)
+        numbers *= self.range.step
+        numbers += self.range.start
+        return numbers.tolist()
 
 
 class Random(Addressed):
