@@ -78,7 +78,7 @@ def test_keep_says_how_many_commits_stay(tmp_path):
 def test_an_equal_commit_is_not_written_again_and_another_of_its_step_replaces_it(store):
     """Same step, same content: the same manifest. Same step, other content (finished): one folder, the new one."""
     first = commit(store, 3)
-    assert commit(store, 3) is first
+    assert commit(store, 3) == first
     last = commit(store, 3, finished=True)
     assert (last.parent, last.finished) == (first.digest, True)
     assert folders(store.run_dir) == [f"000000000003-{last.digest[9:17]}"]

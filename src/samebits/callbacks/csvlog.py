@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from samebits.callbacks.base import AttributeState, TrainerView
 from samebits.callbacks.diskerror import named_disk_errors
-from samebits.checkpoint.rundir import sync_folder
+from samebits.checkpoint.writer.shelf import sync_folder
 from samebits.errors import InvalidArgumentError
 
 _TAIL_BYTES = 1 << 14

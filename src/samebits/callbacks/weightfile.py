@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from samebits.checkpoint import tensorfile
-from samebits.checkpoint.rundir import sync_folder
+from samebits.checkpoint.writer.shelf import sync_folder, write_file
 from samebits.errors import InvalidArgumentError
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
@@ -45,6 +45,5 @@ def _save_tensors(state: Mapping[str, Any], path: Path) -> None:
                 f"ModelCheckpoint: state_dict()[{name!r}] is a {what}, which safetensors cannot hold. Use a .pt file."
             )
     data = {name: tensorfile.raw(tensor) for name, tensor in state.items()}
-    infos = {name: tensorfile.describe(tensor, data[name]) for name, tensor in state.items()}
-    head, order = tensorfile.header(infos)
-    tensorfile.write(path, [memoryview(head), *(data[name].data for name in order)])
+    head, order = tensorfile.header({name: tensorfile.describe(tensor) for name, tensor in state.items()})
+    write_file(path, [memoryview(head), *(data[name].data for name in order)])

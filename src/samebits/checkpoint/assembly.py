@@ -12,28 +12,33 @@ import torch
 
 from samebits.checkpoint import tensorfile
 from samebits.checkpoint.codec import encode
-from samebits.checkpoint.manifest import Manifest, check_plain, samebits_version
-from samebits.checkpoint.reading import MAX_MANIFEST_BYTES, TENSORS
+from samebits.checkpoint.layout import Layout
+from samebits.checkpoint.manifest import canonical, check_plain, draft
 from samebits.checkpoint.unsavable import unsavable
-from samebits.errors import UnsavableStateError
+from samebits.checkpoint.writer.draft import Commit, Draft, digest
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """What a commit writes: the blocks of the tensor file, then the manifest."""
+    """What a commit writes: the head of the tensor file and the tensors, then the manifest."""
 
-    manifest: Manifest
-    blocks: list[memoryview]
+    draft: Draft
+    head: memoryview
+    tensors: list[memoryview]
 
     @property
-    def text(self) -> bytes:
-        """The manifest's file."""
-        return self.manifest.to_bytes()
+    def blocks(self) -> list[memoryview]:
+        """The tensor file."""
+        return [self.head, *self.tensors]
+
+    def signed(self, parent: str | None) -> tuple[Commit, bytes]:
+        """The commit after the one with digest `parent`, and its manifest's file."""
+        return self.draft.signed(parent, [digest(data) for data in self.tensors])
 
     @property
     def nbytes(self) -> int:
-        """Size of both files."""
-        return sum(block.nbytes for block in self.blocks) + len(self.text)
+        """Size of both files, at most."""
+        return sum(block.nbytes for block in self.blocks) + self.draft.size
 
 
 def assemble(
@@ -44,32 +49,24 @@ def assemble(
     finished: bool,
     program: Mapping[str, Any],
     environment: Mapping[str, Any],
-    parent: str | None,
+    rolling: str | None = None,
+    value: float | None = None,
 ) -> Assembled:
-    """The commit of `state` after the one with digest `parent`. The blocks share memory with the tensors.
+    """The commit of `state`. The tensors' blocks share memory with it.
 
     Errors:
         UnsavableStateError: the state holds something that cannot be saved.
     """
     plain = {"position": position, "program": program, "environment": environment}
-    for name, value in plain.items():
-        check_plain(value, (name,))
+    for name, fields in plain.items():
+        check_plain(fields, (name,))
     tree, tensors = encode(dict(state))
     data = {name: _raw(name, tensor) for name, tensor in tensors.items()}
-    infos = {name: tensorfile.describe(tensor, data[name]) for name, tensor in tensors.items()}
-    head, order = tensorfile.header(infos)
-    size = len(head) + sum(data[name].nbytes for name in order)
-    manifest = Manifest(
-        step=operator.index(step), finished=bool(finished), tree=tree, tensors=infos, parent=parent,
-        files={TENSORS: {"bytes": size}}, samebits=samebits_version(), **plain,
+    layout = Layout({name: tensorfile.describe(tensor) for name, tensor in tensors.items()})
+    made = draft(
+        layout, canonical(tree), step=operator.index(step), finished=bool(finished), rolling=rolling, value=value, **plain
     )  # fmt: skip
-    made = Assembled(manifest, [memoryview(head), *(data[name].data for name in order)])
-    if len(made.text) > MAX_MANIFEST_BYTES:
-        raise UnsavableStateError(
-            f"the plain part of the state takes {len(made.text)} bytes, more than {MAX_MANIFEST_BYTES}. "
-            "Keep long lists of numbers as tensors or NumPy arrays."
-        )
-    return made
+    return Assembled(made, memoryview(layout.head), [data[name].data for name in layout.names])
 
 
 def _raw(name: str, tensor: torch.Tensor) -> np.ndarray:

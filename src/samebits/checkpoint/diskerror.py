@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from samebits.checkpoint.manifest import Manifest
+from samebits.checkpoint.writer.draft import Commit
 from samebits.errors import CommitError
 
 CURES = {
@@ -20,7 +20,7 @@ CURES = {
 }
 
 
-def commit_error(error: OSError, run_dir: Path, step: int, wanted: int, last: Manifest | None) -> CommitError:
+def commit_error(error: OSError, run_dir: Path, step: int, wanted: int, last: Commit | None) -> CommitError:
     """One line: which commit, why, bytes wanted and free, what is safe, the cure."""
     safe = f"The commit of step {last.step} is safe" if last else "There is no earlier commit"
     cure = CURES.get(error.errno or 0, "Remove the cause")

@@ -10,11 +10,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from samebits import digest as digests
+from samebits.checkpoint.layout import Layout
 from samebits.checkpoint.unsavable import unsavable
 from samebits.checkpoint.wellformed import check_fields
-from samebits.errors import CorruptCommitError, NewerCommitError
+from samebits.checkpoint.writer.draft import Commit, Draft
+from samebits.checkpoint.writer.shelf import TENSORS
+from samebits.errors import CorruptCommitError, NewerCommitError, UnsavableStateError
 
 SCHEMA = 1
+MAX_MANIFEST_BYTES = 1 << 28
 
 
 @cache
@@ -52,10 +56,14 @@ class Manifest:
     samebits: str = ""
     """The version that wrote it."""
     schema: int = SCHEMA
+    rolling: str | None = None
+    """Rolling digest of the batches and losses of the run up to here."""
+    value: float | None = None
+    """What `keep_best` compares, smaller is better; None where this state was not measured."""
 
     @cached_property
     def _body(self) -> bytes:
-        return _canonical({field.name: getattr(self, field.name) for field in fields(self)})
+        return canonical({field.name: getattr(self, field.name) for field in fields(self)}).encode()
 
     @cached_property
     def digest(self) -> str:
@@ -66,11 +74,10 @@ class Manifest:
         """The file: the canonical JSON of all fields and `digest`, which sorts first."""
         return _file(self.digest, self._body)
 
-    def same_content(self, other: Manifest) -> bool:
-        """Whether the two differ in nothing but the commit that each follows."""
-        if self.step != other.step:
-            return False
-        return replace(self, parent=None).digest == replace(other, parent=None).digest
+    @property
+    def commit(self) -> Commit:
+        """What the next commit needs to know of this one."""
+        return Commit(self.step, self.digest, replace(self, parent=None).digest)
 
     @classmethod
     def from_bytes(cls, data: bytes, file: object = "manifest.json") -> Manifest:
@@ -83,7 +90,7 @@ class Manifest:
         values = _parse(data, file)
         values.pop("digest", None)
         try:
-            body = _canonical(values)
+            body = canonical(values).encode()
         except (ValueError, RecursionError) as error:
             raise CorruptCommitError(f"{file} is no manifest: {error!r}") from error
         if _file(digests.of_bytes(body), body) != data:  # with a key twice, too
@@ -97,10 +104,6 @@ class Manifest:
             raise CorruptCommitError(f"{file} is no manifest: {error!r}") from error
 
 
-def _canonical(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
 def _file(digest: str, body: bytes) -> bytes:
     return b'{"digest":"' + digest.encode() + b'",' + body[1:]
 
@@ -112,6 +115,41 @@ def _other_schema(values: Mapping[str, Any], file: object) -> CorruptCommitError
         f"{file} has schema version {schema!r}, written by samebits {values.get('samebits')!r}; this samebits "
         f"{samebits_version()} reads version {SCHEMA}. Read it with the samebits that wrote it."
     )
+
+
+def draft(layout: Layout, tree: str, **fields: Any) -> Draft:
+    """The manifest of tensors that lie as `layout` says, with `tree` as JSON; `fields` are those of `Manifest` that remain.
+
+    Errors:
+        UnsavableStateError: the plain part of the state is too large.
+    """
+    values: dict[str, Any] = {
+        "rolling": None,
+        "value": None,
+        "samebits": samebits_version(),
+        "schema": SCHEMA,
+        **fields,
+    }
+    values["files"] = {TENSORS: {"bytes": layout.size}}
+    texts = {name: canonical(value) for name, value in values.items()} | {"tree": tree}
+    before, between, after = (
+        ",".join(f'"{name}":{texts[name]}' for name in sorted(texts) if low < name < high)
+        for low, high in (("", "parent"), ("parent", "tensors"), ("tensors", "~"))
+    )
+    made = Draft(
+        values["step"], f'{{{before},"parent":', f',{between},"tensors":', f",{after}}}", layout.pieces, layout.order
+    )  # fmt: skip
+    if made.size > MAX_MANIFEST_BYTES:
+        raise UnsavableStateError(
+            f"the plain part of the state takes {made.size} bytes, more than {MAX_MANIFEST_BYTES}. "
+            "Keep long lists of numbers as tensors or NumPy arrays."
+        )
+    return made
+
+
+def canonical(value: Any) -> str:
+    """The one JSON of a value: sorted keys, no spaces. Raises ValueError for NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def check_plain(value: Any, path: tuple[Any, ...]) -> None:

@@ -17,9 +17,11 @@ from samebits.context import is_url, resolve_run_dir
 from samebits.errors import RunDirectoryError
 
 
-def store_for(run_dir: Path | str, keep: int) -> CommitStore | RemoteStore:
+def store_for(run_dir: Path | str, keep: int, keep_best: int = 0) -> CommitStore | RemoteStore:
     """The store of a resolved run directory."""
-    return RemoteStore(run_dir, keep) if isinstance(run_dir, str) else CommitStore(run_dir, keep)
+    if isinstance(run_dir, str):
+        return RemoteStore(run_dir, keep, keep_best)
+    return CommitStore(run_dir, keep, keep_best)
 
 
 def commit_folders(run_dir: str | os.PathLike[str]) -> Sequence[Folder]:

@@ -7,7 +7,6 @@ to trust what it covers.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 from collections.abc import Collection, Iterable
@@ -17,14 +16,9 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 from samebits.checkpoint import tensorfile
 from samebits.checkpoint.codec import decode
-from samebits.checkpoint.manifest import Manifest
+from samebits.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest
+from samebits.checkpoint.writer.shelf import BUFFER_BYTES, MANIFEST, TENSORS, TMP
 from samebits.errors import CorruptCommitError, NewerCommitError, SamebitsError
-
-TENSORS = "tensors.safetensors"
-MANIFEST = "manifest.json"
-TMP = "tmp-"
-NAME = re.compile(r"([0-9]{12,19})-([0-9a-f]{8})")
-MAX_MANIFEST_BYTES = 1 << 28
 
 
 class Folder(Protocol):
@@ -32,7 +26,7 @@ class Folder(Protocol):
 
     @property
     def name(self) -> str:
-        """What `commit_name` says of the manifest, in a commit that nobody renamed."""
+        """What `commit.name` says of the manifest, in a commit that nobody renamed."""
         ...
 
     def open(self, file: str) -> tuple[BinaryIO, int]:
@@ -92,17 +86,7 @@ def open_regular(path: Path) -> tuple[BinaryIO, int]:
     if not stat.S_ISREG(path.lstat().st_mode):  # before open: opening a device may do something
         raise CorruptCommitError(f"{path} is no regular file")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    return os.fdopen(descriptor, "rb", tensorfile.BUFFER_BYTES), os.fstat(descriptor).st_size
-
-
-def commit_name(manifest: Manifest) -> str:
-    """The name of a commit's folder: step and digest."""
-    return f"{manifest.step:012d}-{manifest.digest.split(':')[1][:8]}"
-
-
-def step_of(name: str) -> int:
-    """The step in the name of a commit's folder."""
-    return int(name.partition("-")[0])
+    return os.fdopen(descriptor, "rb", BUFFER_BYTES), os.fstat(descriptor).st_size
 
 
 def read_manifest(folder: Folder) -> Manifest:
@@ -119,8 +103,8 @@ def read_manifest(folder: Folder) -> Manifest:
         if size > MAX_MANIFEST_BYTES:
             raise CorruptCommitError(f"{where} is larger than {MAX_MANIFEST_BYTES} bytes")
         manifest = Manifest.from_bytes(file.read(size), where)
-    if folder.name != commit_name(manifest):
-        raise CorruptCommitError(f"{folder} was renamed: its manifest says {commit_name(manifest)}")
+    if folder.name != manifest.commit.name:
+        raise CorruptCommitError(f"{folder} was renamed: its manifest says {manifest.commit.name}")
     return manifest
 
 

@@ -22,16 +22,10 @@ from samebits.checkpoint.assembly import assemble
 from samebits.checkpoint.bucket import Bucket
 from samebits.checkpoint.lease import LEASE, SECONDS, Lease
 from samebits.checkpoint.manifest import Manifest, marker_text
-from samebits.checkpoint.reading import (
-    MANIFEST,
-    NAME,
-    TENSORS,
-    commit_name,
-    newest_valid,
-    none_valid,
-    step_of,
-)
+from samebits.checkpoint.reading import newest_valid, none_valid, read_manifest
 from samebits.checkpoint.rundir import COMMITS, MARKER
+from samebits.checkpoint.writer.draft import Commit
+from samebits.checkpoint.writer.shelf import MANIFEST, NAME, TENSORS, best, step_of
 from samebits.errors import (
     CommitError,
     InvalidArgumentError,
@@ -76,16 +70,18 @@ class RemoteStore:
     Args:
         url: any URL that an installed fsspec implementation opens.
         keep: how many commits stay.
+        keep_best: how many more, those of the smallest `Manifest.value`.
         lease_seconds: how long a lease of another machine must stand still before it is taken over.
     """
 
-    def __init__(self, url: str, keep: int = 2, lease_seconds: float = SECONDS) -> None:
+    def __init__(self, url: str, keep: int = 2, keep_best: int = 0, lease_seconds: float = SECONDS) -> None:
         if keep < 1:
             raise InvalidArgumentError(f"RemoteStore(keep={keep}): at least the newest commit must stay")
         self.run_dir = url
-        self.keep = keep
+        self.keep, self.keep_best = keep, keep_best
         self.skipped: list[tuple[RemoteFolder, str]] = []
-        self.last: Manifest | None = None
+        self.last: Commit | None = None
+        self._values: dict[str, float | None] = {}
         self._bucket = Bucket(url)
         self._lease = Lease(self._bucket, lease_seconds)
         self._corrupt: set[str] = set()
@@ -136,6 +132,8 @@ class RemoteStore:
         finished: bool,
         program: Mapping[str, Any],
         environment: Mapping[str, Any],
+        rolling: str | None = None,
+        value: float | None = None,
         on_tensors_written: Callable[[], None] | None = None,
     ) -> Manifest:
         """As `CommitStore.commit`.
@@ -149,11 +147,12 @@ class RemoteStore:
         self._check_step(step)
         made = assemble(
             step, state, position=position, finished=finished, program=program, environment=environment,
-            parent=self.last.digest if self.last else None,
+            rolling=rolling, value=value,
         )  # fmt: skip
-        if self.last and self.last.same_content(made.manifest):
-            return self.last
-        folder = RemoteFolder(self._bucket, commit_name(made.manifest))
+        commit, text = made.signed(self.last.digest if self.last else None)
+        if self.last and (self.last.step, self.last.content) == (commit.step, commit.content):
+            return read_manifest(RemoteFolder(self._bucket, self.last.name))
+        folder = RemoteFolder(self._bucket, commit.name)
         where = f"{COMMITS}/{folder.name}"
         try:
             folder.delete()  # the same bits, of which some were corrupt when this process looked
@@ -161,16 +160,16 @@ class RemoteStore:
             if on_tensors_written is not None:
                 on_tensors_written()
             self._lease.check()
-            self._bucket.write(f"{where}/{MANIFEST}", [made.text])
+            self._bucket.write(f"{where}/{MANIFEST}", [text])
         except (RemoteStorageError, RunDirectoryError, OSError) as error:
             safe = (
                 f"The commit of step {self.last.step} is safe" if self.last else "There is no earlier commit"
             )
             raise CommitError(f"commit of step {step} to {self.run_dir} failed. {safe}. {error}") from error
-        self.last = made.manifest
+        self.last = commit
         self._corrupt.discard(folder.name)
-        self._prune(made.manifest)
-        return made.manifest
+        self._prune(commit)
+        return Manifest.from_bytes(text, folder)
 
     def newest(self) -> tuple[Manifest, Any] | None:
         """As `CommitStore.newest`.
@@ -183,9 +182,10 @@ class RemoteStore:
         self.skipped, self.last, self._corrupt, self._looked = [], None, set(), True
         found, self.skipped = newest_valid(remote_folders(self._bucket))
         if found is not None:
-            _, self.last, state = found
+            _, manifest, state = found
+            self.last = manifest.commit
             self._corrupt = {folder.name for folder, _ in self.skipped}
-            return self.last, state
+            return manifest, state
         if self.skipped:
             raise none_valid(self.run_dir, self.skipped)
         return None
@@ -204,21 +204,30 @@ class RemoteStore:
                 "Load the newest commit and go on from there, or use another run directory."
             )
 
-    def _prune(self, newest: Manifest) -> None:
+    def _prune(self, newest: Commit) -> None:
         """Deletes commits beyond `keep`, corrupt and replaced ones, and what kills left half-written."""
         try:
             older = [
                 folder
                 for folder in remote_folders(self._bucket)
-                if step_of(folder.name) <= newest.step and folder.name != commit_name(newest)
+                if step_of(folder.name) <= newest.step and folder.name != newest.name
             ]
             valid = [f for f in older if f.name not in self._corrupt and step_of(f.name) < newest.step]
+            stay = {folder.name for folder in valid[: self.keep - 1]}
+            if self.keep_best:
+                values = {f.name: self._value(f) for f in (RemoteFolder(self._bucket, newest.name), *valid)}
+                stay |= best(values, self.keep_best)
             for folder in older:
-                if folder not in valid[: self.keep - 1]:
+                if folder.name not in stay:
                     folder.delete()
             self._sweep()
         except (SamebitsError, OSError) as error:
             warnings.warn(f"old commits in {self.run_dir} cannot be deleted: {error}", stacklevel=3)
+
+    def _value(self, folder: RemoteFolder) -> float | None:
+        if folder.name not in self._values:
+            self._values[folder.name] = read_manifest(folder).value
+        return self._values[folder.name]
 
     def _sweep(self) -> None:
         for folder in _folders(self._bucket, whole=False):

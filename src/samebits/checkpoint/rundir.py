@@ -1,4 +1,4 @@
-"""A run directory: made or recognised, proven writable, and locked for one writer."""
+"""A run directory: made or recognised, proven writable, and locked for one run and the one process that writes for it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import fcntl
 import os
 import socket
 import stat
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from samebits.checkpoint.manifest import marker_text
+from samebits.checkpoint.writer.shelf import lock, sync_folder
 from samebits.errors import RunDirectoryError
 
 MARKER = "samebits-run.json"
@@ -29,6 +32,11 @@ CURES = {
     errno.ENOSPC: "Free some space, or choose a folder on another disk.",
     errno.EDQUOT: "Your quota is used up: free some space, or choose a folder on another disk.",
 }
+
+OURSELVES, WRITER = 0, 1
+"""Bytes of the lock: the run's process holds the first, its writer process the second, beyond a kill of the run."""
+_PATIENCE = 60.0
+"""Seconds that the writer of a killed run may take to finish the snapshot that it has."""
 
 _held: dict[str, int] = {}
 """Folders that are locked, and the process that did it: a record lock does not exclude its own process."""
@@ -88,6 +96,7 @@ class RunDirectory:
         try:
             _check_plain_file(descriptor, self.path / LOCK)
             _lock_or_say_who(descriptor, self.path)
+            _await_writer(descriptor, self.path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -127,15 +136,6 @@ def _check_plain_file(descriptor: int, path: Path) -> None:
         )
 
 
-def sync_folder(path: Path) -> None:
-    """Makes the names in a folder durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _check_ours(path: Path) -> None:
     try:
         names = set(os.listdir(path))
@@ -156,14 +156,30 @@ def _make(path: Path) -> None:
 
 
 def _lock_or_say_who(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EAGAIN):
-            raise
-        text = ascii(os.pread(descriptor, 256, 0).decode(errors="replace").strip())[1:-1]
-        owner: list[Any] = text.split() or ["?", "?"]
-        raise RunDirectoryError(
-            f"run directory {path} is in use by process {owner[0]} on host {owner[-1]}. "
-            "Wait until it ends or stop it; two processes cannot write one run."
-        ) from error
+    if lock(descriptor, OURSELVES):
+        return
+    text = ascii(os.pread(descriptor, 256, 0).decode(errors="replace").strip())[1:-1]
+    owner: list[Any] = text.split() or ["?", "?"]
+    raise RunDirectoryError(
+        f"run directory {path} is in use by process {owner[0]} on host {owner[-1]}. "
+        "Wait until it ends or stop it; two processes cannot write one run."
+    )
+
+
+def _await_writer(descriptor: int, path: Path) -> None:
+    """The run before was killed, and its writer finishes its last snapshot, from which this one resumes."""
+    began, told = time.monotonic(), False
+    while not lock(descriptor, WRITER):
+        waited = time.monotonic() - began
+        if waited > _PATIENCE:
+            raise RunDirectoryError(
+                f"run directory {path}: the writer process of a run that was killed still writes there, for "
+                f"{waited:.0f} s now. Is the disk stuck? Wait until it ends, or kill it (samebits-writer in `ps`)."
+            )
+        if waited > 1 and not told:
+            told = True
+            print(f"samebits: waiting for the last commit of the killed run in {path}", file=sys.stderr)
+        time.sleep(0.002)
+    fcntl.lockf(
+        descriptor, fcntl.LOCK_UN, 1, WRITER
+    )  # ours will take it: only who has the first byte starts one

@@ -9,56 +9,47 @@ run_dir/commits/tmp-*                       being written or deleted; never read
 from __future__ import annotations
 
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from uuid import uuid4
 
-from samebits.checkpoint import tensorfile
-from samebits.checkpoint.assembly import Assembled, assemble
+from samebits.checkpoint.assembly import assemble
 from samebits.checkpoint.diskerror import commit_error
 from samebits.checkpoint.manifest import Manifest
-from samebits.checkpoint.reading import (
-    MANIFEST,
-    NAME,
-    TENSORS,
-    TMP,
-    LocalFolder,
-    commit_name,
-    newest_valid,
-    none_valid,
-    step_of,
-)
-from samebits.checkpoint.rundir import COMMITS, RunDirectory, sync_folder
-from samebits.errors import InvalidArgumentError, RunDirectoryError
+from samebits.checkpoint.reading import LocalFolder, newest_valid, none_valid, read_manifest
+from samebits.checkpoint.rundir import COMMITS, RunDirectory
+from samebits.checkpoint.writer.draft import Commit
+from samebits.checkpoint.writer.shelf import Shelf, names_in
+from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError
 
 
 class CommitStore:
-    """The commits in `run_dir/commits`; `keep` of them stay, older ones are deleted after each commit.
+    """The commits in `run_dir/commits`; the newest `keep` of them stay, and the `keep_best` of the smallest value.
 
     Write between `open()` and `close()` (or in a `with` block). `newest()` also works on a store that is not
     open, as long as no other process writes to it at the same time.
     """
 
-    def __init__(self, run_dir: Path, keep: int = 2) -> None:
+    def __init__(self, run_dir: Path, keep: int = 2, keep_best: int = 0) -> None:
         if keep < 1:
             raise InvalidArgumentError(f"CommitStore(keep={keep}): at least the newest commit must stay")
-        self.keep = keep
         self.skipped: list[tuple[Path, str]] = []
         """Commits that the last `newest()` could not use, and why."""
-        self.last: Manifest | None = None
-        """The newest valid commit, once `newest()` or `commit()` has been called."""
         self._directory = RunDirectory(Path(run_dir))
-        self._corrupt: set[Path] = set()
+        self.shelf = Shelf(self._directory.commits, keep, keep_best)
         self._looked = False
 
     @property
     def run_dir(self) -> Path:
         """The folder of the run."""
         return self._directory.path
+
+    @property
+    def last(self) -> Commit | None:
+        """The newest valid commit, once `newest()` or `commit()` has been called."""
+        return self.shelf.last
 
     def open(self) -> None:
         """Creates the folder if need be and takes the one-writer lock.
@@ -67,7 +58,8 @@ class CommitStore:
             RunDirectoryError: the folder holds other things, cannot be written, or a live process writes here.
         """
         self._directory.open()
-        self._sweep()
+        self.shelf.sweep()
+        self.warn()
 
     def close(self) -> None:
         """Gives the lock back."""
@@ -91,6 +83,8 @@ class CommitStore:
         finished: bool,
         program: Mapping[str, Any],
         environment: Mapping[str, Any],
+        rolling: str | None = None,
+        value: float | None = None,
         on_tensors_written: Callable[[], None] | None = None,
     ) -> Manifest:
         """Makes `state` durable as the commit of `step`; returns when it would survive a power failure.
@@ -98,7 +92,7 @@ class CommitStore:
         `position`, `program` and `environment` are plain JSON: dicts with string keys, lists, finite numbers.
         Nobody may write to the tensors meanwhile. `on_tensors_written` is called when the tensors are on disk
         and the manifest is not. A commit equal to the last one is not written again; one of the same step that
-        differs replaces it.
+        differs replaces it. `rolling` and `value` are those of `Manifest`.
 
         Errors:
             UnsavableStateError: the state holds something that cannot be saved; nothing was written.
@@ -106,17 +100,29 @@ class CommitStore:
             RunDirectoryError: this process has not opened the store.
             InvalidArgumentError: `step` lies before the last commit.
         """
-        self._check_step(step)
+        self.check_step(step)
         made = assemble(
             step, state, position=position, finished=finished, program=program, environment=environment,
-            parent=self.last.digest if self.last else None,
+            rolling=rolling, value=value,
         )  # fmt: skip
-        if self.last and self.last.same_content(made.manifest):
-            return self.last
-        self._write(made, on_tensors_written)
-        self.last = made.manifest
-        self._prune(made.manifest)
-        return made.manifest
+        try:
+            commit = self.shelf.write(
+                made.draft, made.head, made.tensors, on_tensors_written=on_tensors_written
+            )
+        except OSError as error:
+            raise self.refused(error, made.draft.step, made.nbytes) from error
+        self.warn()
+        return read_manifest(LocalFolder(self.shelf.commits / commit.name))
+
+    def refused(self, error: OSError, step: int, wanted: int) -> CommitError:
+        """What to raise when the disk refuses the commit of `step`, of `wanted` bytes."""
+        return commit_error(error, self.run_dir, step, wanted, self.last)
+
+    def warn(self) -> None:
+        """Warns of what the shelf could not delete."""
+        troubles, self.shelf.troubles = self.shelf.troubles, []
+        for trouble in troubles:
+            warnings.warn(trouble, stacklevel=4)
 
     def newest(self) -> tuple[Manifest, Any] | None:
         """The newest commit whose every digest holds, with its state (tensors on the CPU); None without commits.
@@ -127,18 +133,20 @@ class CommitStore:
             CorruptCommitError: there are commits and none is valid; the message says why for each.
             NewerCommitError: a later samebits wrote one of them.
         """
-        self.skipped, self.last, self._corrupt, self._looked = [], None, set(), True
+        self.shelf.last, self.shelf.corrupt, self._looked = None, set(), True
         found, skipped = newest_valid(map(LocalFolder, self._commits()))
         self.skipped = [(folder.path, why) for folder, why in skipped]
         if found is not None:
-            _, self.last, state = found
-            self._corrupt = {path for path, _ in self.skipped}
-            return self.last, state
+            _, manifest, state = found
+            self.shelf.last = manifest.commit
+            self.shelf.corrupt = {path.name for path, _ in self.skipped}
+            return manifest, state
         if skipped:
             raise none_valid(self.run_dir, skipped)
         return None
 
-    def _check_step(self, step: int) -> None:
+    def check_step(self, step: int) -> None:
+        """Raises unless this process may commit `step` next."""
         if not self._directory.owned:
             raise RunDirectoryError(
                 f"commit to {self.run_dir}, which this process (pid {os.getpid()}) has not opened. "
@@ -155,58 +163,8 @@ class CommitStore:
     def _commits(self) -> list[Path]:
         return local_commits(self._directory.path)
 
-    def _write(self, made: Assembled, hook: Callable[[], None] | None) -> None:
-        commits, manifest = self._directory.commits, made.manifest
-        temporary: Path | None = None
-        try:
-            temporary = commits / f"{TMP}{uuid4().hex}"
-            temporary.mkdir()
-            tensorfile.write(temporary / TENSORS, made.blocks)
-            if hook is not None:
-                hook()
-            tensorfile.write(temporary / MANIFEST, [memoryview(made.text)])
-            sync_folder(temporary)
-            final = commits / commit_name(manifest)
-            if final.exists():  # the same bits, of which some were corrupt when this process looked
-                final.rename(commits / f"{TMP}{uuid4().hex}")
-            temporary.rename(final)
-            temporary = None
-            self._corrupt.discard(final)
-            sync_folder(commits)
-        except OSError as error:
-            raise commit_error(error, self.run_dir, manifest.step, made.nbytes, self.last) from error
-        finally:
-            if temporary is not None:
-                shutil.rmtree(temporary, ignore_errors=True)
-
-    def _prune(self, newest: Manifest) -> None:
-        """Deletes commits beyond `keep`, corrupt and replaced ones, and what kills left half-written."""
-        older = [
-            path
-            for path in self._commits()
-            if step_of(path.name) <= newest.step and path.name != commit_name(newest)
-        ]
-        valid = [path for path in older if path not in self._corrupt and step_of(path.name) < newest.step]
-        keep = set(valid[: self.keep - 1])
-        try:
-            for path in older:
-                if path not in keep:
-                    path.rename(path.with_name(f"{TMP}{path.name}"))
-        except OSError as error:
-            warnings.warn(f"old commits in {self.run_dir} cannot be deleted: {error}", stacklevel=3)
-        self._sweep()
-
-    def _sweep(self) -> None:
-        """Deletes what is being deleted, and what kills left half-written."""
-        for path in self._directory.commits.glob(f"{TMP}*"):
-            try:
-                shutil.rmtree(path)
-            except OSError as error:
-                warnings.warn(f"{path} cannot be deleted: {error}", stacklevel=4)
-
 
 def local_commits(run_dir: Path) -> list[Path]:
     """The folders in `run_dir` with names of commits, newest step first."""
     folder = run_dir / COMMITS
-    names = os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else []
-    return [folder / name for name in sorted(filter(NAME.fullmatch, names), key=step_of, reverse=True)]
+    return [folder / name for name in names_in(folder)]

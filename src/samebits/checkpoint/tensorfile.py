@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -20,7 +18,6 @@ import torch
 from samebits import digest as digests
 from samebits.errors import CorruptCommitError
 
-BUFFER_BYTES = 1 << 20
 NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
     torch.uint32: "U32", torch.int32: "I32", torch.uint64: "U64", torch.int64: "I64",
@@ -41,12 +38,11 @@ def raw(tensor: torch.Tensor) -> np.ndarray:
     return digests.array_of(tensor).reshape(-1).view(np.uint8)
 
 
-def describe(tensor: torch.Tensor, data: np.ndarray) -> dict[str, Any]:
-    """The manifest's entry for `tensor` with bytes `data`."""
+def describe(tensor: torch.Tensor) -> dict[str, Any]:
+    """The manifest's entry for `tensor`, but for the digest."""
     info: dict[str, Any] = {
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
-        "digest": digests.of_bytes(data),
     }
     if tensor.stride() != _contiguous(tensor.shape):
         # Kernels choose their order of summation by strides, so channels_last must come back as such.
@@ -81,15 +77,6 @@ def header(infos: Infos) -> tuple[bytes, list[str]]:
 def nbytes(info: Mapping[str, Any]) -> int:
     """Size of one tensor's data."""
     return math.prod(info["shape"]) * _dtype(info).itemsize
-
-
-def write(path: Path, blocks: Iterable[memoryview]) -> None:
-    """Writes `blocks` to a new file and fsyncs it. Raises OSError."""
-    with path.open("xb", buffering=BUFFER_BYTES) as file:
-        for block in blocks:
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read(file: BinaryIO, size: int, infos: Infos, where: str) -> dict[str, torch.Tensor]:

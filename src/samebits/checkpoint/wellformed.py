@@ -21,6 +21,8 @@ def check_fields(values: Mapping[str, Any]) -> None:
         "finished": bool,
         "samebits": str,
         "parent": str | None,
+        "rolling": str | None,
+        "value": float | int | None,
     }
     for field, kind in kinds.items():
         if not isinstance(values[field], kind):
