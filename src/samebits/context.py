@@ -103,6 +103,8 @@ class _Process:
     seed: int | None = None
     position: Position | None = None
     run_key: Words | None = None
+    rank_key: tuple[str | int, ...] = ()
+    """What the keys of draws in a step are folded with too, where several processes share a run: ("rank", 2)."""
     generator: Any = None
     """The global `samebits.random.Generator`, once there is one."""
     observers: list[Observer] = field(default_factory=list)

@@ -53,6 +53,10 @@ class RunMismatchError(SamebitsError, RuntimeError):
     """A run directory belongs to another program: other objects, shapes, seed or environment."""
 
 
+class RanksError(SamebitsError, RuntimeError):
+    """The processes of one run have come apart: one has ended, or they are at different steps."""
+
+
 class PipelineMismatchError(SamebitsError, RuntimeError):
     """A saved position belongs to another input pipeline; the message names what differs."""
 

@@ -26,11 +26,10 @@ from samebits.errors import (
     InvalidArgumentError,
     NonFiniteLossError,
     RunMismatchError,
-    UnimplementedError,
 )
 from samebits.nn import name_layers
 from samebits.random import accounting, words
-from samebits.train import fits, origin, state
+from samebits.train import fits, origin, ranks, state
 from samebits.train.cadence import Cadence
 from samebits.train.fits import check_compiled
 from samebits.train.loops import Loops
@@ -110,7 +109,8 @@ class Run:
         self._stop = False
         self._commit_asked = False
         self._entered = False
-        self._key_before: Words | None = None
+        self._keys_before: tuple[Words | None, tuple[str | int, ...]] = (None, ())
+        self._ranks = ranks.Alone()
         self._origin: origin.Origin | None = None
         self.key: Words = (0, 0)
         for name, thing in stateful.items():
@@ -137,14 +137,9 @@ class Run:
     def __enter__(self) -> Self:
         if self._entered:
             raise InvalidArgumentError("Run: a run is entered once. Make a new Run for another `with` block.")
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            raise UnimplementedError(
-                "Run: one process only so far; torch.distributed is initialised in this one."
-            )
         self._entered = True
-        self._key_before = process.run_key
-        if self._store is not None:
-            self._store.open()
+        self._keys_before = process.run_key, process.rank_key
+        self._ranks = ranks.join()
         try:
             self._open()
         except BaseException:
@@ -164,7 +159,7 @@ class Run:
                 self._commit()
         finally:
             process.position = None
-            process.run_key = self._key_before
+            process.run_key, process.rank_key = self._keys_before
             self._preemption.uninstall()
             self._close_store()
             notify("run_closed", self, finished=clean)
@@ -184,7 +179,10 @@ class Run:
         if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
             raise InvalidArgumentError(f"Run.steps(epochs={epochs!r}): must be an int of at least 1.")
         check_loader(loader)
-        return Steps(self, loader, epochs, self._loops.name(name, "Run.steps"))
+        self._loops.name(name, "Run.steps")
+        if process.position is None:
+            self._ranks.begin(self.objects, loader, epochs=epochs, name=name)
+        return Steps(self, loader, epochs, name)
 
     def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
         """The batches of a validation, inside the body of a step: `for batch in run.validate(loader):`.
@@ -238,13 +236,24 @@ class Run:
         self._stop = True
 
     def _open(self) -> None:
-        found = None if self._store is None else self._store.newest()
-        for path, reason in [] if self._store is None else self._store.skipped:
-            warnings.warn(f"skipped the damaged commit {path.name}: {reason}", stacklevel=4)
-        self._origin = origin.settle_seed(None if found is None else found[0], str(self.run_dir))
+        found = self._ranks.open(self._find, str(self.run_dir))
+        self._origin = self._ranks.common_origin(
+            origin.settle_seed(None if found is None else found[0], str(self.run_dir))
+        )
         self.key = process.run_key = words.fold(words.root(self._origin.seed), "run")
+        process.rank_key = self._ranks.key
         if found is not None:
             self._resume(*found)
+
+    def _find(self) -> ranks.Opened:
+        """Opens the run directory and reads the newest commit; on rank 0 alone."""
+        if self._store is None:
+            return None
+        self._store.open()
+        found = self._store.newest()
+        for path, reason in self._store.skipped:
+            warnings.warn(f"skipped the damaged commit {path.name}: {reason}", stacklevel=5)
+        return found
 
     def _resume(self, manifest: Manifest, saved: dict[str, Any]) -> None:
         where = str(self.run_dir)
@@ -264,7 +273,8 @@ class Run:
             text = f"the run in {self.run_dir} has finished ({manifest.step} steps); code behind its loops runs again"
         else:
             text = f"resumed {self.run_dir} at step {at['step']} (epoch {at['epoch']}, batch {at['batch_index']})"
-        print(f"samebits: {text}", file=sys.stderr)
+        if self._ranks.rank == 0:
+            print(f"samebits: {text}", file=sys.stderr)
 
     def restore(self) -> None:
         """Puts the committed state back into the objects (again, where a loop resumes)."""
@@ -274,8 +284,8 @@ class Run:
         self.state.refill(copy.deepcopy(self._restored["run_state"]))
 
     def validating(self, position: Position) -> None:
-        """Between two batches of a validation: leave if SIGTERM came."""
-        if self._preemption.requested:
+        """Between two batches of a validation: leave if SIGTERM came (of several ranks none may leave alone)."""
+        if self._preemption.requested and self._ranks.world_size == 1:
             self._leave()
 
     def between(self, position: Position, *, over: bool, outermost: bool) -> None:
@@ -284,10 +294,14 @@ class Run:
             self.validating(position)
             return
         wanted = process.overrides.commit_steps
-        due = self._cadence.due() if wanted is None else position.step in wanted
-        if over or due or self._commit_asked or self._preemption.requested:
+        decision = self._ranks.decide(
+            position, over=over, exact=wanted is not None and position.step in wanted,
+            due=lambda: wanted is None and self._cadence.due(), asked=self._commit_asked, leave=self._preemption.requested,
+        )  # fmt: skip
+        self._preemption.requested |= decision.leave  # of whichever rank
+        if decision.commit:
             self._commit(position)
-        if self._preemption.requested:
+        if decision.leave:
             self._leave()
 
     def end_loop(self, loop: str) -> None:
@@ -315,15 +329,18 @@ class Run:
         fits.check_copies(self.state, saved["objects"])
         saved["run_state"] = dict(self.state)
         saved["loops"] = self._loops.state()
-        self._store.commit(
-            position.step,
-            saved,
-            position=asdict(position),
-            finished=self._loops.current is None,
-            program=self._origin.to_dict(),
-            environment=environment_fingerprint(),
-            on_tensors_written=lambda: notify("commit_writing", self, position),
-        )
+        saved = self._ranks.complete(saved)
+        with self._ranks.following():
+            if self._ranks.rank == 0:
+                self._store.commit(
+                    position.step,
+                    saved,
+                    position=asdict(position),
+                    finished=self._loops.current is None,
+                    program=self._origin.to_dict(),
+                    environment=environment_fingerprint(),
+                    on_tensors_written=lambda: notify("commit_writing", self, position),
+                )
         self._cadence.took(time.perf_counter() - started)
         notify("committed", self, position)
 
@@ -334,13 +351,15 @@ class Run:
             raise SystemExit(128 + signal.SIGTERM)
         last = self._store.last
         durable = "nothing was committed" if last is None else f"committed at step {last.step}"
-        print(
-            f"samebits: SIGTERM: {durable} in {self.run_dir}; start the same command again to resume",
-            file=sys.stderr,
-        )
+        if self._ranks.rank == 0:
+            print(
+                f"samebits: SIGTERM: {durable} in {self.run_dir}; start the same command again to resume",
+                file=sys.stderr,
+            )
         raise SystemExit(EXIT_PREEMPTED)
 
     def _close_store(self) -> None:
+        self._ranks.close()
         if self._store is not None:
             with suppress(OSError):
                 self._store.close()

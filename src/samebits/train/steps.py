@@ -96,7 +96,7 @@ class Steps(Iterator[tuple[Step, Any]]):
             raise StopIteration
         run.between(position, over=False, outermost=outermost)
         batch = self._batch(position)
-        accounting.begin(words.fold(self._key, "step", loops.step))
+        accounting.begin(words.fold(self._key, "step", loops.step, *process.rank_key))
         process.position = position
         loop.body = loops.step
         notify("step_begins", run, position, batch, ends_epoch=self._ends_epoch)

@@ -61,7 +61,7 @@ class Validation(Iterable[Any]):
                 process.position = None
                 run.validating(position)
                 batch, ends = source.next(0, number)
-                accounting.begin(words.fold(self._key, "batch", number))
+                accounting.begin(words.fold(self._key, "batch", number, *process.rank_key))
                 process.position = position
                 yield batch
                 if ends:

@@ -1,0 +1,94 @@
+"""DistributedDataParallel sums gradients in buckets, and rebuilds these after its first backward, in the order in which the
+gradients came. A resumed process would sum its first step in the buckets of the beginning; with three ranks or more the
+order of a sum depends on the place in its bucket (a ring starts each piece at another rank), so that step would end with
+other bits. So every process rebuilds the buckets before its first step, in one order that the model alone determines.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from samebits.errors import UnimplementedError
+
+_CALLS = ("_rebuild_buckets", "_push_all_rebuilt_params", "_autograd_hook")
+_fixed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+def fix_buckets(objects: Iterable[Any]) -> None:
+    """Gives its final buckets to every DistributedDataParallel around parameters of `objects`. All ranks call it.
+
+    Nothing else changes. Where a backward ran before, the buckets are what it made them, in every process alike.
+    Raises `UnimplementedError` for a torch whose DistributedDataParallel lacks what this is done with.
+    """
+    trained = {id(p) for thing in objects if isinstance(thing, torch.nn.Module) for p in thing.parameters()}
+    for model in _wrappers():
+        if model not in _fixed and any(id(p) in trained for p in model.parameters()):
+            _fix(model)
+            _fixed.add(model)
+
+
+def _wrappers() -> list[DistributedDataParallel]:
+    """Those of this process, as a loop may well use one that was not itself given to the run; in an order that all ranks share."""
+    found = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
+    return sorted(found, key=lambda model: [(name, tuple(p.shape)) for name, p in model.named_parameters()])
+
+
+def _fix(model: DistributedDataParallel) -> None:
+    reducer = getattr(model, "reducer", None)
+    if reducer is None or model._use_python_reducer:
+        return  # each parameter is summed by itself
+    if model.find_unused_parameters and not model.static_graph:
+        return  # never rebuilt
+    if missing := [name for name in _CALLS if not hasattr(reducer, name)]:
+        raise UnimplementedError(
+            f"Run: DistributedDataParallel of torch {torch.__version__} has no {missing[0]}, so that its buckets cannot be "
+            "rebuilt before the first step. Pass find_unused_parameters=True, with which they never are."
+        )
+    if reducer._rebuild_buckets():
+        return
+    if _is_plain(model):
+        _backward_of_zeros(model)  # buckets in the order in which most models' gradients come
+    else:
+        reducer._push_all_rebuilt_params()  # in the order of the parameters, without a backward
+    reducer._rebuild_buckets()
+
+
+def _is_plain(model: DistributedDataParallel) -> bool:
+    """Whether a backward leaves nothing behind: no count of a static graph, no state of a communication hook."""
+    _, sparse = model._build_params_for_reducer()
+    return not (model.static_graph or model.mixed_precision or model._comm_hooks or any(sparse))
+
+
+def _backward_of_zeros(model: DistributedDataParallel) -> None:
+    """The reducer hears of its gradients from the last parameter to the first; no hook of the user's is called."""
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in kept:
+        parameter.grad = None
+    model.reducer.prepare_for_forward()
+    model.reducer.prepare_for_backward([])
+    with torch.enable_grad():
+        count = model._get_ddp_logging_data()["num_parameter_tensors"]
+        _Arriving.apply(torch.zeros((), requires_grad=True), model.reducer, count).backward()
+    for parameter, grad in kept:
+        parameter.grad = grad
+
+
+class _Arriving(torch.autograd.Function):
+    """Its backward tells a reducer that all gradients have come."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, reducer: Any, count: int) -> torch.Tensor:
+        ctx.reducer, ctx.count = reducer, count
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[None, None, None]:
+        for index in reversed(range(ctx.count)):
+            ctx.reducer._autograd_hook(index)
+        return None, None, None
