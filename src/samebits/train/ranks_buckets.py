@@ -26,17 +26,36 @@ def fix_buckets(objects: Iterable[Any]) -> None:
     Nothing else changes. Where a backward ran before, the buckets are what it made them, in every process alike.
     Raises `UnimplementedError` for a torch whose DistributedDataParallel lacks what this is done with.
     """
-    trained = {id(p) for thing in objects if isinstance(thing, torch.nn.Module) for p in thing.parameters()}
-    for model in _wrappers():
-        if model not in _fixed and any(id(p) in trained for p in model.parameters()):
+    modules = [part for thing in objects if isinstance(thing, torch.nn.Module) for part in thing.modules()]
+    given = [part for part in modules if isinstance(part, DistributedDataParallel)]
+    bare = _parameters(modules) - _parameters(given)
+    for model in [*given, *_around(bare)]:
+        if model not in _fixed:
             _fix(model)
             _fixed.add(model)
 
 
-def _wrappers() -> list[DistributedDataParallel]:
-    """Those of this process, as a loop may well use one that was not itself given to the run; in an order that all ranks share."""
-    found = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
-    return sorted(found, key=lambda model: [(name, tuple(p.shape)) for name, p in model.named_parameters()])
+def _around(parameters: set[int]) -> list[DistributedDataParallel]:
+    """Those of this process around the parameters with these ids, as a loop may use one that was not given to the run.
+
+    In an order that all ranks share.
+    """
+    if not parameters:
+        return []
+    kinds = _with_subclasses(DistributedDataParallel)
+    found = [
+        one for one in gc.get_objects() if type(one) in kinds
+    ]  # isinstance may run code of an object's own
+    around = [model for model in found if parameters & _parameters([model])]
+    return sorted(around, key=lambda model: [(name, tuple(p.shape)) for name, p in model.named_parameters()])
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
+
+
+def _parameters(modules: Iterable[torch.nn.Module]) -> set[int]:
+    return {id(parameter) for module in modules for parameter in module.parameters()}
 
 
 def _fix(model: DistributedDataParallel) -> None:
