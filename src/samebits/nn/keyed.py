@@ -175,7 +175,8 @@ class OwnsRandomness(torch.nn.Module):
             if name is None:
                 raise InvalidArgumentError(_UNKNOWN.format(type(self).__name__))
             self._running = Calls(
-                words.fold(run_key, _LAYER, name, position.step, *position.inside, *process.rank_key), position
+                words.fold(run_key, _LAYER, name, position.step, *position.inside, *process.rank_key),
+                position,
             )
         return self._running
 

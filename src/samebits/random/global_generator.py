@@ -46,7 +46,9 @@ class OfTheProcess(Generator):
 
 
 def _of_step(position: Position) -> Words:
-    return words.fold(process.run_key or (0, 0), _STREAM, position.loop, position.step, *position.inside, *process.rank_key)
+    return words.fold(
+        process.run_key or (0, 0), _STREAM, position.loop, position.step, *position.inside, *process.rank_key
+    )
 
 
 def get_global_generator() -> Generator:

@@ -179,10 +179,10 @@ class Run:
         if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
             raise InvalidArgumentError(f"Run.steps(epochs={epochs!r}): must be an int of at least 1.")
         check_loader(loader)
-        self._loops.name(name, "Run.steps")
+        whole = self._loops.name(name, "Run.steps")
         if process.position is None:
-            self._ranks.begin(self.objects, loader, epochs=epochs, name=name)
-        return Steps(self, loader, epochs, name)
+            self._ranks.begin(self.objects, loader, epochs=epochs, name=whole)
+        return Steps(self, loader, epochs, whole)
 
     def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
         """The batches of a validation, inside the body of a step: `for batch in run.validate(loader):`.
