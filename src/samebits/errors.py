@@ -25,6 +25,10 @@ class RankDependentError(SamebitsError, RuntimeError):
     """The Python code of a training step does other things on other ranks; the message names the first difference."""
 
 
+class RoundingMethodError(SamebitsError, RuntimeError):
+    """The stochastic rounding methods of a graph are missing, not wanted, or older than the graph."""
+
+
 class UnsavableStateError(SamebitsError, TypeError):
     """A value in a state_dict is neither plain nor a tensor, so it cannot be saved without pickle."""
 

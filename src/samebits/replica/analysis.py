@@ -169,4 +169,5 @@ def _report(
         ends,
         {**defined, **outputs},
         tuple(program.findings.values()),
+        found.frame,
     )

@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
 from samebits.errors import ConflictError, InvalidArgumentError
-from samebits.replica.lifting import Lifted, dotted
+from samebits.replica.lifting import Lifted, dotted, names_of
 from samebits.replica.ranks import Trace, compared, groups_of, trace_of
 from samebits.replica.rules import generator_names, written_inputs
 from samebits.replica.step import CONSTANT, GENERATOR, STATE, CapturedStep
@@ -56,17 +56,17 @@ def capture(
     ranks = math.prod(axes.values()) if mesh is not None else int(world_size or 0)
     if ranks < 1:
         raise InvalidArgumentError(f"capture: world_size={world_size}, mesh={mesh}: at least one rank.")
-    lifted = Lifted(step, args)
-    traces, names = [], []
+    lifted = Lifted(names_of(step, len(args)), args)
+    traces, outputs = [], pytree.tree_structure(None)
     for rank in _looked_at(ranks, axes):
         with _fake_world(rank, ranks):
-            module, names = _traced(step, lifted, axes)
+            module, outputs = _traced(step, lifted, axes)
             traces.append(trace_of(rank, module))
-    return _assembled(traces, names, lifted, ranks, axes)
+    return _assembled(traces, lifted, outputs, ranks, axes)
 
 
 def _assembled(
-    traces: list[Trace], names: list[str], lifted: Lifted, ranks: int, axes: dict[str, int]
+    traces: list[Trace], lifted: Lifted, outputs: pytree.TreeSpec, ranks: int, axes: dict[str, int]
 ) -> CapturedStep:
     module = traces[0].module
     by_rank = compared(traces, ranks)
@@ -81,33 +81,42 @@ def _assembled(
         module,
         ranks,
         kinds,
-        names,
+        _names(outputs),
         groups_of(traces, ranks, axes),
         by_rank,
         axes,
         tuple(t.rank for t in traces),
+        lifted.names,
+        outputs,
     )
 
 
-def _traced(step: Callable[..., Any], lifted: Lifted, axes: dict[str, int]) -> tuple[GraphModule, list[str]]:
+def _names(outputs: pytree.TreeSpec) -> list[str]:
+    paths = pytree.tree_flatten_with_path(pytree.tree_unflatten([0] * outputs.num_leaves, outputs))[0]
+    return ["output" + ("." + dotted(path) if path else "") for path, _ in paths]
+
+
+def _traced(
+    step: Callable[..., Any], lifted: Lifted, axes: dict[str, int]
+) -> tuple[GraphModule, pytree.TreeSpec]:
+    """The graph, and the tree of what the step returns."""
     takes_mesh = bool(axes) and "mesh" in inspect.signature(step).parameters
     extra = (
         {"mesh": init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))}
         if takes_mesh
         else {}
     )
-    names: list[str] = []
+    found: list[pytree.TreeSpec] = []
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        result = lifted.call(step, list(tensors), **extra)
-        leaves = pytree.tree_flatten_with_path(result)[0]
-        names[:] = ["output" + ("." + dotted(path) if path else "") for path, _ in leaves]
-        return [leaf for _, leaf in leaves]
+        leaves, outputs = pytree.tree_flatten(lifted.call(step, list(tensors), **extra))
+        found[:] = [outputs]
+        return leaves
 
     traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)
     with _user_frames():
         module = traced(*(slot.tensor for slot in lifted.slots))
-    return module, names
+    return module, found[0]
 
 
 @contextlib.contextmanager

@@ -34,6 +34,11 @@ class Frame:
         self.site: Node | None = None
         """The higher-order op whose body this is."""
         self.defined: dict[Node, tuple[int, tuple[int, ...]]] = {}
+        self.computed: dict[Node, tuple[int, ...]] = {}
+        """What each op computed, wherever it went: one partition, or one for each tensor of an op over lists."""
+        self.bodies: dict[Node, dict[Node, Frame]] = {}
+        """Of each higher-order op: the last run, which is the finest, of each body, by the node that names it."""
+        self.calling: Node | None = None
         self.generators: dict[str, tuple[int, int]] = {}
         self.drawn: set[str] = set()
         self.reason = ""
@@ -120,6 +125,9 @@ class Frame:
             return
         own, parents = self._own(node, plan, literal)
         results = [self._flow(node, plan, flow, own) for flow in plan.flows]
+        self.computed[node] = tuple(
+            one for flow, (one, _) in zip(plan.flows, results, strict=True) if flow.writes
+        )
         reason = self._why(node, plan)
         for flow, (partition, made) in zip(plan.flows, results, strict=True):
             self._store(node, flow, partition, made + parents, reason)
@@ -251,11 +259,14 @@ class Frame:
         key = (id(module), tuple(operands), control, tuple(generators.items()))
         if key not in self.program.outcomes:
             self.program.outcomes[key] = self._body(graph, module, operands, control, generators)
-        return self.program.outcomes[key]
+        outcome, frame = self.program.outcomes[key]
+        assert self.calling is not None
+        self.bodies.setdefault(self.calling, {})[graph] = frame
+        return outcome
 
     def _body(
         self, caller: Node, module: GraphModule, operands: Sequence[int], control: int, generators: Generators
-    ) -> Outcome:
+    ) -> tuple[Outcome, Frame]:
         frame = Frame(self.program, module, control, Events(self.known))
         frame.site = self.site or caller
         inputs = [node for node in frame.layout.nodes if node.op == "placeholder"]
@@ -265,9 +276,10 @@ class Frame:
         frame.run()
         results = pytree.tree_leaves(frame.layout.nodes[-1].args[0])
         after = {name: one for name, (one, _) in frame.generators.items()}
-        return Outcome(
+        outcome = Outcome(
             frame.read_all(results), frame.read_all(inputs), after, frozenset(frame.drawn), frame.reason
         )
+        return outcome, frame
 
     def _higher(self, node: Node) -> None:
         name = str(node.target)
@@ -279,6 +291,7 @@ class Frame:
             self._opaque(node, parents, "a higher-order op of which nothing is known")
             return
         given = operands_of(node)
+        self.calling = node
         outcome = HANDLERS[name](self, node, generators)
         literal = self.program.literals.get(node, self.known.equal)
         if self._mutated_aliases(given, outcome):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,11 +33,10 @@ class _Slot:
 
 
 class Lifted:
-    """The tensors of a step's arguments, by name; the objects are copies."""
+    """The tensors of a step's arguments, by name. The objects are copies unless `copied` is off: to be read only."""
 
-    def __init__(self, step: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._args = copy.deepcopy(args)
-        names = _names(step, len(args))
+    def __init__(self, names: Sequence[str], args: tuple[Any, ...], *, copied: bool = True) -> None:
+        self._args = copy.deepcopy(args) if copied else args
         self._modules = {n: a for n, a in zip(names, self._args, strict=True) if isinstance(a, nn.Module)}
         self._optimizers = {
             n: a for n, a in zip(names, self._args, strict=True) if isinstance(a, torch.optim.Optimizer)
@@ -47,13 +46,14 @@ class Lifted:
             for n, a in zip(names, self._args, strict=True)
             if n not in self._modules and n not in self._optimizers
         }
-        self._order = names
+        self.names = names
         self._known = {
             id(p): f"{n}.{k}" for n, module in self._modules.items() for k, p in module.named_parameters()
         }
         for name, optimizer in self._optimizers.items():
             self._check(name, optimizer)
-            _fill(optimizer)
+            if copied:
+                _fill(optimizer)
         self._leaves, self._spec = pytree.tree_flatten(self._plain)
         self.slots = [*self._of_modules(), *self._of_optimizers(), *self._of_plain()]
 
@@ -70,7 +70,7 @@ class Lifted:
             leaves = [next(traced) if _is_tensor(leaf) else leaf for leaf in self._leaves]
             plain = pytree.tree_unflatten(leaves, self._spec)
             objects = {**self._modules, **self._optimizers, **plain}
-            return step(*(objects[name] for name in self._order), **extra)
+            return step(*(objects[name] for name in self.names), **extra)
 
     def _of_modules(self) -> Iterator[_Slot]:
         for name, module in self._modules.items():
@@ -120,7 +120,8 @@ def dotted(path: tuple[Any, ...]) -> str:
     return ".".join(map(str, parts))
 
 
-def _names(step: Callable[..., Any], count: int) -> list[str]:
+def names_of(step: Callable[..., Any], count: int) -> list[str]:
+    """The names of the first `count` arguments of a step. Raises `InvalidArgumentError` if it takes fewer."""
     names = []
     for one in inspect.signature(step).parameters.values():
         if one.kind is one.VAR_POSITIONAL:

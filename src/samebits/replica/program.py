@@ -34,7 +34,8 @@ class Program:
         self._layouts: dict[GraphModule, Layout] = {}
         self._plans: dict[Node, Plan] = {}
         self.literals = {node: self._literal(values) for node, values in step.by_rank.items()}
-        self.outcomes: dict[object, Outcome] = {}
+        self.outcomes: dict[object, tuple[Outcome, Any]] = {}
+        """What each body gave for each of its inputs, and the frame of that run."""
 
     def layout(self, module: GraphModule) -> Layout:
         """Where the values of a graph live."""

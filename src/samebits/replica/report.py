@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch.fx import Node
 from samebits.errors import InvalidArgumentError
 from samebits.replica.collectives import COLLECTIVES
 from samebits.replica.events import Event, Events
+from samebits.replica.frame import Frame
 from samebits.replica.partitions import Partitions
 from samebits.replica.program import Finding
 from samebits.replica.source import line_of
@@ -40,6 +41,8 @@ class Report:
     values: dict[str, Value]
     """Outputs by name, and every value of the graph by the name of its node, when it was made."""
     findings: tuple[Finding, ...]
+    frame: Frame = field(repr=False)
+    """The last pass, with what every op of the step and of its bodies computed."""
 
     def partition(self, name: str, when: Literal["start", "end"] = "end") -> tuple[tuple[int, ...], ...]:
         """The classes of ranks with equal bits: of an input at the start or end of a step, of an output or a node."""

@@ -146,11 +146,17 @@ def _collective_flows(node: Node, layout: Layout, collective: Collective) -> Ite
         yield Flow(tuple(sources), tuple(place for places in written for place in places), tuple(targets))
 
 
+def written_names(node: Node, target: torch._ops.OpOverload) -> tuple[str, ...]:
+    """The arguments that an op writes to, by name."""
+    if (collective := COLLECTIVES.get(target.name())) is not None:
+        return (collective.writes,) if collective.writes else ()
+    if target.name() in _SILENT_WRITES:
+        return _SILENT_WRITES[target.name()] if argument(node, "training") else ()
+    return signature(target).written
+
+
 def _written(node: Node, target: torch._ops.OpOverload) -> list[Node]:
-    names = signature(target).written
-    if target.name() in _SILENT_WRITES and argument(node, "training"):
-        names = _SILENT_WRITES[target.name()]
-    return [one for name in names for one in _nodes(argument(node, name))]
+    return [one for name in written_names(node, target) for one in _nodes(argument(node, name))]
 
 
 def _read(node: Node, operands: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -14,6 +14,8 @@ from torch.fx import Node
 class Signature:
     """What the schema of an op says of its arguments."""
 
+    name: str
+    """Name with namespace and overload."""
     packet: str
     """Name without namespace and overload."""
     position: dict[str, int]
@@ -37,6 +39,7 @@ def signature(target: OpOverload) -> Signature:
         if out.alias_info is not None and out.alias_info.before_set & one.alias_info.before_set  # type: ignore[union-attr]
     ]
     return Signature(
+        target.name(),
         schema.name.partition("::")[2],
         {one.name: position for position, one in enumerate(schema.arguments)},
         {one.name: one.default_value for one in schema.arguments},

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from samebits.replica.partitions import Groups
 
@@ -32,6 +33,10 @@ class CapturedStep:
     """Axes and their sizes, first axis slowest."""
     captured: tuple[int, ...] = (0,)
     """The ranks as which the code was run."""
+    arguments: Sequence[str] = ()
+    """Names of the arguments of the step."""
+    outputs: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure(None))
+    """The tree of what the step returns."""
 
     @property
     def input_names(self) -> list[str]:

@@ -1,0 +1,153 @@
+"""`lower`: a captured step as a callable that rounds stochastically, the same on every replica and again after a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from samebits.context import Words, process
+from samebits.errors import InvalidArgumentError, UnseededError
+from samebits.random import seeds, words
+from samebits.replica.analysis import analyze
+from samebits.replica.lifting import Lifted
+from samebits.replica.step import CONSTANT, GENERATOR, CapturedStep
+from samebits.rounding.transform.groups import rank_of
+from samebits.rounding.transform.lowering import Lowering
+from samebits.rounding.transform.methods import assignment_of, verify_methods
+from samebits.rounding.transform.rules import Rule, checked
+
+_STREAM = words.as_uint64("samebits.rounding.lower")
+
+
+def lower(
+    step: CapturedStep,
+    *,
+    rounding: bool = True,
+    seed: int | None = None,
+    rank: int | None = None,
+    rules: Mapping[str, Rule] | None = None,
+) -> LoweredStep:
+    """A captured step to call: every op with a bfloat16 or float16 result computes in float32 and rounds stochastically.
+
+    Element i of a result is rounded by number i of the stream `fold_in(seed, step, op, class of this rank)`, the class
+    being that of the ranks on which the result is equal by the report. So replicas stay equal, bit for bit, shards round
+    with numbers of their own, and both hold at once under hybrid sharding. Nothing that a rank draws counts.
+
+    Numerics, against the captured step:
+    - what is read in 16 bits is widened, exactly; matrix products and sums are those of float32;
+    - a reduction over ranks is one of float32 values, rounded once; all_gather and the like move 16 bits as before, and
+      a reduction is waited for where it starts;
+    - an op that was captured as several (`dropout`, a layer norm's backward, an optimizer without `fused`) rounds after
+      each; a cast to 16 bits is such an op; float64 is rounded to float32, to nearest, before;
+    - an op that writes (in place, to a view, over lists) works on float32 copies, which are rounded into the memory of
+      the originals; views, moves, draws, zeros and ones pass through.
+
+    `op` is the text of the user's line, the op and which of those it is, below the ops in whose bodies it stands, each
+    with the number of the trip: an edit of other lines moves no stream.
+
+    Args:
+        rounding: off, every op runs as captured.
+        step: with methods (`assign_methods`), unless `rounding` is off; then the result is the captured step, bit for bit.
+        seed: else the run's key, else the seed of the process; one on all ranks.
+        rank: else that of the process group; where it is set without one, only steps without collectives run.
+        rules: for ops of your own, by name: "float32", or "as it is" where one computes nothing.
+
+    Raises:
+        RoundingMethodError: an op has no method, or one although rounding is off, or the graph was edited since.
+        UnimplementedError: nothing says how to round an op; it is named.
+        ConflictError: the process group has another size, or no group of the ranks of a collective.
+    """
+    own = checked(rules)
+    verify_methods(step, rounding=rounding)
+    found = assignment_of(step)
+    frame = found.frame if found else analyze(step).frame
+    module = Lowering(step, rank_of(step, rank), own, rounding=rounding).graph(frame)
+    return LoweredStep(step, module, rounding=rounding, seed=seed)
+
+
+class LoweredStep:
+    """What `lower` gives: called with the arguments of the step, it does to them what the step does, and returns that.
+
+    `step`, the number of the next call, and the key are its state: `state_dict` of one process goes on in another.
+    """
+
+    def __init__(self, step: CapturedStep, module: GraphModule, *, rounding: bool, seed: int | None) -> None:
+        self.module = module
+        """The lowered graph; prints itself. Its first input is the key of the step, then come the inputs of the step."""
+        self.step = 0
+        self._rounding, self._captured = rounding, step
+        self._names = [name for name, kind in step.kinds.items() if kind not in {GENERATOR, CONSTANT}]
+        self._key: Words | None = None
+        if seed is not None:
+            self.set_seed(seed)
+
+    def __call__(self, *args: Any, step: int | None = None) -> Any:
+        """Runs step number `step`, by default the next one, on `args`: tensors, modules, optimizers, as in `capture`.
+
+        A given `step` is a replay: it rounds as that step did, and leaves the number of the next one alone.
+        Raises `InvalidArgumentError` unless `args` have the tensors of the captured arguments (an optimizer has no
+        state before its first step), `UnseededError` without any seed.
+        """
+        inputs = self._inputs(args)
+        stream = words.fold(self._base(), self.step if step is None else step) if self._rounding else (0, 0)
+        with torch.no_grad():
+            found = self.module(stream, *(one.detach() for one in inputs))
+        self.step += step is None
+        return pytree.tree_unflatten(found, self._captured.outputs)
+
+    def _inputs(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
+        if len(args) == len(self._names) and all(isinstance(one, torch.Tensor) for one in args):
+            return list(args)
+        lifted = Lifted(self._captured.arguments, args, copied=False)
+        names = [slot.name for slot in lifted.slots]
+        if names != self._names:
+            odd = sorted(set(names) ^ set(self._names))
+            raise InvalidArgumentError(
+                f"the lowered step takes {', '.join(self._names)}; the arguments have others: {', '.join(odd)}. An "
+                "optimizer gets its state with its first step or from load_state_dict."
+            )
+        return [slot.tensor for slot in lifted.slots]
+
+    def set_seed(self, seed: int) -> None:
+        """Rounds by another seed from now on; the number of the step stays."""
+        self._key = words.fold(words.root(seed), _STREAM)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The key and the number of the next step; empty with rounding off, where there is nothing to go on with."""
+        return {"key": list(self._base()), "step": self.step} if self._rounding else {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over key and step. Order does not matter: `set_seed` with the seed of the state, before or after, is the same.
+
+        Raises `InvalidArgumentError` for what is no state of a lowered step, before anything is changed.
+        """
+        if not self._rounding and not state_dict:
+            return
+        key, step = state_dict.get("key", ()), state_dict.get("step", -1)
+        whole = len(state_dict) == 2 and len(key) == 2 and all(0 <= int(word) < 2**64 for word in key)
+        if not self._rounding or not whole or int(step) < 0:
+            raise InvalidArgumentError(
+                f"load_state_dict: a lowered step {'has a key of two 64-bit words and a step' if self._rounding else 'with rounding off has no state'}; "
+                f"got {dict(state_dict)}."
+            )
+        self._key, self.step = (int(key[0]), int(key[1])), int(step)
+
+    def _base(self) -> Words:
+        if self._key is not None:
+            return self._key
+        if process.run_key is not None:
+            return words.fold(process.run_key, _STREAM)
+        seed = seeds.root_seed()
+        if seed is None:
+            raise UnseededError(
+                "the lowered step: nobody has set a seed, so replicas would round differently and drift apart. Give "
+                "lower(step, seed=...), or call samebits.set_random_seed(seed), with one seed on all ranks, before."
+            )
+        return words.fold(words.root(seed), _STREAM)
+
+    def __str__(self) -> str:
+        return str(self.module.graph)
