@@ -53,6 +53,14 @@ class RemoteStorageError(SamebitsError, RuntimeError):
     """A storage behind a URL did not answer, or refused."""
 
 
+class WeightsFileError(SamebitsError, RuntimeError):
+    """A file of weights is damaged, of no known kind, or cannot be read without executing it."""
+
+
+class WeightsMismatchError(SamebitsError, RuntimeError):
+    """Weights do not fit a module: names or shapes differ."""
+
+
 class RunMismatchError(SamebitsError, RuntimeError):
     """A run directory belongs to another program: other objects, shapes, seed or environment."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from samebits.callbacks.base import TrainerView
 from samebits.callbacks.diskerror import named_disk_errors
 from samebits.callbacks.monitored import Monitored
-from samebits.callbacks.weightfile import SUFFIXES, save_weights
+from samebits.checkpoint.weightfile import SUFFIXES, save_weights
 from samebits.errors import InvalidArgumentError
 
 

@@ -103,6 +103,11 @@ class Bucket:
         with self._named(f"remove {name}"), suppress(FileNotFoundError):
             self._files.rm_file(self._path(name))
 
+    def remove_folder(self, name: str) -> None:
+        """Removes an empty folder, where the storage has such things."""
+        with suppress(Exception):  # each storage that has none says so in its own way
+            self._files.rmdir(self._path(name))
+
     def modified(self, name: str) -> float | None:
         """When a file was written, in seconds since 1970; None where the storage does not tell."""
         try:

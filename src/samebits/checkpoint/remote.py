@@ -54,6 +54,7 @@ class RemoteFolder:
         """The manifest first: without it nobody takes the rest for a commit."""
         for file in (MANIFEST, TENSORS):
             self.bucket.remove(f"{COMMITS}/{self.name}/{file}")
+        self.bucket.remove_folder(f"{COMMITS}/{self.name}")
 
     def __str__(self) -> str:
         return f"{self.bucket.url}/{COMMITS}/{self.name}"

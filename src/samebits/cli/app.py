@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from samebits.cli.arguments import OptionsThenScript, ScriptThenAnything
+from samebits.cli.commits import commits
 from samebits.cli.diff import diff
 from samebits.cli.env import env
 from samebits.cli.ops import ops
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command(cls=OptionsThenScript)(run)
 app.command(cls=ScriptThenAnything)(verify)
+app.command()(commits)
 app.command()(diff)
 app.command()(env)
 app.command()(ops)

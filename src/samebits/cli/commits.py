@@ -1,0 +1,99 @@
+"""`samebits commits`: what a run directory holds; verify, prune and export it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from samebits.checkpoint import export
+from samebits.checkpoint.listing import Listed, list_commits, prune
+from samebits.cli.commits_text import reading, show
+from samebits.errors import InvalidArgumentError
+
+SCHEMA = "samebits.commits/1"
+NEWEST = "newest"
+
+
+def commits(
+    run_dir: Annotated[str, typer.Argument(metavar="DIR", help="The run_dir of a samebits.Run, or its URL.")],
+    *,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare its digest.")] = False,
+    prune_older: Annotated[
+        bool, typer.Option("--prune", help="Delete all but the newest K valid commits (--keep K).")
+    ] = False,
+    keep: Annotated[int, typer.Option(min=1, metavar="K", help="How many valid commits --prune leaves.")] = 2,
+    keep_best: Annotated[
+        int, typer.Option(min=0, metavar="K", help="Of how many best values --prune leaves the commits, too.")
+    ] = 0,
+    export_to: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(
+            "--export",
+            metavar="STEP|newest OUT",
+            help="Write one commit to OUT: NAME.safetensors, NAME.pt, or else a folder for torch.distributed.checkpoint.",
+        ),
+    ] = None,
+    object_name: Annotated[
+        str | None,
+        typer.Option(
+            "--object",
+            metavar="NAME",
+            help="Export this object only. [default: model for safetensors, else all]",
+        ),
+    ] = None,
+    json_file: Annotated[
+        str | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Also write what is shown as JSON; - for standard output alone."
+        ),
+    ] = None,
+) -> None:
+    """List the commits of a run: step, position, age, size, digest, parent, and whether they are whole.
+
+    Exit status: 0 all are whole (with --verify: valid), 1 one is damaged, 2 it could not be found out.
+    """
+    if export_to is not None:
+        if verify or prune_older or json_file is not None:
+            raise InvalidArgumentError("--export goes alone: what it writes was verified.")
+        print(f"wrote {export(run_dir, export_to[1], object=object_name, step=_step(export_to[0]))}")
+        return
+    if object_name is not None:
+        raise InvalidArgumentError("--object goes with --export.")
+    if json_file not in (None, "-") and not Path(json_file).absolute().parent.is_dir():
+        raise InvalidArgumentError(
+            f"--json {json_file}: there is no folder {Path(json_file).absolute().parent}."
+        )
+    found, deleted = prune(run_dir, keep, keep_best) if prune_older else ([], [])
+    if verify or not prune_older:
+        with reading(verify) as looked:
+            found = list_commits(run_dir, verify=verify, looked=looked)
+    if json_file != "-":
+        show(found, deleted)
+    if json_file is not None:
+        _write(json_file, run_dir, found, deleted)
+    raise typer.Exit(1 if any(not commit.usable for commit in found) else 0)
+
+
+def _step(text: str) -> int | None:
+    if text == NEWEST:
+        return None
+    if not text.isdecimal():
+        raise InvalidArgumentError(f"--export {text!r}: must be the step of a commit, or {NEWEST}.")
+    return int(text)
+
+
+def _write(file: str, run_dir: str, found: list[Listed], deleted: list[Listed]) -> None:
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "run_dir": run_dir,
+        "commits": [commit.facts() for commit in found],
+        "deleted": [commit.folder.name for commit in deleted],
+    }
+    text = json.dumps(content, indent=1) + "\n"
+    if file == "-":
+        print(text, end="")
+    else:
+        Path(file).write_text(text, encoding="utf-8")

@@ -1,0 +1,103 @@
+"""The commits of a run for a person: a table, or plain lines where it is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from samebits.checkpoint.listing import DAMAGED, NEWER, VALID, Listed
+
+COLUMNS = ("step", "position", "age", "size", "digest", "parent", "state")
+STYLES = {VALID: "green", DAMAGED: "bold red", NEWER: "yellow"}
+UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def show(found: Sequence[Listed], deleted: Sequence[Listed]) -> None:
+    """Prints the commits, newest first, what is wrong with any, and what was deleted."""
+    terminal = sys.stdout.isatty()
+    console = Console(highlight=False, width=None if terminal else 10_000)
+    if terminal:
+        console.print(_table(found))
+    else:
+        for commit in found:
+            console.print(Text("  ".join(_cells(commit))), soft_wrap=True)
+    for commit in found:
+        if commit.reason:
+            console.print(
+                Text(f"{commit.folder.name}: {printable(commit.reason)}", style="red"), soft_wrap=True
+            )
+    if not found:
+        console.print("no commits")
+    if deleted:
+        console.print(f"deleted: {', '.join(commit.folder.name for commit in deleted)}", soft_wrap=True)
+
+
+@contextmanager
+def reading(shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error that is told how many commits were read, of how many; none where it is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("reading commits"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
+    ) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def printable(text: str) -> str:
+    """`text` without signs that steer a terminal: names in a commit are whatever somebody wrote there."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)
+
+
+def _table(found: Sequence[Listed]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column in ("step", "age", "size") else "left")
+    for commit in found:
+        *cells, state = _cells(commit)
+        table.add_row(*map(Text, cells), Text(state, style=STYLES.get(commit.status, "")))
+    return table
+
+
+def _cells(commit: Listed) -> tuple[str, ...]:
+    manifest = commit.manifest
+    if manifest is None:
+        return str(commit.step), "-", _age(commit.folder.written()), "-", "-", "-", commit.status
+    state = commit.status + (", finished" if manifest.finished else "")
+    size = "-" if commit.size is None else f"{commit.size / 1e6:.3f} MB"
+    parent = "-" if manifest.parent is None else _short(manifest.parent)
+    position = printable(_position(manifest.position))
+    return (
+        str(commit.step),
+        position,
+        _age(commit.folder.written()),
+        size,
+        _short(manifest.digest),
+        parent,
+        state,
+    )
+
+
+def _position(at: Any) -> str:
+    return f"{at.get('loop', '?')} epoch {at.get('epoch', '?')} batch {at.get('batch_index', '?')}"
+
+
+def _short(digest: str) -> str:
+    return printable(digest.rpartition(":")[2][:8])
+
+
+def _age(written: float | None) -> str:
+    if written is None:
+        return "-"
+    seconds = max(0, int(time.time() - written))
+    size, unit = next((unit for unit in UNITS if seconds >= unit[0]), UNITS[-1])
+    return f"{seconds // size} {unit}"
