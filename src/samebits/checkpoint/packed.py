@@ -6,6 +6,7 @@ import io
 import json
 from typing import Any
 
+from samebits import digest
 from samebits.checkpoint import tensorfile
 from samebits.checkpoint.codec import decode, encode
 
@@ -17,7 +18,10 @@ def pack(value: Any) -> bytes:
     """
     tree, tensors = encode(value)
     data = {name: tensorfile.raw(tensor) for name, tensor in tensors.items()}
-    infos = {name: tensorfile.describe(tensor, data[name]) for name, tensor in tensors.items()}
+    infos = {
+        name: {**tensorfile.describe(tensor), "digest": digest.of_bytes(data[name])}
+        for name, tensor in tensors.items()
+    }
     head, order = tensorfile.header(infos)
     text = json.dumps([tree, infos], separators=(",", ":")).encode()
     return b"".join([len(text).to_bytes(8, "little"), text, head, *(data[name].data for name in order)])
