@@ -22,6 +22,11 @@ CURES = {
 
 def commit_error(error: OSError, run_dir: Path, step: int, wanted: int, last: Commit | None) -> CommitError:
     """One line: which commit, why, bytes wanted and free, what is safe, the cure."""
+    if not run_dir.exists():
+        return CommitError(
+            f"commit of step {step} to {run_dir} failed: the run directory was removed, or its disk is gone. Put it back "
+            "and run again: it resumes from the newest commit in it, or starts at the first step where there is none."
+        )
     safe = f"The commit of step {last.step} is safe" if last else "There is no earlier commit"
     cure = CURES.get(error.errno or 0, "Remove the cause")
     after = f"resumes from step {last.step}" if last else "starts at the first step"

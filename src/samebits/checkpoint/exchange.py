@@ -15,6 +15,8 @@ import torch
 from samebits import digest
 from samebits.checkpoint.foreign import of_object, read_foreign
 from samebits.checkpoint.place import commit_folders
+from samebits.checkpoint.ranks import KEY as RANKS
+from samebits.checkpoint.ranks import of_rank
 from samebits.checkpoint.reading import newest_valid, none_valid
 from samebits.checkpoint.rundir import MARKER
 from samebits.checkpoint.weightfile import PICKLED, TENSORS_ONLY, save_pickled, save_tensors
@@ -25,19 +27,20 @@ from samebits.errors import InvalidArgumentError, UnsavableStateError, WeightsMi
 MODEL = "model"
 
 
-def load_commit(run_dir: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
+def load_commit(run_dir: str | os.PathLike[str], step: int | None = None, *, rank: int = 0) -> dict[str, Any]:
     """The state that a run committed, every digest verified, tensors on the CPU.
 
     Args:
         run_dir: path or URL of a `Run`. A live run may write to it meanwhile.
         step: of the commit; None: the newest valid one.
+        rank: whose state, of a run of several processes.
 
     Returns:
         `objects` (name -> state_dict), `run_state`, `grads` and what else `Run` saves.
 
     Errors:
         RunDirectoryError: there is no run directory.
-        InvalidArgumentError: there is no commit, or none of that step; the message names those there are.
+        InvalidArgumentError: there is no commit, none of that step (the message names those there are), or no such rank.
         CorruptCommitError: it is damaged.
     """
     folders = commit_folders(run_dir)
@@ -52,7 +55,12 @@ def load_commit(run_dir: str | os.PathLike[str], step: int | None = None) -> dic
     found, skipped = newest_valid(chosen)
     if found is None:
         raise none_valid(run_dir, skipped)
-    return found[2]
+    state, world_size = found[2], len(found[2].get(RANKS, [])) + 1
+    if not 0 <= rank < world_size:
+        raise InvalidArgumentError(
+            f"load_commit(rank={rank}): {os.fspath(run_dir)} was made by {world_size} processes."
+        )
+    return of_rank(state, rank, world_size, os.fspath(run_dir))
 
 
 def export(
@@ -145,7 +153,7 @@ def export_dcp(
     if target.exists():
         raise InvalidArgumentError(f"export_dcp to {target}: it is there already. Choose another folder.")
     state = load_commit(run_dir, step)
-    objects = state["objects"] if object is None else {object: _object(state, object, run_dir)}
+    objects = state.get("objects", state) if object is None else {object: _object(state, object, run_dir)}
     fresh = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
@@ -214,7 +222,7 @@ def _state_of(source: str | os.PathLike[str], object: str, step: int | None) -> 
 
 
 def _object(state: Mapping[str, Any], name: str, where: Any) -> Mapping[str, Any]:
-    objects = state["objects"]
+    objects = state.get("objects", {})
     if name not in objects:
         raise InvalidArgumentError(
             f"{os.fspath(where)} has no object {name!r}. It has {', '.join(map(repr, objects))}."

@@ -117,7 +117,7 @@ def check_sizes(folder: Folder, manifest: Manifest) -> None:
             raise CorruptCommitError(f"{folder}/{name} has {size} bytes, not {entry['bytes']}")
 
 
-def read_state(folder: Folder, manifest: Manifest) -> Any:
+def read_state(folder: Folder, manifest: Manifest) -> dict[str, Any]:
     """The state of a commit, of which every digest holds; tensors on the CPU.
 
     Errors:
@@ -130,7 +130,10 @@ def read_state(folder: Folder, manifest: Manifest) -> Any:
     try:
         with file:
             tensors = tensorfile.read(file, size, manifest.tensors, f"{folder}/{TENSORS}")
-        return decode(manifest.tree, tensors)
+        state = decode(manifest.tree, tensors)
+        if not isinstance(state, dict):
+            raise TypeError(f"a state is a dict, not a {type(state).__name__}")
+        return state
     except (SamebitsError, OSError, MemoryError):
         raise
     except Exception as error:  # its digest holds, so whoever wrote it did not use `encode`

@@ -13,6 +13,7 @@ from samebits.cli.commits import commits
 from samebits.cli.diff import diff
 from samebits.cli.env import env
 from samebits.cli.ops import ops
+from samebits.cli.printable import printable
 from samebits.cli.run import run
 from samebits.cli.verify import verify
 from samebits.errors import SamebitsError
@@ -54,5 +55,5 @@ def main() -> None:
     try:
         app()
     except (SamebitsError, OSError) as error:
-        print(f"samebits: {error}", file=sys.stderr)
+        print(f"samebits: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.checkpoint.listing import DAMAGED, NEWER, VALID, Listed
+from samebits.cli.printable import printable
 
 COLUMNS = ("step", "position", "age", "size", "digest", "parent", "state")
 STYLES = {VALID: "green", DAMAGED: "bold red", NEWER: "yellow"}
@@ -51,11 +52,6 @@ def reading(shown: bool) -> Iterator[Callable[[int, int], None]]:
     ) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def printable(text: str) -> str:
-    """`text` without signs that steer a terminal: names in a commit are whatever somebody wrote there."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)
 
 
 def _table(found: Sequence[Listed]) -> Table:

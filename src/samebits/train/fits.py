@@ -7,9 +7,22 @@ from typing import Any
 
 import torch
 
-from samebits.checkpoint import encode
+from samebits.checkpoint import Manifest, encode
 from samebits.errors import RunMismatchError, UnimplementedError, UnsavableStateError
 from samebits.train.state import RunState, Stateful, parameter_paths, unsaved_buffers
+
+IN_EACH_STATE = (
+    "types",
+    "objects",
+    "grads",
+    "requires_grad",
+    "optimizer_only",
+    "training",
+    "buffers",
+    "run_state",
+    "loops",
+)
+IN_EACH_POSITION = ("step", "epoch", "batch_index")
 
 
 def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
@@ -37,6 +50,20 @@ def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for name, item in items:
             yield from _tensors(item, f"{path}.{name}" if path else str(name))
+
+
+def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None:
+    """Raises `RunMismatchError` for a commit that is whole, and holds something else than a run."""
+    missing = [f"state[{name!r}]" for name in IN_EACH_STATE if not isinstance(saved.get(name), dict)]
+    missing += [
+        f"position[{name!r}]" for name in IN_EACH_POSITION if type(manifest.position.get(name)) is not int
+    ]
+    missing += [f"program[{name!r}]" for name in ("seed", "seeded") if name not in manifest.program]
+    if missing:
+        raise RunMismatchError(
+            f"{where}: the commit of step {manifest.step} holds no run of samebits.Run (it lacks {', '.join(missing)}). "
+            "Use another run directory."
+        )
 
 
 def check_fits(

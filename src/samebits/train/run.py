@@ -253,6 +253,8 @@ class Run:
         found = self._store.newest()
         for path, reason in self._store.skipped:
             warnings.warn(f"skipped the damaged commit {path.name}: {reason}", stacklevel=5)
+        if found is not None:
+            fits.check_kind(*found, str(self.run_dir))
         return found
 
     def _resume(self, manifest: Manifest, saved: dict[str, Any]) -> None:
