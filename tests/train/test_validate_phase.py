@@ -35,7 +35,9 @@ class Drawn:
 
 def make():
     samebits.set_random_seed(5)
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), samebits.nn.Dropout(0.3), nn.Dropout(0.2), nn.Linear(8, 3))
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), samebits.nn.Dropout(0.3), nn.Dropout(0.2), nn.Linear(8, 3)
+    )
     return model, torch.optim.Adam(model.parameters(), 0.05)
 
 
@@ -99,14 +101,22 @@ def noisy(validates, draws=0):
     seen = []
     with samebits.Run(None, model=model, opt=opt) as run:
         for step, (x, _) in run.steps(samebits.data.DataLoader(Data(), batch_size=4, shuffle=True), epochs=2):
-            seen.append([model[2](torch.ones(9)), samebits.random.get_global_generator().uniform(3), torch.rand(2)])
+            seen.append(
+                [model[2](torch.ones(9)), samebits.random.get_global_generator().uniform(3), torch.rand(2)]
+            )
             if validates:
                 for number, _ in enumerate(run.validate(LOADERS["samebits"]())):
-                    model[2](torch.ones(9)), samebits.random.get_global_generator().uniform(5), torch.rand(draws)
+                    (
+                        model[2](torch.ones(9)),
+                        samebits.random.get_global_generator().uniform(5),
+                        torch.rand(draws),
+                    )
                     if number == draws:
                         break
             counted = samebits.random.draws()
-            seen.append([model[2](torch.ones(9)), samebits.random.get_global_generator().uniform(3), torch.rand(2)])
+            seen.append(
+                [model[2](torch.ones(9)), samebits.random.get_global_generator().uniform(3), torch.rand(2)]
+            )
             seen.append([counted["torch"], process.position.phase])
     return digest.of_value(seen)
 
@@ -122,7 +132,14 @@ def masks(kind):
     with samebits.Run(None, model=model, opt=opt) as run:
         for step, _ in run.steps(LOADERS["list"]()):
             for x, _ in run.validate(LOADERS[kind]()):
-                seen.append([x, model[2](torch.ones(50)), samebits.random.get_global_generator().uniform(3), torch.rand(2)])
+                seen.append(
+                    [
+                        x,
+                        model[2](torch.ones(50)),
+                        samebits.random.get_global_generator().uniform(3),
+                        torch.rand(2),
+                    ]
+                )
     return seen
 
 
