@@ -1,35 +1,300 @@
-"""SIGTERM becomes a flag that the run reads between two iterations."""
+"""SIGTERM, SIGUSR1 and the first Ctrl-C end a run at its next boundary, with a commit and exit code 75, in bounded time.
+
+Python runs a signal's handler between two bytecodes of the main thread. So the handler only notes the signal, unless
+the program is where nothing can be lost (start-up, between loops, waiting for a batch): there it raises. A thread that
+the C-level handler wakes through a pipe ends the process when the main thread does not come back in time.
+"""
 
 from __future__ import annotations
 
+import atexit
+import builtins
+import multiprocessing
+import os
 import signal
+import sys
 import threading
-from types import FrameType
-from typing import Any
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
 
 EXIT_PREEMPTED = 75
-"""Exit code of a run that was stopped by SIGTERM and committed: start it again (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a run that a signal stopped and that can go on: start it again (EX_TEMPFAIL of sysexits.h)."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_RESERVE = 0.1
+"""Share of the grace period that is kept for ending the process itself."""
+_FLUSH_S = 0.3
+
+
+class Interrupted(BaseException):
+    """A signal came while the run waited for a batch: its state is that of the boundary before."""
 
 
 class Preemption:
-    """While installed, SIGTERM sets `requested`; a second one during a commit does no harm."""
+    """While installed, a signal sets `requested`. The rest is up to the loop, which asks at each boundary.
 
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: Any = None
-        self._installed = False
+    Args:
+        grace: seconds from the first signal to the end of the process.
+        plan: what is going to be committed, for the line on stderr.
+        durable: what a restart goes on from, for the last line.
+    """
+
+    def __init__(self, grace: float, plan: Callable[[], str], durable: Callable[[], str]) -> None:
+        self.requested: signal.Signals | None = None
+        self.alone = True
+        """Whether this process decides by itself where to stop; else only at a boundary, with the other ranks."""
+        self.speaks = True
+        """Whether the last line is printed here: on the rank that commits."""
+        self._grace = grace
+        self._plan, self._durable = plan, durable
+        self._previous: dict[signal.Signals, Any] = {}
+        self._idle = self._waits = self._saves = self._left = False
+        self._interrupts = 0
+        self._deadline = 0.0
+        self._over = threading.Event()
+        self._pipe: tuple[int, int] | None = None
+        self._fd_before = -1
 
     def install(self) -> None:
-        """Takes SIGTERM over; only the main thread may (Python's rule), elsewhere nothing is done."""
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGTERM, self._note)
-            self._installed = True
+        """Takes the signals over, in start-up: what comes now ends the program at once. Warns where that cannot be."""
+        if threading.current_thread() is not threading.main_thread():
+            warnings.warn(
+                "Run: entered outside of the main thread, where Python hands out no signals: SIGTERM, SIGUSR1 and Ctrl-C do "
+                "not commit. What was committed before stands. Enter the run in the main thread.",
+                stacklevel=4,
+            )
+            return
+        if hasattr(builtins, "__IPYTHON__"):
+            warnings.warn(
+                "Run: in a notebook or IPython, a signal (or the stop button) commits and ends the loop, but not the process, "
+                "and there is no exit code 75.",
+                stacklevel=4,
+            )
+        global _installed
+        self._idle = True
+        for number in SIGNALS:
+            previous = signal.getsignal(number)
+            if (
+                previous is not None and previous != signal.SIG_IGN
+            ):  # None: a handler in C, which could not be put back
+                self._previous[number] = signal.signal(number, self._note)
+        self._start_watch()
+        _installed = self
 
     def uninstall(self) -> None:
-        """Puts the previous handler back."""
-        if self._installed:
-            signal.signal(signal.SIGTERM, self._previous)
-            self._installed = False
+        """Puts the previous handlers back; where a signal is ending the process, further ones change nothing any more."""
+        global _installed
+        if self._pipe is None:
+            return
+        self._idle = self._waits = False
+        self._stop_watch()
+        if self.requested is None:
+            self._put_back()
+        else:
+            self._left = True
+            atexit.register(self._watch_exit)
+        _installed = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether the program is outside of loops: a signal ends it here and now."""
+        return self._idle
+
+    @idle.setter
+    def idle(self, value: bool) -> None:
+        self._idle = value and self._pipe is not None
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """A second Ctrl-C waits until the block, a commit, is over."""
+        self._saves = True
+        try:
+            yield
+        finally:
+            self._saves = False
+        if self._interrupts > 1:
+            self._interrupt()
+
+    @property
+    def installed(self) -> bool:
+        """Whether signals come here."""
+        return self._pipe is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the run waits for a batch."""
+        return self._waits
+
+    def wait(self) -> None:
+        """From here on the run waits for a batch: a signal raises `Interrupted`."""
+        self._waits = self.alone
+
+    def waited(self) -> None:
+        """The batch has come."""
+        self._waits = False
+
+    def leave(self) -> NoReturn:
+        """Says from where a restart goes on, and ends the program with exit code 75."""
+        why = "another rank was told to end" if self.requested is None else self.requested.name
+        if self.speaks:
+            _say(f"{why}: {self._durable()}; start the same command again to resume")
+        raise SystemExit(EXIT_PREEMPTED)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        name = signal.Signals(number)
+        if self._left:
+            self._after_the_end(name)
+            return
+        self._interrupts += name is signal.SIGINT
+        first, self.requested = self.requested is None, self.requested or name
+        if first:
+            self._deadline = time.monotonic() + self._grace
+            again = " (Ctrl-C again stops at once, without)" if name is signal.SIGINT else ""
+            _say(f"{name.name}: {self._plan()}{again}")
+            self._wake(number)
+        previous = self._previous.get(name)
+        if callable(previous) and previous is not signal.default_int_handler:
+            previous(number, frame)
+        if name is signal.SIGINT and self._interrupts > 1 and not self._saves:
+            self._interrupt()
+        if self._waits:
+            self._waits = False
+            raise Interrupted
+        if self._idle and self.alone:
+            self._idle = False
+            self.leave()
+
+    def _interrupt(self) -> NoReturn:
+        text = f"samebits: stopped at once; {self._durable()}"
+        _quiet(KeyboardInterrupt, text)
+        raise KeyboardInterrupt(text)
+
+    def _after_the_end(self, number: signal.Signals) -> None:
+        """The program is ending by itself, with exit code 75; if it has not for long, the signal is for who is there now."""
+        if time.monotonic() < self._deadline:
+            return
+        self._put_back()
+        os.kill(os.getpid(), number)
+
+    def _put_back(self) -> None:
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, previous)
+        self._previous.clear()
+
+    # The watch: ends the process when its main thread does not come back.
+
+    def _start_watch(self) -> None:
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        self._fd_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        if (
+            self._fd_before != -1
+        ):  # somebody's event loop: it keeps its pipe, ours is written to by the handler
+            signal.set_wakeup_fd(self._fd_before)
+        threading.Thread(
+            target=self._watch, args=(self._pipe[0],), name="samebits-grace", daemon=True
+        ).start()
+
+    def _stop_watch(self) -> None:
+        assert self._pipe is not None
+        if self._fd_before == -1:
+            signal.set_wakeup_fd(-1)
+        self._over.set()
+        with suppress(OSError):
+            os.write(self._pipe[1], b"\0")
+        os.close(self._pipe[1])
+        self._pipe = None
+
+    def _wake(self, number: int) -> None:
+        if self._pipe is not None and self._fd_before != -1:
+            os.write(self._pipe[1], bytes([number]))
+
+    def _watch(self, reader: int) -> None:
+        wanted = {int(number) for number in self._previous}
+        came = b""
+        while not self._over.is_set() and not wanted.intersection(came):
+            came = os.read(reader, 64)
+        if not self._over.wait((1 - _RESERVE) * self._grace):
+            number = self.requested or signal.Signals(min(wanted.intersection(came)))
+            self._end(
+                f"{number.name}: the program did not come back within {self._grace:g} s; {self._durable()}"
+            )
+        os.close(reader)  # not before: further signals are written to the pipe
+
+    def _watch_exit(self) -> None:
+        """At the interpreter's end: what hangs there (a child that is waited for) does not hang longer than the grace."""
+        left = self._deadline - _RESERVE * self._grace - time.monotonic()
+        timer = threading.Timer(max(left, 0.0), self._end, ["the interpreter did not end by itself"])
+        timer.daemon = True
+        timer.start()
+
+    def _end(self, text: str) -> NoReturn:
+        _say(f"{text}; exit code {EXIT_PREEMPTED}")
+        flush = threading.Thread(target=_flush, daemon=True)  # the main thread may hold the lock of a stream
+        flush.start()
+        flush.join(_FLUSH_S)
+        for child in multiprocessing.active_children():
+            if (
+                child.daemon
+            ):  # as the interpreter's own end does; workers of torch's DataLoader would outlive us
+                child.kill()
+        os._exit(EXIT_PREEMPTED)
+
+    def _forget(self) -> None:
+        """In a forked child: its signals are its own."""
+        if self._pipe is None:
+            return
+        if self._fd_before == -1:
+            signal.set_wakeup_fd(-1)
+        for descriptor in self._pipe:
+            os.close(descriptor)
+        self._pipe, self._idle, self._waits = None, False, False
+        self._put_back()
+
+
+_installed: Preemption | None = None
+
+
+def _in_child() -> None:
+    global _installed
+    if _installed is not None:
+        with suppress(ValueError, OSError):
+            _installed._forget()
+        _installed = None
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _say(text: str) -> None:
+    """To stderr, from a handler or another thread too: Python's streams refuse to be entered twice."""
+    try:
+        print(f"samebits: {text}", file=sys.stderr, flush=True)
+    except (RuntimeError, ValueError, OSError):
+        with suppress(OSError):
+            os.write(2, f"samebits: {text}\n".encode())
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+
+
+def _quiet(kind: type[BaseException], text: str) -> None:
+    """An uncaught `kind` of this text prints the text alone."""
+    before = sys.excepthook
+
+    def hook(raised: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if raised is kind and error.args == (text,):
+            sys.excepthook = before
+            print(text, file=sys.stderr)
+        else:
+            before(raised, error, trace)
+
+    sys.excepthook = hook

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import signal
 import sys
 import time
 import warnings
@@ -14,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
@@ -33,7 +32,7 @@ from samebits.train import fits, origin, ranks, state
 from samebits.train.cadence import Cadence
 from samebits.train.fits import check_compiled
 from samebits.train.loops import Loops
-from samebits.train.preemption import EXIT_PREEMPTED, Preemption
+from samebits.train.preemption import Preemption
 from samebits.train.source import check_loader
 from samebits.train.steps import Steps
 from samebits.train.validation import Validation
@@ -68,6 +67,8 @@ class Run:
         allow_changed_environment: resume although torch, the hardware or the switch differ (equal bits are then
             not promised).
         check_loss: `run.log(loss=...)` raises when the loss is not finite.
+        grace: seconds after SIGTERM, SIGUSR1 or the first Ctrl-C within which the process has ended, with exit code 75.
+            Less than the scheduler gives.
         stateful: the objects to save, by name.
 
     Raises:
@@ -87,6 +88,7 @@ class Run:
         keep: int = 2,
         allow_changed_environment: bool = False,
         check_loss: bool = True,
+        grace: float = 20.0,
         **stateful: Any,
     ) -> None:
         if not 0 < commit_budget <= 1:
@@ -95,6 +97,8 @@ class Run:
             )
         if keep < 1:
             raise InvalidArgumentError(f"Run(keep={keep!r}): at least one commit must be kept.")
+        if not 0 < grace < math.inf:
+            raise InvalidArgumentError(f"Run(grace={grace!r}): seconds, more than 0.")
         self.objects: dict[str, state.Stateful] = {}
         self.state = state.RunState()
         self.resumed = False
@@ -103,7 +107,7 @@ class Run:
         self._allow_changed_environment = allow_changed_environment
         self._check_loss = check_loss
         self._cadence = Cadence(commit_budget)
-        self._preemption = Preemption()
+        self.preemption = Preemption(grace, self._planned, self._durable)
         self._loops = Loops()
         self._restored: dict[str, Any] | None = None
         self._stop = False
@@ -140,12 +144,15 @@ class Run:
         self._entered = True
         self._keys_before = process.run_key, process.rank_key
         self._ranks = ranks.join()
+        self.preemption.alone, self.preemption.speaks = self._ranks.world_size == 1, self._ranks.rank == 0
         try:
+            if self._store is not None:
+                self.preemption.install()
             self._open()
         except BaseException:
+            self.preemption.uninstall()
             self._close_store()
             raise
-        self._preemption.install()
         notify("run_opened", self)
         return self
 
@@ -153,18 +160,22 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         clean = kind is None
+        self.preemption.idle = False
         try:
             if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
                 self._loops.finish(stopped=True)
-                self._commit()
+                with self.preemption.saving():
+                    self._commit()
         finally:
             process.position = None
             process.run_key, process.rank_key = self._keys_before
-            self._preemption.uninstall()
             self._close_store()
+            self.preemption.uninstall()
             notify("run_closed", self, finished=clean)
-        if clean and self._preemption.requested:
-            self._leave()
+        if self.preemption.requested is not None and (error is None or isinstance(error, Exception)):
+            if error is not None:  # of a peer that was told to end, too, perhaps
+                print(f"samebits: after the signal: {type(error).__name__}: {error}", file=sys.stderr)
+            self.preemption.leave()
 
     def steps(self, loader: Iterable[Any], epochs: int = 1, *, name: str = "train") -> Steps:
         """The steps of one loop: an iterator of `(step, batch)`, like `enumerate(loader)` over `epochs` epochs.
@@ -229,7 +240,8 @@ class Run:
         """
         self._commit_asked = True
         if process.position is None and self._loops.current is None and self._loops.done:
-            self._commit()
+            with self.preemption.saving():
+                self._commit()
 
     def stop(self) -> None:
         """Ends the loop after this iteration: it counts as finished, and is committed."""
@@ -286,25 +298,33 @@ class Run:
         self.state.refill(copy.deepcopy(self._restored["run_state"]))
 
     def validating(self, position: Position) -> None:
-        """Between two batches of a validation: leave if SIGTERM came (of several ranks none may leave alone)."""
-        if self._preemption.requested and self._ranks.world_size == 1:
-            self._leave()
+        """Between two batches of a validation: leave if a signal came (of several ranks none may leave alone)."""
+        if self.preemption.requested and self.preemption.alone:
+            self.preemption.leave()
 
     def between(self, position: Position, *, over: bool, outermost: bool) -> None:
-        """Between two iterations: commit if it is time and the state is complete, and leave if SIGTERM came."""
+        """Between two iterations: commit if it is time and the state is complete, and leave if a signal came."""
         if not outermost:
             self.validating(position)
             return
         wanted = process.overrides.commit_steps
         decision = self._ranks.decide(
             position, over=over, exact=wanted is not None and position.step in wanted,
-            due=lambda: wanted is None and self._cadence.due(), asked=self._commit_asked, leave=self._preemption.requested,
+            due=lambda: wanted is None and self._cadence.due(), asked=self._commit_asked,
+            leave=self.preemption.requested is not None,
         )  # fmt: skip
-        self._preemption.requested |= decision.leave  # of whichever rank
         if decision.commit:
-            self._commit(position)
-        if decision.leave:
-            self._leave()
+            with self.preemption.saving():
+                self._commit(position)
+        if decision.leave:  # whichever rank was told
+            self.preemption.leave()
+
+    def interrupted(self, position: Position, *, outermost: bool) -> NoReturn:
+        """A signal came while the run waited for the batch of `position`: commit the boundary before it, and leave."""
+        if outermost:
+            with self.preemption.saving():
+                self._commit(position)
+        self.preemption.leave()
 
     def end_loop(self, loop: str) -> None:
         """Code behind a loop draws from the same generators, whether the loop ran or had finished before."""
@@ -346,19 +366,18 @@ class Run:
         self._cadence.took(time.perf_counter() - started)
         notify("committed", self, position)
 
-    def _leave(self) -> None:
-        """After SIGTERM: says what is durable, and ends the program."""
-        if self._store is None:
-            print("samebits: SIGTERM: nothing was saved, the run has no run_dir", file=sys.stderr)
-            raise SystemExit(128 + signal.SIGTERM)
-        last = self._store.last
-        durable = "nothing was committed" if last is None else f"committed at step {last.step}"
-        if self._ranks.rank == 0:
-            print(
-                f"samebits: SIGTERM: {durable} in {self.run_dir}; start the same command again to resume",
-                file=sys.stderr,
-            )
-        raise SystemExit(EXIT_PREEMPTED)
+    def _planned(self) -> str:
+        """What a signal that came now is going to commit."""
+        if self._loops.current is None:
+            return "the run is between loops, there is nothing to commit"
+        step = self._loops.step + (not self.preemption.waiting)
+        return f"committing step {step} as soon as the program is there"
+
+    def _durable(self) -> str:
+        """What a restart goes on from."""
+        last = None if self._store is None else self._store.last
+        what = "nothing was committed" if last is None else f"committed at step {last.step}"
+        return f"{what} in {self.run_dir}"
 
     def _close_store(self) -> None:
         self._ranks.close()

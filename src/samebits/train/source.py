@@ -33,10 +33,14 @@ class Source:
         self._ahead: Any = None
         self._before_ahead: Any = None
         self._epoch_state: Any = None
+        self._awaited: tuple[Any] | None = None
+        """The state that `hold` keeps."""
         self._forget()  # the iteration of somebody who looked at a first batch
 
     def state(self) -> Any:
         """What a commit keeps of the loader, plain values and tensors."""
+        if self._awaited is not None:
+            return self._awaited[0]
         if isinstance(self._loader, _POSITIONED):
             return self._loader.state_dict() if self._ahead is None else self._before_ahead
         return self._epoch_state if self._iterator is not None else _loader_state(self._loader)
@@ -54,6 +58,10 @@ class Source:
                 stacklevel=5,
             )
 
+    def hold(self) -> None:
+        """Until the next batch has come, the state is that of now: an interrupted run goes on there."""
+        self._awaited = (self.state(),)
+
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         """Batch `batch_index` of `epoch`, and whether it is the epoch's last."""
         if self._iterator is None:
@@ -61,6 +69,7 @@ class Source:
         batch, ends = self._take(epoch, batch_index)
         if ends:
             self._end_epoch()
+        self._awaited = None
         return batch, ends
 
     def _begin(self, epoch: int, batch_index: int) -> None:

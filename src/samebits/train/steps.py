@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from samebits.context import Position, Words, notify, process
 from samebits.determinism import conflicts
@@ -15,6 +15,7 @@ from samebits.errors import RunMismatchError
 from samebits.random import accounting, words
 from samebits.train.inside import leave_body
 from samebits.train.loops import Loop, Loops
+from samebits.train.preemption import Interrupted, Preemption
 from samebits.train.source import InsideSource, Source
 from samebits.train.state import Stateful
 
@@ -39,6 +40,8 @@ class Owner(Protocol):
     run_dir: Path | str | None
     _loops: Loops
 
+    preemption: Preemption
+
     @property
     def stop_asked(self) -> bool:
         """Whether this loop is to end."""
@@ -50,6 +53,10 @@ class Owner(Protocol):
 
     def between(self, position: Position, *, over: bool, outermost: bool) -> None:
         """Between two iterations: the place for a commit."""
+        ...
+
+    def interrupted(self, position: Position, *, outermost: bool) -> NoReturn:
+        """A signal came while the batch of `position` was awaited."""
         ...
 
     def end_loop(self, loop: str) -> None:
@@ -81,10 +88,12 @@ class Steps(Iterator[tuple[Step, Any]]):
         if self._over:
             raise StopIteration
         run, loop, loops = self._run, self._loop, self._run._loops
+        run.preemption.idle = False
         self._advance()
         conflicts.check()
         if self._over:
             run.end_loop(loop.name)
+            run.preemption.idle = True
             raise StopIteration
         process.position = None
         position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
@@ -95,19 +104,32 @@ class Steps(Iterator[tuple[Step, Any]]):
             self._finish(position, outermost=outermost)
             raise StopIteration
         run.between(position, over=False, outermost=outermost)
-        batch = self._batch(position)
+        batch = self._batch(position, outermost=outermost)
         accounting.begin(words.fold(self._key, "step", loops.step, *process.rank_key))
         process.position = position
         loop.body = loops.step
         notify("step_begins", run, position, batch, ends_epoch=self._ends_epoch)
         return Step(loops.step, loop.epoch, loop.batch_index, self._ends_epoch, loop.name), batch
 
-    def _batch(self, position: Position) -> Any:
+    def _batch(self, position: Position, *, outermost: bool) -> Any:
         source = self._source
         assert source is not None
         if isinstance(source, InsideSource):
             source.first = replace(position, batch_index=0, step=position.step - position.batch_index)
-        batch, self._ends_epoch = source.next(position.epoch, position.batch_index)
+        preemption = self._run.preemption
+        if preemption.installed:
+            source.hold()
+        preemption.wait()
+        try:
+            batch, self._ends_epoch = source.next(position.epoch, position.batch_index)
+        except (Exception, Interrupted):
+            if preemption.requested is None or not preemption.alone:
+                raise
+            self._run.interrupted(
+                position, outermost=outermost
+            )  # a loader whose workers the signal ended raises, too
+        finally:
+            preemption.waited()
         return batch
 
     def _finish(self, position: Position, *, outermost: bool) -> None:
@@ -116,6 +138,7 @@ class Steps(Iterator[tuple[Step, Any]]):
             loops.finish(stopped=run.stop_asked)
             run.between(position, over=True, outermost=True)
             run.end_loop(loop.name)
+            run.preemption.idle = True
         else:
             loops.under_way.remove(loop)
             loops.step -= 1  # the body around it goes on

@@ -11,6 +11,7 @@ from samebits.errors import InvalidArgumentError
 from samebits.random import accounting, words
 from samebits.train.inside import leave_body
 from samebits.train.loops import Loops
+from samebits.train.preemption import Interrupted, Preemption
 from samebits.train.source import InsideSource
 from samebits.train.state import Stateful
 
@@ -20,6 +21,7 @@ class Owner(Protocol):
 
     key: Words
     objects: dict[str, Stateful]
+    preemption: Preemption
     _loops: Loops
 
     def validating(self, position: Position) -> None:
@@ -60,7 +62,15 @@ class Validation(Iterable[Any]):
                 position = replace(self._first, phase_batch=number)
                 process.position = None
                 run.validating(position)
-                batch, ends = source.next(0, number)
+                run.preemption.wait()
+                try:
+                    batch, ends = source.next(0, number)
+                except (Exception, Interrupted):
+                    if run.preemption.requested is None or not run.preemption.alone:
+                        raise
+                    run.preemption.leave()
+                finally:
+                    run.preemption.waited()
                 accounting.begin(words.fold(self._key, "batch", number, *process.rank_key))
                 process.position = position
                 yield batch
