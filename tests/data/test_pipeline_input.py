@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from samebits.data import Pipeline
+from samebits.data import DataLoader, Pipeline
 from samebits.errors import (
     EmptyDatasetError,
     InvalidArgumentError,
     PipelineError,
     PipelineMismatchError,
 )
+from samebits.random import Generator
 
 numbers = Pipeline.range(10).with_options(seed=1)
 
@@ -37,6 +38,9 @@ numbers = Pipeline.range(10).with_options(seed=1)
         (lambda: Pipeline.mix([numbers, numbers], [1]), InvalidArgumentError, "one weight for each"),
         (lambda: Pipeline.mix([numbers, numbers], [1, -1]), InvalidArgumentError, "positive"),
         (lambda: Pipeline.mix([numbers, numbers], [1, float("nan")]), InvalidArgumentError, "positive"),
+        (lambda: list(Pipeline.zip(numbers, numbers).map(lambda a, b: a)), PipelineError, "one tuple of 2"),
+        (lambda: DataLoader(numbers), InvalidArgumentError, "a loader itself"),
+        (lambda: DataLoader([1], generator=Generator.from_seed(1)), InvalidArgumentError, "Pass seed="),
         (lambda: Pipeline.zip(), InvalidArgumentError, "one pipeline or more"),
         (lambda: numbers.concatenate([1]), InvalidArgumentError, "one pipeline or more"),
         (lambda: numbers.map_batches(lambda b: b), InvalidArgumentError, "follows batch"),

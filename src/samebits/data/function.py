@@ -79,7 +79,7 @@ class Function:
                 return [call(element) for element in reading]
         except Exception as error:
             done = len(results) if reading is None else len(elements) - length_hint(reading) - 1
-            raise self._error(places[done], error) from error
+            raise self._error(places[done], error, elements[done]) from error
         return results
 
     def with_key(self, place: Place, element: Any, key: torch.Tensor) -> Any:
@@ -87,12 +87,24 @@ class Function:
         try:
             return self.call(element, key=key)
         except Exception as error:
-            raise self._error(place, error) from error
+            raise self._error(place, error, element) from error
 
-    def _error(self, place: Place, error: Exception) -> PipelineError:
+    def _error(self, place: Place, error: Exception, element: Any) -> PipelineError:
+        whole = isinstance(error, TypeError) and isinstance(element, tuple) and not self._takes_one()
+        cure = f". The element is one tuple of {len(element)}: take it as one parameter" if whole else ""
         return PipelineError(
-            f"Pipeline.{self.stage}({self.name}): element {place} raised {type(error).__name__}: {error}"
+            f"Pipeline.{self.stage}({self.name}): element {place} raised {type(error).__name__}: {error}{cure}"
         )
+
+    def _takes_one(self) -> bool:
+        """Whether it can be called with an element alone."""
+        try:
+            inspect.signature(self.call).bind(None, **({self.draws: None} if self.draws else {}))
+        except TypeError:
+            return False
+        except ValueError:  # a builtin without a signature
+            return True
+        return True
 
 
 def key_rows(key: Words, places: Places) -> torch.Tensor:

@@ -16,6 +16,7 @@ from samebits.data.batch import BatchWork
 from samebits.data.engine.start import may_start
 from samebits.data.engine.workers import Workers
 from samebits.data.order import IndexOrder, Order, SamplerOrder, Task
+from samebits.data.pipeline import Pipeline
 from samebits.errors import (
     EmptyDatasetError,
     InvalidArgumentError,
@@ -71,7 +72,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         in_order: bool = True,
         **torch_arguments: Any,
     ) -> None:
-        _check(dataset, batch_size, num_workers, seed, in_order=in_order)
+        _check(dataset, batch_size, num_workers, seed, generator, in_order=in_order)
         try:
             super().__init__(
                 dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
@@ -252,13 +253,20 @@ def _counting(loader: DataLoader[Any], inner: Iterator[Any], epoch: int, start: 
         loader._live = None
 
 
-def _check(dataset: Any, batch_size: Any, num_workers: Any, seed: Any, *, in_order: bool) -> None:
+def _check(
+    dataset: Any, batch_size: Any, num_workers: Any, seed: Any, generator: Any, *, in_order: bool
+) -> None:
     call = "samebits.data.DataLoader"
     if isinstance(dataset, torch_data.IterableDataset):
         raise UnimplementedError(
             f"{call}: an IterableDataset ({type(dataset).__name__}) has no element numbers that randomness could be "
             "keyed by. Give it __len__ and __getitem__ (a map-style dataset), or read it as a pipeline: "
             "samebits.data.Pipeline.from_iterable(dataset).batch(batch_size)."
+        )
+    if isinstance(dataset, Pipeline):
+        raise InvalidArgumentError(
+            f"{call}: the dataset is a Pipeline, which is a loader itself: iterate it, with "
+            ".batch(batch_size).with_options(num_parallel_calls=num_workers)."
         )
     for method in ("__len__", "__getitem__"):
         if not hasattr(dataset, method):
@@ -276,6 +284,11 @@ def _check(dataset: Any, batch_size: Any, num_workers: Any, seed: Any, *, in_ord
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InvalidArgumentError(f"{call}({name}={value!r}): must be an int of at least {least}.")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InvalidArgumentError(
+            f"{call}(generator={type(generator).__name__}(...)): takes a torch.Generator, whose initial_seed() is the "
+            "loader's seed. Pass seed= instead."
+        )
     if not in_order:
         raise UnimplementedError(
             f"{call}(in_order=False): batches in order of completion differ from run to run."
