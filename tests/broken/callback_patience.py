@@ -41,7 +41,7 @@ def main():
     callbacks = [HalveOnPlateau(optimizer)]
     trainer = samebits.Trainer(model, nn.functional.mse_loss, optimizer, callbacks=callbacks)
     history = trainer.fit(loader, epochs=4, run_dir="runs/callback_patience", verbose=False)
-    print(f"loss {history['loss'][-1]:.6f} lr {optimizer.param_groups[0]['lr']}")
+    print(f"loss {history.history['loss'][-1]:.6f} lr {optimizer.param_groups[0]['lr']}")
 
 
 if __name__ == "__main__":

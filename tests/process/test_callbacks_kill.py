@@ -115,8 +115,8 @@ def test_killed_twice_all_callbacks_end_as_in_one_go(forked, tmp_path, whole):
     assert forked(lambda: fit(folder)).value == expected  # finished: nothing is done again
     assert files(folder) == expected_files
     history = expected[1]
-    assert history["learning_rate"][0] > 2 * history["learning_rate"][-1]
-    assert len(expected_files["files/steps.csv"].splitlines()) == 1 + 5 * len(history["loss"])
+    assert history.history["learning_rate"][0] > 2 * history.history["learning_rate"][-1]
+    assert len(expected_files["files/steps.csv"].splitlines()) == 1 + 5 * len(history.history["loss"])
     assert expected_files["files/appended.csv"].startswith(b"epoch,loss\n0,7.0\n0,")
 
 

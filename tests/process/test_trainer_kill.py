@@ -92,7 +92,7 @@ def test_killed_and_resumed_fit_is_equal(forked, tmp_path, step, validating):
     killer = Killer(step, validating=validating)
     assert forked(lambda: fit(tmp_path / "r", killer, commits=(step - 2, step))).code == -9
     assert forked(lambda: fit(tmp_path / "r")).value == expected
-    assert len(expected[1]["val_accuracy"]) == len(expected[1]["loss"]) == 5
+    assert len(expected[1].history["val_accuracy"]) == len(expected[1].history["loss"]) == 5
 
 
 def test_a_callback_that_saves_nothing_is_lost(forked, tmp_path):

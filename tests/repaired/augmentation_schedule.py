@@ -30,7 +30,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     trainer = samebits.Trainer(model, nn.functional.cross_entropy, optimizer)
     history = trainer.fit(loader, epochs=3, run_dir="runs/augmentation_schedule", verbose=False)
-    print(f"loss {history['loss'][-1]:.6f}")
+    print(f"loss {history.history['loss'][-1]:.6f}")
 
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ class View:
     """What a callback sees of a trainer."""
 
     def __init__(self):
-        self.model = nn.Linear(1, 1)
+        self.model = self.eval_model = nn.Linear(1, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1.0)
         self.epochs, self.steps_per_epoch = 10, 2
         self.run_dir, self.resumed, self.validates, self.stopped = None, False, True, False
+        self.initial_epoch = 0
 
     def stop_training(self):
         self.stopped = True
@@ -125,7 +126,7 @@ def test_a_schedule_sets_the_rate_before_the_epoch():
         on_batch_end=lambda trainer, step, logs: seen.append(trainer.optimizer.param_groups[0]["lr"])
     )
     history, _ = fit(LearningRateScheduler(lambda epoch: 0.5**epoch), watch)
-    assert history["learning_rate"] == [1.0, 0.5, 0.25]
+    assert history.history["learning_rate"] == [1.0, 0.5, 0.25]
     assert seen == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
 
 
@@ -156,10 +157,10 @@ def test_terminate_on_nan_ends_training_after_the_step():
     count = Lambda(on_batch_end=lambda trainer, step, logs: numbers.append(step))
     history, _ = fit(TerminateOnNaN(), count, factor=float("nan"))
     assert numbers == [0]
-    assert history == {}
+    assert history.history == {}
     with pytest.raises(NonFiniteLossError):
         fit(factor=float("nan"))
-    assert len(fit(TerminateOnNaN())[0]["loss"]) == 3
+    assert len(fit(TerminateOnNaN())[0].history["loss"]) == 3
 
 
 def test_lambda_remembers_what_is_in_its_state():
@@ -186,26 +187,17 @@ def test_hooks_come_in_order(tmp_path):
         **{name: lambda trainer, *about, name=name: events.append((name, *about[:1])) for name in names}
     )
     ask = Lambda(on_batch_end=lambda trainer, step, logs: trainer.commit() if step == 1 else None)
-    fit(ask, watch, epochs=2, run_dir=tmp_path / "r", commit_budget=1e-9)
-    assert events == [
-        ("on_train_begin",),
-        *[
-            ("on_epoch_begin", 0),
-            ("on_batch_end", 0),
-            ("on_batch_end", 1),
-            ("on_epoch_end", 0),
-            ("on_commit", 2),
-        ],
-        *[
-            ("on_epoch_begin", 1),
-            ("on_batch_end", 2),
-            ("on_batch_end", 3),
-            ("on_epoch_end", 1),
-            ("on_commit", 4),
-        ],
-        ("on_train_end",),
-        ("on_exit",),
-    ]
+    history, _ = fit(ask, watch, epochs=2, run_dir=tmp_path / "r", commit_budget=1e-9)
+    steps = [[("on_batch_begin", number), ("on_batch_end", number)] for number in range(4)]
+    for epoch in range(2):
+        first, second = steps[2 * epoch : 2 * epoch + 2]
+        validation = [
+            ("on_validation_begin",),
+            ("on_validation_end", {"loss": history.history["val_loss"][epoch]}),
+        ]
+        expected = [("on_epoch_begin", epoch), *first, *second, *validation, ("on_epoch_end", epoch)]
+        assert events[1 + 9 * epoch : 10 + 9 * epoch] == [*expected, ("on_commit", 2 * epoch + 2)]
+    assert [events[0], *events[19:]] == [("on_train_begin",), ("on_train_end",), ("on_exit",)]
 
 
 class Terminal(io.StringIO):

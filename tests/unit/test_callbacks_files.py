@@ -19,7 +19,7 @@ class View:
     """What a callback sees of a trainer; with a run directory or without."""
 
     def __init__(self, run_dir=None):
-        self.model = nn.Linear(1, 1, bias=False)
+        self.model = self.eval_model = nn.Linear(1, 1, bias=False)
         self.run_dir, self.resumed, self.validates = run_dir, False, True
         self.commits = 0
 
@@ -258,7 +258,7 @@ def test_weight_files_are_equal_for_equal_weights(tmp_path, suffix):
             self.register_buffer("t", torch.arange(6).reshape(2, 3).T)
 
     view = View()
-    view.model = Tied()
+    view.eval_model = Tied()
     for name in ("one", "another"):
         epochs_callback = ModelCheckpoint(tmp_path / f"{name}.{suffix}")
         epochs_callback.on_epoch_end(view, 0, {})
@@ -280,7 +280,7 @@ def test_what_safetensors_cannot_hold_is_named(tmp_path):
             pass
 
     view = View()
-    view.model = Extra(1, 1)
+    view.eval_model = Extra(1, 1)
     with pytest.raises(InvalidArgumentError, match=r"_extra_state'\] is a dict.*Use a .pt file"):
         ModelCheckpoint(tmp_path / "m.safetensors").on_epoch_end(view, 0, {})
     assert list(tmp_path.iterdir()) == []

@@ -30,7 +30,7 @@ class View:
     """What a callback sees of a trainer."""
 
     def __init__(self):
-        self.model = nn.Linear(1, 1, bias=False)
+        self.model = self.eval_model = nn.Linear(1, 1, bias=False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1.0)
         self.run_dir, self.resumed, self.validates, self.stopped = None, False, True, False
 

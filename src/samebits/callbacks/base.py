@@ -17,9 +17,15 @@ class TrainerView(Protocol):
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     epochs: int
+    initial_epoch: int
     steps_per_epoch: int | None
     validates: bool
     """Whether `fit` was given validation data."""
+
+    @property
+    def eval_model(self) -> torch.nn.Module:
+        """What validation measures: the moving average of the weights, if there is one, else `model`."""
+        ...
 
     @property
     def run_dir(self) -> Path | str | None:
@@ -38,6 +44,14 @@ class TrainerView(Protocol):
     def commit(self) -> None:
         """Asks for a commit between this step and the next (before the first one, from `on_train_begin`)."""
         ...
+
+
+_KERAS = {
+    "on_train_batch_begin": "on_batch_begin",
+    "on_train_batch_end": "on_batch_end",
+    "on_test_begin": "on_validation_begin",
+    "on_test_end": "on_validation_end",
+}
 
 
 class Callback:
@@ -74,9 +88,8 @@ class Callback:
         hooks = [name for name in vars(Callback) if name.startswith("on_")]
         for name in vars(cls):
             if name.startswith("on_") and name not in hooks:
-                raise InvalidArgumentError(
-                    f"class {cls.__name__}: there is no hook {name}. Hooks are {', '.join(hooks)}."
-                )
+                known = f"Here it is {_KERAS[name]}." if name in _KERAS else f"Hooks are {', '.join(hooks)}."
+                raise InvalidArgumentError(f"class {cls.__name__}: there is no hook {name}. {known}")
 
     def on_train_begin(self, trainer: TrainerView) -> None:
         """Once per `fit`, before its first step; after a resume too, with the state loaded already."""
@@ -84,8 +97,17 @@ class Callback:
     def on_epoch_begin(self, trainer: TrainerView, epoch: int) -> None:
         """In the epoch's first step, before the model is called; not again when an epoch is resumed in its middle."""
 
+    def on_batch_begin(self, trainer: TrainerView, step: int) -> None:
+        """Before the model is called; `step` is the number of the batch in the whole run, from 0."""
+
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
-        """After each step; `logs` holds the batch's loss."""
+        """After each batch; `logs` holds its loss. With `accumulate` the weights have changed after a group's last."""
+
+    def on_validation_begin(self, trainer: TrainerView) -> None:
+        """Before a validation of `fit`, behind the epoch's last batch; again when it was killed and is resumed."""
+
+    def on_validation_end(self, trainer: TrainerView, logs: dict[str, float]) -> None:
+        """After it; `logs` holds its loss and metrics, by their own names."""
 
     def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
         """After the epoch's last step and its validation; `logs` may be added to."""

@@ -19,7 +19,7 @@ from samebits.errors import InvalidArgumentError
 
 
 class ModelCheckpoint(Monitored):
-    """Writes the model's state_dict after epochs; each file appears whole, by a rename.
+    """Writes the state_dict of `trainer.eval_model` after epochs; each file appears whole, by a rename.
 
     It does not take part in resuming (commits do that). But what it has kept is as exact as the rest: a file that is
     replaced or dropped is set aside in a hidden folder until a commit knows of it, and a resume brings it back.
@@ -104,7 +104,7 @@ class ModelCheckpoint(Monitored):
         path.parent.mkdir(parents=True, exist_ok=True)
         if name in self.kept:
             self._supersede(trainer, name, replaced=True)
-        save_weights(trainer.model.state_dict(), path)
+        save_weights(trainer.eval_model.state_dict(), path)
         if self.keep_best is not None and len(self.kept) >= self.keep_best:
             self._supersede(trainer, self._worst())
         self.kept[name] = [epoch, value]

@@ -9,20 +9,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from samebits.callbacks.base import Callback, TrainerView
+from samebits.errors import InvalidArgumentError
 
 
 class ProgressBar(Callback):
-    """Shows epoch, step, and the logs. It holds no state: after a resume it continues at the run's position."""
+    """Shows epoch, step, and the logs. It holds no state: after a resume it continues at the run's position.
 
-    def __init__(self, file: TextIO | None = None) -> None:
+    Args:
+        file: where to; None: stderr.
+        bar: False: on a terminal too the line per epoch alone.
+    """
+
+    def __init__(self, file: TextIO | None = None, *, bar: bool = True) -> None:
         self._file = file
+        self._bar = bar
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
     def on_train_begin(self, trainer: TrainerView) -> None:
         """Starts the bar, on a terminal."""
         console = Console(file=self._file or sys.stderr)
-        if not console.is_terminal:
+        if not self._bar or not console.is_terminal:
             return
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
@@ -37,7 +44,8 @@ class ProgressBar(Callback):
         if (
             self._task is None
         ):  # begins where the run stands: steps of earlier processes are no part of the speed
-            total = None if trainer.steps_per_epoch is None else trainer.steps_per_epoch * trainer.epochs
+            epochs = trainer.epochs - trainer.initial_epoch
+            total = None if trainer.steps_per_epoch is None else trainer.steps_per_epoch * epochs
             self._task = self._progress.add_task("training", total=total, completed=step, logs="")
         self._progress.update(self._task, completed=step + 1, logs=_text(logs))
 
@@ -54,6 +62,13 @@ class ProgressBar(Callback):
         if self._progress is not None:
             self._progress.stop()
             self._progress = self._task = None
+
+
+def bars(verbose: str | int) -> list[ProgressBar]:
+    """What `fit(verbose=...)` stands for, Keras's numbers: 0 nothing, 1 or "auto" a bar, 2 a line per epoch."""
+    if verbose not in ("auto", 0, 1, 2):
+        raise InvalidArgumentError(f"fit(verbose={verbose!r}): one of 'auto', 0, 1, 2.")
+    return [ProgressBar(bar=verbose != 2)] if verbose else []
 
 
 def _text(logs: dict[str, float]) -> str:

@@ -20,7 +20,7 @@ class EarlyStopping(Monitored):
         patience: epochs without improvement before training stops. It never stops after the first epoch.
         mode: "min", "max", or "auto" (by the name: losses and errors are to fall, accuracies to rise).
         baseline: patience is reset only by an improvement over this value.
-        restore_best_weights: load the weights of the best epoch when training ends.
+        restore_best_weights: load the weights of the best epoch when training ends (into `trainer.eval_model`).
         start_from_epoch: epochs to wait before watching.
     """
 
@@ -75,12 +75,12 @@ class EarlyStopping(Monitored):
     def on_train_end(self, trainer: TrainerView) -> None:
         """Loads the best weights."""
         if self.best_weights is not None:
-            trainer.model.load_state_dict(self.best_weights)
+            trainer.eval_model.load_state_dict(self.best_weights)
 
     def _remember(self, trainer: TrainerView, epoch: int) -> None:
         self.best_epoch = epoch
         if self.restore_best_weights:
-            self.best_weights = dict(copy.deepcopy(trainer.model.state_dict()))
+            self.best_weights = dict(copy.deepcopy(trainer.eval_model.state_dict()))
 
 
 class TerminateOnNaN(Callback):

@@ -9,6 +9,7 @@ from typing import Any
 
 from samebits.context import Position
 from samebits.errors import DuplicateNameError, InvalidArgumentError
+from samebits.train.continued import Continued
 from samebits.train.source import Source
 
 
@@ -22,7 +23,7 @@ class Loop:
     batch_index: int = 0
     body: int = 0
     """Number of the step whose body runs, or ran last."""
-    source: Source | None = None
+    source: Source | Continued | None = None
     driver: weakref.ref[Any] | None = None
     """The iterator that the `for` statement holds: gone when the loop was left by `break`."""
     go_on: Callable[[], None] | None = None

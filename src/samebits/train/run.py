@@ -30,6 +30,7 @@ from samebits.nn import name_layers
 from samebits.random import accounting, words
 from samebits.train import fits, origin, ranks, state
 from samebits.train.cadence import Cadence
+from samebits.train.continued import check_steps
 from samebits.train.fits import check_compiled
 from samebits.train.loops import Loops
 from samebits.train.preemption import Preemption
@@ -177,23 +178,33 @@ class Run:
                 print(f"samebits: after the signal: {type(error).__name__}: {error}", file=sys.stderr)
             self.preemption.leave()
 
-    def steps(self, loader: Iterable[Any], epochs: int = 1, *, name: str = "train") -> Steps:
+    def steps(
+        self,
+        loader: Iterable[Any],
+        epochs: int = 1,
+        *,
+        name: str = "train",
+        steps_per_epoch: int | None = None,
+    ) -> Steps:
         """The steps of one loop: an iterator of `(step, batch)`, like `enumerate(loader)` over `epochs` epochs.
 
         Args:
             loader: a `samebits.data.DataLoader`, or any iterable that starts anew at each `iter()`.
             epochs: how many times it is iterated in all (not: how many more).
             name: of the loop; two loops of one run need two names.
+            steps_per_epoch: batches of an epoch, for a loader that never ends, or to validate more often: each epoch
+                goes on in the loader where the last one ended. None: an epoch is one pass over the loader.
         """
         if not self._entered:
             raise InvalidArgumentError("Run.steps: enter the run first: `with samebits.Run(...) as run:`.")
         if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
             raise InvalidArgumentError(f"Run.steps(epochs={epochs!r}): must be an int of at least 1.")
         check_loader(loader)
+        check_steps(loader, steps_per_epoch, "Run.steps(steps_per_epoch")
         whole = self._loops.name(name, "Run.steps")
         if process.position is None:
             self._ranks.begin(self.objects, loader, epochs=epochs, name=whole)
-        return Steps(self, loader, epochs, whole)
+        return Steps(self, loader, epochs, whole, steps_per_epoch)
 
     def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
         """The batches of a validation, inside the body of a step: `for batch in run.validate(loader):`.

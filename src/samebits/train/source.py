@@ -27,7 +27,7 @@ class Source:
     ) -> None:
         self._loader = loader
         self._key = key
-        self._limit = batches_per_epoch
+        self.limit = batches_per_epoch
         self._call = call
         self._iterator: Iterator[Any] | None = None
         self._ahead: Any = None
@@ -90,7 +90,7 @@ class Source:
                 f"{self._call}: epoch {epoch} of {type(self._loader).__name__} has no batch. Is the dataset empty, smaller "
                 "than one batch with drop_last=True, or an iterator that can be read only once?"
             )
-        if self._limit is not None and batch_index + 1 >= self._limit:
+        if self.limit is not None and batch_index + 1 >= self.limit:
             return batch, True
         try:
             return batch, batch_index + 1 >= len(self._loader)  # type: ignore[arg-type]

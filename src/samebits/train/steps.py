@@ -13,6 +13,7 @@ from samebits.context import Position, Words, notify, process
 from samebits.determinism import conflicts
 from samebits.errors import RunMismatchError
 from samebits.random import accounting, words
+from samebits.train.continued import Continued, in_epochs_of
 from samebits.train.inside import leave_body
 from samebits.train.loops import Loop, Loops
 from samebits.train.preemption import Interrupted, Preemption
@@ -71,13 +72,21 @@ class Owner(Protocol):
 class Steps(Iterator[tuple[Step, Any]]):
     """Yields `(step, batch)`; between two of them, in the outermost loop, the run's state is complete and may be committed."""
 
-    def __init__(self, run: Owner, loader: Iterable[Any], epochs: int, name: str) -> None:
+    def __init__(
+        self,
+        run: Owner,
+        loader: Iterable[Any],
+        epochs: int,
+        name: str,
+        steps_per_epoch: int | None = None,
+    ) -> None:
         self._run = run
         self._loader = loader
         self._epochs = epochs
         self._loop = Loop(name)
-        self._source: Source | None = None
+        self._source: Source | Continued | None = None
         self._key: Words = (0, 0)
+        self._steps_per_epoch = steps_per_epoch
         self._ends_epoch = False
         self._over = False
 
@@ -167,12 +176,16 @@ class Steps(Iterator[tuple[Step, Any]]):
             loop.go_on = leave_body(run.objects)
             self._key = words.fold(run.key, loop.name, "inside", around.body)
             here = Position(loop.name, 0, 0, loops.step)
-            self._source = loop.source = InsideSource(self._loader, self._key, limit, "Run.steps", here)
+            self._source = loop.source = in_epochs_of(
+                InsideSource(self._loader, self._key, limit, "Run.steps", here), self._steps_per_epoch
+            )
             loops.step += 1
             loops.under_way.append(loop)
             return
         self._key = words.fold(run.key, loop.name)
-        self._source = loop.source = Source(self._loader, self._key, limit)
+        self._source = loop.source = in_epochs_of(
+            Source(self._loader, self._key, limit), self._steps_per_epoch
+        )
         if loop.name in loops.done:
             self._resume_done(loops.done[loop.name])
             return

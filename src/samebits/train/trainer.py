@@ -2,130 +2,210 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from samebits.callbacks import Callback, ProgressBar, TerminateOnNaN
-from samebits.context import Observer, Position, notify, observed, process
-from samebits.errors import InvalidArgumentError
+from samebits.callbacks import Callback, TerminateOnNaN
+from samebits.callbacks.progress import bars
+from samebits.context import Observer, Position, observed
+from samebits.errors import EmptyDatasetError
+from samebits.train import arguments
+from samebits.train.batches import concatenated, device_of, moved
+from samebits.train.continued import check_steps, epoch_length
+from samebits.train.forward import Forward, ForwardHook, evaluating
+from samebits.train.logbook import History, Logbook, Means
+from samebits.train.losses import Loss, LossFunction
+from samebits.train.metrics import Metric, Metrics
+from samebits.train.plan import Plan
 from samebits.train.run import Run
 from samebits.train.steps import Step
-
-Metric = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-History = dict[str, list[float]]
+from samebits.train.update import Update, group_of
 
 
 class Trainer:
-    """Trains `model` on batches `(input, target)`; killed anywhere, `fit` ends with the same weights.
+    """Trains `model` on batches; killed anywhere, `fit` ends with the same weights and returns the same history.
+
+    ```python
+    trainer = samebits.Trainer(model, nn.functional.cross_entropy, optimizer, accumulate=4, clip_norm=1.0, ema=0.999)
+    history = trainer.fit(loader, epochs=10, validation_data=val, run_dir="runs/digits")
+    ```
+
+    A batch is `(inputs, target)`, `(inputs, target, weight)`, or a dict (`model(**inputs)`, the target is "labels");
+    inputs that are a tuple or a dict are the model's arguments. docs/training.md shows each, and what is resumed how.
 
     Args:
-        model: called as `model(input)`.
-        loss_fn: `loss_fn(output, target)`, a mean over the batch.
-        optimizer: steps once per batch.
-        scheduler: a torch LR scheduler, stepped once per epoch.
+        model: called as `model(inputs)`.
+        loss_fn: `loss_fn(output, target)`, a mean over the batch. None: the model computes it, as `output.loss`.
+        optimizer: steps after every `accumulate` batches.
+        scheduler: a torch LR scheduler of this optimizer.
+        scheduler_step: "epoch": after each epoch's validation; "step": after each step of the optimizer.
+        monitor: name in the epoch's logs, for torch's ReduceLROnPlateau.
         callbacks: called in order; their state is part of every commit.
-        metrics: by name, `f(output, target)`, a mean over the batch; logged per epoch, and with `val_` before it.
+        metrics: by name, `f(output, target)`, a mean over the batch, or objects with update, compute, reset and a
+            state_dict; logged per epoch, and of a validation with `val_` before the name.
+        accumulate: batches per step of the optimizer; the gradient is that of the mean of their losses. An epoch's last
+            group may be smaller: it is stepped, and is the mean over the batches that it has (transformers' rule).
+        clip_norm: the gradient's largest norm, over all parameters together.
+        clip_value: the largest absolute value of its elements.
+        precision: "bf16" or "fp16" for `torch.autocast`, with "fp16" a GradScaler too; None for neither.
+        ema: decay of an exponential moving average of the weights (0.999, say). It begins with the weights after the first
+            step; buffers are the model's. Validation, `evaluate` and `predict` use the average, `eval_model`.
+        forward: `forward(model, batch)` in place of all of the above about batches, loss and metrics: returns the loss,
+            or the loss and a dict of metrics.
+        device: where model and batches go; None: batches go to where the model is.
+
+    Raises:
+        InvalidArgumentError: an argument is not what its place asks for; the message says what is.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
-        loss_fn: Callable[[Any, Any], torch.Tensor],
+        loss_fn: LossFunction | None,
         optimizer: torch.optim.Optimizer,
         *,
-        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        scheduler: LRScheduler | None = None,
+        scheduler_step: str = "epoch",
+        monitor: str = "val_loss",
         callbacks: Sequence[Callback] = (),
         metrics: Mapping[str, Metric] | None = None,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        precision: str | None = None,
+        ema: float | None = None,
+        forward: ForwardHook | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InvalidArgumentError(
-                f"Trainer(model, loss_fn, optimizer): the optimizer is a {type(optimizer).__name__}. Was the order swapped?"
-            )
-        if isinstance(callbacks, Callback):
-            raise InvalidArgumentError("Trainer(callbacks=...): give a list of callbacks, [callback].")
-        for callback in callbacks:
-            if isinstance(callback, type):
-                raise InvalidArgumentError(
-                    f"Trainer(callbacks=[{callback.__name__}]): a class. Give an instance, {callback.__name__}(...)."
-                )
-            if not isinstance(callback, Callback):
-                raise InvalidArgumentError(
-                    f"Trainer(callbacks=[{callback!r:.60}]): not a samebits.callbacks.Callback. Derive it from that "
-                    "class, so that it has a state."
-                )
-        self.model = model
+        arguments.check_parts(model, loss_fn, optimizer)
+        arguments.check_callbacks(callbacks)
+        arguments.check_scheduler(scheduler, scheduler_step, optimizer)
+        arguments.check_update(accumulate, clip_norm, clip_value, precision, ema)
+        arguments.check_hook(forward, loss_fn, metrics)
+        self.model = model if device is None else model.to(device)
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self.scheduler = scheduler
+        self.scheduler_step = scheduler_step
+        self.monitor = monitor
         self.callbacks = list(callbacks)
-        self.metrics = dict(metrics or {})
+        self.accumulate = accumulate
+        self.forward = forward
+        self.scaler = torch.amp.GradScaler(device_of(model).type) if precision == "fp16" else None
+        self.ema = None if ema is None else _average(model, ema)
         self.epochs = 0
+        self.initial_epoch = 0
         self.steps_per_epoch: int | None = None
         self.validates = False
+        self.metrics = dict(metrics or {})
+        self._metrics = Metrics(self.metrics)
+        self._validation_metrics = self._metrics.copied()
+        self._dtype = arguments.PRECISIONS[precision]
+        self._evaluation = Forward(Loss(loss_fn), self._validation_metrics, self._dtype, forward)
+        per_step = scheduler if scheduler_step == "step" else None
+        self._update = Update(model, optimizer, clip_norm, clip_value, self.scaler, self.ema, per_step)
         self._run: Run | None = None
+        self._logbook = Logbook()
 
     def fit(
         self,
         loader: Iterable[Any],
         epochs: int = 1,
         *,
+        verbose: str | int = "auto",
         validation_data: Iterable[Any] | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_freq: int | Collection[int] = 1,
         run_dir: str | os.PathLike[str] | None = None,
-        verbose: bool = True,
         **run_options: Any,
     ) -> History:
-        """Trains for `epochs` epochs in all and returns the history: per name, one value per epoch.
+        """Trains up to epoch number `epochs` and returns the history of all epochs, those before a resume too.
+
+        A run in `run_dir` that has finished trains nothing and returns its history; asked for more epochs, it goes on.
 
         Args:
             loader: a `samebits.data.DataLoader` (or any iterable that starts anew at each `iter()`).
-            epochs: how many in all, those before a resume counted in.
-            validation_data: batches to evaluate after each epoch.
+            epochs: how many in all, those before a resume, and before `initial_epoch`, counted in.
+            verbose: 0: nothing. 1 or "auto": a progress bar on a terminal, and a line per epoch. 2: the lines alone.
+            validation_data: batches to evaluate after an epoch.
+            class_weight: by class; each sample's loss is multiplied by that of its target (`Loss` says how the mean is
+                taken, and what it asks of `loss_fn`). Not for validation.
+            initial_epoch: the number of the first epoch of a new training; a resumed one goes on where it stands.
+            steps_per_epoch: batches per epoch, at most those of the loader: each epoch goes on in the loader where the last
+                one ended. None: an epoch is one pass.
+            validation_steps: batches per validation; each begins with the first one.
+            validation_freq: validate after every so many epochs, or after those listed (the first is 1).
             run_dir: where commits go, and where training is resumed from; None: nothing is saved.
-            verbose: show progress.
-            run_options: further arguments of `Run`.
+            run_options: further arguments of `Run`: its options, and further objects to save.
 
         Raises:
+            InvalidArgumentError: the arguments contradict each other or the loaders.
             NonFiniteLossError: the loss became NaN or infinite, and there is no `TerminateOnNaN`.
         """
-        self.epochs = epochs
-        self.validates = validation_data is not None
-        self.steps_per_epoch = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]
-        callbacks = [*self.callbacks, ProgressBar()] if verbose else self.callbacks
+        plan = Plan(
+            loader, epochs, initial_epoch, steps_per_epoch, validation_data, validation_freq, validation_steps
+        )
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            arguments.check_monitor(self.monitor, self._names(plan))
+        forward = Forward(Loss(self.loss_fn, class_weight), self._metrics, self._dtype, self.forward)
+        callbacks = [*self.callbacks, *bars(verbose)]
         if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
             run_options.setdefault("check_loss", False)  # what is raised cannot be stopped at
-        with Run(run_dir, **self._stateful(), **run_options) as run, observed(_Commits(self, run, callbacks)):
-            self._run = run
-            run.state.setdefault("history", {})
-            try:
-                for callback in callbacks:
-                    callback.on_train_begin(self)
-                for step, batch in run.steps(loader, epochs=epochs):
-                    self._step(run, step, batch, callbacks)
-                    if step.ends_epoch:
-                        self._end_epoch(run, step, validation_data, callbacks)
-                for callback in callbacks:
-                    callback.on_train_end(self)
-            finally:
-                self._run = None
-                for callback in callbacks:
-                    callback.on_exit(self)
-            return {name: list(values) for name, values in run.state.history.items()}
+        self._logbook = Logbook()
+        with self._running(Run(run_dir, **self._stateful(), **run_options), plan, callbacks) as run:
+            epochs = plan.epochs - self._logbook.initial_epoch
+            for step, batch in run.steps(loader, epochs, steps_per_epoch=steps_per_epoch):
+                self._step(run, forward, step, batch, callbacks)
+                if step.ends_epoch:
+                    self._end_epoch(run, plan, callbacks)
+            for callback in callbacks:
+                callback.on_train_end(self)
+        return copy.deepcopy(self._logbook.history)
 
-    def evaluate(self, loader: Iterable[Any]) -> dict[str, float]:
-        """Mean loss and metrics over the samples of `loader`, in eval mode and without gradients."""
-        sums: dict[str, float] = {}
-        was_training = self.model.training
-        self.model.eval()
-        with torch.no_grad():
-            for inputs, target in loader:
-                output = self.model(inputs)
-                _add(sums, self._measured(output, target, self.loss_fn(output, target)), len(target))
-        self.model.train(was_training)
-        return _means(sums)
+    def evaluate(self, loader: Iterable[Any], steps: int | None = None) -> dict[str, float]:
+        """Means of loss and metrics over the samples of `loader` (of its first `steps` batches).
+
+        In eval mode and without gradients; with `ema` of the average.
+
+        Raises:
+            EmptyDatasetError: there is no batch.
+        """
+        check_steps(loader, steps, "Trainer.evaluate(steps")
+        return self._evaluate(islice(loader, steps), loader)
+
+    def predict(self, loader: Iterable[Any]) -> Any:
+        """The model's outputs for all batches of `loader`, put together along the first dimension, on the CPU.
+
+        Of a batch the inputs count, as in `fit`: `(inputs,)`, `(inputs, target)`, a dict, or the input itself. In eval
+        mode and without gradients; with `ema` of the average. Outputs may be tensors, or tuples, lists and dicts of them.
+
+        Raises:
+            EmptyDatasetError: there is no batch.
+        """
+        with evaluating(self.eval_model):
+            outputs = [
+                moved(self._evaluation.output(self.eval_model, b), torch.device("cpu")) for b in loader
+            ]
+        if not outputs:
+            raise EmptyDatasetError(f"Trainer.predict: the {type(loader).__name__} has no batch.")
+        return concatenated(outputs)
+
+    @property
+    def eval_model(self) -> torch.nn.Module:
+        """The model that validation measures: with `ema` the average, else `model`."""
+        return self.model if self.ema is None else self.ema.module
 
     @property
     def run_dir(self) -> Path | str | None:
@@ -148,44 +228,107 @@ class Trainer:
             self._run.commit()
 
     def _stateful(self) -> dict[str, Any]:
+        """Everything that changes, by name."""
         named = {f"callback_{i}_{type(c).__name__}": c for i, c in enumerate(self.callbacks)}
-        scheduler = {} if self.scheduler is None else {"scheduler": self.scheduler}
-        return {"model": self.model, "optimizer": self.optimizer, **scheduler, **named}
+        named |= {f"metric_{name}": metric for name, metric in self._metrics.objects.items()}
+        named |= {f"val_metric_{name}": metric for name, metric in self._validation_metrics.objects.items()}
+        parts = {
+            "scheduler": self.scheduler,
+            "scaler": self.scaler,
+            "ema": self.ema,
+            "logbook": self._logbook,
+        }
+        given = {name: part for name, part in parts.items() if part is not None}
+        return {"model": self.model, "optimizer": self.optimizer, **given, **named}
 
-    def _step(self, run: Run, step: Step, batch: Any, callbacks: Sequence[Callback]) -> None:
-        inputs, target = batch
-        if step.batch_index == 0:
-            for callback in callbacks:
-                callback.on_epoch_begin(self, step.epoch)
-        self.model.train()
-        output = self.model(inputs)
-        loss = self.loss_fn(output, target)
-        run.log(loss=loss)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        sums = run.state.setdefault("sums", {})
-        _add(sums, self._measured(output, target, loss), len(target))
-        for callback in callbacks:
-            callback.on_batch_end(self, step.number, {"loss": float(loss.detach())})
+    @contextmanager
+    def _running(self, run: Run, plan: Plan, callbacks: Sequence[Callback]) -> Iterator[Run]:
+        """A fit under way: what callbacks see of it, and that they are told its beginning and its end."""
+        self.epochs, self.validates = plan.epochs, plan.validation_data is not None
+        self.steps_per_epoch = epoch_length(plan.loader, plan.steps_per_epoch)
+        with run, observed(_Commits(self, run, callbacks)):
+            self._run = run
+            if not run.resumed:
+                self._logbook.initial_epoch = plan.initial_epoch
+                self.optimizer.zero_grad()
+                self.model.train()
+            self.initial_epoch = self._logbook.initial_epoch
+            try:
+                for callback in callbacks:
+                    callback.on_train_begin(self)
+                yield run
+            finally:
+                self._run = None
+                for callback in callbacks:
+                    callback.on_exit(self)
 
-    def _end_epoch(
-        self, run: Run, step: Step, validation: Iterable[Any] | None, callbacks: Sequence[Callback]
+    def _step(
+        self, run: Run, forward: Forward, step: Step, batch: Any, callbacks: Sequence[Callback]
     ) -> None:
-        logs = _means(run.state.pop("sums"))
-        if validation is not None:
-            notify("validation_begins", run, process.position)
-            logs |= {f"val_{name}": value for name, value in self.evaluate(validation).items()}
-        if self.scheduler is not None:
-            self.scheduler.step()
         for callback in callbacks:
-            callback.on_epoch_end(self, step.epoch, logs)
-        for name, value in logs.items():
-            run.state.history.setdefault(name, []).append(value)
+            if step.batch_index == 0:
+                callback.on_epoch_begin(self, self.initial_epoch + step.epoch)
+        for callback in callbacks:
+            callback.on_batch_begin(self, step.number)
+        result = forward(self.model, batch)
+        run.log(loss=result.loss)
+        group = group_of(step.batch_index, self.accumulate, self.steps_per_epoch, ends_epoch=step.ends_epoch)
+        self._update(result.loss, group)
+        values = forward.measured(result)
+        self._logbook.means.add(values, result.count)
+        for callback in callbacks:
+            callback.on_batch_end(self, step.number, {"loss": values["loss"]})
 
-    def _measured(self, output: Any, target: Any, loss: torch.Tensor) -> dict[str, float]:
-        measured = {name: float(metric(output, target)) for name, metric in self.metrics.items()}
-        return {"loss": float(loss.detach()), **measured}
+    def _end_epoch(self, run: Run, plan: Plan, callbacks: Sequence[Callback]) -> None:
+        epoch = self._logbook.next_epoch
+        logs = self._logbook.means.take() | self._metrics.take()
+        if plan.validates_after(epoch):
+            logs |= {f"val_{name}": value for name, value in self._validate(run, plan, callbacks).items()}
+        self._schedule(plan, logs)
+        for callback in callbacks:
+            callback.on_epoch_end(self, epoch, logs)
+        self._logbook.end_epoch(epoch, logs)
+
+    def _validate(self, run: Run, plan: Plan, callbacks: Sequence[Callback]) -> dict[str, float]:
+        assert plan.validation_data is not None
+        for callback in callbacks:
+            callback.on_validation_begin(self)
+        with closing(iter(run.validate(plan.validation_data))) as batches:
+            logs = self._evaluate(islice(batches, plan.validation_steps), plan.validation_data)
+        for callback in callbacks:
+            callback.on_validation_end(self, logs)
+        return logs
+
+    def _schedule(self, plan: Plan, logs: dict[str, float]) -> None:
+        """The scheduler's step at an epoch's end; a plateau's only where its metric was measured."""
+        if self.scheduler is None or self.scheduler_step != "epoch":
+            return
+        if not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
+        elif self.monitor in logs:
+            self.scheduler.step(logs[self.monitor])
+        elif not (self.monitor.startswith("val_") and plan.validation_data is not None):
+            arguments.check_monitor(self.monitor, logs)
+
+    def _evaluate(self, batches: Iterable[Any], loader: Iterable[Any]) -> dict[str, float]:
+        means = Means()
+        with evaluating(self.eval_model):
+            for batch in batches:
+                result = self._evaluation(self.eval_model, batch)
+                means.add(self._evaluation.measured(result), result.count)
+        if not means.sums:
+            raise EmptyDatasetError(
+                f"Trainer.evaluate: the {type(loader).__name__} has no batch. Is its dataset empty, or an iterator that can "
+                "be read only once?"
+            )
+        return means.take() | self._validation_metrics.take()
+
+    def _names(self, plan: Plan) -> list[str] | None:
+        """What the logs of an epoch hold; None with a hook, whose metrics nobody knows before."""
+        if self.forward is not None:
+            return None
+        names = ["loss", *self.metrics]
+        return names + [f"val_{name}" for name in names if plan.validation_data is not None]
 
 
 class _Commits(Observer):
@@ -200,12 +343,7 @@ class _Commits(Observer):
                 callback.on_commit(self._trainer, step.step)
 
 
-def _add(sums: dict[str, float], values: dict[str, float], count: int) -> None:
-    """Adds batch means, weighted by their number of samples."""
-    sums["samples"] = sums.get("samples", 0) + count
-    for name, value in values.items():
-        sums[name] = sums.get(name, 0.0) + value * count
-
-
-def _means(sums: dict[str, float]) -> dict[str, float]:
-    return {name: value / sums["samples"] for name, value in sums.items() if name != "samples"}
+def _average(model: torch.nn.Module, decay: float) -> AveragedModel:
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    ema.requires_grad_(False)
+    return ema.eval()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -42,7 +42,7 @@ class Validation(Iterable[Any]):
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any, None, None]:
         under_way = self._run._loops.validation
         if under_way is not None:
             raise InvalidArgumentError(
@@ -51,7 +51,7 @@ class Validation(Iterable[Any]):
             )
         return self._batches()
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Generator[Any, None, None]:
         run, loops, position = self._run, self._run._loops, self._first
         go_on = leave_body(run.objects)
         source = InsideSource(self._loader, self._key, None, "Run.validate", self._first)

@@ -1,0 +1,126 @@
+"""Checks of what a `Trainer` is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from samebits.callbacks import Callback
+from samebits.errors import InvalidArgumentError, UnimplementedError
+
+PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_parts(model: Any, loss_fn: Any, optimizer: Any) -> None:
+    """Raises when one of the three is not what its place asks for."""
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidArgumentError(
+            f"Trainer(model, loss_fn, optimizer): the model is a {type(model).__name__}, no torch.nn.Module. Was the order "
+            "swapped?"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            f"Trainer(model, loss_fn, optimizer): the optimizer is a {type(optimizer).__name__}. Was the order swapped?"
+        )
+    if loss_fn is not None and (isinstance(loss_fn, torch.optim.Optimizer | type) or not callable(loss_fn)):
+        what = f"the class {loss_fn.__name__}" if isinstance(loss_fn, type) else f"a {type(loss_fn).__name__}"
+        raise InvalidArgumentError(
+            f"Trainer(model, loss_fn, optimizer): the loss_fn is {what}. Give a function of output and target, "
+            "nn.CrossEntropyLoss() say, or None for a model that computes its loss itself."
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UnimplementedError(
+            "Trainer: LBFGS calls the model many times per step. Write the loop with samebits.Run, which saves it as well."
+        )
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Raises for anything but a sequence of instances of `Callback`."""
+    if isinstance(callbacks, Callback):
+        raise InvalidArgumentError("Trainer(callbacks=...): give a list of callbacks, [callback].")
+    for callback in callbacks:
+        if isinstance(callback, type):
+            raise InvalidArgumentError(
+                f"Trainer(callbacks=[{callback.__name__}]): a class. Give an instance, {callback.__name__}(...)."
+            )
+        if not isinstance(callback, Callback):
+            raise InvalidArgumentError(
+                f"Trainer(callbacks=[{callback!r:.60}]): not a samebits.callbacks.Callback. Derive it from that "
+                "class, so that it has a state."
+            )
+
+
+def check_scheduler(scheduler: Any, step: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raises when the scheduler is none, is that of another optimizer, or cannot be stepped as asked."""
+    if step not in ("epoch", "step"):
+        raise InvalidArgumentError(f"Trainer(scheduler_step={step!r}): one of 'epoch', 'step'.")
+    if scheduler is None:
+        if step != "epoch":
+            raise InvalidArgumentError(
+                "Trainer(scheduler_step='step'): there is no scheduler. Pass scheduler=..."
+            )
+        return
+    if not isinstance(scheduler, LRScheduler):
+        raise InvalidArgumentError(
+            f"Trainer(scheduler={scheduler!r:.60}): not a scheduler of torch.optim.lr_scheduler, made with the optimizer."
+        )
+    if scheduler.optimizer is not optimizer:
+        raise InvalidArgumentError(
+            f"Trainer(scheduler={type(scheduler).__name__}(...)): it belongs to another optimizer "
+            f"({type(scheduler.optimizer).__name__}), so that it would change nothing here. Make it with the trainer's."
+        )
+    if isinstance(scheduler, ReduceLROnPlateau) and step == "step":
+        raise InvalidArgumentError(
+            "Trainer(scheduler=ReduceLROnPlateau(...), scheduler_step='step'): its metric is known at the end of an "
+            "epoch. Pass scheduler_step='epoch'."
+        )
+
+
+def check_update(accumulate: Any, clip_norm: Any, clip_value: Any, precision: Any, ema: Any) -> None:
+    """Raises for numbers outside their range."""
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise InvalidArgumentError(
+            f"Trainer(accumulate={accumulate!r}): the number of batches per step of the optimizer, an int of at least 1."
+        )
+    for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+        if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
+            raise InvalidArgumentError(f"Trainer({name}={value!r}): must be a finite number above 0.")
+    if clip_norm is not None and clip_value is not None:
+        raise InvalidArgumentError(
+            f"Trainer(clip_norm={clip_norm}, clip_value={clip_value}): choose one (Keras's rule)."
+        )
+    if precision not in PRECISIONS:
+        raise InvalidArgumentError(f"Trainer(precision={precision!r}): one of None, 'bf16', 'fp16'.")
+    if ema is not None and not (isinstance(ema, float) and 0 < ema < 1):
+        raise InvalidArgumentError(
+            f"Trainer(ema={ema!r}): the share of the average that stays at each step, between 0 and 1; usually 0.999."
+        )
+
+
+def check_hook(hook: Any, loss_fn: Any, metrics: Any) -> None:
+    """Raises when a forward hook is none, or comes with what it replaces."""
+    if hook is None:
+        return
+    if not callable(hook):
+        raise InvalidArgumentError(
+            f"Trainer(forward={hook!r:.60}): give a function of model and batch that returns the loss."
+        )
+    if loss_fn is not None or metrics:
+        given = "loss_fn" if loss_fn is not None else "metrics"
+        raise InvalidArgumentError(
+            f"Trainer(forward=..., {given}=...): the function computes loss and metrics itself, and returns them. Pass None "
+            "as loss_fn, and no metrics."
+        )
+
+
+def check_monitor(monitor: str, names: Iterable[str] | None) -> None:
+    """Raises when no epoch's logs will hold what a ReduceLROnPlateau watches; `names` is None when nobody knows them."""
+    if names is not None and monitor not in names:
+        raise InvalidArgumentError(
+            f"Trainer(scheduler=ReduceLROnPlateau(...), monitor={monitor!r}): the metrics are {', '.join(sorted(names))}. "
+            "Choose one of them; those of a validation need validation_data."
+        )

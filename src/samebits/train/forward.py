@@ -1,0 +1,97 @@
+"""One batch through a model: its loss and its metrics, the same way in training and in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from samebits.errors import InvalidArgumentError
+from samebits.train.batches import Batch, called, detached, device_of, moved, parts
+from samebits.train.losses import Loss
+from samebits.train.metrics import Metrics
+
+ForwardHook = Callable[[torch.nn.Module, Any], Any]
+"""`forward(model, batch)` returns the loss, or the loss and a dict of metrics."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a batch."""
+
+    loss: torch.Tensor
+    count: int
+    """Of samples."""
+    output: Any = None
+    target: Any = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The hook's metrics."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """How a trainer takes batches: on the model's device, in its precision, by its own rule or the user's hook."""
+
+    loss: Loss
+    metrics: Metrics
+    dtype: torch.dtype | None = None
+    """Of `torch.autocast`; None: switched off."""
+    hook: ForwardHook | None = None
+
+    def output(self, model: torch.nn.Module, batch: Any) -> Any:
+        """The model's output alone."""
+        device = device_of(model)
+        with self._precision(device):
+            return called(model, parts(moved(batch, device)).inputs)
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> Result:
+        """The loss, with its graph, and what the metrics need."""
+        device = device_of(model)
+        batch = moved(batch, device)
+        with self._precision(device):
+            if self.hook is not None:
+                return _hooked(self.hook(model, batch), len(Batch(batch)))
+            split = parts(batch)
+            output = called(model, split.inputs)
+            return Result(self.loss(output, split), len(split), output, split.target)
+
+    def measured(self, result: Result) -> dict[str, float]:
+        """Loss and metrics of a batch; metrics that are objects take it."""
+        values = {"loss": float(result.loss.detach())}
+        if self.hook is not None:
+            return values | {name: float(value) for name, value in result.values.items()}
+        return values | self.metrics.measure(detached(result.output), result.target)
+
+    @contextmanager
+    def _precision(self, device: torch.device) -> Iterator[None]:
+        if self.dtype is None:
+            yield
+        else:
+            with torch.autocast(device.type, self.dtype):
+                yield
+
+
+def _hooked(result: Any, count: int) -> Result:
+    loss, values = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    if not isinstance(loss, torch.Tensor) or not isinstance(values, Mapping) or "loss" in values:
+        raise InvalidArgumentError(
+            f"Trainer(forward=...): it returned {result!r:.80}. Return the loss, a tensor, or the loss and a dict of "
+            "metrics (of other names than 'loss')."
+        )
+    return Result(loss, count, values=values)
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """In eval mode and without gradients; each module's mode is put back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,85 @@
+"""What training has measured so far: the means of the epoch under way, and the history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits.errors import InvalidArgumentError
+
+
+@dataclass
+class History:
+    """What `fit` returns, as Keras's: complete after a resume, as if training had never been interrupted."""
+
+    epoch: list[int] = field(default_factory=list)
+    """The numbers of the epochs that were trained."""
+    history: dict[str, list[float]] = field(default_factory=dict)
+    """Per name one value per epoch; those of a validation only for the epochs that had one."""
+
+
+class Means:
+    """Means over the samples of the batches that were added."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+
+    def add(self, values: Mapping[str, float], count: int) -> None:
+        """Adds means over a batch of `count` samples."""
+        self.sums["samples"] = self.sums.get("samples", 0) + count
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value * count
+
+    def take(self) -> dict[str, float]:
+        """The means, by name; begins anew."""
+        sums, self.sums = self.sums, {}
+        samples = sums.pop("samples", 0) or 1
+        return {name: value / samples for name, value in sums.items()}
+
+
+class Logbook:
+    """The part of a fit's state that is no object of the user's; in every commit."""
+
+    def __init__(self) -> None:
+        self.initial_epoch = 0
+        self.means = Means()
+        self.history = History()
+        self._packed: dict[str, Any] | None = None
+        """The history as arrays, until an epoch is added: a commit may come after each step."""
+
+    @property
+    def next_epoch(self) -> int:
+        """The number of the epoch under way."""
+        return self.initial_epoch + len(self.history.epoch)
+
+    def end_epoch(self, epoch: int, logs: Mapping[str, Any]) -> None:
+        """Adds an epoch's values. Raises `InvalidArgumentError` for one that is no number."""
+        for name, value in logs.items():
+            if not isinstance(value, Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+                raise InvalidArgumentError(
+                    f"on_epoch_end: logs[{name!r}] is a {type(value).__name__}. A callback may add numbers only."
+                )
+        self.history.epoch.append(epoch)
+        for name, value in logs.items():
+            self.history.history.setdefault(name, []).append(float(value))
+        self._packed = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state."""
+        if self._packed is None:
+            values = {name: np.array(of, np.float64) for name, of in self.history.history.items()}
+            self._packed = {"epoch": np.array(self.history.epoch, np.int64), "history": values}
+        return {"initial_epoch": self.initial_epoch, "sums": dict(self.means.sums), **self._packed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts the state back."""
+        self.initial_epoch = state["initial_epoch"]
+        self.means.sums = dict(state["sums"])
+        values = {name: array.tolist() for name, array in state["history"].items()}
+        self.history = History(state["epoch"].tolist(), values)
+        self._packed = None

@@ -1,0 +1,110 @@
+"""The metrics of a trainer: functions whose means over the samples are taken, and objects that keep their own count."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from samebits.errors import InvalidArgumentError
+
+
+@runtime_checkable
+class MetricObject(Protocol):
+    """A metric that counts by itself, as those of torchmetrics; its state is part of every commit."""
+
+    def update(self, output: Any, target: Any) -> Any:
+        """Takes a batch."""
+        ...
+
+    def compute(self) -> Any:
+        """The value, one number, over all batches since `reset`."""
+        ...
+
+    def reset(self) -> Any:
+        """Forgets all batches."""
+        ...
+
+    def state_dict(self) -> Any:
+        """What it has counted."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Puts it back."""
+        ...
+
+
+Metric = Callable[[Any, Any], Any] | MetricObject
+
+
+class Metrics:
+    """`metrics=` of a trainer, by name.
+
+    Raises:
+        InvalidArgumentError: a name that the trainer uses itself, or something that is neither a function nor an object
+            with update, compute, reset, state_dict and load_state_dict.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        if not isinstance(metrics, Mapping):
+            raise InvalidArgumentError(
+                f"Trainer(metrics={metrics!r:.60}): give a dict from name to function, {{'accuracy': accuracy}}."
+            )
+        self.functions: dict[str, Callable[[Any, Any], Any]] = {}
+        self.objects: dict[str, MetricObject] = {}
+        for name, metric in metrics.items():
+            _check_name(name)
+            if hasattr(metric, "compute"):
+                self.objects[name] = _counting(name, metric)
+            elif callable(metric):
+                self.functions[name] = metric
+            else:
+                raise InvalidArgumentError(f"Trainer(metrics={{{name!r}: {metric!r:.60}}}): give a function.")
+
+    def copied(self) -> Metrics:
+        """The same functions, and objects that count for themselves: a validation leaves the epoch's counts alone."""
+        copied = Metrics(self.functions)
+        copied.objects = copy.deepcopy(self.objects)
+        return copied
+
+    def measure(self, output: Any, target: Any) -> dict[str, float]:
+        """The functions' values for a batch; objects take it."""
+        for metric in self.objects.values():
+            metric.update(output, target)
+        return {name: float(function(output, target)) for name, function in self.functions.items()}
+
+    def take(self) -> dict[str, float]:
+        """The objects' values over all batches since the last call."""
+        values = {}
+        for name, metric in self.objects.items():
+            value = metric.compute()
+            if isinstance(value, Mapping) or (isinstance(value, torch.Tensor) and value.numel() != 1):
+                raise InvalidArgumentError(
+                    f"Trainer(metrics={{{name!r}: ...}}): {type(metric).__name__}.compute() returned {value!r:.60}. A "
+                    "metric is one number: give each its own, or an average."
+                )
+            values[name] = float(value)
+            metric.reset()
+        return values
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or name in ("loss", "learning_rate") or name.startswith("val_"):
+        raise InvalidArgumentError(
+            f"Trainer(metrics={{{name!r}: ...}}): 'loss', 'learning_rate' and names that begin with 'val_' are the "
+            "trainer's own. Choose another name."
+        )
+
+
+def _counting(name: str, metric: Any) -> MetricObject:
+    if isinstance(metric, type) or not isinstance(metric, MetricObject):
+        what = f"the class {metric.__name__}" if isinstance(metric, type) else f"a {type(metric).__name__}"
+        raise InvalidArgumentError(
+            f"Trainer(metrics={{{name!r}: ...}}): {what}. Give an object with update, compute, reset, state_dict and "
+            "load_state_dict, or a function of output and target."
+        )
+    if callable(persistent := getattr(metric, "persistent", None)):
+        persistent(True)  # torchmetrics leaves its counts out of state_dict unless it is asked for them
+    return metric
