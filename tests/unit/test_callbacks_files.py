@@ -266,7 +266,7 @@ def test_weight_files_are_equal_for_equal_weights(tmp_path, suffix):
     assert one == another
     path = tmp_path / f"one.{suffix}"
     read = load_file(path) if suffix == "safetensors" else torch.load(io.BytesIO(one), weights_only=True)
-    assert all(torch.equal(read[key], value) for key, value in view.model.state_dict().items())
+    assert all(torch.equal(read[key], value) for key, value in view.eval_model.state_dict().items())
 
 
 def test_what_safetensors_cannot_hold_is_named(tmp_path):
