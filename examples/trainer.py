@@ -79,7 +79,7 @@ def main():
             CSVLogger(run_dir / "log.csv"),
         ],
     )
-    history = trainer.fit(loader, args.epochs, validation_data=val_loader, run_dir=run_dir)
+    history = trainer.fit(loader, args.epochs, validation_data=val_loader, run_dir=run_dir).history
     best = min(history["val_loss"])
     print(f"{len(history['val_loss'])} epochs, best val loss {best:.4f}")
     print({name: round(value, 4) for name, value in trainer.evaluate(test_loader).items()})

@@ -125,4 +125,4 @@ def fit_with(callback: Callback, run_dir: Path) -> Any:
     history = trainer.fit(
         loader, 3, validation_data=DataLoader(data, batch_size=4), run_dir=run_dir, verbose=False
     )
-    return history, model.state_dict(), callback.state_dict()
+    return history.history, model.state_dict(), callback.state_dict()
