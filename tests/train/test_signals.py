@@ -55,7 +55,9 @@ LOADERS = {
 }
 
 
-def train(run_dir, loader=None, *, body=lambda step: None, validate=None, grace=20.0, number=None, commits=()):
+def train(
+    run_dir, loader=None, *, body=lambda step: None, validate=None, grace=20.0, number=None, commits=()
+):
     """Two epochs of three steps; `body` is called in the body of each step, `validate` gives the batches of a validation."""
     samebits.set_random_seed(5)
     process.overrides = Overrides(commit_steps=commits)
@@ -185,7 +187,9 @@ def blocked_in_c():
 def test_a_body_that_does_not_come_back_is_ended_in_time(forked, tmp_path, capfd, block):
     """A body that sleeps, or hangs in one C call: within the grace period exit code 75, and the last commit stands."""
     expected = forked(lambda: train(None)).value[0]
-    ended, seconds = timed(lambda: forked(lambda: train(tmp_path / "r", body=at(4, block), grace=1.5, commits=(3,))))
+    ended, seconds = timed(
+        lambda: forked(lambda: train(tmp_path / "r", body=at(4, block), grace=1.5, commits=(3,)))
+    )
     assert ended.code == 75 and seconds < 10
     assert "did not come back within 1.5 s; committed at step 3" in capfd.readouterr().err
     assert forked(lambda: train(tmp_path / "r")).value == (expected, True)
@@ -229,7 +233,9 @@ with samebits.Run(sys.argv[1]) as run:
 
 def test_a_second_ctrl_c_stops_at_once_with_one_line(tmp_path):
     """Ctrl-C twice: KeyboardInterrupt in the middle of the body, and one line instead of a traceback."""
-    done = subprocess.run([sys.executable, "-c", TWICE, tmp_path / "r"], capture_output=True, text=True, timeout=LONG)
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, tmp_path / "r"], capture_output=True, text=True, timeout=LONG
+    )
     assert done.returncode == -signal.SIGINT, done.stderr
     assert "Traceback" not in done.stderr
     assert "samebits: stopped at once; " in done.stderr.splitlines()[-1]

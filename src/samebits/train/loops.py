@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
+from types import CodeType, FrameType
 from typing import Any
 
 from samebits.context import Position
@@ -25,14 +30,36 @@ class Loop:
     """Number of the step whose body runs, or ran last."""
     source: Source | Continued | None = None
     driver: weakref.ref[Any] | None = None
-    """The iterator that the `for` statement holds: gone when the loop was left by `break`."""
+    """The iterator that the `for` statement holds: gone when the loop was left by `break`, if nobody else holds it."""
+    asked_from: tuple[int, CodeType, int] | None = None
+    """The frame (its identity), its code and the instruction that asked for the step under way."""
     go_on: Callable[[], None] | None = None
     """Of a loop inside the body of another's step: goes on in that body."""
 
     @property
     def left(self) -> bool:
-        """Whether nobody can ask for its next step any more."""
-        return self.driver is not None and self.driver() is None
+        """Whether its body is not running any more: it was left by `break`, or by a return."""
+        if self.driver is not None and self.driver() is None:
+            return True
+        return self.asked_from is not None and _is_behind(*self.asked_from)
+
+
+def _is_behind(identity: int, code: CodeType, asked: int) -> bool:
+    """Whether the program is not in the body of the `for` statement at `asked` any more, as far as one can tell."""
+    end = _end_of_body(code, asked)
+    if end is None or code.co_flags & inspect.CO_GENERATOR:  # its consumer's body is not in sight
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (id(frame), frame.f_code) != (identity, code):
+        frame = frame.f_back
+    return frame is None or not asked < frame.f_lasti < end
+
+
+@cache
+def _end_of_body(code: CodeType, asked: int) -> int | None:
+    """Where the instruction at `asked` jumps to when the loop is exhausted; None for another than a `for` statement's."""
+    found = [item for item in dis.get_instructions(code) if item.offset == asked]
+    return found[0].argval if found and found[0].opname == "FOR_ITER" else None
 
 
 @dataclass

@@ -106,7 +106,9 @@ class Steps(Iterator[tuple[Step, Any]]):
             raise StopIteration
         process.position = None
         position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
-        notify("boundary", run, position, sys._getframe(1))
+        frame = sys._getframe(1)
+        loop.asked_from = id(frame), frame.f_code, frame.f_lasti
+        notify("boundary", run, position, frame)
         outermost = loop is loops.current
         if self._ended():
             self._over = True
