@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from samebits import digest
-from samebits.checkpoint.foreign import of_object, read_foreign
+from samebits.checkpoint.foreign import read_foreign
 from samebits.checkpoint.place import commit_folders
 from samebits.checkpoint.ranks import KEY as RANKS
 from samebits.checkpoint.ranks import of_rank
@@ -218,7 +218,7 @@ def _state_of(source: str | os.PathLike[str], object: str, step: int | None) -> 
         raise InvalidArgumentError(
             f"load_weights(..., {os.fspath(source)!r}, step={step}): it is a file, not a run."
         )
-    return of_object(read_foreign(path), object, source)
+    return read_foreign(path, object)
 
 
 def _object(state: Mapping[str, Any], name: str, where: Any) -> Mapping[str, Any]:

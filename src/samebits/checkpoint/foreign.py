@@ -33,25 +33,28 @@ _RECORDS = {
 """What the metadata of a DCP folder is made of."""
 
 
-def read_foreign(path: Path) -> Any:
-    """What a file of weights holds, on the CPU: a dict of tensors, or whatever was given to `torch.save`.
+def read_foreign(path: Path, name: str) -> Mapping[str, Any]:
+    """The state_dict of object `name` in a file or folder of weights, on the CPU.
 
-    A DCP folder gives its tensors by their full names ("model.0.weight").
+    A file may hold it alone, in a dict under that name, or as the export of a whole commit; a DCP folder by dotted
+    names ("model.0.weight").
 
     Errors:
         WeightsFileError: it is damaged, of no known kind, or cannot be read without executing it.
-        OSError: it cannot be read.
+        OSError: it cannot be opened.
     """
-    try:
-        if path.is_dir():
-            return read_dcp(path)
+    if not path.is_dir():
         if not stat.S_ISREG(path.stat().st_mode):
             raise WeightsFileError(f"{path} is neither a file nor a folder.")
+        path.open("rb").close()  # what it raises is about the path; what reading raises, about the content
+    try:
+        if path.is_dir():
+            return read_dcp(path, name)
         if path.suffix == TENSORS_ONLY:
             return safetensors.torch.load_file(path)
         with path.open("rb") as file:
-            return _load(file)
-    except (SamebitsError, OSError, MemoryError):
+            return _of_object(_load(file), name, path)
+    except (SamebitsError, MemoryError):
         raise
     except Exception as error:
         raise WeightsFileError(
@@ -60,8 +63,11 @@ def read_foreign(path: Path) -> Any:
         ) from error
 
 
-def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a `torch.distributed.checkpoint` folder. Other values in it are pickled, and left out."""
+def read_dcp(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """The tensors of object `name` in a `torch.distributed.checkpoint` folder, or all where it has no such object.
+
+    Other values in it are pickled, and left out.
+    """
     if not (folder / DCP_METADATA).exists():
         raise WeightsFileError(
             f"{folder} is neither a run directory nor a folder of torch.distributed.checkpoint (there is no {DCP_METADATA})."
@@ -74,11 +80,11 @@ def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
     chunks: dict[str, list[tuple[Any, Any]]] = {}
     for index, place in found.storage_data.items():
         chunks.setdefault(index.fqn, []).append((index, place))
-    return {
-        name: _read_tensor(folder, name, entry, chunks.get(name, []))
-        for name, entry in found.state_dict_metadata.items()
-        if hasattr(entry, "chunks")
+    entries = {key: entry for key, entry in found.state_dict_metadata.items() if hasattr(entry, "chunks")}
+    wanted = {key: key[len(name) + 1 :] for key in entries if key.startswith(f"{name}.")} or {
+        key: key for key in entries
     }
+    return {own: _read_tensor(folder, key, entries[key], chunks.get(key, [])) for key, own in wanted.items()}
 
 
 def _read_tensor(folder: Path, name: str, entry: Any, chunks: list[tuple[Any, Any]]) -> torch.Tensor:
@@ -168,13 +174,9 @@ class _InertUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
         )
 
 
-def of_object(found: Any, name: str, where: object) -> Mapping[str, Any]:
-    """The state_dict of object `name` in what a file holds: as a whole state, by name, by dotted names, or alone."""
+def _of_object(found: Any, name: str, path: Path) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
-        raise WeightsFileError(f"{where} holds a {type(found).__name__}, not a state_dict.")
+        raise WeightsFileError(f"{path} holds a {type(found).__name__}, not a state_dict.")
     if isinstance(found.get("objects"), Mapping):
         found = found["objects"]
-    if isinstance(found.get(name), Mapping):
-        return found[name]
-    dotted = {key[len(name) + 1 :]: value for key, value in found.items() if str(key).startswith(f"{name}.")}
-    return dotted or found
+    return found[name] if isinstance(found.get(name), Mapping) else found
