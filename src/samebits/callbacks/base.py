@@ -82,6 +82,9 @@ class Callback:
     the state says in `on_train_begin` (`trainer.resumed`), and keep what a resume may still need until `on_commit`.
     """
 
+    on_every_rank = True
+    """Whether every process of a distributed training calls the hooks; False for what writes files or prints: rank 0 does."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses a hook that nobody would call."""
         super().__init_subclass__(**kwargs)

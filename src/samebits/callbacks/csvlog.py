@@ -39,6 +39,8 @@ class CSVLogger(AttributeState):
 
     _state = ("_fields", "_base", "_tail")
 
+    on_every_rank = False
+
     def __init__(
         self,
         filename: str | os.PathLike[str],

@@ -40,6 +40,8 @@ class ModelCheckpoint(Monitored):
 
     _state = ("best", "kept", "_step")
 
+    on_every_rank = False
+
     def __init__(
         self,
         filepath: str | os.PathLike[str],

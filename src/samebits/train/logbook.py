@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
@@ -35,9 +35,9 @@ class Means:
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * count
 
-    def take(self) -> dict[str, float]:
-        """The means, by name; begins anew."""
-        sums, self.sums = self.sums, {}
+    def take(self, over_ranks: Callable[[Mapping[str, float]], dict[str, float]] = dict) -> dict[str, float]:
+        """The means, by name; begins anew. `over_ranks` adds up the sums of several processes."""
+        sums, self.sums = over_ranks(self.sums), {}
         samples = sums.pop("samples", 0) or 1
         return {name: value / samples for name, value in sums.items()}
 

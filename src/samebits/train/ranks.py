@@ -79,6 +79,10 @@ class Alone:
         """The state to commit, with what the other ranks have differently (on rank 0; elsewhere nobody writes it)."""
         return state
 
+    def sums(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Each value summed over the ranks, in their order."""
+        return dict(values)
+
     @contextmanager
     def following(self) -> Iterator[None]:
         """A block that only rank 0 has work in: the others wait for its end, and fail when it fails."""
@@ -159,6 +163,15 @@ class Together(Alone):
         outline = self._wire.from_first(b"", doing).decode()
         self._wire.to_first(pack(mine.part(outline)), doing)
         return state
+
+    def sums(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The same bits on all ranks. Raises `RanksError` when they have other names."""
+        own = json.dumps({name: float(value) for name, value in values.items()})
+        of_ranks = list(map(json.loads, self._wire.all_texts(own, "in a sum over the ranks")))
+        if any(one.keys() != of_ranks[0].keys() for one in of_ranks):
+            names = "; ".join(f"rank {rank}: {', '.join(one)}" for rank, one in enumerate(of_ranks))
+            raise RanksError(f"the ranks sum other values ({names}). Sum the same names on every rank.")
+        return {name: sum(one[name] for one in of_ranks) for name in values}
 
     @contextmanager
     def following(self) -> Iterator[None]:

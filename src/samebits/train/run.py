@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -243,6 +243,24 @@ class Run:
                 "Lower the learning rate, clip gradients, or pass Run(check_loss=False)."
             )
         notify("logged", self, values)
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes of this run this is (`torch.distributed`); 0 if it is the only one."""
+        return self._ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes share this run."""
+        return self._ranks.world_size
+
+    def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Each value summed over the processes of this run in the order of their ranks: the same bits on all of them.
+
+        What is decided for all ranks (`run.stop()`, a scheduler's plateau) must be decided on such values. Every rank
+        calls it, inside the `with` block; with one process it returns the values.
+        """
+        return self._ranks.sums(values)
 
     def commit(self) -> None:
         """Asks for a commit at the end of the current iteration (state is complete only between two of them).

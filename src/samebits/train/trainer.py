@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -242,12 +243,14 @@ class Trainer:
         return {"model": self.model, "optimizer": self.optimizer, **given, **named}
 
     @contextmanager
-    def _running(self, run: Run, plan: Plan, callbacks: Sequence[Callback]) -> Iterator[Run]:
+    def _running(self, run: Run, plan: Plan, callbacks: list[Callback]) -> Iterator[Run]:
         """A fit under way: what callbacks see of it, and that they are told its beginning and its end."""
         self.epochs, self.validates = plan.epochs, plan.validation_data is not None
         self.steps_per_epoch = epoch_length(plan.loader, plan.steps_per_epoch)
         with run, observed(_Commits(self, run, callbacks)):
             self._run = run
+            if run.rank:
+                callbacks[:] = [callback for callback in callbacks if callback.on_every_rank]
             if not run.resumed:
                 self._logbook.initial_epoch = plan.initial_epoch
                 self.optimizer.zero_grad()
@@ -276,12 +279,15 @@ class Trainer:
         self._update(result.loss, group)
         values = forward.measured(result)
         self._logbook.means.add(values, result.count)
+        logs = {"loss": values["loss"]}
+        if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
+            logs = _mean_over_ranks(run, logs)  # all ranks stop, or none
         for callback in callbacks:
-            callback.on_batch_end(self, step.number, {"loss": values["loss"]})
+            callback.on_batch_end(self, step.number, logs)
 
     def _end_epoch(self, run: Run, plan: Plan, callbacks: Sequence[Callback]) -> None:
         epoch = self._logbook.next_epoch
-        logs = self._logbook.means.take() | self._metrics.take()
+        logs = self._logbook.means.take(run.sum_over_ranks) | _mean_over_ranks(run, self._metrics.take())
         if plan.validates_after(epoch):
             logs |= {f"val_{name}": value for name, value in self._validate(run, plan, callbacks).items()}
         self._schedule(plan, logs)
@@ -294,7 +300,7 @@ class Trainer:
         for callback in callbacks:
             callback.on_validation_begin(self)
         with closing(iter(run.validate(plan.validation_data))) as batches:
-            logs = self._evaluate(islice(batches, plan.validation_steps), plan.validation_data)
+            logs = self._evaluate(islice(batches, plan.validation_steps), plan.validation_data, run)
         for callback in callbacks:
             callback.on_validation_end(self, logs)
         return logs
@@ -310,7 +316,9 @@ class Trainer:
         elif not (self.monitor.startswith("val_") and plan.validation_data is not None):
             arguments.check_monitor(self.monitor, logs)
 
-    def _evaluate(self, batches: Iterable[Any], loader: Iterable[Any]) -> dict[str, float]:
+    def _evaluate(
+        self, batches: Iterable[Any], loader: Iterable[Any], run: Run | None = None
+    ) -> dict[str, float]:
         means = Means()
         with evaluating(self.eval_model):
             for batch in batches:
@@ -321,7 +329,10 @@ class Trainer:
                 f"Trainer.evaluate: the {type(loader).__name__} has no batch. Is its dataset empty, or an iterator that can "
                 "be read only once?"
             )
-        return means.take() | self._validation_metrics.take()
+        counted = self._validation_metrics.take()
+        if run is None:
+            return means.take() | counted
+        return means.take(run.sum_over_ranks) | _mean_over_ranks(run, counted)
 
     def _names(self, plan: Plan) -> list[str] | None:
         """What the logs of an epoch hold; None with a hook, whose metrics nobody knows before."""
@@ -343,7 +354,14 @@ class _Commits(Observer):
                 callback.on_commit(self._trainer, step.step)
 
 
+def _mean_over_ranks(run: Run, values: dict[str, float]) -> dict[str, float]:
+    if run.world_size == 1:
+        return values
+    return {name: value / run.world_size for name, value in run.sum_over_ranks(values).items()}
+
+
 def _average(model: torch.nn.Module, decay: float) -> AveragedModel:
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    bare = model.module if isinstance(model, DistributedDataParallel) else model
+    ema = AveragedModel(bare, multi_avg_fn=get_ema_multi_avg_fn(decay))
     ema.requires_grad_(False)
     return ema.eval()
