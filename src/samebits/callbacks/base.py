@@ -82,7 +82,7 @@ class Callback:
     the state says in `on_train_begin` (`trainer.resumed`), and keep what a resume may still need until `on_commit`.
     """
 
-    on_every_rank = True
+    every_rank = True
     """Whether every process of a distributed training calls the hooks; False for what writes files or prints: rank 0 does."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -39,7 +39,7 @@ class CSVLogger(AttributeState):
 
     _state = ("_fields", "_base", "_tail")
 
-    on_every_rank = False
+    every_rank = False
 
     def __init__(
         self,

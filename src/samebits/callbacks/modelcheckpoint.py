@@ -40,7 +40,7 @@ class ModelCheckpoint(Monitored):
 
     _state = ("best", "kept", "_step")
 
-    on_every_rank = False
+    every_rank = False
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ class ProgressBar(Callback):
         bar: False: on a terminal too the line per epoch alone.
     """
 
-    on_every_rank = False
+    every_rank = False
 
     def __init__(self, file: TextIO | None = None, *, bar: bool = True) -> None:
         self._file = file

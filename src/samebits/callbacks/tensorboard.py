@@ -30,7 +30,7 @@ class TensorBoard(AttributeState):
 
     _state = ("_step",)
 
-    on_every_rank = False
+    every_rank = False
 
     def __init__(self, log_dir: str | os.PathLike[str], update_freq: str = "epoch") -> None:
         if update_freq not in ("epoch", "batch"):

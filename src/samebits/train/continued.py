@@ -40,6 +40,10 @@ class Continued:
         self._pass, self._batch = state["pass"], state["batch"]
         self._source.load(state["loader"], self._batch)
 
+    def hold(self) -> None:
+        """As `Source.hold`."""
+        self._source.hold()
+
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         """The next batch, and whether it is the last one of the epoch of `steps` batches."""
         batch, ends = self._source.next(self._pass, self._batch)

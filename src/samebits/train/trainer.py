@@ -250,7 +250,7 @@ class Trainer:
         with run, observed(_Commits(self, run, callbacks)):
             self._run = run
             if run.rank:
-                callbacks[:] = [callback for callback in callbacks if callback.on_every_rank]
+                callbacks[:] = [callback for callback in callbacks if callback.every_rank]
             if not run.resumed:
                 self._logbook.initial_epoch = plan.initial_epoch
                 self.optimizer.zero_grad()
