@@ -1,12 +1,16 @@
 """samebits.rounding on the CPU against torch and torchao's way: interleaved, medians of ratios.
 
     python bench/rounding.py [rounds]
+    python bench/rounding.py --lowered
     python bench/rounding.py --quality
 
 Speed, in ns per element at one and at two threads (one: time of the process; two: of the wall). "faster" is theirs / ours.
 torchao's way is its code in torch's ops: bits of the float32, plus 16 random ones of torch's generator, cut off; its AdamW
 is `single_param_adam`, run op by op, with state of the weights' dtype. torch's fused AdamW has state of that dtype, too,
 and rounds weights and state to nearest; ours has float32 state where it is not said.
+
+Lowered: a training step of a network in bfloat16 (two linear layers, layer norm, cross entropy, AdamW over lists), captured
+and lowered, in ms at one thread: "factor" is lowered / captured; in float32, the same captured step in float32 / in bfloat16.
 
 Quality: the loss of a small network on the digits, all of it in bfloat16, after training with SGD and with AdamW, and its
 distance to the loss of the same training in float32, three seeds: weights rounded to nearest and stochastically.
@@ -24,6 +28,7 @@ import torch.nn.functional as F
 
 import samebits
 import samebits.random as sr
+from samebits import replica, rounding
 from samebits.rounding import optim, stochastic_round
 
 LARGE, WEIGHTS = 1 << 24, 1 << 23
@@ -146,12 +151,68 @@ def speed(rounds):
                 print(f"{name:32} {a / elements:9.2f} {b / elements:9.2f} {ratio:8.2f}x", flush=True)
 
 
+def network(width, dtype):
+    layers = [
+        torch.nn.Linear(width, width),
+        torch.nn.LayerNorm(width),
+        torch.nn.ReLU(),
+        torch.nn.Linear(width, 10),
+    ]
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def train(model, optimizer, x, y):
+    loss = F.cross_entropy(model(x).float(), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def captured(width, batch, dtype):
+    """(captured step, its arguments)."""
+    model = network(width, dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    args = model, optimizer, torch.randn(batch, width).to(dtype), torch.randint(10, (batch,))
+    train(*args)
+    return replica.capture(train, *args, world_size=1), args
+
+
+def lowered(rounds):
+    torch.set_num_threads(1)
+    print(f"{'width x batch':14} {'ops':>4} {'captured':>9} {'lowered':>9} {'factor':>7} {'in float32':>11}")
+    for width, batch in ((64, 32), (512, 128), (2048, 256)):
+        lowered_row(width, batch, rounds)
+
+
+def lowered_row(width, batch, rounds):
+    step, args = captured(width, batch, BF16)
+    wide, wide_args = captured(width, batch, torch.float32)
+    plain, exact = rounding.lower(step, rounding=False), rounding.lower(wide, rounding=False)
+    methods = rounding.assign_methods(step, replica.analyze(step))
+    rounded = rounding.lower(step, seed=1)
+    a, b, factor = compare(lambda: plain(*args), lambda: rounded(*args), rounds, time.process_time_ns)
+    _, _, single = compare(lambda: plain(*args), lambda: exact(*wide_args), rounds, time.process_time_ns)
+    size = f"{width} x {batch}"
+    print(
+        f"{size:14} {len(methods):4} {a / 1e6:9.2f} {b / 1e6:9.2f} {factor:6.2f}x {single:10.2f}x",
+        flush=True,
+    )
+
+
 def main():
     if "--quality" in sys.argv:
         quality()
         return
+    if "--lowered" in sys.argv:
+        samebits.set_random_seed(1)
+        lowered(15)
+        return
     samebits.set_random_seed(1)
-    speed(int(sys.argv[1]) if len(sys.argv) > 1 else 9)
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+    speed(rounds)
+    print()
+    lowered(rounds)
 
 
 def digits():

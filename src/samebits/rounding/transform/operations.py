@@ -18,6 +18,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from samebits.context import Words
+from samebits.errors import UnimplementedError
 from samebits.random import words
 from samebits.replica.collectives import COLLECTIVES
 from samebits.replica.schema import signature
@@ -46,7 +47,8 @@ class Rounded(nn.Module):
         self.what = f"{node.name} = {node.target}"
         known = signature(self.target)
         self._waits = known.name in COLLECTIVES
-        self._written = {argument: known.position[argument] for argument, _ in written(node)}
+        self._written = {name for name, _ in written(node)}
+        self._at = {known.position[name]: name for name in self._written}
         self._keys: dict[Place, tuple[int, int]] = {
             place: (words.as_uint64(f"{position}/{place[0]}.{place[1]}"), label)
             for place, label in classes.items()
@@ -61,13 +63,15 @@ class Rounded(nn.Module):
     def forward(self, stream: Words, *args: Any, **kwargs: Any) -> Any:
         """The results of the op, rounded; what it writes is rounded in place."""
         copies: list[tuple[torch.Tensor, torch.Tensor, Place]] = []
-        given = [_wide(one) for one in args]
-        named = {name: _wide(one) for name, one in kwargs.items()}
-        for name, position in self._written.items():
-            if name in kwargs:
-                named[name] = _copied(kwargs[name], name, copies)
-            elif position < len(args):
-                given[position] = _copied(args[position], name, copies)
+        wide: dict[int, torch.Tensor] = {}
+        given = [
+            _copied(one, self._at[index], copies) if index in self._at else _wide(one, wide)
+            for index, one in enumerate(args)
+        ]
+        named = {
+            name: _copied(one, name, copies) if name in self._written else _wide(one, wide)
+            for name, one in kwargs.items()
+        }
         try:
             found = self.target(*given, **named)
         except (RuntimeError, TypeError) as error:
@@ -89,6 +93,11 @@ class Rounded(nn.Module):
         result = self._results[number]
         if result is None or result.dtype not in HALVES:
             return found
+        if found.dtype in HALVES:
+            raise UnimplementedError(
+                f"samebits.rounding.lower: {self.what} gives {found.dtype} though it was given float32, so nothing can be "
+                f"rounded; if it computes nothing: lower(step, rules={{{signature(self.target).name!r}: 'as it is'}})."
+            )
         narrow = rounded(found.float(), result.dtype, self._key(stream, (number, 0), found))
         if result.strides is None or narrow.stride() == result.strides:
             return narrow
@@ -119,12 +128,17 @@ def _result(leaf: Any) -> _Result | None:
     return _Result(leaf.dtype, leaf.stride() if static else None)
 
 
-def _wide(given: Any) -> Any:
+def _wide(given: Any, seen: dict[int, torch.Tensor]) -> Any:
+    """What is read, in float32; a tensor that is given twice is widened once."""
     if isinstance(given, torch.Tensor):
-        return given.float() if given.dtype in HALVES else given
+        if given.dtype not in HALVES:
+            return given
+        if id(given) not in seen:
+            seen[id(given)] = given.float()
+        return seen[id(given)]
     if isinstance(given, (list, tuple)):
-        return [_wide(one) for one in given]
-    return torch.float32 if given in HALVES else given
+        return [_wide(one, seen) for one in given]
+    return torch.float32 if isinstance(given, torch.dtype) and given in HALVES else given
 
 
 def _copied(given: Any, name: str, copies: list[Any], index: int = 0) -> Any:
