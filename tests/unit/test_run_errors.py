@@ -280,7 +280,7 @@ def test_weights_kept_without_a_copy_are_refused(tmp_path):
     [
         (lambda d: samebits.Run(d, model=3), InvalidArgumentError, "model=int.*state_dict"),
         (lambda d: samebits.Run(d, keep=0), InvalidArgumentError, "keep=0"),
-        (lambda d: samebits.Run(d, commit_budget=2), InvalidArgumentError, "commit_budget=2"),
+        (lambda d: samebits.Run(d, save="200%"), InvalidArgumentError, "save=.200%"),
         (lambda d: samebits.Run(d).steps([1]), InvalidArgumentError, "enter the run"),
         (lambda d: samebits.Run(d, m=nn.Linear(1, 1)).add("m", nn.Linear(1, 1)), DuplicateNameError, "'m'"),
     ],

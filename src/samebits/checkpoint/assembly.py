@@ -64,8 +64,14 @@ def assemble(
     data = {name: _raw(name, tensor) for name, tensor in tensors.items()}
     layout = Layout({name: tensorfile.describe(tensor) for name, tensor in tensors.items()})
     made = draft(
-        layout, canonical(tree), step=operator.index(step), finished=bool(finished), rolling=rolling, value=value, **plain
-    )  # fmt: skip
+        layout,
+        step=operator.index(step),
+        finished=bool(finished),
+        tree=canonical(tree),
+        rolling=rolling,
+        value=value,
+        **{name: canonical(fields) for name, fields in plain.items()},
+    )
     return Assembled(made, memoryview(layout.head), [data[name].data for name in layout.names])
 
 

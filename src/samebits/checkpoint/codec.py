@@ -38,7 +38,7 @@ def encode(value: Any) -> tuple[Any, Tensors]:
     Errors:
         UnsavableStateError: a value is anything else; the message names its path and the cure.
     """
-    encoder = _Encoder()
+    encoder = Encoder()
     return encoder.node(value), encoder.tensors
 
 
@@ -56,21 +56,25 @@ def decode(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return plain
 
 
-class _Encoder:
+class Encoder:
     """One walk over a state; `path` holds the keys that lead to the value under the cursor."""
 
     def __init__(self) -> None:
         self.tensors: Tensors = {}
         self.names: dict[tuple[Any, ...], str] = {}
         self.path: list[Any] = []
+        self.placed: dict[tuple[Any, ...], str] = {}
+        """The name of the tensor or array at each path."""
 
     def node(self, value: Any) -> Any:
+        """The tree of one value."""
         encode_kind = _ENCODERS.get(type(value))
         if encode_kind is None:
             raise unsavable(self.path, value)
         return encode_kind(self, value)
 
     def child(self, key: Any, value: Any) -> Any:
+        """The tree of the value at `key` of the one under the cursor."""
         self.path.append(key)
         if len(self.path) > MAX_DEPTH:
             raise unsavable(
@@ -81,11 +85,13 @@ class _Encoder:
         return node
 
     def items(self, values: Sequence[Any] | deque[Any]) -> list[Any]:
+        """The trees of a sequence."""
         if set(map(type, values)) == {int} and min(values) >= -SMALL and max(values) < SMALL:
             return list(values)  # the state of Python's generator is 625 of them
         return [self.child(number, value) for number, value in enumerate(values)]
 
     def pairs(self, mapping: Mapping[Any, Any]) -> list[Any]:
+        """The trees of keys and values in turn."""
         flat: list[Any] = []
         for key, value in mapping.items():
             if not _is_key(key):
@@ -94,20 +100,24 @@ class _Encoder:
         return flat
 
     def ordered(self, value: OrderedDict[Any, Any]) -> dict[str, Any]:
+        """The tree of an OrderedDict and its attributes."""
         # A module's state_dict carries the version of each module in the attribute `_metadata`.
         return {"ordered": [self.pairs(value), self.child("__dict__", vars(value)) if vars(value) else None]}
 
     def defaults(self, value: defaultdict[Any, Any]) -> dict[str, Any]:
+        """The tree of a defaultdict; its factory is one of FACTORIES."""
         factory = value.default_factory
         if factory is not None and FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
             raise unsavable([*self.path, "default_factory"], factory)
         return {"default": [factory and factory.__name__, self.pairs(value)]}
 
     def members(self, value: Iterable[Any]) -> list[Any]:
+        """The trees of a set."""
         # Sorted, since the order of a set of strings differs from process to process.
         return sorted((self.child(f"<{item!r}>", item) for item in value), key=repr)
 
     def tensor(self, value: torch.Tensor) -> dict[str, Any]:
+        """Keeps a tensor; tied ones once."""
         if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.is_meta:
             kind = "nested" if value.is_nested else "quantized" if value.is_quantized else value.layout
             raise unsavable(self.path, value, f"a {'meta' if value.is_meta else kind} tensor")
@@ -116,13 +126,16 @@ class _Encoder:
         name = self.names.get(memory + view)
         if name is None:
             name = self.names[memory + view] = self.add(value.detach())
+        self.placed[tuple(self.path)] = name
         return {"tensor": name}
 
     def array(self, value: np.ndarray) -> dict[str, Any]:
+        """Keeps an array as a tensor."""
         if value.dtype.kind in "OV":
             raise unsavable(self.path, value, f"a NumPy array of dtype {value.dtype}")
         order = "F" if value.flags.fnc else "C"  # sums follow the memory order
         name = self.add(_tensor_of(np.array(value, order="C")))
+        self.placed[tuple(self.path)] = name
         return {"array": [name, value.dtype.str, list(value.shape), order]}
 
     def add(self, tensor: torch.Tensor) -> str:
@@ -141,16 +154,16 @@ def _is_key(key: Any) -> bool:
     return type(key) in KEYS and (type(key) is not tuple or all(map(_is_key, key)))
 
 
-def _int(_: _Encoder, value: int) -> Any:
+def _int(_: Encoder, value: int) -> Any:
     return value if -SMALL <= value < SMALL else {"int": hex(value)}
 
 
-def _float(_: _Encoder, value: float) -> Any:
+def _float(_: Encoder, value: float) -> Any:
     bits = struct.pack(">d", value)
     return value if value - value == 0 else {"float": bits.hex()}
 
 
-def _str(_: _Encoder, value: str) -> Any:
+def _str(_: Encoder, value: str) -> Any:
     try:
         value.encode()
     except UnicodeEncodeError:  # lone surrogates, as in the names of files with odd bytes
@@ -158,7 +171,7 @@ def _str(_: _Encoder, value: str) -> Any:
     return value
 
 
-def _scalar(_: _Encoder, value: np.generic) -> dict[str, Any]:
+def _scalar(_: Encoder, value: np.generic) -> dict[str, Any]:
     return {"scalar": [value.dtype.str, value.tobytes().hex()]}
 
 
@@ -212,7 +225,7 @@ def _to_default(body: list[Any], tensors: Mapping[str, torch.Tensor]) -> default
     return defaultdict(body[0] and FACTORIES[body[0]], _to_pairs(body[1], tensors))
 
 
-_ENCODERS: dict[type, Callable[[_Encoder, Any], Any]] = {
+_ENCODERS: dict[type, Callable[[Encoder, Any], Any]] = {
     NoneType: lambda _, value: value,
     bool: lambda _, value: value,
     int: _int,
@@ -228,13 +241,13 @@ _ENCODERS: dict[type, Callable[[_Encoder, Any], Any]] = {
     frozenset: lambda encoder, value: {"frozenset": encoder.members(value)},
     dict: lambda encoder, value: {"dict": encoder.pairs(value)},
     Counter: lambda encoder, value: {"counter": encoder.pairs(value)},
-    OrderedDict: _Encoder.ordered,
-    defaultdict: _Encoder.defaults,
+    OrderedDict: Encoder.ordered,
+    defaultdict: Encoder.defaults,
     torch.Size: lambda _, value: {"size": list(value)},
     torch.dtype: lambda _, value: {"dtype": str(value).removeprefix("torch.")},
     torch.device: lambda _, value: {"device": str(value)},
-    np.ndarray: _Encoder.array,
-    **dict.fromkeys(TENSORS, _Encoder.tensor),
+    np.ndarray: Encoder.array,
+    **dict.fromkeys(TENSORS, Encoder.tensor),
     **dict.fromkeys(set(np.sctypeDict.values()) - {np.object_, np.void}, _scalar),
     np.str_: lambda _, value: {"np.str": _str(_, value[:])},
     np.bytes_: lambda _, value: {"np.bytes": value.hex()},

@@ -117,28 +117,33 @@ def _other_schema(values: Mapping[str, Any], file: object) -> CorruptCommitError
     )
 
 
-def draft(layout: Layout, tree: str, **fields: Any) -> Draft:
-    """The manifest of tensors that lie as `layout` says, with `tree` as JSON; `fields` are those of `Manifest` that remain.
+def draft(
+    layout: Layout,
+    *,
+    step: int,
+    finished: bool,
+    tree: str,
+    position: str,
+    program: str,
+    environment: str,
+    rolling: str | None,
+    value: float | None,
+) -> Draft:
+    """The manifest of tensors that lie as `layout` says; texts are canonical JSON.
 
     Errors:
         UnsavableStateError: the plain part of the state is too large.
     """
-    values: dict[str, Any] = {
-        "rolling": None,
-        "value": None,
-        "samebits": samebits_version(),
-        "schema": SCHEMA,
-        **fields,
-    }
-    values["files"] = {TENSORS: {"bytes": layout.size}}
-    texts = {name: canonical(value) for name, value in values.items()} | {"tree": tree}
-    before, between, after = (
-        ",".join(f'"{name}":{texts[name]}' for name in sorted(texts) if low < name < high)
-        for low, high in (("", "parent"), ("parent", "tensors"), ("tensors", "~"))
-    )
     made = Draft(
-        values["step"], f'{{{before},"parent":', f',{between},"tensors":', f",{after}}}", layout.pieces, layout.order
-    )  # fmt: skip
+        step,
+        f'{{"environment":{environment},"files":{{"{TENSORS}":{{"bytes":{layout.size}}}}},'
+        f'"finished":{"true" if finished else "false"},"parent":',
+        f',"position":{position},"program":{program},"rolling":{canonical(rolling)},"samebits":'
+        f'{canonical(samebits_version())},"schema":{SCHEMA},"step":{step},"tensors":',
+        f',"tree":{tree},"value":{canonical(value)}}}',
+        layout.pieces,
+        layout.order,
+    )
     if made.size > MAX_MANIFEST_BYTES:
         raise UnsavableStateError(
             f"the plain part of the state takes {made.size} bytes, more than {MAX_MANIFEST_BYTES}. "

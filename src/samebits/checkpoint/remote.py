@@ -163,10 +163,7 @@ class RemoteStore:
             self._lease.check()
             self._bucket.write(f"{where}/{MANIFEST}", [text])
         except (RemoteStorageError, RunDirectoryError, OSError) as error:
-            safe = (
-                f"The commit of step {self.last.step} is safe" if self.last else "There is no earlier commit"
-            )
-            raise CommitError(f"commit of step {step} to {self.run_dir} failed. {safe}. {error}") from error
+            raise self.refused(error, step) from error
         self.last = commit
         self._corrupt.discard(folder.name)
         self._prune(commit)
@@ -190,6 +187,15 @@ class RemoteStore:
         if self.skipped:
             raise none_valid(self.run_dir, self.skipped)
         return None
+
+    def values(self) -> dict[str, float | None]:
+        """`Manifest.value` of the commits that are there, by name."""
+        return {folder.name: self._value(folder) for folder in remote_folders(self._bucket)}
+
+    def refused(self, error: Exception, step: int, wanted: int = 0) -> CommitError:
+        """What to raise when the storage refuses the commit of `step`."""
+        safe = f"The commit of step {self.last.step} is safe" if self.last else "There is no earlier commit"
+        return CommitError(f"commit of step {step} to {self.run_dir} failed. {safe}. {error}")
 
     def _check_step(self, step: int) -> None:
         if not self._lease.owned:

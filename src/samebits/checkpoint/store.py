@@ -22,7 +22,7 @@ from samebits.checkpoint.reading import LocalFolder, newest_valid, none_valid, r
 from samebits.checkpoint.rundir import COMMITS, RunDirectory
 from samebits.checkpoint.writer.draft import Commit
 from samebits.checkpoint.writer.shelf import Shelf, names_in
-from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError
+from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError, SamebitsError
 
 
 class CommitStore:
@@ -144,6 +144,21 @@ class CommitStore:
         if skipped:
             raise none_valid(self.run_dir, skipped)
         return None
+
+    def values(self) -> dict[str, float | None]:
+        """`Manifest.value` of the commits that are there, by name."""
+        return self.shelf.values()
+
+    def look_again(self) -> None:
+        """Finds the newest commit where another process may have made one. Its tensors are not read."""
+        for path in self._commits():
+            try:
+                found = read_manifest(LocalFolder(path)).commit
+            except (OSError, SamebitsError):
+                continue
+            if self.last is None or found.step >= self.last.step:
+                self.shelf.last = found
+            return
 
     def check_step(self, step: int) -> None:
         """Raises unless this process may commit `step` next."""

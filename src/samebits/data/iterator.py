@@ -33,7 +33,7 @@ class PipelineIterator(Iterator[Any]):
         self._draws = Draws()
         self._elements: Iterator[tuple[Any, State]] | None = None
         self._state: State = None
-        self._digest = 0
+        self.rolled = 0
         self.delivered = 0
         self.epoch = epoch
         self.exhausted = False
@@ -45,7 +45,7 @@ class PipelineIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         element = self._read()
-        self._digest = rolled(self._digest, element)
+        self.rolled = rolled(self.rolled, element)
         return element if self._placement is None else self._placement(element)
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class PipelineIterator(Iterator[Any]):
             "epoch": self.epoch,
             "delivered": self.delivered,
             "state": self._state,
-            "digest": f"{self._digest:016x}",
+            "digest": f"{self.rolled:016x}",
             "pipeline": self._fingerprint,
         }
 
@@ -103,7 +103,7 @@ class PipelineIterator(Iterator[Any]):
                 f"load_state_dict: not a state of this pipeline, which has no element {inner}"
             )
         self.close()
-        self.epoch, self.delivered, self._state, self._digest = epoch, delivered, inner, rolling
+        self.epoch, self.delivered, self._state, self.rolled = epoch, delivered, inner, rolling
         self.exhausted = False
 
     def skip_batches(self, count: int) -> None:
@@ -121,7 +121,7 @@ class PipelineIterator(Iterator[Any]):
         else:
             for _ in range(count):
                 self._read()
-        self._digest = rolled(self._digest, ("skipped", count))
+        self.rolled = rolled(self.rolled, ("skipped", count))
 
     @cached_property
     def _fingerprint(self) -> str:

@@ -405,6 +405,11 @@ class Pipeline:
         probe.load_state_dict(state)
         self._next, self._live = (probe.epoch, dict(state)), None
 
+    @property
+    def rolled(self) -> int:
+        """Rolling digest of the elements that the iteration under way has handed out; 0 when there is none."""
+        return 0 if self._live is None else self._live.rolled
+
     def forget_iteration(self) -> None:
         """An iteration that was abandoned is over: the position is where the next `iter()` starts."""
         self._live = None

@@ -1,26 +1,69 @@
-"""When to commit: a budget of time, never a matter of meaning; the bits are the same for any cadence."""
+"""When to commit: never a matter of meaning; the bits are the same for any cadence."""
 
 from __future__ import annotations
 
+import re
 import time
+
+from samebits.errors import InvalidArgumentError
 
 _FIRST_GUESS = 0.03
 """Seconds a commit is taken to cost before one was measured."""
+_DISK_SHARE = 0.25
+"""Share of the time in which the writer process may be busy under a budget."""
+_PERCENT = re.compile(r"([0-9]*\.?[0-9]+)\s*%")
+_SECONDS = re.compile(r"([0-9]*\.?[0-9]+)\s*s")
+
+Save = str | int
 
 
 class Cadence:
-    """A commit is due when its cost, as measured last, is at most `budget` of the time since the last one ended."""
+    """When a commit is due, by `Run(save=...)`.
 
-    def __init__(self, budget: float) -> None:
-        self._budget = budget
+    "3%": when its cost, as measured last, is at most that share of the time since the last one: what the training thread
+    pays, and the processor time of the writer process. An int: every so many steps. "30s": after so much time.
+    "explicit": never by itself.
+
+    Raises:
+        InvalidArgumentError: `save` is none of these.
+    """
+
+    def __init__(self, save: Save) -> None:
+        self._share = self._seconds = 0.0
+        self._steps = 0
+        if type(save) is int and save >= 1:
+            self._steps = save
+        elif isinstance(save, str) and (found := _PERCENT.fullmatch(save)) and 0 < float(found[1]) <= 100:
+            self._share = float(found[1]) / 100
+        elif isinstance(save, str) and (found := _SECONDS.fullmatch(save)) and float(found[1]) > 0:
+            self._seconds = float(found[1])
+        elif save != "explicit":
+            raise InvalidArgumentError(
+                f"Run(save={save!r}): give a share of the time ('3%', above 0%, at most 100%), a number of steps (100), "
+                "seconds ('30s'), or 'explicit' for run.commit() and loop ends only."
+            )
         self._cost = _FIRST_GUESS
         self._ended = time.perf_counter()
 
-    def due(self) -> bool:
-        """Whether the budget allows a commit now."""
-        return self._cost <= self._budget * (time.perf_counter() - self._ended)
+    @property
+    def spares(self) -> bool:
+        """Whether a commit waits until the one before is durable: a budget is not for two at a time."""
+        return self._share > 0
+
+    def due(self, step: int) -> bool:
+        """Whether it is time, at the boundary before `step`."""
+        if self._steps:
+            return step % self._steps == 0 and step > 0
+        passed = time.perf_counter() - self._ended
+        if self._seconds:
+            return passed >= self._seconds
+        return self._share > 0 and self._cost <= self._share * passed
 
     def took(self, seconds: float) -> None:
-        """Notes what a commit has cost, now that it is done."""
+        """Notes what a commit has cost the training thread, now that it is taken."""
         self._cost = seconds
         self._ended = time.perf_counter()
+
+    def written(self, seconds: float, processor_seconds: float) -> None:
+        """Notes what its writer process needed for it on top."""
+        self._cost += max(processor_seconds, seconds * self._share / _DISK_SHARE)

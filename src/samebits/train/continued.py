@@ -21,6 +21,11 @@ class Continued:
         self._pass = self._batch = 0
         """Where the loader stands: how often it was read to its end, and batches since."""
 
+    @property
+    def rolled(self) -> int:
+        """Rolling digest of the batches of the loader's pass, as far as it keeps one."""
+        return self._source.rolled
+
     def state(self) -> dict[str, Any]:
         """What a commit keeps: where the loader stands, besides what it says of itself."""
         return {

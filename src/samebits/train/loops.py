@@ -26,6 +26,8 @@ class Loop:
     """With the names of the loops around it: "outer/inner"."""
     epoch: int = 0
     batch_index: int = 0
+    ends_epoch: bool = False
+    """Whether the batch that was handed out last was its epoch's last."""
     body: int = 0
     """Number of the step whose body runs, or ran last."""
     source: Source | Continued | None = None
@@ -35,6 +37,12 @@ class Loop:
     """The frame (its identity), its code and the instruction that asked for the step under way."""
     go_on: Callable[[], None] | None = None
     """Of a loop inside the body of another's step: goes on in that body."""
+
+    def advance(self) -> None:
+        """Moves behind the batch whose body has just run."""
+        self.batch_index += 1
+        if self.ends_epoch:
+            self.epoch, self.batch_index = self.epoch + 1, 0
 
     @property
     def left(self) -> bool:
@@ -136,6 +144,20 @@ class Loops:
         loader = None if loop.source is None else loop.source.finish()
         self.done[loop.name] = {"epoch": loop.epoch, "stopped": stopped, "loader": loader}
         self.under_way.clear()
+
+    @property
+    def rolled(self) -> int:
+        """The rolling digest of the batches of the outermost loop, of loaders that keep one."""
+        return self.current.source.rolled if self.current and self.current.source else 0
+
+    def stop(self) -> Position:
+        """The outermost loop was left by `break` after `run.stop()`; the position behind the step that ran last."""
+        assert self.current is not None
+        self.step += 1
+        self.current.advance()
+        position = self.position()
+        self.finish(stopped=True)
+        return position
 
     def position(self) -> Position:
         """The position between two steps."""

@@ -39,6 +39,8 @@ class Decision:
     """What all ranks do at one boundary."""
 
     commit: bool
+    wait: bool = True
+    """Whether the run goes on only when that commit is durable."""
     leave: bool = False
     """A rank was told to end (SIGTERM...): all commit this boundary and end."""
 
@@ -73,7 +75,8 @@ class Alone:
             asked: `run.commit()` was called on this rank.
             leave: this rank got a signal.
         """
-        return Decision(commit=over or exact or asked or leave or due(), leave=leave)
+        wait = over or exact or asked or leave
+        return Decision(commit=wait or due(), wait=wait, leave=leave)
 
     def complete(self, state: dict[str, Any]) -> dict[str, Any]:
         """The state to commit, with what the other ranks have differently (on rank 0; elsewhere nobody writes it)."""

@@ -6,18 +6,15 @@ import copy
 import math
 import os
 import sys
-import time
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
 
-from samebits.checkpoint import Manifest, store_for
+from samebits.checkpoint import Manifest
 from samebits.context import Position, Words, notify, process, resolve_run_dir
 from samebits.determinism import environment_fingerprint
 from samebits.errors import (
@@ -29,7 +26,10 @@ from samebits.errors import (
 from samebits.nn import name_layers
 from samebits.random import accounting, words
 from samebits.train import fits, origin, ranks, state
-from samebits.train.cadence import Cadence
+from samebits.train.best import Best
+from samebits.train.cadence import Cadence, Save
+from samebits.train.chain import Chain
+from samebits.train.commits import Commits, Facts
 from samebits.train.continued import check_steps
 from samebits.train.fits import check_compiled
 from samebits.train.loops import Loops
@@ -63,8 +63,13 @@ class Run:
     Args:
         run_dir: folder of this run alone; made when missing. Or a URL that fsspec opens ("s3://bucket/run"). None:
             nothing is saved (no resume).
-        commit_budget: share of the time that commits may take; the bits do not depend on it.
-        keep: how many commits to keep.
+        save: when to commit, besides at the ends of loops and before an exit that was asked for; the bits do not depend
+            on it. A share of the time ("3%"), a number of steps, seconds ("30s"), or "explicit": by `run.commit()` only.
+            Except for the last, a process of its own makes the commits durable while training goes on.
+        keep: how many commits to keep, the newest.
+        keep_best: how many more to keep: those made where the smallest values were logged.
+        best: name of the value in `run.log` that decides what is best, smaller is better; "max:name": larger is. Without
+            it, `run.best(value)` tells.
         allow_changed_environment: resume although torch, the hardware or the switch differ (equal bits are then
             not promised).
         check_loss: `run.log(loss=...)` raises when the loss is not finite.
@@ -85,29 +90,29 @@ class Run:
         self,
         run_dir: str | os.PathLike[str] | None,
         *,
-        commit_budget: float = 0.03,
+        save: Save = "3%",
         keep: int = 2,
+        keep_best: int = 0,
+        best: str | None = None,
         allow_changed_environment: bool = False,
         check_loss: bool = True,
         grace: float = 20.0,
         **stateful: Any,
     ) -> None:
-        if not 0 < commit_budget <= 1:
-            raise InvalidArgumentError(
-                f"Run(commit_budget={commit_budget!r}): a share of the time, above 0, at most 1."
-            )
+        self._best = Best(keep_best, best)
         if keep < 1:
             raise InvalidArgumentError(f"Run(keep={keep!r}): at least one commit must be kept.")
         if not 0 < grace < math.inf:
             raise InvalidArgumentError(f"Run(grace={grace!r}): seconds, more than 0.")
+        cadence = Cadence(save)
         self.objects: dict[str, state.Stateful] = {}
         self.state = state.RunState()
         self.resumed = False
         self.run_dir: Path | str | None = None if run_dir is None else resolve_run_dir(run_dir)
-        self._store = None if self.run_dir is None else store_for(self.run_dir, keep)
+        self._commits = None if self.run_dir is None else Commits(self.run_dir, cadence, keep, keep_best)
         self._allow_changed_environment = allow_changed_environment
         self._check_loss = check_loss
-        self._cadence = Cadence(commit_budget)
+        self._chain = Chain()
         self.preemption = Preemption(grace, self._planned, self._durable)
         self._loops = Loops()
         self._restored: dict[str, Any] | None = None
@@ -147,7 +152,7 @@ class Run:
         self._ranks = ranks.join()
         self.preemption.alone, self.preemption.speaks = self._ranks.world_size == 1, self._ranks.rank == 0
         try:
-            if self._store is not None:
+            if self._commits is not None:
                 self.preemption.install()
             self._open()
         except BaseException:
@@ -164,9 +169,9 @@ class Run:
         self.preemption.idle = False
         try:
             if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
-                self._loops.finish(stopped=True)
                 with self.preemption.saving():
-                    self._commit()
+                    self._boundary(position := self._loops.stop())
+                    self._commit(position)
         finally:
             process.position = None
             process.run_key, process.rank_key = self._keys_before
@@ -231,6 +236,10 @@ class Run:
             NonFiniteLossError: `loss` is NaN or infinite (unless `check_loss=False`); nothing is committed.
         """
         values = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+        if "loss" in values:
+            self._chain.loss(values["loss"])
+        if self._best.name in values:
+            self.best(-float(values[self._best.name]) if self._best.rises else float(values[self._best.name]))
         if self._check_loss and "loss" in values and not math.isfinite(float(values["loss"])):
             at = process.position
             where = (
@@ -262,6 +271,14 @@ class Run:
         """
         return self._ranks.sums(values)
 
+    def best(self, value: float) -> None:
+        """Says how good the state at the end of this iteration is, smaller is better; where it is among the best
+        `keep_best`, it is committed, and that commit stays until there are better ones.
+        """
+        self._best.value = value
+        if self._commits is not None and self._best.among(value, self._commits.store.values()):
+            self._commit_asked = True
+
     def commit(self) -> None:
         """Asks for a commit at the end of the current iteration (state is complete only between two of them).
 
@@ -288,14 +305,17 @@ class Run:
 
     def _find(self) -> ranks.Opened:
         """Opens the run directory and reads the newest commit; on rank 0 alone."""
-        if self._store is None:
+        if self._commits is None:
             return None
-        self._store.open()
-        found = self._store.newest()
-        for path, reason in self._store.skipped:
+        store = self._commits.store
+        store.open()
+        found = store.newest()
+        for path, reason in store.skipped:
             warnings.warn(f"skipped the damaged commit {path.name}: {reason}", stacklevel=5)
         if found is not None:
             fits.check_kind(*found, str(self.run_dir))
+        if isinstance(self.run_dir, Path):
+            self._chain.open(self.run_dir, found[0].step if found else -1)
         return found
 
     def _resume(self, manifest: Manifest, saved: dict[str, Any]) -> None:
@@ -305,6 +325,7 @@ class Run:
         origin.keep_threads(manifest)
         self._restored = saved
         self._loops.load(saved["loops"])
+        self._chain.resume(manifest.rolling, manifest.position["loop"], manifest.step)
         self.resumed = True
         if self.objects.keys() == saved["objects"].keys():  # else run.add is still to come, before the loop
             self.restore()
@@ -336,15 +357,16 @@ class Run:
         if not outermost:
             self.validating(position)
             return
+        self._boundary(position)
         wanted = process.overrides.commit_steps
         decision = self._ranks.decide(
             position, over=over, exact=wanted is not None and position.step in wanted,
-            due=lambda: wanted is None and self._cadence.due(), asked=self._commit_asked,
-            leave=self.preemption.requested is not None,
+            due=lambda: wanted is None and self._commits is not None and self._commits.due(position.step),
+            asked=self._commit_asked, leave=self.preemption.requested is not None,
         )  # fmt: skip
         if decision.commit:
             with self.preemption.saving():
-                self._commit(position)
+                self._commit(position, wait=decision.wait)
         if decision.leave:  # whichever rank was told
             self.preemption.leave()
 
@@ -354,6 +376,16 @@ class Run:
             with self.preemption.saving():
                 self._commit(position)
         self.preemption.leave()
+
+    def _boundary(self, position: Position) -> None:
+        """What every boundary of the outermost loop is for, whether there is a commit or not."""
+        self._chain.boundary(position, self._loops.rolled)
+        if self._commits is not None:
+            self._tell_durable(self._commits.heard())
+
+    def _tell_durable(self, positions: Iterable[Position]) -> None:
+        for position in positions:
+            notify("committed", self, position)
 
     def end_loop(self, loop: str) -> None:
         """Code behind a loop draws from the same generators, whether the loop ran or had finished before."""
@@ -369,31 +401,34 @@ class Run:
         """Whether `stop()` was called in this loop."""
         return self._stop
 
-    def _commit(self, position: Position | None = None) -> None:
+    def _commit(self, position: Position | None = None, *, wait: bool = True) -> None:
+        """Commits the boundary at `position`; without `wait` it becomes durable later, or never if a newer one does."""
         self._commit_asked = False
-        if self._store is None:
+        if self._commits is None:
             return
         assert self._origin is not None
         position = position or self._loops.position()
-        started = time.perf_counter()
         saved = state.gather(self.objects)
-        fits.check_copies(self.state, saved["objects"])
         saved["run_state"] = dict(self.state)
         saved["loops"] = self._loops.state()
         saved = self._ranks.complete(saved)
+        facts = Facts(
+            position,
+            finished=self._loops.current is None,
+            program=self._origin.to_dict(),
+            environment=environment_fingerprint(),
+            rolling=self._chain.digest,
+            value=self._best.take(),
+        )
+        if not wait and self._commits.snapshot(saved, facts):
+            return
+        durable = [position]
         with self._ranks.following():
             if self._ranks.rank == 0:
-                self._store.commit(
-                    position.step,
-                    saved,
-                    position=asdict(position),
-                    finished=self._loops.current is None,
-                    program=self._origin.to_dict(),
-                    environment=environment_fingerprint(),
-                    on_tensors_written=lambda: notify("commit_writing", self, position),
+                durable = self._commits.commit(
+                    saved, facts, on_tensors_written=lambda: notify("commit_writing", self, position)
                 )
-        self._cadence.took(time.perf_counter() - started)
-        notify("committed", self, position)
+        self._tell_durable(durable)
 
     def _planned(self) -> str:
         """What a signal that came now is going to commit."""
@@ -404,12 +439,12 @@ class Run:
 
     def _durable(self) -> str:
         """What a restart goes on from."""
-        last = None if self._store is None else self._store.last
+        last = None if self._commits is None else self._commits.store.last
         what = "nothing was committed" if last is None else f"committed at step {last.step}"
         return f"{what} in {self.run_dir}"
 
     def _close_store(self) -> None:
         self._ranks.close()
-        if self._store is not None:
-            with suppress(OSError):
-                self._store.close()
+        self._chain.close()
+        if self._commits is not None:
+            self._tell_durable(self._commits.close())

@@ -35,6 +35,8 @@ class Source:
         self._epoch_state: Any = None
         self._awaited: tuple[Any] | None = None
         """The state that `hold` keeps."""
+        self.rolled = 0
+        """Rolling digest of the epoch's batches up to the last one, as far as the loader keeps one."""
         self._forget()  # the iteration of somebody who looked at a first batch
 
     def state(self) -> Any:
@@ -67,6 +69,7 @@ class Source:
         if self._iterator is None:
             self._begin(epoch, batch_index)
         batch, ends = self._take(epoch, batch_index)
+        self.rolled = self._loader.rolled if isinstance(self._loader, Pipeline) else 0
         if ends:
             self._end_epoch()
         self._awaited = None

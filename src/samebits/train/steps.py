@@ -87,7 +87,6 @@ class Steps(Iterator[tuple[Step, Any]]):
         self._source: Source | Continued | None = None
         self._key: Words = (0, 0)
         self._steps_per_epoch = steps_per_epoch
-        self._ends_epoch = False
         self._over = False
 
     def __iter__(self) -> Steps:
@@ -119,8 +118,8 @@ class Steps(Iterator[tuple[Step, Any]]):
         accounting.begin(words.fold(self._key, "step", loops.step, *process.rank_key))
         process.position = position
         loop.body = loops.step
-        notify("step_begins", run, position, batch, ends_epoch=self._ends_epoch)
-        return Step(loops.step, loop.epoch, loop.batch_index, self._ends_epoch, loop.name), batch
+        notify("step_begins", run, position, batch, ends_epoch=loop.ends_epoch)
+        return Step(loops.step, loop.epoch, loop.batch_index, loop.ends_epoch, loop.name), batch
 
     def _batch(self, position: Position, *, outermost: bool) -> Any:
         source = self._source
@@ -132,7 +131,7 @@ class Steps(Iterator[tuple[Step, Any]]):
             source.hold()
         preemption.wait()
         try:
-            batch, self._ends_epoch = source.next(position.epoch, position.batch_index)
+            batch, self._loop.ends_epoch = source.next(position.epoch, position.batch_index)
         except (Exception, Interrupted):
             if preemption.requested is None or not preemption.alone:
                 raise
@@ -165,9 +164,7 @@ class Steps(Iterator[tuple[Step, Any]]):
             return
         loops.next_step(loop)
         loops.step += 1
-        loop.batch_index += 1
-        if self._ends_epoch:
-            loop.epoch, loop.batch_index = loop.epoch + 1, 0
+        loop.advance()
 
     def _begin(self) -> None:
         run, loop = self._run, self._loop

@@ -10,7 +10,6 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from uuid import uuid4
 
 from .draft import Commit, Draft, digest
 
@@ -51,7 +50,7 @@ class Shelf:
         )
         if self.last and (self.last.step, self.last.content) == (commit.step, commit.content):
             return self.last
-        temporary = self.commits / f"{TMP}{uuid4().hex}"
+        temporary = self.commits / f"{TMP}{os.urandom(16).hex()}"
         try:
             temporary.mkdir()
             write_file(temporary / TENSORS, (head, *tensors) if image is None else (image,))
@@ -61,7 +60,7 @@ class Shelf:
             sync_folder(temporary)
             final = self.commits / commit.name
             if final.exists():  # the same bits, of which some were corrupt when this process looked
-                final.rename(self.commits / f"{TMP}{uuid4().hex}")
+                final.rename(self.commits / f"{TMP}{os.urandom(16).hex()}")
             temporary.rename(final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -71,6 +70,10 @@ class Shelf:
         self.last = commit
         self._prune(commit)
         return commit
+
+    def values(self) -> dict[str, float | None]:
+        """What the commits that are there say of their value, by name."""
+        return {name: self._value(name) for name in names_in(self.commits)}
 
     def sweep(self) -> None:
         """Deletes what is being deleted, and what kills left half-written."""

@@ -1,0 +1,99 @@
+"""Memory that a snapshot is copied into, and its writer reads: a file without a name, gone with the last process that has it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits.checkpoint.plan import Plan
+
+
+class Slot:
+    """One snapshot's memory, used again and again; it takes memory from its first use on."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("samebits-snapshot")
+        self.static: tuple[Plan, int] | None = None
+        """The plan whose constant part lies behind the image, and its length."""
+        self._map: mmap.mmap | None = None
+        self._size = 0
+        self._plan: Plan | None = None
+        self._tensors: tuple[list[torch.Tensor], list[int]] = ([], [])
+        self._arrays: list[tuple[np.ndarray, int]] = []
+
+    def copy(self, plan: Plan, values: list[Any]) -> None:
+        """Copies head and tensors to where they lie in the file; all of it is done when this returns. Raises OSError."""
+        self._prepare(plan)
+        places, numbers = self._tensors
+        with torch.no_grad():
+            sources = [values[number] for number in numbers]
+            torch._foreach_copy_(places, sources, non_blocking=plan.on_device)
+            if plan.on_device:
+                for device in {source.device for source in sources if source.is_cuda}:
+                    torch.cuda.synchronize(device)
+        for place, number in self._arrays:
+            np.copyto(place, values[number])
+
+    def put(self, at: int, parts: list[bytes]) -> None:
+        """Writes `parts` behind each other. Raises OSError when there is no memory."""
+        memory = self._mapped(at + sum(map(len, parts)))
+        for part in parts:
+            memory[at : at + len(part)] = part
+            at += len(part)
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._plan, self._tensors, self._arrays, self._map = None, ([], []), [], None
+        os.close(self.fd)
+
+    def _prepare(self, plan: Plan) -> None:
+        if plan is self._plan:
+            return
+        self._plan = None
+        memory = self._mapped(plan.layout.size)
+        memory[: len(plan.layout.head)] = plan.layout.head
+        if plan.on_device:
+            self._pin()
+        places: list[torch.Tensor] = []
+        numbers: list[int] = []
+        self._arrays = []
+        for name, (begin, end), number in zip(
+            plan.layout.names, plan.layout.spans, plan.sources, strict=True
+        ):
+            if begin == end:
+                continue
+            if name in plan.arrays:
+                dtype, shape = plan.arrays[name]
+                self._arrays.append((np.ndarray(shape, dtype, memory, begin), number))
+            else:
+                dtype, shape = plan.tensors[name]
+                places.append(_view(memory, dtype, shape, begin, end))
+                numbers.append(number)
+        self._tensors, self._plan = (places, numbers), plan
+
+    def _mapped(self, size: int) -> mmap.mmap:
+        if self._map is None or self._size < size:
+            self._plan = self.static = None
+            self._size = -(-size * 9 // 8 // mmap.PAGESIZE) * mmap.PAGESIZE + mmap.PAGESIZE
+            os.posix_fallocate(
+                self.fd, 0, self._size
+            )  # else a lack of memory is a signal that ends the process
+            self._map = mmap.mmap(self.fd, self._size)
+        return self._map
+
+    def _pin(self) -> None:
+        """Copies from a GPU into pinned memory need no buffer of the driver's in between."""
+        address = np.frombuffer(self._map, np.uint8).ctypes.data  # type: ignore[arg-type] (a map is a buffer)
+        torch.cuda.cudart().cudaHostRegister(address, self._size, 0)  # type: ignore[attr-defined]
+
+
+def _view(memory: mmap.mmap, dtype: torch.dtype, shape: torch.Size, begin: int, end: int) -> torch.Tensor:
+    try:
+        flat = torch.frombuffer(memory, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=begin)
+    except (RuntimeError, TypeError, ValueError):
+        flat = torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=begin).view(dtype)
+    return flat.view(shape)

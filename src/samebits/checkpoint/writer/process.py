@@ -1,0 +1,132 @@
+"""The process that makes snapshots durable while the run goes on; it ends with the run, but not before its last snapshot.
+
+Signals of the process group are blocked before it starts: a SIGTERM is the run's to answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .draft import Commit, Draft
+from .messages import END, PACKED, Record
+from .shelf import Shelf, lock
+
+LOOK_MS = 500
+"""Between two looks at whether the run lives, where the kernel does not tell."""
+
+
+def main(arguments: str) -> None:
+    """Serves until the run closes its end of the pipe, or is gone."""
+    options = json.loads(arguments)
+    descriptor = os.open(options["lock"], os.O_RDWR | os.O_NOFOLLOW)
+    if not lock(
+        descriptor, options["byte"]
+    ):  # the run that started this one is dead, and another has the folder
+        sys.exit(1)
+    shelf = Shelf(Path(options["commits"]), options["keep"], options["keep_best"])
+    writer = _Writer(shelf, options["slots"], options["reports"])
+    run, requests = options["run"], options["requests"]
+    poll, lives = select.poll(), True
+    poll.register(requests, select.POLLIN)
+    with contextlib.suppress(OSError, AttributeError):  # an older kernel
+        poll.register(os.pidfd_open(run), select.POLLIN)
+    while lives:
+        poll.poll(LOOK_MS)
+        lives = os.getppid() == run
+        lives &= writer.serve(requests)
+    os._exit(0)
+
+
+class _Writer:
+    def __init__(self, shelf: Shelf, slots: list[int], reports: int) -> None:
+        self.shelf, self.slots, self.reports = shelf, slots, reports
+        self.maps: dict[int, mmap.mmap] = {}
+        self.static: dict[str, Any] = {"plan": -1}
+        self.base = -1
+
+    def serve(self, requests: int) -> bool:
+        """Writes the newest of the snapshots that wait; whether there may be more."""
+        newest, ends = None, False
+        while True:
+            try:
+                data = os.read(requests, PACKED.size)
+            except BlockingIOError:
+                data = None
+            if not data:
+                break
+            record = Record(*PACKED.unpack(data))
+            if record == END:
+                ends = True
+                break
+            if newest is not None:
+                self.report(newest, dropped=True)
+            newest = record
+        if newest is not None:
+            self.write(newest)
+        return data is None and not ends
+
+    def write(self, record: Record) -> None:
+        """Makes one snapshot durable, and reports it."""
+        began, worked = time.monotonic(), time.process_time()
+        memory = memoryview(self.map(record))
+        try:
+            told = self.store(record, memory)
+        except OSError as error:
+            wanted = {"step": record.step, "wanted": record.size}
+            told = {
+                "errno": error.errno,
+                "strerror": error.strerror,
+                "filename": str(error.filename),
+                **wanted,
+            }
+        finally:
+            memory.release()
+        troubles, self.shelf.troubles = self.shelf.troubles, []
+        took = {"seconds": time.monotonic() - began, "cpu": time.process_time() - worked}
+        self.report(record, at=time.monotonic(), troubles=troubles[:3], **took, **told)
+
+    def store(self, record: Record, memory: memoryview) -> dict[str, Any]:
+        """Hands a snapshot to the shelf."""
+        parts, place = [], record.image
+        for size in record[5:]:
+            parts.append(bytes(memory[place : place + size]))
+            place += size
+        if self.static["plan"] != record.plan:
+            self.static = {"plan": record.plan, **json.loads(parts[0])}
+        self.follow(json.loads(parts[4]))
+        before, middle, after = (part.decode() for part in parts[1:4])
+        draft = Draft(record.step, before, middle, after, self.static["pieces"], self.static["order"])
+        tensors = [memory[begin:end] for begin, end in self.static["spans"]]
+        head, image = memory[: self.static["head"]], memory[: record.image]
+        try:
+            return {"commit": self.shelf.write(draft, head, tensors, image)}
+        finally:
+            for view in (*tensors, head, image):
+                view.release()
+
+    def follow(self, facts: dict[str, Any]) -> None:
+        """Takes over what the run has committed itself in the meantime."""
+        if facts["base"] != self.base:
+            self.base = facts["base"]
+            self.shelf.last = Commit(*facts["last"]) if facts["last"] else None
+            self.shelf.corrupt = set(facts["corrupt"])
+
+    def map(self, record: Record) -> mmap.mmap:
+        """The memory of its slot; the run may have made it larger."""
+        known = self.maps.get(record.slot)
+        if known is None or len(known) < record.size:
+            known = self.maps[record.slot] = mmap.mmap(self.slots[record.slot], 0, prot=mmap.PROT_READ)
+        return known
+
+    def report(self, record: Record, **told: Any) -> None:
+        """Says what became of a snapshot; nobody listens when the run is gone."""
+        with contextlib.suppress(OSError):
+            os.write(self.reports, json.dumps({"number": record.number, **told}).encode() + b"\n")

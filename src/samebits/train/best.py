@@ -1,0 +1,43 @@
+"""Which commits are the best: by a value that is logged, or told by `run.best`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from samebits.errors import InvalidArgumentError
+
+
+class Best:
+    """`Run(keep_best=..., best=...)`.
+
+    Raises:
+        InvalidArgumentError: for a negative number, or a name where nothing is kept.
+    """
+
+    def __init__(self, keep: int, name: str | None) -> None:
+        if type(keep) is not int or keep < 0:
+            raise InvalidArgumentError(f"Run(keep_best={keep!r}): a number of commits, 0 for none.")
+        if name is not None and not keep:
+            raise InvalidArgumentError(
+                f"Run(best={name!r}): say how many commits to keep for it: keep_best=1."
+            )
+        self.keep = keep
+        self.rises = name is not None and name.startswith("max:")
+        self.name = name.removeprefix("max:") if name is not None else None
+        self.value: float | None = None
+        """Of the state at the next boundary."""
+
+    def among(self, value: float, kept: Mapping[str, float | None]) -> bool:
+        """Whether a commit of that value would stay."""
+        values = sorted(number for number in kept.values() if number is not None)
+        return (
+            self.keep > 0
+            and not math.isnan(value)
+            and (len(values) < self.keep or value < values[self.keep - 1])
+        )
+
+    def take(self) -> float | None:
+        """The value of the state at this boundary."""
+        value, self.value = self.value, None
+        return value if value is not None and math.isfinite(value) else None

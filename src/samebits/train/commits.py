@@ -1,0 +1,274 @@
+"""The commits of a run: made by a process of their own where nobody waits for them, else here; the same bytes."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from samebits.checkpoint import CommitStore, store_for
+from samebits.checkpoint.background import Background, Report, WriterDiedError
+from samebits.checkpoint.manifest import canonical, check_plain, draft
+from samebits.checkpoint.plan import Plan, PlanError
+from samebits.checkpoint.rundir import LOCK, WRITER
+from samebits.checkpoint.writer.draft import Commit
+from samebits.context import Position
+from samebits.errors import CommitError
+from samebits.train import fits
+from samebits.train.cadence import Cadence
+
+_DEATHS = 3
+"""Writer processes that may die before the run commits by itself."""
+
+
+class Taken(NamedTuple):
+    """A snapshot that was handed over."""
+
+    number: int
+    position: Position
+    at: float
+
+
+class Facts(NamedTuple):
+    """What a commit says besides the state."""
+
+    position: Position
+    finished: bool
+    program: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    rolling: str | None
+    value: float | None
+
+
+class Commits:
+    """Makes commits in `run_dir`, and knows which are durable."""
+
+    def __init__(self, run_dir: Path | str, cadence: Cadence, keep: int, keep_best: int) -> None:
+        self.cadence = cadence
+        self.store = store_for(run_dir, keep, keep_best)
+        self._keep, self._keep_best = keep, keep_best
+        self._background: Background | None = None
+        self._here = not isinstance(self.store, CommitStore)
+        """Whether the run makes every commit itself."""
+        self._deaths = self._base = self.written = 0
+        self.lag, self.lag_steps = 0.0, 0
+        """Of a boundary's snapshot until it, or a later one, was durable: the most, in seconds and in steps."""
+        self._plan: Plan | None = None
+        self._taken: deque[Taken] = deque()
+        """Snapshots of which neither they nor a later one are known to be durable."""
+        self._constant: tuple[Mapping[str, Any], Mapping[str, Any], str, str] = ({}, {}, "", "")
+
+    def due(self, step: int) -> bool:
+        """Whether it is time for one that nobody waits for."""
+        if self._background is not None and self.cadence.spares and not self._background.idle:
+            return False
+        last = self.store.last
+        return self.cadence.due(step) and (last is None or last.step != step)
+
+    def commit(
+        self, state: dict[str, Any], facts: Facts, on_tensors_written: Callable[[], None]
+    ) -> list[Position]:
+        """Commits and waits until it is durable; also returns which snapshots from before have become so."""
+        durable = self.settle()
+        started = time.perf_counter()
+        fits.check_copies(state["run_state"], state["objects"])
+        self._base += 1  # the writer process, if there is one, goes on from this commit
+        self.store.commit(
+            facts.position.step,
+            state,
+            position=asdict(facts.position),
+            finished=facts.finished,
+            program=facts.program,
+            environment=facts.environment,
+            rolling=facts.rolling,
+            value=facts.value,
+            on_tensors_written=on_tensors_written,
+        )
+        self.cadence.took(time.perf_counter() - started)
+        return [*durable, facts.position]
+
+    def snapshot(self, state: dict[str, Any], facts: Facts) -> bool:
+        """Takes a snapshot for the writer process; False: it cannot, and the run has to `commit`.
+
+        Nothing that is changed after the return is in it. Where the writer is not done with those before, the newest
+        that it has not begun gives way.
+        """
+        if self._here:
+            return False
+        started = time.perf_counter()
+        try:
+            self._hand_over(state, facts)
+        except WriterDiedError as died:
+            self._bury(died)
+            return not self._here
+        except PlanError:
+            self._give_up(
+                "the state keeps tensors in a deque, defaultdict or Counter. Use lists and dicts to have commits made "
+                "by the writer process"
+            )
+            return False
+        except OSError as error:
+            self._give_up(f"there is no memory or process for it ({error})")
+            return False
+        self.cadence.took(time.perf_counter() - started)
+        return True
+
+    def heard(self) -> list[Position]:
+        """The boundaries whose commits have become durable since.
+
+        Raises:
+            CommitError: the disk refused one.
+        """
+        if self._background is None or not self._taken:
+            return []
+        try:
+            return self._durable(self._background.poll())
+        except WriterDiedError as died:
+            self._bury(died)
+            return []
+
+    def settle(self) -> list[Position]:
+        """As `heard`, after waiting until nothing is under way."""
+        if self._background is None:
+            return []
+        durable: list[Position] = []
+        try:
+            for report in self._background.drain():
+                durable += self._durable([report])
+        except WriterDiedError as died:
+            self._bury(died)
+        return durable
+
+    def close(self) -> list[Position]:
+        """As `settle`, then ends the writer process and gives the run directory back; a refused commit is a warning."""
+        durable: list[Position] = []
+        try:
+            durable = self.settle()
+        except CommitError as error:
+            warnings.warn(str(error), stacklevel=5)
+        finally:
+            background, self._background = self._background, None
+            if background is not None:
+                background.close()
+            with suppress(OSError):
+                self.store.close()
+        if self.written:
+            print(
+                f"samebits: {self.store.run_dir}: {self.written} commits were made beside the training, durable at most "
+                f"{self.lag * 1e3:.0f} ms ({self.lag_steps} steps) after their boundary",
+                file=sys.stderr,
+            )
+        return durable
+
+    def _hand_over(self, state: dict[str, Any], facts: Facts) -> None:
+        assert isinstance(self.store, CommitStore)
+        self.store.check_step(facts.position.step)
+        plan, values, tree = self._read(state)
+        program, environment = self._constants(facts)
+        made = draft(
+            plan.layout, step=facts.position.step, finished=facts.finished, tree=tree, rolling=facts.rolling,
+            position=canonical(asdict(facts.position)), program=program, environment=environment, value=facts.value,
+        )  # fmt: skip
+        if self._background is None:
+            self._background = Background(self._options())
+        last, corrupt = self.store.last, sorted(self.store.shelf.corrupt)
+        number = self._background.submit(
+            plan, values, made, {"base": self._base, "last": last, "corrupt": corrupt}
+        )
+        if number is not None:
+            self._taken.append(Taken(number, facts.position, time.monotonic()))
+
+    def _read(self, state: dict[str, Any]) -> tuple[Plan, list[Any], str]:
+        """The plan of `state`, its flat values and its tree."""
+        if self._plan is not None and (values := self._plan.read(state)) is not None:
+            tree = self._plan.text(values)
+            if tree is not None:
+                return self._plan, values, tree
+        fits.check_copies(state["run_state"], state["objects"])
+        self._plan = plan = Plan(state)
+        values = plan.read(state)
+        tree = None if values is None else plan.text(values)
+        if values is None or tree is None:
+            raise PlanError
+        return plan, values, tree
+
+    def _constants(self, facts: Facts) -> tuple[str, str]:
+        """Program and environment as JSON; they hardly ever change."""
+        known = self._constant
+        if (known[0], known[1]) != (facts.program, facts.environment):
+            for name in ("program", "environment"):
+                check_plain(getattr(facts, name), (name,))
+            known = (facts.program, facts.environment, canonical(facts.program), canonical(facts.environment))
+            self._constant = known
+        return known[2], known[3]
+
+    def _options(self) -> dict[str, Any]:
+        assert isinstance(self.store, CommitStore)
+        return {
+            "lock": str(self.store.run_dir / LOCK),
+            "byte": WRITER,
+            "commits": str(self.store.shelf.commits),
+            "keep": self._keep,
+            "keep_best": self._keep_best,
+        }
+
+    def _durable(self, reports: list[Report]) -> list[Position]:
+        positions = []
+        for number, told in reports:
+            if "errno" in told:
+                self._taken.clear()
+                error = OSError(told["errno"], told["strerror"], told["filename"])
+                raise self.store.refused(error, told["step"], told["wanted"]) from error
+            if "commit" in told:
+                positions.append(self._note(number, told))
+        return positions
+
+    def _note(self, number: int, told: Mapping[str, Any]) -> Position:
+        """A snapshot is durable, and so what came before it."""
+        assert isinstance(self.store, CommitStore)
+        self.store.shelf.last = Commit(*told["commit"])
+        self.store.shelf.troubles += told["troubles"]
+        self.store.warn()
+        self.written += 1
+        self.cadence.written(told["seconds"], told["cpu"])
+        first, newest = self._taken[0], [taken for taken in self._taken if taken.at <= told["at"]][-1]
+        while (taken := self._taken.popleft()).number != number:
+            pass
+        self.lag = max(self.lag, told["at"] - first.at)
+        self.lag_steps = max(self.lag_steps, newest.position.step - first.position.step)
+        return taken.position
+
+    def _bury(self, died: WriterDiedError) -> None:
+        """What it had begun is lost: the next snapshot holds it all. What it had finished counts."""
+        assert isinstance(self.store, CommitStore)
+        assert self._background is not None
+        self._background.close(kill=True)
+        self._background, self._plan = None, None
+        self._taken.clear()
+        self._deaths += 1
+        self._base += 1
+        self.store.look_again()
+        if self._deaths == _DEATHS:
+            self._give_up(f"{died}, for the {_DEATHS}rd time")
+            return
+        warnings.warn(
+            f"the process that writes the commits of {self.store.run_dir} is gone: {died}. Another one is started; what "
+            "was committed is untouched.",
+            stacklevel=5,
+        )
+
+    def _give_up(self, why: str) -> None:
+        self._here = True
+        if self._background is not None:
+            self.settle()
+            self._background.close()
+            self._background = None
+        warnings.warn(
+            f"commits of {self.store.run_dir} are made by the run itself from now on: {why}.", stacklevel=5
+        )
