@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from samebits.context import process
+from samebits.context import Position, process
 from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.train.source import Source
 
@@ -45,8 +46,13 @@ class Continued:
         self._pass, self._batch = state["pass"], state["batch"]
         self._source.load(state["loader"], self._batch)
 
+    def at(self, position: Position) -> None:
+        """The next batch is that of this position; it matters where a pass begins."""
+        if self._batch == 0:
+            self._source.at(replace(position, batch_index=0))
+
     def hold(self) -> None:
-        """As `Source.hold`."""
+        """Until the next batch has come, the state is that of now."""
         self._source.hold()
 
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:

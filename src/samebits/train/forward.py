@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from samebits.errors import InvalidArgumentError
-from samebits.train.batches import Batch, called, detached, device_of, moved, parts
+from samebits.train.batches import LABELS, Batch, called, detached, device_of, moved, parts
 from samebits.train.losses import Loss
 from samebits.train.metrics import Metrics
 
@@ -45,7 +45,7 @@ class Forward:
         """The model's output alone."""
         device = device_of(model)
         with self._precision(device):
-            return called(model, parts(moved(batch, device)).inputs)
+            return called(model, self._parts(moved(batch, device)).inputs)
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> Result:
         """The loss, with its graph, and what the metrics need."""
@@ -54,7 +54,7 @@ class Forward:
         with self._precision(device):
             if self.hook is not None:
                 return _hooked(self.hook(model, batch), len(Batch(batch)))
-            split = parts(batch)
+            split = self._parts(batch)
             output = called(model, split.inputs)
             return Result(self.loss(output, split), len(split), output, split.target)
 
@@ -64,6 +64,12 @@ class Forward:
         if self.hook is not None:
             return values | {name: float(value) for name, value in result.values.items()}
         return values | self.metrics.measure(detached(result.output), result.target)
+
+    def _parts(self, batch: Any) -> Batch:
+        """The batch in its parts; all of it is the inputs of a model that computes its loss itself."""
+        if not self.loss.of_model:
+            return parts(batch)
+        return Batch(batch, batch.get(LABELS) if isinstance(batch, Mapping) else None)
 
     @contextmanager
     def _precision(self, device: torch.device) -> Iterator[None]:

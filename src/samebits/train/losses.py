@@ -39,10 +39,15 @@ class Loss:
         if self._class_weight is not None and self._unreduced is None:
             raise InvalidArgumentError(f"fit(class_weight=...): {_not_weighted(loss_fn)}")
 
+    @property
+    def of_model(self) -> bool:
+        """Whether the model computes it."""
+        return self._loss_fn is None
+
     def __call__(self, output: Any, batch: Batch) -> torch.Tensor:
         """The loss as one number, with its graph."""
         if self._loss_fn is None:
-            return _own_loss(output, batch)
+            return _own_loss(output)
         if batch.weight is None and self._class_weight is None:
             return self._loss_fn(output, batch.target)
         if self._unreduced is None:
@@ -97,16 +102,12 @@ def _alongside(weight: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
     return weight.reshape(*weight.shape, *(1,) * (losses.ndim - weight.ndim)).to(losses.dtype)
 
 
-def _own_loss(output: Any, batch: Batch) -> torch.Tensor:
+def _own_loss(output: Any) -> torch.Tensor:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor):
         raise InvalidArgumentError(
             f"Trainer(model, None, optimizer): the model's output ({type(output).__name__}) has no loss. Pass a loss_fn, "
             "or give the model what it computes its loss from (labels, say)."
-        )
-    if batch.weight is not None:
-        raise InvalidArgumentError(
-            "Trainer(model, None, optimizer): batches have weights, and the model computes its loss itself."
         )
     return loss
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,6 +60,9 @@ class Source:
                 "samebits.data.DataLoader (same arguments) resumes at once and for any number of workers",
                 stacklevel=5,
             )
+
+    def at(self, position: Position) -> None:
+        """The next batch is that of this position in the run."""
 
     def hold(self) -> None:
         """Until the next batch has come, the state is that of now: an interrupted run goes on there."""
@@ -149,6 +153,10 @@ class InsideSource(Source):
         super().__init__(loader, key, batches_per_epoch, call)
         self.first = first
         """Where the first batch of the epoch is, or was."""
+
+    def at(self, position: Position) -> None:
+        """Notes where the epoch began."""
+        self.first = replace(position, batch_index=0, step=position.step - position.batch_index)
 
     def _begin(self, epoch: int, batch_index: int) -> None:
         if not isinstance(self._loader, _POSITIONED):

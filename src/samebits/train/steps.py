@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -124,8 +124,7 @@ class Steps(Iterator[tuple[Step, Any]]):
     def _batch(self, position: Position, *, outermost: bool) -> Any:
         source = self._source
         assert source is not None
-        if isinstance(source, InsideSource):
-            source.first = replace(position, batch_index=0, step=position.step - position.batch_index)
+        source.at(position)
         preemption = self._run.preemption
         if preemption.installed:
             source.hold()

@@ -45,7 +45,8 @@ class Trainer:
 
     Args:
         model: called as `model(inputs)`.
-        loss_fn: `loss_fn(output, target)`, a mean over the batch. None: the model computes it, as `output.loss`.
+        loss_fn: `loss_fn(output, target)`, a mean over the batch. None: the model computes it, as `output.loss`, from the
+            whole batch, `model(**batch)` or `model(*batch)`.
         optimizer: steps after every `accumulate` batches.
         scheduler: a torch LR scheduler of this optimizer.
         scheduler_step: "epoch": after each epoch's validation; "step": after each step of the optimizer.
