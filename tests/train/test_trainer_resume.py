@@ -187,7 +187,7 @@ def cut():
 @example(FULL, 3)
 @example(FULL | {"steps_per_epoch": None, "scheduler": "cycle", "precision": "bf16", "lengthless": True}, 0)
 @given(FEATURES, st.integers(0, 4))
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_cut_at_every_step(tmp_path_factory, features, shift):
     """Cut in each step of a short run, at changing places of its body, and in validations, a fit ends with equal bits."""
     expected = fit(features, None)
