@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import samebits
@@ -274,6 +276,12 @@ def bad_programs(folder):
             (folder / "foreign" / "novel.txt").write_text("Call me Ishmael.")
         steps(folder / "foreign")
 
+    def sharded():
+        model = nn.Linear(6, 6)
+        mesh = init_device_mesh("cpu", (3,))
+        model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0)]))
+        steps(model=model)
+
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     programs = {
         "seeds": seeds,
@@ -285,6 +293,7 @@ def bad_programs(folder):
         "stop": lambda: steps(stop=3 if rank == 1 else None),
         "full disk": full_disk,
         "foreign": foreign,
+        "sharded": sharded,
     }
     raised = {}
     for name, program in programs.items():
@@ -308,6 +317,7 @@ def test_ranks_that_differ_are_told(ranks, tmp_path):
         "stop": ("RanksError", "rank 1 is at the end of loop 'train' at step 4", "run.stop()"),
         "full disk": ("CommitError", "ulimit -f"),
         "foreign": ("RunDirectoryError", "novel.txt"),
+        "sharded": ("UnimplementedError", "DistributedDataParallel"),
     }  # fmt: skip
     for raised in results:
         assert raised.keys() == wanted.keys()
@@ -332,3 +342,36 @@ def test_another_number_of_processes_is_refused(ranks, forked, tmp_path):
         assert "made by 3 processes" in message and "nproc-per-node" in message
     assert forked(simple, tmp_path / "one").value is None
     assert all("made by one process" in message for message in ranks(3, simple, tmp_path / "one")[0])
+
+
+def everything(run_dir):
+    """A loader that nobody told of the ranks."""
+    samebits.set_random_seed(1)
+    loader = torch.utils.data.DataLoader(torch.arange(12.0), 4, shuffle=True)
+    with pytest.warns(UserWarning, match="gives every rank all of the data"), samebits.Run(run_dir) as run:
+        return [x.tolist() for _, x in run.steps(loader)]
+
+
+def test_ranks_that_read_the_same_are_warned(ranks):
+    """A shuffling DataLoader without a DistributedSampler: every rank gets the same batches, and a warning says so."""
+    results, _ = ranks(3, everything, None)
+    assert results[0] == results[1] == results[2]
+
+
+def test_ranks_of_a_distributed_sampler_draw_differently():
+    """The n-th elements of two ranks' shares get random numbers of their own; of one rank alone, those of always."""
+
+    class Noise(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return float(torch.rand(1))
+
+    def noise(count, rank):
+        sampler = torch.utils.data.DistributedSampler(Noise(), count, rank)
+        return torch.cat(list(samebits.data.DataLoader(Noise(), 2, sampler=sampler, seed=3))).tolist()
+
+    assert not set(noise(2, 0)) & set(noise(2, 1))
+    plain = samebits.data.DataLoader(Noise(), 2, sampler=list(range(8)), seed=3)
+    assert noise(1, 0) == torch.cat(list(plain)).tolist()

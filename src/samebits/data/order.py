@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.utils.data import DistributedSampler
 
 from samebits.context import Words
 from samebits.errors import UnimplementedError
@@ -83,12 +84,19 @@ class SamplerOrder:
 
     def tasks(self, key: Words, epoch: int, start: int) -> Iterator[Task]:
         """The tasks from number `start` on; the sampler runs through those before it."""
-        first = 0
+        first, of_share = 0, words.fold(key, *self._share())
         for batch, indices in enumerate(self._drawn(words.fold(key, "sampler"), epoch)):
             indices = indices if self.single else list(indices)  # noqa: PLW2901 (a sampler may reuse its list)
             if batch >= start:
-                yield Task(key, batch, first, indices)
+                yield Task(of_share, batch, first, indices)
             first += 1 if self.single else len(indices)
+
+    def _share(self) -> tuple[str | int, ...]:
+        """What the elements' keys are folded with: ranks count from 0 each, and shall not draw alike."""
+        for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
+            if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+                return "rank", sampler.rank
+        return ()
 
     def _drawn(self, key: Words, epoch: int) -> Iterator[Any]:
         """The sampler's items; its draws come from generators of its own, whoever draws in between."""

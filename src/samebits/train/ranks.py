@@ -9,19 +9,23 @@ from __future__ import annotations
 import json
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from samebits import errors
 from samebits.checkpoint import Manifest
 from samebits.checkpoint.packed import pack, unpack
 from samebits.checkpoint.ranks import Encoded, joined, of_rank
 from samebits.context import Position, process
-from samebits.errors import RanksError, RunMismatchError
+from samebits.determinism import environment_fingerprint
+from samebits.errors import RanksError, RunMismatchError, UnimplementedError
 from samebits.train.origin import Origin
 from samebits.train.ranks_buckets import fix_buckets
 from samebits.train.ranks_wire import Wire
@@ -119,7 +123,10 @@ class Together(Alone):
             self._hear(doing)
             sent = unpack(self._wire.from_first(b"", doing))
             found = None if sent is None else (Manifest.from_bytes(sent[0]), sent[1])
-        return None if found is None else (found[0], of_rank(found[1], self.rank, self.world_size, where))
+        if found is None:
+            return None
+        state = of_rank(found[1], self.rank, self.world_size, where)
+        return replace(found[0], environment=state.pop("environment")), state
 
     def common_origin(self, mine: Origin) -> Origin:
         """Raises `RunMismatchError` when the ranks were given different seeds."""
@@ -134,7 +141,9 @@ class Together(Alone):
         """Raises `RunMismatchError` when the ranks are about to do different things."""
         types = {name: type(thing).__qualname__ for name, thing in sorted(objects.items())}
         facts = {"objects": types, "loop": name, "epochs": epochs, "batches": _length(loader)}
+        _warn_of_equal_batches(loader)
         self._check_alike(facts, f"before loop {name!r}")
+        _refuse_sharded(objects)
         fix_buckets(objects.values())
 
     def decide(self, position: Position, *, exact: bool, over: bool, due: Callable[[], bool], asked: bool, leave: bool) -> Decision:  # fmt: skip
@@ -157,6 +166,7 @@ class Together(Alone):
     def complete(self, state: dict[str, Any]) -> dict[str, Any]:
         """Each of the others sends what it has differently, found by digests."""
         doing = "in a commit"
+        state["environment"] = environment_fingerprint()  # the machines may differ
         mine = Encoded.of(state)
         if len(set(self._wire.all_numbers(mine.digest(), doing))) == 1:
             return joined(state, [{"nodes": "[]", "tensors": {}}] * (self.world_size - 1))
@@ -272,6 +282,26 @@ _CURES = {
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _refuse_sharded(objects: Mapping[str, Any]) -> None:
+    for name, thing in objects.items():
+        parameters = thing.parameters() if isinstance(thing, torch.nn.Module) else ()
+        if any(type(parameter).__name__ == "DTensor" for parameter in parameters):
+            raise UnimplementedError(
+                f"Run({name}=...): its parameters are sharded over the ranks (FSDP, tensor parallelism), which commits do not "
+                "hold so far. Use DistributedDataParallel."
+            )
+
+
+def _warn_of_equal_batches(loader: Any) -> None:
+    if isinstance(loader, DataLoader) and type(loader.sampler) in (RandomSampler, SequentialSampler):
+        warnings.warn(
+            "Run.steps: this DataLoader gives every rank all of the data, in the same order, so that the ranks compute the "
+            "same. Pass sampler=torch.utils.data.DistributedSampler(dataset), or read a samebits.data.Pipeline, which "
+            "shares each batch out.",
+            stacklevel=5,
+        )
 
 
 def _length(loader: Any) -> int | None:
