@@ -44,8 +44,17 @@ def environment_fingerprint() -> dict[str, Any]:
     return {
         **_fixed(),
         "gpus": gpus,
+        "cuda": None
+        if not gpus
+        else {"runtime": torch.version.cuda, "cudnn": torch.backends.cudnn.version()},
         "threads": torch.get_num_threads(),
         "op_determinism": _op_determinism(),
+        "flags": {
+            "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        },
     }
 
 

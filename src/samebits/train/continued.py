@@ -21,6 +21,7 @@ class Continued:
         self._steps = steps
         self._pass = self._batch = 0
         """Where the loader stands: how often it was read to its end, and batches since."""
+        self._held: dict[str, Any] | None = None
 
     @property
     def rolled(self) -> int:
@@ -29,7 +30,7 @@ class Continued:
 
     def state(self) -> dict[str, Any]:
         """What a commit keeps: where the loader stands, besides what it says of itself."""
-        return {
+        return self._held or {
             "steps": self._steps,
             "pass": self._pass,
             "batch": self._batch,
@@ -52,8 +53,12 @@ class Continued:
             self._source.at(replace(position, batch_index=0))
 
     def hold(self) -> None:
-        """Until the next batch has come, the state is that of now."""
-        self._source.hold()
+        """Until `release`, the state is that of now."""
+        self._held = self.state()
+
+    def release(self) -> None:
+        """The batch has come, and is in the loop's hands."""
+        self._held = None
 
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         """The next batch, and whether it is the last one of the epoch of `steps` batches."""

@@ -1,8 +1,7 @@
-"""Where a run comes from, its seed and its environment, against what the commit says of itself."""
+"""The seed that a run comes from, against what the commit says of itself."""
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,8 +10,6 @@ import torch
 
 from samebits.checkpoint import Manifest
 from samebits.context import process
-from samebits.determinism.environment import differences, environment_fingerprint
-from samebits.determinism.settings import active
 from samebits.errors import RunMismatchError, UnseededError
 from samebits.random import seeds
 
@@ -47,29 +44,6 @@ def settle_seed(manifest: Manifest | None, where: str) -> Origin:
             "Set the same seed, or use another run directory."
         )
     return Origin(mine, seeded=True)
-
-
-def check_environment(manifest: Manifest, where: str, *, allow_changed: bool) -> None:
-    """Raises `RunMismatchError` when software, hardware or flags differ from the commit's (threads are put back)."""
-    now = {**environment_fingerprint(), "threads": manifest.environment.get("threads")}
-    changed = differences(manifest.environment, now)
-    if changed and not allow_changed:
-        raise RunMismatchError(
-            f"{where} was made in another environment ({'; '.join(changed)}), where the same bits are not promised. "
-            "Go back to it, or pass Run(allow_changed_environment=True)."
-        )
-
-
-def keep_threads(manifest: Manifest) -> None:
-    """Sets the number of intra-op threads that the run began with, where bits depend on it."""
-    settings = active()
-    if settings is not None and settings.thread_invariant:
-        return
-    threads, now = manifest.environment.get("threads"), torch.get_num_threads()
-    if isinstance(threads, int) and threads != now:
-        message = f"samebits: the run began with {threads} threads; set_num_threads({threads}) instead of {now} keeps the bits"
-        print(message, file=sys.stderr)
-        torch.set_num_threads(threads)
 
 
 def _unseeded(then: Origin | None) -> Origin:

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -16,7 +16,6 @@ import torch
 
 from samebits.checkpoint import Manifest
 from samebits.context import Position, Words, notify, process, resolve_run_dir
-from samebits.determinism import environment_fingerprint
 from samebits.errors import (
     DuplicateNameError,
     InvalidArgumentError,
@@ -31,6 +30,7 @@ from samebits.train.cadence import Cadence, Save
 from samebits.train.chain import Chain
 from samebits.train.commits import Commits, Facts
 from samebits.train.continued import check_steps
+from samebits.train.environment import Environment, check_names
 from samebits.train.fits import check_compiled
 from samebits.train.loops import Loops
 from samebits.train.preemption import Preemption
@@ -70,8 +70,9 @@ class Run:
         keep_best: how many more to keep: those made where the smallest values were logged.
         best: name of the value in `run.log` that decides what is best, smaller is better; "max:name": larger is. Without
             it, `run.best(value)` tells.
-        allow_changed_environment: resume although torch, the hardware or the switch differ (equal bits are then
-            not promised).
+        allow_changes: names of what may differ from the commit's environment ("torch", "cpu", "gpu", "flags", ...; the
+            error lists them); equal bits are then not promised. "threads": the number is not put back. "script": no
+            warning where the script has changed.
         check_loss: `run.log(loss=...)` raises when the loss is not finite.
         grace: seconds after SIGTERM, SIGUSR1 or the first Ctrl-C within which the process has ended, with exit code 75.
             Less than the scheduler gives.
@@ -94,7 +95,7 @@ class Run:
         keep: int = 2,
         keep_best: int = 0,
         best: str | None = None,
-        allow_changed_environment: bool = False,
+        allow_changes: Collection[str] = (),
         check_loss: bool = True,
         grace: float = 20.0,
         **stateful: Any,
@@ -110,7 +111,8 @@ class Run:
         self.resumed = False
         self.run_dir: Path | str | None = None if run_dir is None else resolve_run_dir(run_dir)
         self._commits = None if self.run_dir is None else Commits(self.run_dir, cadence, keep, keep_best)
-        self._allow_changed_environment = allow_changed_environment
+        self._allowed = check_names(allow_changes)
+        self._environment: Environment | None = None
         self._check_loss = check_loss
         self._chain = Chain()
         self.preemption = Preemption(grace, self._planned, self._durable)
@@ -294,6 +296,7 @@ class Run:
         self._stop = True
 
     def _open(self) -> None:
+        self._environment = Environment.here(self.objects, self._ranks.world_size)
         found = self._ranks.open(self._find, str(self.run_dir))
         self._origin = self._ranks.common_origin(
             origin.settle_seed(None if found is None else found[0], str(self.run_dir))
@@ -320,9 +323,10 @@ class Run:
 
     def _resume(self, manifest: Manifest, saved: dict[str, Any]) -> None:
         where = str(self.run_dir)
-        origin.check_environment(manifest, where, allow_changed=self._allow_changed_environment)
+        assert self._environment is not None
+        self._environment.check(manifest, where, self._allowed)
         fits.check_fits(self.objects, saved, where, complete=False)
-        origin.keep_threads(manifest)
+        self._environment.resume(manifest, where, self._allowed)
         self._restored = saved
         self._loops.load(saved["loops"])
         self._chain.resume(manifest.rolling, manifest.position["loop"], manifest.step)
@@ -407,6 +411,7 @@ class Run:
         if self._commits is None:
             return
         assert self._origin is not None
+        assert self._environment is not None
         position = position or self._loops.position()
         saved = state.gather(self.objects)
         saved["run_state"] = dict(self.state)
@@ -416,7 +421,7 @@ class Run:
             position,
             finished=self._loops.current is None,
             program=self._origin.to_dict(),
-            environment=environment_fingerprint(),
+            environment=self._environment.to_dict(),
             rolling=self._chain.digest,
             value=self._best.take(),
         )

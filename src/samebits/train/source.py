@@ -65,8 +65,12 @@ class Source:
         """The next batch is that of this position in the run."""
 
     def hold(self) -> None:
-        """Until the next batch has come, the state is that of now: an interrupted run goes on there."""
+        """Until `release`, the state is that of now: a run that is interrupted while it waits for a batch goes on there."""
         self._awaited = (self.state(),)
+
+    def release(self) -> None:
+        """The batch has come, and is in the loop's hands."""
+        self._awaited = None
 
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         """Batch `batch_index` of `epoch`, and whether it is the epoch's last."""
@@ -76,7 +80,6 @@ class Source:
         self.rolled = self._loader.rolled if isinstance(self._loader, Pipeline) else 0
         if ends:
             self._end_epoch()
-        self._awaited = None
         return batch, ends
 
     def _begin(self, epoch: int, batch_index: int) -> None:

@@ -136,9 +136,10 @@ class Steps(Iterator[tuple[Step, Any]]):
                 raise
             self._run.interrupted(
                 position, outermost=outermost
-            )  # a loader whose workers the signal ended raises, too
+            )  # a loader raises, too, when its workers were signalled
         finally:
             preemption.waited()
+        source.release()
         return batch
 
     def _finish(self, position: Position, *, outermost: bool) -> None:
