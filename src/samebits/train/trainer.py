@@ -93,6 +93,7 @@ class Trainer:
         arguments.check_scheduler(scheduler, scheduler_step, optimizer)
         arguments.check_update(accumulate, clip_norm, clip_value, precision, ema)
         arguments.check_hook(forward, loss_fn, metrics)
+        self._metrics = Metrics(metrics or {})
         self.model = model if device is None else model.to(device)
         self.loss_fn = loss_fn
         self.optimizer = optimizer
@@ -108,8 +109,7 @@ class Trainer:
         self.initial_epoch = 0
         self.steps_per_epoch: int | None = None
         self.validates = False
-        self.metrics = dict(metrics or {})
-        self._metrics = Metrics(self.metrics)
+        self.metrics = self._metrics.functions | self._metrics.objects
         self._validation_metrics = self._metrics.copied()
         self._dtype = arguments.PRECISIONS[precision]
         self._evaluation = Forward(Loss(loss_fn), self._validation_metrics, self._dtype, forward)
