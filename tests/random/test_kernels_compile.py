@@ -8,9 +8,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numba
+import numpy as np
 import pytest
 import torch
 
+from samebits.kernels import kernel
 from samebits.kernels.team import OnTeam
 from samebits.random import _distributions, _masks, _philox, feistel
 
@@ -76,6 +78,18 @@ assert samebits.__file__.startswith(sys.argv[1]), samebits.__file__
 from samebits.random import _philox, words
 print(words.fold((1, 2), 3), sum(_philox.fold.stats.cache_hits.values()))
 """
+
+
+def test_a_thread_that_waited_for_another_to_compile_takes_what_it_compiled():
+    """The second of two threads whose first calls meet finds the kernel compiled; it used to raise "compilation disabled"."""
+
+    @kernel("uint64(uint64)")
+    def twice(x):
+        return x * np.uint64(2)
+
+    assert twice(3) == 6
+    late = twice._compile_for_args(3)  # what the other thread is about to do once the compile lock is free
+    assert late is next(iter(twice.overloads.values())).entry_point and twice(4) == 8
 
 
 def test_an_edit_of_any_kernel_is_seen(tmp_path):

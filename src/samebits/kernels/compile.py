@@ -147,9 +147,11 @@ def _dispatcher(function: Callable[..., Any]) -> Any:
 def _only(dispatcher: Any, signature: str) -> Any:
     def compile_for_args(*args: Any) -> Any:
         with global_compiler_lock:
-            entry_point = dispatcher.compile(signature)
-            dispatcher.disable_compile()
-        return entry_point  # Numba's C dispatcher calls it with the arguments
+            if not dispatcher.overloads:  # else another thread was here first
+                dispatcher.compile(signature)
+                dispatcher.disable_compile()
+            (overload,) = dispatcher.overloads.values()
+        return overload.entry_point  # Numba's C dispatcher calls it with the arguments
 
     dispatcher._compile_for_args = compile_for_args
     return dispatcher
