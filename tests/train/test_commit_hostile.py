@@ -138,6 +138,7 @@ FORGED = {
     "objects in a structure": field(tree={"dict": ["w", {"array": ["w", "O,O", [75], "C"]}]}),
     "array of another size": field(tree={"dict": ["w", {"array": ["w", "<f8", [151], "C"]}]}),
     "array of negative shape": field(tree={"dict": ["w", {"array": ["w", "<f4", [-1], "C"]}]}),
+    "strings of no length": field(tree={"dict": ["w", {"array": ["e", "|S0", [2**40], "F"]}]}),
     "a scalar object": field(tree={"dict": ["w", {"scalar": ["|O", "00" * 8]}]}),
     "an unknown kind": field(tree={"dict": ["w", {"eval": "1"}]}),
     "older schema": field(schema=0),

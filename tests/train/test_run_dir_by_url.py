@@ -303,6 +303,12 @@ def test_links_behind_a_file_url_are_not_followed(tmp_path):
     path.unlink()
     copy.rename(path)
     assert RemoteStore(url).newest()[0].step == 2
+    moved = path.parent.rename(tmp_path / "moved")
+    path.parent.symlink_to(moved)
+    assert RemoteStore(url).newest()[0].step == 1
+    with RemoteStore(url) as store:
+        commit(store, 3)
+    assert len(os.listdir(moved)) == 2
 
 
 def test_a_lost_connection_never_looks_like_missing_commits():

@@ -39,17 +39,21 @@ class Bucket:
                 f"{url} cannot be opened: {error}. Install the package for this protocol, or use another URL."
             ) from error
 
-    def names(self, folder: str = "") -> set[str]:
-        """What lies in `folder`; nothing when there is no such folder."""
+    def names(self, folder: str = "", *, links: bool = True) -> set[str]:
+        """What lies in `folder`; nothing when there is no such folder. Links (of a file system that has them) if asked."""
         with self._named(f"list {folder or 'it'}"):
             self._files.invalidate_cache()
             path = self._path(folder)
             try:
                 # `ls` in each folder: `find` takes a connection that fails for an empty folder.
-                found = self._files.ls(path, detail=False)
+                found = self._files.ls(path, detail=True)
             except FileNotFoundError:
                 return set()
-        return {str(name).rstrip("/").rpartition("/")[2] for name in found}
+        return {
+            str(entry["name"]).rstrip("/").rpartition("/")[2]
+            for entry in found
+            if links or not entry.get("islink")
+        }
 
     def has(self, name: str) -> bool:
         """Whether there is such a file."""

@@ -131,7 +131,7 @@ class Encoder:
 
     def array(self, value: np.ndarray) -> dict[str, Any]:
         """Keeps an array as a tensor."""
-        if value.dtype.kind in "OV":
+        if value.dtype.kind in "OV" or not value.dtype.itemsize:
             raise unsavable(self.path, value, f"a NumPy array of dtype {value.dtype}")
         order = "F" if value.flags.fnc else "C"  # sums follow the memory order
         name = self.add(_tensor_of(np.array(value, order="C")))
@@ -198,7 +198,8 @@ def _to_scalar(body: list[str], _: Any) -> Any:
 
 def _to_numpy_dtype(text: str) -> np.dtype:
     dtype = np.dtype(text)
-    if dtype.kind in "OV":  # of dtype O the bytes would be taken for addresses of objects
+    # Of dtype O the bytes would be taken for addresses of objects; without bytes any shape would fit.
+    if dtype.kind in "OV" or not dtype.itemsize:
         raise ValueError(f"an array of dtype {text}")
     return dtype
 

@@ -120,7 +120,7 @@ class Lease:
                 return
             if now != text:
                 raise RunDirectoryError(
-                    f"run directory {self._bucket.url} is in use by {_who(_parse(now))}. "
+                    f"run directory {self._bucket.url} is in use by {_who(_parse(now) or first)}. "
                     "Wait until it ends or stop it; two processes cannot write one run."
                 )
 

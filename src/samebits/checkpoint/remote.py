@@ -62,7 +62,7 @@ class RemoteFolder:
 
 def remote_folders(bucket: Bucket) -> list[RemoteFolder]:
     """The commits that have a manifest, newest step first."""
-    return _folders(bucket, whole=True)
+    return _survey(bucket)[0]
 
 
 class RemoteStore:
@@ -106,7 +106,8 @@ class RemoteStore:
         try:
             if MARKER not in top:
                 self._bucket.write(MARKER, [marker_text().encode()])
-            self._sweep()
+            for folder in _survey(self._bucket)[1]:
+                folder.delete()
         except BaseException:
             self.close()
             raise
@@ -156,7 +157,8 @@ class RemoteStore:
         folder = RemoteFolder(self._bucket, commit.name)
         where = f"{COMMITS}/{folder.name}"
         try:
-            folder.delete()  # the same bits, of which some were corrupt when this process looked
+            if folder.name in self._corrupt:
+                folder.delete()  # the same bits, of which some are damaged
             self._bucket.write(f"{where}/{TENSORS}", made.blocks)
             if on_tensors_written is not None:
                 on_tensors_written()
@@ -214,20 +216,15 @@ class RemoteStore:
     def _prune(self, newest: Commit) -> None:
         """Deletes commits beyond `keep`, corrupt and replaced ones, and what kills left half-written."""
         try:
-            older = [
-                folder
-                for folder in remote_folders(self._bucket)
-                if step_of(folder.name) <= newest.step and folder.name != newest.name
-            ]
+            whole, half = _survey(self._bucket)
+            older = [f for f in whole if step_of(f.name) <= newest.step and f.name != newest.name]
             valid = [f for f in older if f.name not in self._corrupt and step_of(f.name) < newest.step]
             stay = {folder.name for folder in valid[: self.keep - 1]}
             if self.keep_best:
                 values = {f.name: self._value(f) for f in (RemoteFolder(self._bucket, newest.name), *valid)}
                 stay |= best(values, self.keep_best)
-            for folder in older:
-                if folder.name not in stay:
-                    folder.delete()
-            self._sweep()
+            for folder in [f for f in older if f.name not in stay] + half:
+                folder.delete()
         except (SamebitsError, OSError) as error:
             warnings.warn(f"old commits in {self.run_dir} cannot be deleted: {error}", stacklevel=3)
 
@@ -236,16 +233,12 @@ class RemoteStore:
             self._values[folder.name] = read_manifest(folder).value
         return self._values[folder.name]
 
-    def _sweep(self) -> None:
-        for folder in _folders(self._bucket, whole=False):
-            folder.delete()
 
-
-def _folders(bucket: Bucket, *, whole: bool) -> list[RemoteFolder]:
-    """The folders with names of commits that have a manifest, or those that have none."""
-    names = sorted(filter(NAME.fullmatch, bucket.names(COMMITS)), key=lambda name: (step_of(name), name))
-    return [
-        RemoteFolder(bucket, name)
-        for name in reversed(names)
-        if (MANIFEST in bucket.names(f"{COMMITS}/{name}")) == whole
-    ]
+def _survey(bucket: Bucket) -> tuple[list[RemoteFolder], list[RemoteFolder]]:
+    """The folders with names of commits, newest step first: those that have a manifest, and those that have none."""
+    names = sorted(
+        filter(NAME.fullmatch, bucket.names(COMMITS, links=False)), key=lambda name: (step_of(name), name)
+    )
+    folders = [RemoteFolder(bucket, name) for name in reversed(names)]
+    whole = [folder for folder in folders if MANIFEST in bucket.names(f"{COMMITS}/{folder.name}")]
+    return whole, [folder for folder in folders if folder not in whole]
