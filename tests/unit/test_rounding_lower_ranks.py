@@ -168,6 +168,8 @@ def test_a_process_group_that_does_not_fit_is_refused():
     step, _ = assigned(summed, torch.ones(4, dtype=BF16), mesh=MESH)
     with pytest.raises(ConflictError, match="captured for 4 ranks, and this process group has 1"):
         rounding.lower(step, seed=1)
+    with pytest.raises(ConflictError, match=r"over ranks \[1, 3\].*init_process_group"):
+        rounding.lower(step, seed=1, rank=3)
     with pytest.raises(ConflictError, match=r"all_reduce.*over ranks \[0, 2\].*init_device_mesh"):
         as_ranks(4, lambda rank: rounding.lower(step, seed=1, rank=0))
 

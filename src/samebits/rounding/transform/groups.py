@@ -34,23 +34,19 @@ def rank_of(step: CapturedStep, rank: int | None) -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def group_of(node: Node, step: CapturedStep, rank: int) -> dist.ProcessGroup | None:
+def group_of(node: Node, step: CapturedStep, rank: int) -> dist.ProcessGroup:
     """The process group of a collective, found by its ranks: names and objects are those of the capture.
-
-    None without a process group, where a graph can be lowered and looked at.
 
     Raises:
         ConflictError: this process has made no group of these ranks.
     """
-    if not dist.is_initialized():
-        return None
     ranks = next(group for group in step.groups[node] if rank in group)
-    for known in dist.distributed_c10d._world.pg_map:
+    for known in dist.distributed_c10d._world.pg_map if dist.is_initialized() else ():
         if tuple(dist.get_process_group_ranks(known)) == ranks:
             return known
     raise ConflictError(
         f"lower: {node.target} ({line_of(node)}) runs over ranks {list(ranks)}, and no process group has them; make it "
-        "before, as the captured code did: init_device_mesh, or torch.distributed.new_group."
+        "before, as the captured code did: init_process_group, then init_device_mesh or new_group."
     )
 
 

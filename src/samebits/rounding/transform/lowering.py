@@ -102,11 +102,9 @@ class _Body:
         args, kwargs = torch.fx.node.map_arg((args, kwargs), self.now.__getitem__)
         target = node.target
         if isinstance(target, torch._ops.OpOverload) and target.name() in COLLECTIVES:
-            group = group_of(node, self.whole.step, self.whole.rank)
-            if group is not None:
-                at, by_name = group_position(node)
-                own = group.group_name if by_name else self._attribute(f"group_{node.name}", group.boxed())
-                args = (*args[:at], own, *args[at + 1 :])
+            group, (at, by_name) = group_of(node, self.whole.step, self.whole.rank), group_position(node)
+            own = group.group_name if by_name else self._attribute(f"group_{node.name}", group.boxed())
+            args = (*args[:at], own, *args[at + 1 :])
         return args, kwargs
 
     def _classes(self, node: Node) -> dict[Place, int]:
