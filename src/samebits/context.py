@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from zlib import crc32
 
 _URL_SIGNS = re.compile(r"[^A-Za-z0-9-]+")
 
@@ -139,7 +140,9 @@ def resolve_run_dir(path: str | os.PathLike[str]) -> Path | str:
     """The absolute folder of a run directory, or its URL: as given, or a folder below the run root that a check set."""
     root = process.overrides.run_root
     if is_url(path):
-        return str(path).rstrip("/") if root is None else root / _URL_SIGNS.sub("_", str(path))
+        url = str(path).rstrip("/")
+        # No folder of a check may be another's, nor lie elsewhere ("..").
+        return url if root is None else root / f"{_URL_SIGNS.sub('_', url)[:100]}-{crc32(url.encode()):08x}"
     absolute = Path(path).expanduser().absolute()
     if root is None or absolute.is_relative_to(root):
         return absolute

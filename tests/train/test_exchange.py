@@ -266,7 +266,15 @@ def size(*shape):
     )
 
 
+def one_part_twice(metadata):
+    """Two parts that both cover the first half."""
+    ((index, place),) = [(i, p) for i, p in metadata.storage_data.items() if i.fqn == "model.one.weight"]
+    metadata.state_dict_metadata["model.one.weight"].size = torch.Size([8, 3])
+    metadata.storage_data[type(index)("model.one.weight", torch.Size([0, 0]), 7)] = place
+
+
 FORGED_DCP = {
+    "a part twice": one_part_twice,
     "a parent path": place(relative_path="../run/samebits-run.json"),
     "an absolute path": place(relative_path="/etc/passwd"),
     "a pipe": place(relative_path="pipe"),

@@ -414,6 +414,17 @@ def test_who_lost_the_lease_commits_no_more(url):
     assert b"far" in get(url, LEASE)
 
 
+def test_a_place_that_is_emptied_is_an_error(url):
+    """Everything removed between two commits: CommitError that says so, and no word of commits that are safe."""
+    with RemoteStore(url) as store:
+        commit(store, 1)
+        system, root = fsspec.core.url_to_fs(url)
+        system.rm(root, recursive=True)
+        with pytest.raises(CommitError, match="was removed") as caught:
+            commit(store, 2)
+    assert "safe" not in str(caught.value)
+
+
 def test_a_forked_child_neither_commits_nor_gives_the_lease_back(forked, tmp_path):
     """In a child that was forked from the owner: commit() raises, close() leaves the lease to its owner."""
     url = f"file://{tmp_path}/r"
@@ -444,4 +455,4 @@ def test_a_check_moves_urls_below_its_folder():
     assert resolve_run_dir("s3://b/../../run/") == "s3://b/../../run"
     process.overrides = Overrides(run_root=Path("/checks"))
     assert resolve_run_dir("s3://b/../../run/").parent == Path("/checks")
-    assert resolve_run_dir("s3://b/one") != resolve_run_dir("s3://b/two")
+    assert resolve_run_dir("s3://b/a.b") != resolve_run_dir("s3://b/a/b")

@@ -92,19 +92,18 @@ def _read_tensor(folder: Path, name: str, entry: Any, chunks: list[tuple[Any, An
     wanted = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or wanted > sum(place.length for _, place in chunks):
         raise WeightsFileError(f"{folder}: {name!r} of shape {shape} is larger than the bytes that are there")
-    whole = torch.empty(shape, dtype=dtype)
-    missing = whole.numel()
+    whole, filled = torch.empty(shape, dtype=dtype), torch.zeros(shape, dtype=torch.bool)
     for index, place in chunks:
         part = _read_chunk(folder, place)
-        target = whole
+        target, mark = whole, filled
         for dimension, (start, length) in enumerate(
             zip(index.offset or [0] * part.dim(), part.shape, strict=True)
         ):
-            target = target.narrow(dimension, start, length)
+            target, mark = target.narrow(dimension, start, length), mark.narrow(dimension, start, length)
         target.copy_(part)
-        missing -= part.numel()
-    if missing:
-        raise WeightsFileError(f"{folder}: {missing} elements of {name!r} are not there")
+        mark.fill_(True)
+    if not filled.all():
+        raise WeightsFileError(f"{folder}: parts of {name!r} are not there")
     return whole
 
 

@@ -77,9 +77,15 @@ class Lease:
         self._renewal.start()
 
     def check(self) -> None:
-        """Raises RunDirectoryError when another process has taken the lease over."""
+        """Raises RunDirectoryError when another process has taken the lease over, or somebody has removed it."""
         with self._writing:
-            now = _parse(self._read())
+            text = self._read()
+        if text is None:
+            raise RunDirectoryError(
+                f"run directory {self._bucket.url} was removed (its {LEASE} is gone). Put it back and run again: it resumes "
+                "from the newest commit in it, or starts at the first step where there is none."
+            )
+        now = _parse(text)
         if now.get("owner") != self._facts["owner"]:
             raise RunDirectoryError(
                 f"run directory {self._bucket.url} is no longer this process's: {_who(now)} has taken it over. "

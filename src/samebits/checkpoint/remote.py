@@ -164,8 +164,13 @@ class RemoteStore:
                 on_tensors_written()
             self._lease.check()
             self._bucket.write(f"{where}/{MANIFEST}", [text])
-        except (RemoteStorageError, RunDirectoryError, OSError) as error:
-            raise self.refused(error, step) from error
+        except RunDirectoryError as error:  # what others did to the earlier ones is not known
+            raise CommitError(f"commit of step {step} failed: {error}") from error
+        except (RemoteStorageError, OSError) as error:
+            safe = (
+                f"The commit of step {self.last.step} is safe" if self.last else "There is no earlier commit"
+            )
+            raise CommitError(f"commit of step {step} to {self.run_dir} failed. {safe}. {error}") from error
         self.last = commit
         self._corrupt.discard(folder.name)
         self._prune(commit)
