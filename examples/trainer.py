@@ -1,12 +1,12 @@
-"""Handwritten digits with `Trainer.fit`: augmentation, plateau, early stopping, a CSV log; killed anywhere, resumed.
+"""Handwritten digits with `Trainer.fit`: augmentation, averaged weights, plateau, early stopping; killed anywhere, resumed.
 
 python examples/trainer.py                  # train; start it again after a kill and it goes on
 samebits verify examples/trainer.py         # prove that it ends with the same bits
 
 What was chosen, and where to change it: images are shifted by up to one pixel and get noise, drawn from the global
-generators as torchvision's transforms do; the learning rate falls when the validation loss stands still for two epochs,
-and training stops after five; the best weights are then put back. The log has each epoch once, however often the
-process was killed.
+generators as torchvision's transforms do; two batches of 32 make one step of the optimizer, clipped to norm 1; what is
+validated and tested is a moving average of the weights; the learning rate falls when the validation loss stands still
+for two epochs, and training stops after five. The CSV log has each epoch once, however often the process was killed.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main():
     train = Augmented(images[:1200], labels[:1200])
     val = torch.utils.data.TensorDataset(images[1200:1500], labels[1200:1500])
     test = torch.utils.data.TensorDataset(images[1500:], labels[1500:])
-    loader = samebits.data.DataLoader(train, batch_size=64, shuffle=True, num_workers=args.workers)
+    loader = samebits.data.DataLoader(train, batch_size=32, shuffle=True, num_workers=args.workers)
     val_loader = samebits.data.DataLoader(val, batch_size=100)
     test_loader = samebits.data.DataLoader(test, batch_size=100)
 
@@ -73,6 +73,9 @@ def main():
         nn.functional.cross_entropy,
         optimizer,
         metrics={"accuracy": accuracy},
+        accumulate=2,
+        clip_norm=1.0,
+        ema=0.98,
         callbacks=[
             ReduceLROnPlateau(optimizer, factor=0.3, patience=2),
             EarlyStopping(patience=5),
