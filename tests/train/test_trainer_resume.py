@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import samebits
 from samebits import digest
+from samebits.audit.kill import Killer
 from samebits.callbacks import Callback, EarlyStopping, ReduceLROnPlateau
 from samebits.context import Overrides, process
 
@@ -294,3 +295,17 @@ def test_initial_epoch_is_that_of_a_new_training(tmp_path):
     assert trainer.fit(loader, 5, initial_epoch=3, run_dir=tmp_path / "r", verbose=0).epoch == [3, 4]
     assert trainer.fit(loader, 6, initial_epoch=5, run_dir=tmp_path / "r", verbose=0).epoch == [3, 4, 5]
     assert seen == [3, 4, 5]
+
+
+def test_verify_kills_between_two_steps_of_the_optimizer(forked, tmp_path):
+    """`verify`'s kill in a step's optimizer hits a step that only accumulates gradients, too: at its end."""
+
+    def killed():
+        process.observers.append(Killer("optimizer", 1, lambda *about: None))
+        trainer = samebits.Trainer(model, nn.functional.cross_entropy, opt, accumulate=3)
+        trainer.fit(samebits.data.DataLoader(data(9, False), batch_size=3), 1, verbose=0)
+
+    samebits.set_random_seed(1)
+    model = nn.Linear(2, 2)
+    opt = torch.optim.SGD(model.parameters(), 0.1)
+    assert forked(killed).code == -signal.SIGKILL

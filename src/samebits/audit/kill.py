@@ -32,10 +32,10 @@ class Killer(Observer, TorchListener):
         self._in_run, self._now = True, None
 
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
-        """After the body of the step before; a body without backward dies here at the latest."""
+        """After the body of the step before; one without backward, or that accumulates gradients, dies here at the latest."""
         self._body_over = True
         if self._now == step.step - 1:
-            self._kill_if("after_body", "body")
+            self._kill_if("after_body", "body", "optimizer")
         self._now = None
 
     def commit_writing(self, run: Any, step: Position) -> None:

@@ -362,7 +362,8 @@ def _mean_over_ranks(run: Run, values: dict[str, float]) -> dict[str, float]:
 
 
 def _average(model: torch.nn.Module, decay: float) -> AveragedModel:
-    bare = model.module if isinstance(model, DistributedDataParallel) else model
-    ema = AveragedModel(bare, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    """An average of the weights, which needs no process group of its own: all ranks have the same."""
+    inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+    ema = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(decay))
     ema.requires_grad_(False)
     return ema.eval()
