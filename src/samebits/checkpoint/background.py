@@ -18,6 +18,7 @@ import xxhash
 
 import samebits.checkpoint
 from samebits.checkpoint.plan import Plan
+from samebits.checkpoint.rundir import lock_for_writer
 from samebits.checkpoint.slot import Slot
 from samebits.checkpoint.writer.draft import Draft
 from samebits.checkpoint.writer.messages import END, PACKED, SLOTS, Record
@@ -45,13 +46,17 @@ class Background:
     """One writer process and the slots that it shares with this one.
 
     Args:
+        run_dir: locked by this process.
         options: what `writer.process.main` needs to know of the shelf.
 
     Raises:
         OSError: the process, or memory for it, is not to be had.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, run_dir: Path, options: Mapping[str, Any]) -> None:
+        held = lock_for_writer(run_dir)
+        if held is None:
+            raise BlockingIOError(f"{run_dir} has another writer process")
         self._owner = os.getpid()
         self._slots = [Slot() for _ in range(SLOTS)]
         self._pending: dict[int, Record] = {}
@@ -65,18 +70,22 @@ class Background:
         slots = [slot.fd for slot in self._slots]
         told = {
             **options,
+            "lock": held,
             "run": self._owner,
             "slots": slots,
             "requests": self._taken,
             "reports": reports,
         }
         try:
-            self._process = _start(json.dumps(told), [*slots, self._taken, reports])
+            self._process = _start(json.dumps(told), [held, *slots, self._taken, reports])
         except BaseException:
             self._close_files()
             raise
         finally:
             os.close(reports)
+            os.close(
+                held
+            )  # the lock is the new process's alone: it may outlive this one, and no worker may hold it
 
     @property
     def idle(self) -> bool:

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from samebits.checkpoint.manifest import marker_text
-from samebits.checkpoint.writer.shelf import lock, sync_folder
+from samebits.checkpoint.writer.shelf import sync_folder
 from samebits.errors import RunDirectoryError
 
 MARKER = "samebits-run.json"
 LOCK = "lock"
+WRITER_LOCK = "writer.lock"
+"""Held by the process that writes for the run, beyond a kill of the run: until its last snapshot is durable."""
 COMMITS = "commits"
 PROBE = ".samebits-probe"
-OURS = {MARKER, LOCK, COMMITS, PROBE, "lost+found"}  # a volume's root folder is born with lost+found
+OURS = {MARKER, LOCK, WRITER_LOCK, COMMITS, PROBE, "lost+found"}
+"""A volume's root folder is born with lost+found."""
 
 CURES = {
     errno.EROFS: "The file system is mounted read-only: remount it, or choose another folder.",
@@ -33,8 +36,6 @@ CURES = {
     errno.EDQUOT: "Your quota is used up: free some space, or choose a folder on another disk.",
 }
 
-OURSELVES, WRITER = 0, 1
-"""Bytes of the lock: the run's process holds the first, its writer process the second, beyond a kill of the run."""
 _PATIENCE = 60.0
 """Seconds that the writer of a killed run may take to finish the snapshot that it has."""
 
@@ -96,7 +97,7 @@ class RunDirectory:
         try:
             _check_plain_file(descriptor, self.path / LOCK)
             _lock_or_say_who(descriptor, self.path)
-            _await_writer(descriptor, self.path)
+            _await_writer(self.path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -156,20 +157,25 @@ def _make(path: Path) -> None:
 
 
 def _lock_or_say_who(descriptor: int, path: Path) -> None:
-    if lock(descriptor, OURSELVES):
-        return
-    text = ascii(os.pread(descriptor, 256, 0).decode(errors="replace").strip())[1:-1]
-    owner: list[Any] = text.split() or ["?", "?"]
-    raise RunDirectoryError(
-        f"run directory {path} is in use by process {owner[0]} on host {owner[-1]}. "
-        "Wait until it ends or stop it; two processes cannot write one run."
-    )
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        text = ascii(os.pread(descriptor, 256, 0).decode(errors="replace").strip())[1:-1]
+        owner: list[Any] = text.split() or ["?", "?"]
+        raise RunDirectoryError(
+            f"run directory {path} is in use by process {owner[0]} on host {owner[-1]}. "
+            "Wait until it ends or stop it; two processes cannot write one run."
+        ) from error
 
 
-def _await_writer(descriptor: int, path: Path) -> None:
+def _await_writer(path: Path) -> None:
     """The run before was killed, and its writer finishes its last snapshot, from which this one resumes."""
+    if not (path / WRITER_LOCK).exists():
+        return
     began, told = time.monotonic(), False
-    while not lock(descriptor, WRITER):
+    while (descriptor := lock_for_writer(path)) is None:
         waited = time.monotonic() - began
         if waited > _PATIENCE:
             raise RunDirectoryError(
@@ -180,6 +186,23 @@ def _await_writer(descriptor: int, path: Path) -> None:
             told = True
             print(f"samebits: waiting for the last commit of the killed run in {path}", file=sys.stderr)
         time.sleep(0.002)
-    fcntl.lockf(
-        descriptor, fcntl.LOCK_UN, 1, WRITER
-    )  # ours will take it: only who has the first byte starts one
+    os.close(descriptor)
+
+
+def lock_for_writer(path: Path) -> int | None:
+    """A descriptor that keeps every other writer out while a copy of it is open, in whichever process; None: one is in.
+
+    Only who has the run directory open may call it. Raises OSError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path / WRITER_LOCK, flags, 0o644)
+    try:
+        _check_plain_file(descriptor, path / WRITER_LOCK)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

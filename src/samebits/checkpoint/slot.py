@@ -29,12 +29,12 @@ class Slot:
         """Copies head and tensors to where they lie in the file; all of it is done when this returns. Raises OSError."""
         self._prepare(plan)
         places, numbers = self._tensors
-        with torch.no_grad():
+        if places:
             sources = [values[number] for number in numbers]
-            torch._foreach_copy_(places, sources, non_blocking=plan.on_device)
-            if plan.on_device:
-                for device in {source.device for source in sources if source.is_cuda}:
-                    torch.cuda.synchronize(device)
+            with torch.no_grad():
+                torch._foreach_copy_(places, sources, non_blocking=plan.on_device)
+            for device in {source.device for source in sources if source.is_cuda} if plan.on_device else ():
+                torch.cuda.synchronize(device)
         for place, number in self._arrays:
             np.copyto(place, values[number])
 

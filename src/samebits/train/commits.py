@@ -16,7 +16,6 @@ from samebits.checkpoint import CommitStore, store_for
 from samebits.checkpoint.background import Background, Report, WriterDiedError
 from samebits.checkpoint.manifest import canonical, check_plain, draft
 from samebits.checkpoint.plan import Plan, PlanError
-from samebits.checkpoint.rundir import LOCK, WRITER
 from samebits.checkpoint.writer.draft import Commit
 from samebits.context import Position
 from samebits.errors import CommitError
@@ -176,7 +175,7 @@ class Commits:
             position=canonical(asdict(facts.position)), program=program, environment=environment, value=facts.value,
         )  # fmt: skip
         if self._background is None:
-            self._background = Background(self._options())
+            self._background = Background(self.store.run_dir, self._options())
         last, corrupt = self.store.last, sorted(self.store.shelf.corrupt)
         number = self._background.submit(
             plan, values, made, {"base": self._base, "last": last, "corrupt": corrupt}
@@ -211,8 +210,6 @@ class Commits:
     def _options(self) -> dict[str, Any]:
         assert isinstance(self.store, CommitStore)
         return {
-            "lock": str(self.store.run_dir / LOCK),
-            "byte": WRITER,
             "commits": str(self.store.shelf.commits),
             "keep": self._keep,
             "keep_best": self._keep_best,
@@ -257,10 +254,10 @@ class Commits:
         if self._deaths == _DEATHS:
             self._give_up(f"{died}, for the {_DEATHS}rd time")
             return
-        warnings.warn(
-            f"the process that writes the commits of {self.store.run_dir} is gone: {died}. Another one is started; what "
-            "was committed is untouched.",
-            stacklevel=5,
+        print(
+            f"samebits: the process that writes the commits of {self.store.run_dir} is gone: {died}. Another one is "
+            "started; what was committed is untouched",
+            file=sys.stderr,
         )
 
     def _give_up(self, why: str) -> None:
@@ -269,6 +266,7 @@ class Commits:
             self.settle()
             self._background.close()
             self._background = None
-        warnings.warn(
-            f"commits of {self.store.run_dir} are made by the run itself from now on: {why}.", stacklevel=5
+        print(
+            f"samebits: commits of {self.store.run_dir} are made by the run itself from now on: {why}",
+            file=sys.stderr,
         )

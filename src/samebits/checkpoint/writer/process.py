@@ -6,18 +6,18 @@ Signals of the process group are blocked before it starts: a SIGTERM is the run'
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import mmap
 import os
 import select
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from .draft import Commit, Draft
 from .messages import END, PACKED, Record
-from .shelf import Shelf, lock
+from .shelf import Shelf
 
 LOOK_MS = 500
 """Between two looks at whether the run lives, where the kernel does not tell."""
@@ -26,11 +26,8 @@ LOOK_MS = 500
 def main(arguments: str) -> None:
     """Serves until the run closes its end of the pipe, or is gone."""
     options = json.loads(arguments)
-    descriptor = os.open(options["lock"], os.O_RDWR | os.O_NOFOLLOW)
-    if not lock(
-        descriptor, options["byte"]
-    ):  # the run that started this one is dead, and another has the folder
-        sys.exit(1)
+    # Locked by the run before this process began; again, since some network file systems keep locks by process.
+    fcntl.flock(options["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)
     shelf = Shelf(Path(options["commits"]), options["keep"], options["keep_best"])
     writer = _Writer(shelf, options["slots"], options["reports"])
     run, requests = options["run"], options["requests"]
