@@ -1,0 +1,197 @@
+"""When commits are made, which of them stay, and how two runs are told apart."""
+
+import os
+import re
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import samebits
+from samebits.checkpoint import CommitStore
+from samebits.context import Overrides, process
+from samebits.errors import InvalidArgumentError, RecordError
+from samebits.train import chain
+from samebits.train.cadence import Cadence
+
+
+def run_of(run_dir, *, steps=12, body=lambda run, step: None, loader=None, epochs=1, **options):
+    samebits.set_random_seed(1)
+    model = nn.Linear(2, 1)
+    with samebits.Run(run_dir, model=model, **options) as run:
+        for step, x in run.steps(loader or [torch.ones(4, 2)] * steps, epochs=epochs):
+            loss = model(x).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                model.weight -= 0.1 * model.weight.grad
+            run.log(loss=loss)
+            body(run, step)
+
+
+def steps_of(run_dir):
+    return sorted(int(path.name[:12]) for path in (run_dir / "commits").iterdir())
+
+
+@pytest.mark.parametrize(
+    "save", [0, -1, True, 2.5, "", "3", "0%", "101%", "-3%", "nan%", "0s", "1m", "never", None, "3%%"]
+)
+def test_a_bad_save_is_refused_with_the_choices(tmp_path, save):
+    """Anything but a share, steps, seconds or "explicit" raises, names itself and the choices, and makes no folder."""
+    with pytest.raises(InvalidArgumentError, match=rf"save={re.escape(repr(save))}.*'3%'.*'30s'.*'explicit'"):
+        samebits.Run(tmp_path / "r", save=save)
+    assert not (tmp_path / "r").exists()
+
+
+def test_steps_seconds_and_shares_are_due_when_they_say():
+    """Every n-th step; after so many seconds; when the cost is at most the share of the time; explicit: never."""
+    every = Cadence(4)
+    assert [step for step in range(13) if every.due(step)] == [4, 8, 12]
+    seconds = Cadence("0.05s")
+    assert not seconds.due(1)
+    time.sleep(0.06)
+    assert seconds.due(1)
+    share = Cadence("50 %")
+    share.took(0.02)
+    assert not share.due(1)
+    time.sleep(0.05)
+    assert share.due(1)
+    share.written(seconds=0.01, processor_seconds=10.0)  # what the writer process needs counts, too
+    assert not share.due(1)
+    assert not Cadence("explicit").due(4)
+
+
+@pytest.mark.parametrize(("save", "least"), [(1, 2), (4, 2), ("0.001s", 2), ("100%", 1), ("explicit", 1)])
+def test_every_policy_ends_with_the_same_state(tmp_path, save, least):
+    """Whatever `save` says, the last commit is that of the end, with the same content."""
+    run_of(tmp_path / "r", save=save, keep=1000, body=lambda run, step: time.sleep(0.01))
+    manifest, state = CommitStore(tmp_path / "r").newest()
+    assert manifest.step == 12 and manifest.finished
+    assert len(steps_of(tmp_path / "r")) >= least
+    process.overrides = Overrides(commit_steps=())
+    run_of(tmp_path / "other")
+    other, _ = CommitStore(tmp_path / "other").newest()
+    assert other.commit.content == manifest.commit.content
+
+
+VALUES = [5.0, 3.0, float("nan"), 4.0, 1.0, 9.0, 1.0, 2.0, 8.0, 8.5, 9.5, 7.0]
+
+
+@pytest.mark.parametrize(("best", "expected"), [("score", [5, 7, 8, 12]), ("max:score", [6, 10, 11, 12])])
+def test_the_best_commits_stay_besides_the_newest(tmp_path, best, expected):
+    """keep_best=3 keeps the states behind the three best values (of equal ones the earlier), keep=1 the newest."""
+
+    def body(run, step):
+        run.log(score=VALUES[step.number])
+
+    run_of(tmp_path / "r", body=body, save="explicit", keep=1, keep_best=3, best=best)
+    assert steps_of(tmp_path / "r") == expected
+
+
+def test_run_best_tells_what_no_log_does(tmp_path):
+    """run.best(value) keeps the best states without a name; keep_best=0 keeps none of them."""
+    for keep_best, expected in ((1, [5, 11, 12]), (0, [11, 12])):
+        run_dir = tmp_path / str(keep_best)
+        process.overrides = Overrides(commit_steps=(11,))
+        run_of(run_dir, body=lambda run, step: run.best(VALUES[step.number]), keep=2, keep_best=keep_best)
+        assert steps_of(run_dir) == expected
+    with CommitStore(run_dir) as store:
+        assert set(store.values().values()) <= {9.5, 7.0}
+
+
+@pytest.mark.parametrize("options", [{"keep_best": -1}, {"keep_best": 1.5}, {"best": "loss"}])
+def test_bad_choices_of_the_best_are_refused(tmp_path, options):
+    """A negative number, half a commit, and a name where nothing is kept raise before a folder is made."""
+    with pytest.raises(InvalidArgumentError, match=next(iter(options))):
+        samebits.Run(tmp_path / "r", **options)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("leave", ["break", "go on"])
+def test_stop_commits_the_step_that_was_done(tmp_path, leave):
+    """run.stop() in step 4: the final commit stands behind 5 steps, whether the loop is then left by break or by itself."""
+    samebits.set_random_seed(1)
+    made = []
+    for way in ("go on", leave):
+        with samebits.Run(tmp_path / f"{way}{len(made)}", save="explicit") as run:
+            for step, _ in run.steps([1, 2, 3], epochs=4):
+                run.state.last = step.number
+                if step.number == 4:
+                    run.stop()
+                    if way == "break":
+                        break
+        made.append(CommitStore(run.run_dir).newest()[0])
+    assert made[0].step == made[1].step == 5
+    assert made[0].commit.content == made[1].commit.content
+
+
+def pipeline(change=-1):
+    return (
+        samebits.data.Pipeline.range(40)
+        .map(lambda i: torch.full((2,), float(i) + 100 * (i == change)))
+        .batch(4)
+    )
+
+
+def test_the_chain_finds_where_two_runs_part(tmp_path):
+    """Equal runs have equal digests; one changed loss or batch: equal up to its step, different behind it, found by bisection."""
+    for name, body in (
+        ("a", lambda run, step: None),
+        ("b", lambda run, step: None),
+        ("c", lambda run, step: run.log(loss=0.5) if step.number == 700 else None),
+    ):
+        run_of(tmp_path / name, steps=1000, body=body, save="explicit")
+    manifests = [CommitStore(tmp_path / name).newest()[0] for name in "abc"]
+    assert manifests[0].rolling == manifests[1].rolling != manifests[2].rolling
+    assert chain.first_difference(tmp_path / "a", tmp_path / "b") is None
+    parting = chain.first_difference(tmp_path / "a", tmp_path / "c")
+    assert parting.equal <= 700 < parting.different and parting.different - parting.equal <= 4
+    links = chain.read_chain(tmp_path / "a")
+    assert len(links) < 520 and links[-1] == (1000, manifests[0].rolling)
+    for name, change in (("p", -1), ("q", 25)):
+        run_of(tmp_path / name, loader=pipeline(change), save="explicit")
+    assert chain.first_difference(tmp_path / "p", tmp_path / "q") == (6, 7)
+
+
+def test_kills_and_cadences_do_not_change_the_chain(tmp_path, forked):
+    """Killed at step 9 and resumed, with other commits: the file is the same, byte for byte."""
+    run_of(tmp_path / "whole", steps=20, epochs=2)
+
+    def killed():
+        process.overrides = Overrides(commit_steps=(3, 7))
+        run_of(
+            tmp_path / "r",
+            steps=20,
+            epochs=2,
+            body=lambda run, step: os.kill(os.getpid(), 9) if step.number == 9 else 0,
+        )
+
+    assert forked(killed).code == -9
+    assert len(chain.read_chain(tmp_path / "r")) == 10
+    run_of(tmp_path / "r", steps=20, epochs=2, save=3)
+    files = [(tmp_path / name / chain.FILE).read_bytes() for name in ("whole", "r")]
+    assert files[0] == files[1] and len(files[0].splitlines()) == 41
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "noise"])
+def test_a_damaged_tail_of_the_chain_is_left_out_and_written_again(tmp_path, damage):
+    """A cut line, a flipped bit, bytes that are no JSON: the lines before hold, and a resumed run goes on behind them."""
+    run_of(tmp_path / "r", save="explicit")
+    file = tmp_path / "r" / chain.FILE
+    whole = file.read_bytes()
+    place = len(whole) * 3 // 4
+    changed = {
+        "cut": whole[:place],
+        "flip": whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :],
+        "noise": whole[:place] + b"\xff\n" * 9,
+    }
+    file.write_bytes(changed[damage])
+    kept = chain.read_chain(tmp_path / "r")
+    assert 0 < len(kept) < 13
+    run_of(tmp_path / "r", save="explicit", epochs=2)
+    assert (
+        chain.read_chain(tmp_path / "r")[: len(kept)] == kept
+        and chain.read_chain(tmp_path / "r")[-1].step == 24
+    )
+    with pytest.raises(RecordError, match="has no chain.jsonl"):
+        chain.read_chain(tmp_path)
