@@ -95,7 +95,7 @@ class RunDirectory:
             )
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
-            _check_plain_file(descriptor, self.path / LOCK)
+            check_own_file(descriptor, self.path / LOCK)
             _lock_or_say_who(descriptor, self.path)
             _await_writer(self.path)
         except BaseException:
@@ -129,7 +129,8 @@ def _write_new(path: Path, text: str) -> Path:
     return path
 
 
-def _check_plain_file(descriptor: int, path: Path) -> None:
+def check_own_file(descriptor: int, path: Path) -> None:
+    """Raises RunDirectoryError for an open file that nobody may write to as if it were the run's alone."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise RunDirectoryError(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+ROLLING = re.compile(r"[a-z0-9-]+:[0-9a-f]{16}")
 LIMIT = 2**63
 MAX_DIMENSIONS = 64
 """More than any tensor of torch's operators has."""
@@ -27,6 +28,10 @@ def check_fields(values: Mapping[str, Any]) -> None:
     for field, kind in kinds.items():
         if not isinstance(values[field], kind):
             raise TypeError(f"{field} is a {type(values[field]).__name__}")
+    if values["rolling"] is not None and not ROLLING.fullmatch(values["rolling"]):
+        raise ValueError(f"rolling {values['rolling']!r:.100}")
+    if isinstance(values["value"], int) and abs(values["value"]) >= LIMIT:
+        raise ValueError("value is larger than any float")
     for name, entry in values["files"].items():
         if not FILE_NAME.fullmatch(name) or not isinstance(entry, dict) or not _count(entry.get("bytes")):
             raise ValueError(f"file {name!r}: {entry!r:.100}")

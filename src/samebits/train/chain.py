@@ -17,12 +17,16 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
+from samebits.checkpoint.reading import open_regular
+from samebits.checkpoint.rundir import check_own_file
 from samebits.context import Position
-from samebits.errors import RecordError
+from samebits.errors import CorruptCommitError, RecordError, RunDirectoryError
 
 FILE = "chain.jsonl"
 _PER_DOUBLING = 7
 """As a power of two."""
+_MAX_BYTES = 1 << 23
+"""The lines of 2^63 steps take less than 1 MB."""
 
 
 class Chain:
@@ -65,10 +69,17 @@ class Chain:
         self._at = loop, step
 
     def open(self, run_dir: Path, step: int) -> None:
-        """Keeps lines in the folder; those behind `step` come again. Raises OSError."""
-        self._file = os.open(run_dir / FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        """Keeps lines in the folder; those behind `step` come again. Raises RunDirectoryError."""
+        path = run_dir / FILE
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{path} cannot be used: {error.strerror}. Remove it and run again."
+            ) from error
+        check_own_file(self._file, path)
         with os.fdopen(os.dup(self._file), "rb") as file:
-            _, end, self._check = _read(file.read(), step)
+            _, end, self._check = _read(file.read(_MAX_BYTES), step)
         os.ftruncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
 
@@ -105,10 +116,12 @@ def read_chain(run_dir: str | os.PathLike[str]) -> list[Link]:
         RecordError: there is no chain in the folder.
     """
     try:
-        data = (Path(run_dir) / FILE).read_bytes()
-    except OSError as error:
+        file, _ = open_regular(Path(run_dir) / FILE)
+        with file:
+            data = file.read(_MAX_BYTES)
+    except (OSError, CorruptCommitError) as error:
         raise RecordError(
-            f"{os.fspath(run_dir)} has no {FILE} ({error.strerror}). Give the run_dir of a samebits.Run."
+            f"{os.fspath(run_dir)} has no {FILE} ({error}). Give the run_dir of a samebits.Run."
         ) from error
     return _read(data, None)[0]
 

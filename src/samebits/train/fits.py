@@ -58,6 +58,7 @@ def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None
     missing += [
         f"position[{name!r}]" for name in IN_EACH_POSITION if type(manifest.position.get(name)) is not int
     ]
+    missing += [] if isinstance(manifest.position.get("loop"), str) else ["position['loop']"]
     missing += [f"program[{name!r}]" for name in ("seed", "seeded") if name not in manifest.program]
     if missing:
         raise RunMismatchError(
