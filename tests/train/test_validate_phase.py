@@ -209,3 +209,140 @@ def test_outside_of_loops(forked):
 
     first, second = forked(program).value, forked(program).value
     assert first == second and len(set(first[0])) == 2 and first[1] != first[2]
+
+
+class Cut(Exception):
+    """Ends a run as a kill would: nothing more is committed."""
+
+
+def keeping(run_dir, kind="samebits", cut=None, save="0.000001s", where="state", act=None, batches=None):
+    """As `train`, with what the validation adds up in the run; `batches` collects those that the validation body saw."""
+    model, opt = make()
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0)
+    validation, metric = LOADERS[kind](), torch.nn.Linear(1, 1)
+    with samebits.Run(run_dir, model=model, opt=opt, scheduler=scheduler, metric=metric, save=save) as run:
+        for step, (x, y) in run.steps(samebits.data.DataLoader(Data(), batch_size=4, shuffle=True), epochs=3):
+            loss = nn.functional.cross_entropy(model(x), y)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            if step.ends_epoch:
+                run.state.total = 0.0
+                with torch.no_grad():
+                    metric.bias.zero_()
+                model.eval()
+                model[2].train()
+                number = 0
+                for x, y in run.validate(validation):
+                    if batches is not None:
+                        batches.append(
+                            (step.number, process.position.phase_batch, model.training, model[2].training)
+                        )
+                    if cut == (step.number, process.position.phase_batch):
+                        act()
+                    with torch.no_grad():
+                        run.state.total += float(nn.functional.cross_entropy(model(x), y)) + float(
+                            torch.rand(1)
+                        )
+                        metric.bias += model(x).sum()
+                    if where == "local":
+                        number += 1
+                model.train()
+                scheduler.step(run.state.total)
+                run.state.setdefault("history", []).append(
+                    run.state.total + float(metric.bias.detach()) + float(loss.detach()) + number
+                )
+    return digest.of_value(
+        [thing.state_dict() for thing in (model, opt, scheduler, metric)] + [dict(run.state)]
+    )
+
+
+def cut():
+    raise Cut
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.filterwarnings("ignore:resuming replays")
+def test_a_validation_goes_on_inside(tmp_path, kind):
+    """Cut at each batch, with commits between batches: the next start goes on at that batch or the one before, to equal bits."""
+    expected = keeping(None, kind)
+    for batch in (1, 2):
+        for again in (None, (5, 2)):
+            run_dir = tmp_path / f"{batch}{again}"
+            with pytest.raises(Cut):
+                keeping(run_dir, kind, (5, batch), act=cut)
+            if again and batch == 1:
+                with pytest.raises(Cut):
+                    keeping(run_dir, kind, again, act=cut)
+            seen = []
+            assert keeping(run_dir, kind, batches=seen) == expected
+            first = 2 if again and batch == 1 else batch
+            assert seen[0] == (5, first, False, True) and seen[-1] == (8, 2, False, True)
+
+
+def test_what_the_loop_carries_sends_it_back_to_its_first_batch(tmp_path, capfd):
+    """A total in a local variable is not in a commit: the validation starts again, says why, and the bits are equal."""
+    expected = keeping(None, where="local")
+    with pytest.raises(Cut):
+        keeping(tmp_path, cut=(5, 2), act=cut, where="local")
+    err = capfd.readouterr().err
+    assert err.count("sends it back to its first batch, because number changes") == 1
+    seen = []
+    assert keeping(tmp_path, where="local", batches=seen) == expected
+    assert seen[0][:2] == (5, 0)
+
+
+def test_killed_while_a_validation_is_committed(forked, tmp_path):
+    """SIGKILL between the tensors and the manifest of a commit inside a validation: equal bits."""
+
+    class KillInCommit(Observer):
+        def commit_writing(self, run, step):
+            if (step.phase, step.step, step.phase_batch) == ("validate", 5, 2):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def killed():
+        process.observers.append(KillInCommit())
+        keeping(tmp_path)
+
+    expected = forked(lambda: keeping(None)).value
+    assert forked(killed).code == -9
+    seen = []
+    assert keeping(tmp_path, batches=seen) == expected
+    assert seen[0][:2] == (5, 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_a_signal_in_a_long_validation_keeps_what_is_done(forked, tmp_path, number):
+    """SIGTERM commits between two batches, whatever the cadence, once there is a commit to build on; SIGKILL starts again."""
+    expected = forked(lambda: keeping(None)).value
+    act = lambda: os.kill(os.getpid(), number)  # noqa: E731
+    code = forked(lambda: keeping(tmp_path, cut=(5, 1), save=4, act=act)).code
+    assert code == (75 if number == signal.SIGTERM else -9)
+    seen = []
+    assert keeping(tmp_path, batches=seen) == expected
+    if number == signal.SIGTERM:
+        assert seen[0][:2] == (5, 2)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [enumerate, lambda batches: zip(batches, range(9), strict=False), list],
+    ids=["enumerate", "zip", "list"],
+)
+def test_something_between_for_and_validate_starts_again(tmp_path, wrap):
+    """The counter of enumerate is nobody's state: no commit is made inside such a validation."""
+
+    def program(cut_at=None):
+        samebits.set_random_seed(1)
+        seen = []
+        with samebits.Run(tmp_path, save="0.000001s") as run:
+            for step, _ in run.steps([1, 2]):
+                for item in wrap(run.validate([10, 20, 30])):
+                    seen.append((step.number, item))
+                    if len(seen) == cut_at:
+                        raise Cut
+        return seen
+
+    with pytest.raises(Cut):
+        program(5)
+    assert program()[0] == (1, next(iter(wrap([10, 20, 30]))))

@@ -6,8 +6,10 @@ import copy
 import math
 import os
 import sys
+import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -24,7 +26,7 @@ from samebits.errors import (
 )
 from samebits.nn import name_layers
 from samebits.random import accounting, words
-from samebits.train import fits, origin, ranks, state
+from samebits.train import fits, origin, progress, ranks, state
 from samebits.train.best import Best
 from samebits.train.cadence import Cadence, Save
 from samebits.train.chain import Chain
@@ -36,7 +38,7 @@ from samebits.train.loops import Loops
 from samebits.train.preemption import Preemption
 from samebits.train.source import check_loader
 from samebits.train.steps import Steps
-from samebits.train.validation import Validation
+from samebits.train.validation import Look, Validation
 
 
 class Run:
@@ -118,6 +120,9 @@ class Run:
         self.preemption = Preemption(grace, self._planned, self._durable)
         self._loops = Loops()
         self._restored: dict[str, Any] | None = None
+        self._inside: dict[str, Any] | None = None
+        """The validation in which the commit that was restored stands, until it has been entered."""
+        self._told_restart = False
         self._stop = False
         self._commit_asked = False
         self._entered = False
@@ -219,7 +224,20 @@ class Run:
         What the body of the step draws before and behind it is what it would be without; what the validation draws is
         a function of (loop, step, name, batch), and so is the order of a loader that shuffles. `break` ends it early.
 
-        Killed inside, the run goes on from the last commit, runs the body of this step again, and ends with equal bits.
+        Killed inside, the run goes on from the last commit, runs the body of this step again up to here, and ends with
+        equal bits. Where the loop keeps what it adds up in `run.state`, or in objects that were given to the run, it is
+        committed inside, too, and the batches that are done are stepped over; where it keeps them in local variables, the
+        validation starts again from its first batch (a line on stderr says so, if it is long). The loop that goes on inside
+        is a plain `for` statement over this call, without `enumerate` or `tqdm` around it.
+
+        ```python
+        if step.ends_epoch:
+            run.state.update(total=0.0, seen=0)
+            for x, y in run.validate(loader):
+                run.state.total += float(loss_fn(model(x), y)) * len(y)
+                run.state.seen += len(y)
+            scheduler.step(run.state.total / run.state.seen)
+        ```
 
         Args:
             loader: a `samebits.data.DataLoader`, or any iterable that starts anew at each `iter()`.
@@ -327,7 +345,7 @@ class Run:
         self._environment.check(manifest, where, self._allowed)
         fits.check_fits(self.objects, saved, where, complete=False)
         self._environment.resume(manifest, where, self._allowed)
-        self._restored = saved
+        self._restored, self._inside = saved, saved.get("inside")
         self._loops.load(saved["loops"])
         self._chain.resume(manifest.rolling, manifest.position["loop"], manifest.step)
         self.resumed = True
@@ -351,15 +369,60 @@ class Run:
         state.restore(self.objects, self._restored, str(self.run_dir))
         self.state.refill(copy.deepcopy(self._restored["run_state"]))
 
-    def validating(self, position: Position) -> None:
-        """Between two batches of a validation: leave if a signal came (of several ranks none may leave alone)."""
-        if self.preemption.requested and self.preemption.alone:
+    def enter_validation(self, first: Position) -> int:
+        """The batch at which this validation begins: 0, or where a commit inside it was made, whose state is put back."""
+        if self._inside is None or not progress.is_at(self._inside, first):
+            return 0
+        saved, self._inside = self._inside, None
+        return progress.go_on(saved, self.objects, self.state, str(self.run_dir))
+
+    def validating(self, position: Position, look: Look | None) -> None:
+        """Between two batches of a validation: commit if it is time, leave if a signal came (of several ranks none alone)."""
+        leaves = self.preemption.requested is not None
+        if self._commits is None or not self.preemption.alone:
+            return
+        if leaves or (process.overrides.commit_steps is None and self._commits.cadence.due(0)):
+            with self.preemption.saving():
+                self._commit_inside(position, look)
+        if leaves:
             self.preemption.leave()
+
+    def _commit_inside(self, position: Position, look: Look | None) -> None:
+        """The newest commit again, with the state between two batches of a validation beside its own."""
+        assert self._commits is not None
+        assert self._environment is not None
+        self._tell_durable(self._commits.settle())
+        started = time.perf_counter()
+        found = self._commits.store.newest() if look is not None else None
+        if look is None or found is None:
+            return
+        if changed := look():
+            if not self._told_restart:
+                progress.tell_restart(position.name, changed)
+            self._told_restart = True
+            self._commits.cadence.took(time.perf_counter() - started)
+            return
+        base, saved = found
+        at = Position(**base.position)
+        facts = Facts(
+            replace(at, phase="validate", name=position.name, phase_batch=position.phase_batch),
+            finished=base.finished,
+            program=base.program,
+            environment=self._environment.to_dict(),
+            rolling=base.rolling,
+            value=base.value,
+        )
+        saved = {**saved, "inside": progress.inside(position, self.objects, self.state)}
+        self._commits.commit(
+            saved, facts, on_tensors_written=lambda: notify("commit_writing", self, position)
+        )
+        self._commits.cadence.took(time.perf_counter() - started)
 
     def between(self, position: Position, *, over: bool, outermost: bool) -> None:
         """Between two iterations: commit if it is time and the state is complete, and leave if a signal came."""
         if not outermost:
-            self.validating(position)
+            if self.preemption.requested and self.preemption.alone:
+                self.preemption.leave()
             return
         self._boundary(position)
         wanted = process.overrides.commit_steps

@@ -97,6 +97,17 @@ def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: st
     _check_came_back(objects, saved, where)
 
 
+def restore_changed(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
+    """As `restore`, and leaves alone what has the state already: a graph that was built with it stays whole."""
+    now = gather(objects)
+    if any(digest.of_value(now[part]) != digest.of_value(saved[part]) for part in now if part != "objects"):
+        restore(objects, saved, where)
+        return
+    for name, thing in objects.items():
+        if digest.of_value(now["objects"][name]) != digest.of_value(saved["objects"][name]):
+            thing.load_state_dict(copy.deepcopy(saved["objects"][name]))
+
+
 def _restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.Tensor]) -> None:
     for child, training in zip(module.modules(), modes, strict=True):
         child.training = training

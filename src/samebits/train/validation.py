@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import sys
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
+from functools import partial
+from types import FrameType
 from typing import Any, Protocol
 
 from samebits.context import Position, Words, notify, process
@@ -12,8 +15,12 @@ from samebits.random import accounting, words
 from samebits.train.inside import leave_body
 from samebits.train.loops import Loops
 from samebits.train.preemption import Interrupted, Preemption
+from samebits.train.progress import Carried, is_direct
 from samebits.train.source import InsideSource
 from samebits.train.state import Stateful
+
+Look = Callable[[], list[str]]
+"""Says what changes from batch to batch and is not saved."""
 
 
 class Owner(Protocol):
@@ -24,8 +31,12 @@ class Owner(Protocol):
     preemption: Preemption
     _loops: Loops
 
-    def validating(self, position: Position) -> None:
-        """Between two batches of a validation."""
+    def enter_validation(self, first: Position) -> int:
+        """The batch at which the validation begins: 0, or where a commit inside it was made, whose state is put back."""
+        ...
+
+    def validating(self, position: Position, look: Look | None) -> None:
+        """Between two batches of a validation (before the first one: `look` is None)."""
         ...
 
 
@@ -49,28 +60,25 @@ class Validation(Iterable[Any]):
                 f"run.validate(name={self._first.name!r}) inside the body of run.validate(name={under_way.name!r}). Let "
                 "the first one end (an iterator of it that was kept, and not read to its end, needs a close())."
             )
-        return self._batches()
+        return self._batches(direct=is_direct(sys._getframe(1)))
 
-    def _batches(self) -> Generator[Any, None, None]:
-        run, loops, position = self._run, self._run._loops, self._first
+    def _batches(self, *, direct: bool) -> Generator[Any, None, None]:
+        run, loops = self._run, self._run._loops
         go_on = leave_body(run.objects)
         source = InsideSource(self._loader, self._key, None, "Run.validate", self._first)
         loops.validation = self._first
-        notify("validation_begins", run, position)
+        notify("validation_begins", run, self._first)
         try:
-            for number in range(2**62):
+            process.position = None
+            start, ends = run.enter_validation(self._first), False
+            begun = Carried.by(sys._getframe(1), run.objects, direct=direct and run.preemption.installed)
+            for number in range(start, 2**62):
                 position = replace(self._first, phase_batch=number)
                 process.position = None
-                run.validating(position)
-                run.preemption.wait()
-                try:
-                    batch, ends = source.next(0, number)
-                except (Exception, Interrupted):
-                    if run.preemption.requested is None or not run.preemption.alone:
-                        raise
-                    run.preemption.leave()
-                finally:
-                    run.preemption.waited()
+                look = partial(_changed, begun, sys._getframe(1), run) if number > start else None
+                run.validating(position, look)
+                batch, ends = self._await(source, position, look)
+                look = None  # it holds the frame that holds this generator
                 accounting.begin(words.fold(self._key, "batch", number, *process.rank_key))
                 process.position = position
                 yield batch
@@ -80,3 +88,22 @@ class Validation(Iterable[Any]):
             if loops.validation is self._first:  # else its step is over long since
                 loops.validation = None
                 go_on()
+
+    def _await(self, source: InsideSource, position: Position, look: Look | None) -> tuple[Any, bool]:
+        preemption = self._run.preemption
+        preemption.wait()
+        try:
+            return source.next(0, position.phase_batch)
+        except (Exception, Interrupted):
+            if preemption.requested is None or not preemption.alone:
+                raise
+            preemption.waited()
+            self._run.validating(position, look)  # which leaves
+            raise
+        finally:
+            preemption.waited()
+
+
+def _changed(begun: Carried, frame: FrameType, run: Owner) -> list[str]:
+    """What the loop carries besides what the run saves."""
+    return begun.changed(Carried.by(frame, run.objects, direct=True))

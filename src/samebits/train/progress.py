@@ -1,0 +1,87 @@
+"""How far a validation has come, in a commit: a resumed run goes on inside it, not at its first batch.
+
+A body of Python cannot be entered in its middle. So the commit holds two states: that of the last boundary, from which
+the body is run again up to the validation, and that between two batches of the validation, which is put back there. That
+is right only where nothing else changes from batch to batch: what the loop carries in locals, say, would be that of the
+first batch. `Carried` finds that out; the validation then starts again from its first batch, and the bits are equal, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import dis
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from samebits.context import Position
+from samebits.train import state
+from samebits.train.reach import locals as loop_locals
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Hashes of what the loop over a validation holds besides what the run saves; None where that cannot be seen."""
+
+    hashes: Mapping[str, bytes] | None
+
+    @classmethod
+    def by(cls, frame: FrameType, objects: Mapping[str, Any], *, direct: bool) -> Carried:
+        """What the `for` statement in `frame` carries; unless `direct`, something of Python's (enumerate) stands between."""
+        if not direct:
+            return cls(None)
+        taken = loop_locals.take(frame, dict(objects), at_exit=True).values()
+        return cls(
+            {
+                name: value
+                for leaves in taken
+                for name, value in zip(leaves.names, _each(leaves.hashes, len(leaves.names)), strict=True)
+            }
+        )
+
+    def changed(self, now: Carried) -> list[str]:
+        """What differs between two batches; [] when nothing does."""
+        if self.hashes is None or now.hashes is None:
+            return ["something between the for statement and run.validate (enumerate, zip, tqdm)"]
+        before = self.hashes
+        return sorted(name for name in {*before, *now.hashes} if before.get(name) != now.hashes.get(name))
+
+
+def is_direct(frame: FrameType) -> bool:
+    """Whether the iterator that `frame` asks for is that of a `for` statement."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "GET_ITER"
+
+
+def inside(position: Position, objects: Mapping[str, Any], run_state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a commit holds besides the last boundary's state."""
+    at = {"loop": position.loop, "step": position.step, "name": position.name, "batch": position.phase_batch}
+    return {"at": at, "state": state.gather(objects), "run_state": dict(run_state)}
+
+
+def is_at(saved: Mapping[str, Any], first: Position) -> bool:
+    """Whether `saved` was taken in the validation that begins at `first`."""
+    at = saved["at"]
+    return (at["loop"], at["step"], at["name"]) == (first.loop, first.step, first.name)
+
+
+def go_on(saved: Mapping[str, Any], objects: Mapping[str, Any], run_state: state.RunState, where: str) -> int:
+    """Puts the state of the validation back; returns the batch that comes next."""
+    state.restore_changed(objects, saved["state"], where)
+    run_state.refill(copy.deepcopy(saved["run_state"]))
+    return saved["at"]["batch"]
+
+
+def tell_restart(name: str, changed: list[str]) -> None:
+    """Says why a kill sends this validation back to its first batch."""
+    print(
+        f"samebits: a kill in run.validate(name={name!r}) sends it back to its first batch, because {', '.join(changed[:4])} "
+        "changes from batch to batch and is not saved. Keep it in run.state, or in an object given to the run, to go on inside.",
+        file=sys.stderr,
+    )
+
+
+def _each(hashes: bytes, count: int) -> list[bytes]:
+    size = len(hashes) // count if count else 0
+    return [hashes[index * size : (index + 1) * size] for index in range(count)]
