@@ -198,7 +198,7 @@ def lock_for_writer(path: Path) -> int | None:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path / WRITER_LOCK, flags, 0o644)
     try:
-        _check_plain_file(descriptor, path / WRITER_LOCK)
+        check_own_file(descriptor, path / WRITER_LOCK)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
