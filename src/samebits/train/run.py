@@ -359,6 +359,10 @@ class Run:
             text = f"the run in {self.run_dir} has finished ({manifest.step} steps); code behind its loops runs again"
         else:
             text = f"resumed {self.run_dir} at step {at['step']} (epoch {at['epoch']}, batch {at['batch_index']})"
+            if self._inside is not None:
+                text += ", to go on at batch {batch} of {name!r} in step {step}".format_map(
+                    self._inside["at"]
+                )
         if self._ranks.rank == 0:
             print(f"samebits: {text}", file=sys.stderr)
 
