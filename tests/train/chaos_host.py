@@ -4,6 +4,7 @@ python chaos_host.py SCRIPT: each line on stdin is a JSON request; a fork runs t
 its process id, the second its exit status. Where it stands is a byte and two numbers in a file that both sides map.
 """
 
+import functools
 import json
 import mmap
 import os
@@ -74,6 +75,8 @@ def run(script, request):
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     watch = Whereabouts(request["whereabouts"])
+    if request["save"] is not None:
+        samebits.Run = functools.partial(samebits.Run, save=request["save"])
     commits = request["commit_steps"]
     spec = LaunchSpec(commit_steps=None if commits is None else tuple(commits), die_with_parent=True)
     with observed(watch), torch_hooks(watch):

@@ -49,7 +49,7 @@ class Watch:
 
     def _add(self, folder):
         if LIBC.inotify_add_watch(self.descriptor, os.fsencode(folder), IN_CREATE | IN_MOVED_TO) < 0:
-            assert ctypes.get_errno() == errno.ENOENT
+            assert ctypes.get_errno() == errno.ENOENT  # renamed already
 
     def new(self, seconds):
         """What appeared within `seconds`: (mask, name); the inside of a folder that is being written counts, too."""
@@ -83,13 +83,9 @@ class Host:
             [sys.executable, HOST, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def start(self, run_dir, workers, commit_steps):
+    def start(self, run_dir, workers, cadence):
         LAYOUT.pack_into(self.map, 0, 0, -1, -1, 0)
-        request = {
-            "log": str(self.folder / "log"),
-            "whereabouts": str(self.map_file),
-            "commit_steps": commit_steps,
-        }
+        request = {"log": str(self.folder / "log"), "whereabouts": str(self.map_file), **cadence}
         request["args"] = arguments(run_dir, workers)
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return int(self.process.stdout.readline())
@@ -166,23 +162,41 @@ def live(chaos, script, folder):
         host.close()
 
 
+def cadence_of(draw):
+    """Commits by the training process itself at drawn steps, or by the writer process at every step, or by budget."""
+    if draw.random() < 0.4:
+        return {
+            "save": None,
+            "commit_steps": sorted(draw.sample(range(STEPS), draw.randint(STEPS // 2, STEPS))),
+        }
+    return {"save": draw.choice([1, 1, 1, "3%"]), "commit_steps": None}
+
+
 def one_run(chaos, host, run_dir, wanted, draw):
+    """Kills one run in each of the `wanted` phases, as far as they come, and lets it come to its end."""
     killed, durable = 0, -1
-    commits = sorted(draw.sample(range(STEPS), draw.randint(STEPS // 2, STEPS)))
     for phase in [*wanted, None]:
-        workers = draw.choice([0, 0, 2])
+        workers, cadence, group = (
+            draw.choice([0, 0, 2]),
+            cadence_of(draw),
+            phase in DISK or draw.random() < 0.5,
+        )
         if phase == "start-up":
-            code, hit, step = plain_process(host, run_dir, workers, draw)
+            code, hit = plain_process(host, run_dir, workers, draw), "start-up"
         else:
-            code, hit, step = forked_process(
-                host, run_dir, workers, commits, phase, draw, resuming=killed >= 2
+            code, hit = forked_process(
+                host, run_dir, workers, cadence, phase, group, draw, resuming=killed >= 2
             )
         chaos.starts += 1
         assert code in (0, -signal.SIGKILL), (host.folder / "log").read_text()[-3000:]
         if code == -signal.SIGKILL:
             killed += 1
-            chaos.hit(hit, step)
-            durable = check_loadable(chaos, run_dir, max(durable, host.where()[2]))
+            chaos.hit(hit, host.where()[1])
+            durable = max(durable, host.where()[2])
+            if (
+                group or cadence["save"] is None
+            ):  # else the writer process is still at it, and the next start meets it
+                durable = check_loadable(chaos, run_dir, durable)
     chaos.ends.append(end_of(run_dir))
 
 
@@ -197,49 +211,42 @@ def check_loadable(chaos, run_dir, durable):
 
 
 def plain_process(host, run_dir, workers, draw):
-    """`python examples/digits.py`, killed within the time that imports take."""
+    """`python examples/digits.py`, killed within the time that imports take. Returns its exit code."""
     LAYOUT.pack_into(host.map, 0, 0, -1, -1, 0)
+    command = [sys.executable, host.script, *arguments(run_dir, workers)]
     with open(host.folder / "log", "ab") as log:
-        child = subprocess.Popen(
-            [sys.executable, host.script, *arguments(run_dir, workers)],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        child = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
-        return child.wait(draw.uniform(0, 2)), "start-up", -1
+        return child.wait(draw.uniform(0, 2))
     except subprocess.TimeoutExpired:
         child.kill()
-        return child.wait(), "start-up", -1
+        return child.wait()
 
 
-def forked_process(host, run_dir, workers, commits, phase, draw, *, resuming):
-    """A run of the host, killed in `phase` (None: not at all). Returns its exit code, and where it died."""
+def forked_process(host, run_dir, workers, cadence, phase, group, draw, *, resuming):
+    """A run of the host, killed in `phase` (None: not at all). Returns its exit code, and where it died.
+
+    `group`: with all that it has started, as when a container dies; else the training process alone.
+    """
     watch = Watch(run_dir / "commits") if phase in DISK else None
-    pid = host.start(run_dir, workers, commits)
-    event = None
+    pid = host.start(run_dir, workers, cadence)
     if phase is not None:
-        event = wait_on_disk(host, watch, phase, draw) if watch else wait_in_run(host, phase, draw)
+        if watch:
+            wait_on_disk(host, watch, phase, draw)
+        else:
+            wait_in_run(host, phase, draw)
         if not host.ended():
-            kill(pid, draw)
+            (os.killpg if group else os.kill)(pid, signal.SIGKILL)
     deadline = time.monotonic() + LIMIT_S
     while not host.ended() and time.monotonic() < deadline:
         time.sleep(0.002)
     if not host.ended():
-        os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
         host.code()
         raise AssertionError(f"a run took more than {LIMIT_S} s: {(host.folder / 'log').read_text()[-3000:]}")
     if watch:
         watch.close()
-    return host.code(), died_in(host, run_dir, event, resuming), host.where()[1]
-
-
-def kill(pid, draw):
-    """The training process alone, or everything that it has started, too."""
-    if draw.random() < 0.5:
-        os.kill(pid, signal.SIGKILL)
-    else:
-        os.killpg(pid, signal.SIGKILL)
+    return host.code(), died_in(host, run_dir, phase, by_itself=cadence["save"] is None, resuming=resuming)
 
 
 DISK = {
@@ -250,40 +257,38 @@ DISK = {
 
 
 def wait_on_disk(host, watch, phase, draw):
-    """Until the commits' folder shows what `phase` begins with, for a drawn time."""
+    """Until the commits' folder shows, once or several times, what `phase` begins with."""
     for _ in range(draw.randrange(12) + 1):
         while not host.ended():
             if any(DISK[phase](mask, name) for mask, name in watch.new(0.05)):
                 break
-    return phase
 
 
 def wait_in_run(host, phase, draw):
     """Until the run itself says that it is there, at or behind a drawn step, and a moment longer."""
     if phase == "second resume":
         time.sleep(draw.uniform(0, 0.25))
-        return None
+        return
     step = draw.randrange(STEPS - 4)
     while not host.ended():
         now, at, _ = host.where()
         if now == phase and at >= step:
             time.sleep(draw.uniform(0, 0.002))
-            break
+            return
         time.sleep(0.0001)
-    return None
 
 
-def died_in(host, run_dir, event, resuming):
+def died_in(host, run_dir, wanted, *, by_itself, resuming):
     """Where a killed run really died: what it wrote down, and what it left on the disk."""
     phase, step, _ = host.where()
     if phase in ("start-up", "end") or step < 0:
-        return "second resume" if resuming else phase
-    if phase != "snapshot":
+        return "second resume" if resuming and phase == "start-up" else phase
+    if wanted not in DISK and not (by_itself and phase == "snapshot"):
         return phase
     for folder in (run_dir / "commits").glob("tmp-*"):
         if WRITING.fullmatch(folder.name):
             return "before the rename" if (folder / "manifest.json").exists() else "tensor write"
-    return "after the rename" if event == "after the rename" else "snapshot"
+    return wanted if wanted == "after the rename" else phase
 
 
 def table(chaos, seconds):
