@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -114,13 +114,4 @@ def check_hook(hook: Any, loss_fn: Any, metrics: Any) -> None:
         raise InvalidArgumentError(
             f"Trainer(forward=..., {given}=...): the function computes loss and metrics itself, and returns them. Pass None "
             "as loss_fn, and no metrics."
-        )
-
-
-def check_monitor(monitor: str, names: Iterable[str] | None) -> None:
-    """Raises when no epoch's logs will hold what a ReduceLROnPlateau watches; `names` is None when nobody knows them."""
-    if names is not None and monitor not in names:
-        raise InvalidArgumentError(
-            f"Trainer(scheduler=ReduceLROnPlateau(...), monitor={monitor!r}): the metrics are {', '.join(sorted(names))}. "
-            "Choose one of them; those of a validation need validation_data."
         )

@@ -88,16 +88,3 @@ def _hooked(result: Any, count: int) -> Result:
             "metrics (of other names than 'loss')."
         )
     return Result(loss, count, values=values)
-
-
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """In eval mode and without gradients; each module's mode is put back afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -23,6 +23,17 @@ class History:
     """Per name one value per epoch; those of a validation only for the epochs that had one."""
 
 
+SumOverRanks = Callable[[Mapping[str, float]], dict[str, float]]
+"""Adds up each value over the processes of a run; with one process it returns the values."""
+
+
+def mean_over_ranks(values: Mapping[str, float], over_ranks: SumOverRanks) -> dict[str, float]:
+    """The mean of each value over the processes."""
+    means = Means()
+    means.add(values, 1)
+    return means.take(over_ranks)
+
+
 class Means:
     """Means over the samples of the batches that were added."""
 
@@ -35,7 +46,7 @@ class Means:
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * count
 
-    def take(self, over_ranks: Callable[[Mapping[str, float]], dict[str, float]] = dict) -> dict[str, float]:
+    def take(self, over_ranks: SumOverRanks = dict) -> dict[str, float]:
         """The means, by name; begins anew. `over_ranks` adds up the sums of several processes."""
         sums, self.sums = over_ranks(self.sums), {}
         samples = sums.pop("samples", 0) or 1

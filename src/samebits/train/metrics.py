@@ -69,6 +69,11 @@ class Metrics:
         copied.objects = copy.deepcopy(self.objects)
         return copied
 
+    def names(self, *, validates: bool) -> list[str]:
+        """What the logs of an epoch hold, the loss first."""
+        names = ["loss", *self.functions, *self.objects]
+        return names + [f"val_{name}" for name in names if validates]
+
     def measure(self, output: Any, target: Any) -> dict[str, float]:
         """The functions' values for a batch; objects take it."""
         for metric in self.objects.values():

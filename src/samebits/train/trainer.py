@@ -11,24 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.lr_scheduler import LRScheduler
 
 from samebits.callbacks import Callback, TerminateOnNaN
 from samebits.callbacks.progress import bars
-from samebits.context import Observer, Position, observed
-from samebits.errors import EmptyDatasetError
+from samebits.context import observed
 from samebits.train import arguments
-from samebits.train.batches import concatenated, device_of, moved
+from samebits.train.batches import device_of
 from samebits.train.continued import check_steps, epoch_length
-from samebits.train.forward import Forward, ForwardHook, evaluating
-from samebits.train.logbook import History, Logbook, Means
+from samebits.train.evaluation import Evaluation
+from samebits.train.forward import Forward, ForwardHook
+from samebits.train.logbook import History, Logbook, mean_over_ranks
 from samebits.train.losses import Loss, LossFunction
 from samebits.train.metrics import Metric, Metrics
 from samebits.train.plan import Plan
 from samebits.train.run import Run
+from samebits.train.schedule import Schedule
 from samebits.train.steps import Step
-from samebits.train.update import Update, group_of
+from samebits.train.told import Told
+from samebits.train.update import Update, average, group_of
 
 
 class Trainer:
@@ -97,13 +98,11 @@ class Trainer:
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.scheduler_step = scheduler_step
-        self.monitor = monitor
         self.callbacks = list(callbacks)
         self.accumulate = accumulate
         self.forward = forward
         self.scaler = torch.amp.GradScaler(device_of(model).type) if precision == "fp16" else None
-        self.ema = None if ema is None else _average(model, ema)
+        self.ema = None if ema is None else average(model, ema)
         self.epochs = 0
         self.initial_epoch = 0
         self.steps_per_epoch: int | None = None
@@ -111,9 +110,10 @@ class Trainer:
         self.metrics = self._metrics.functions | self._metrics.objects
         self._validation_metrics = self._metrics.copied()
         self._dtype = arguments.PRECISIONS[precision]
-        self._evaluation = Forward(Loss(loss_fn), self._validation_metrics, self._dtype, forward)
-        per_step = scheduler if scheduler_step == "step" else None
-        self._update = Update(model, optimizer, clip_norm, clip_value, self.scaler, self.ema, per_step)
+        measuring = Forward(Loss(loss_fn), self._validation_metrics, self._dtype, forward)
+        self._evaluation = Evaluation(self.eval_model, measuring)
+        self._schedule = Schedule(scheduler, scheduler_step, monitor)
+        self._update = Update(model, optimizer, clip_norm, clip_value, self.scaler, self.ema, self._schedule)
         self._run: Run | None = None
         self._logbook = Logbook()
 
@@ -158,8 +158,8 @@ class Trainer:
         plan = Plan(
             loader, epochs, initial_epoch, steps_per_epoch, validation_data, validation_freq, validation_steps
         )
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            arguments.check_monitor(self.monitor, self._names(plan))
+        if self.forward is None:  # of a hook's metrics nobody knows the names before
+            self._schedule.check(self._metrics.names(validates=validation_data is not None))
         forward = Forward(Loss(self.loss_fn, class_weight), self._metrics, self._dtype, self.forward)
         callbacks = [*self.callbacks, *bars(verbose)]
         if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
@@ -184,7 +184,7 @@ class Trainer:
             EmptyDatasetError: there is no batch.
         """
         check_steps(loader, steps, "Trainer.evaluate(steps")
-        return self._evaluate(islice(loader, steps), loader)
+        return self._evaluation.measure(islice(loader, steps), loader)
 
     def predict(self, loader: Iterable[Any]) -> Any:
         """The model's outputs for all batches of `loader`, put together along the first dimension, on the CPU.
@@ -195,13 +195,7 @@ class Trainer:
         Raises:
             EmptyDatasetError: there is no batch.
         """
-        with evaluating(self.eval_model):
-            outputs = [
-                moved(self._evaluation.output(self.eval_model, b), torch.device("cpu")) for b in loader
-            ]
-        if not outputs:
-            raise EmptyDatasetError(f"Trainer.predict: the {type(loader).__name__} has no batch.")
-        return concatenated(outputs)
+        return self._evaluation.predict(loader)
 
     @property
     def eval_model(self) -> torch.nn.Module:
@@ -247,7 +241,7 @@ class Trainer:
         """A fit under way: what callbacks see of it, and that they are told its beginning and its end."""
         self.epochs, self.validates = plan.epochs, plan.validation_data is not None
         self.steps_per_epoch = epoch_length(plan.loader, plan.steps_per_epoch)
-        with run, observed(_Commits(self, run, callbacks)):
+        with run, observed(Told(self, run, callbacks)):
             self._run = run
             if run.rank:
                 callbacks[:] = [callback for callback in callbacks if callback.every_rank]
@@ -268,9 +262,8 @@ class Trainer:
     def _step(
         self, run: Run, forward: Forward, step: Step, batch: Any, callbacks: Sequence[Callback]
     ) -> None:
-        for callback in callbacks:
-            if step.batch_index == 0:
-                callback.on_epoch_begin(self, self.initial_epoch + step.epoch)
+        for callback in callbacks if step.batch_index == 0 else ():
+            callback.on_epoch_begin(self, self.initial_epoch + step.epoch)
         for callback in callbacks:
             callback.on_batch_begin(self, step.number)
         result = forward(self.model, batch)
@@ -281,16 +274,17 @@ class Trainer:
         self._logbook.means.add(values, result.count)
         logs = {"loss": values["loss"]}
         if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
-            logs = _mean_over_ranks(run, logs)  # all ranks stop, or none
+            logs = mean_over_ranks(logs, run.sum_over_ranks)  # all ranks stop, or none
         for callback in callbacks:
             callback.on_batch_end(self, step.number, logs)
 
     def _end_epoch(self, run: Run, plan: Plan, callbacks: Sequence[Callback]) -> None:
         epoch = self._logbook.next_epoch
-        logs = self._logbook.means.take(run.sum_over_ranks) | _mean_over_ranks(run, self._metrics.take())
+        over = run.sum_over_ranks
+        logs = self._logbook.means.take(over) | mean_over_ranks(self._metrics.take(), over)
         if plan.validates_after(epoch):
             logs |= {f"val_{name}": value for name, value in self._validate(run, plan, callbacks).items()}
-        self._schedule(plan, logs)
+        self._schedule.after_epoch(logs, validates=self.validates)
         for callback in callbacks:
             callback.on_epoch_end(self, epoch, logs)
         self._logbook.end_epoch(epoch, logs)
@@ -300,69 +294,8 @@ class Trainer:
         for callback in callbacks:
             callback.on_validation_begin(self)
         with closing(iter(run.validate(plan.validation_data))) as batches:
-            logs = self._evaluate(islice(batches, plan.validation_steps), plan.validation_data, run)
+            taken = islice(batches, plan.validation_steps)
+            logs = self._evaluation.measure(taken, plan.validation_data, run.sum_over_ranks)
         for callback in callbacks:
             callback.on_validation_end(self, logs)
         return logs
-
-    def _schedule(self, plan: Plan, logs: dict[str, float]) -> None:
-        """The scheduler's step at an epoch's end; a plateau's only where its metric was measured."""
-        if self.scheduler is None or self.scheduler_step != "epoch":
-            return
-        if not isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step()
-        elif self.monitor in logs:
-            self.scheduler.step(logs[self.monitor])
-        elif not (self.monitor.startswith("val_") and plan.validation_data is not None):
-            arguments.check_monitor(self.monitor, logs)
-
-    def _evaluate(
-        self, batches: Iterable[Any], loader: Iterable[Any], run: Run | None = None
-    ) -> dict[str, float]:
-        means = Means()
-        with evaluating(self.eval_model):
-            for batch in batches:
-                result = self._evaluation(self.eval_model, batch)
-                means.add(self._evaluation.measured(result), result.count)
-        if not means.sums:
-            raise EmptyDatasetError(
-                f"Trainer.evaluate: the {type(loader).__name__} has no batch. Is its dataset empty, or an iterator that can "
-                "be read only once?"
-            )
-        counted = self._validation_metrics.take()
-        if run is None:
-            return means.take() | counted
-        return means.take(run.sum_over_ranks) | _mean_over_ranks(run, counted)
-
-    def _names(self, plan: Plan) -> list[str] | None:
-        """What the logs of an epoch hold; None with a hook, whose metrics nobody knows before."""
-        if self.forward is not None:
-            return None
-        names = ["loss", *self.metrics]
-        return names + [f"val_{name}" for name in names if plan.validation_data is not None]
-
-
-class _Commits(Observer):
-    """Tells the callbacks of a fit what is durable."""
-
-    def __init__(self, trainer: Trainer, run: Run, callbacks: Sequence[Callback]) -> None:
-        self._trainer, self._run, self._callbacks = trainer, run, callbacks
-
-    def committed(self, run: Run, step: Position) -> None:
-        if run is self._run:
-            for callback in self._callbacks:
-                callback.on_commit(self._trainer, step.step)
-
-
-def _mean_over_ranks(run: Run, values: dict[str, float]) -> dict[str, float]:
-    if run.world_size == 1:
-        return values
-    return {name: value / run.world_size for name, value in run.sum_over_ranks(values).items()}
-
-
-def _average(model: torch.nn.Module, decay: float) -> AveragedModel:
-    """An average of the weights, which needs no process group of its own: all ranks have the same."""
-    inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
-    ema = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(decay))
-    ema.requires_grad_(False)
-    return ema.eval()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.optim.swa_utils import AveragedModel
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from samebits.train.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,7 @@ class Update:
     clip_value: float | None = None
     scaler: torch.amp.GradScaler | None = None
     ema: AveragedModel | None = None
-    scheduler: Any = None
-    """One that is stepped with the optimizer."""
+    schedule: Schedule | None = None
 
     def __call__(self, loss: torch.Tensor, group: Group) -> None:
         """Adds the gradient of the group's mean loss; with the group's last batch steps, and lets go of the gradients.
@@ -53,8 +54,8 @@ class Update:
         if group.count != group.planned:
             self._rescale(group.planned / group.count)
         if self._step():
-            if self.scheduler is not None:
-                self.scheduler.step()
+            if self.schedule is not None:
+                self.schedule.after_step()
             if self.ema is not None:
                 self.ema.update_parameters(self.model)
         self.optimizer.zero_grad()
@@ -86,3 +87,11 @@ class Update:
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def average(model: torch.nn.Module, decay: float) -> AveragedModel:
+    """An exponential moving average of the weights. It needs no process group of its own: all ranks have the same."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    ema = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    ema.requires_grad_(False)
+    return ema.eval()
