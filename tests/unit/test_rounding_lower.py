@@ -568,3 +568,40 @@ def test_arguments_that_are_not_the_captured_ones_are_refused(training):
     assert same(model.parameters(), network().parameters()) and lowered.step == 0
     with pytest.raises(InvalidArgumentError, match="ranks go from 0 to 1"):
         rounding.lower(found, rank=2)
+
+
+def test_a_run_that_is_resumed_rounds_as_one_that_was_not(tmp_path, training):
+    """The lowered step is part of a run's commit: 3 steps, a new process's objects, 3 more: the weights of 6 in one go."""
+    found, batch = training
+
+    def run(folder, dies=None):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        train(model, optimizer, *batch)
+        lowered = rounding.lower(found, rank=0)
+        seen = []
+        with samebits.Run(folder, save=1, model=model, optimizer=optimizer, rounding=lowered) as run:
+            for step, _ in run.steps(samebits.data.DataLoader(list(range(6)), batch_size=1), epochs=1):
+                if step.batch_index == dies:
+                    raise RuntimeError("killed here")
+                lowered(model, optimizer, *batch)
+                seen.append(step.batch_index)
+        return list(model.parameters()), lowered.step, seen
+
+    samebits.set_random_seed(5)
+    whole, steps, _ = run(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="killed here"):
+        run(tmp_path / "parts", dies=3)
+    resumed, again, seen = run(tmp_path / "parts")
+    assert same(whole, resumed) and steps == again == 6 and seen == [3, 4, 5]
+    samebits.set_random_seed(6)
+    assert not same(whole, run(tmp_path / "other")[0])
+
+
+def test_the_example_of_the_documentation_runs(root):
+    """The example of docs/rounding.md that lowers a step runs as it stands."""
+    text = (root / "docs" / "rounding.md").read_text()
+    example = next(part for part in text.split("```python\n") if "rounding.lower(" in part).split("```")[0]
+    space = {}
+    exec(example, space)
+    assert space["lowered"].step == 1 and space["loss"].dtype is torch.float32

@@ -50,8 +50,8 @@ def lower(
     with the number of the trip: an edit of other lines moves no stream.
 
     Args:
-        rounding: off, every op runs as captured.
-        step: with methods (`assign_methods`), unless `rounding` is off; then the result is the captured step, bit for bit.
+        step: with methods (`assign_methods`), unless `rounding` is off.
+        rounding: off, every op runs as captured: the result is the captured step, bit for bit.
         seed: else the run's key, else the seed of the process; one on all ranks.
         rank: else that of the process group; where it is set without one, only steps without collectives run.
         rules: for ops of your own, by name: "float32", or "as it is" where one computes nothing.
