@@ -272,6 +272,10 @@ def test_the_model_may_compute_its_loss():
     dicts = [{"input_ids": x, "labels": y} for x, y in batches()]
     outside = [((x, torch.ones(())), y) for x, y in batches()]
     assert weights(Own(), None, dicts) == weights(Pair(), nn.functional.cross_entropy, outside)
+    hooked = samebits.Trainer(
+        parts()[0], None, parts()[1], forward=lambda model, batch: model(batch[0]).mean()
+    )
+    assert hooked.predict(batches()).shape == (30, 3)
     with pytest.raises(InvalidArgumentError, match="has no loss. Pass a loss_fn"):
         weights(parts()[0], None, [(x,) for x, _ in batches()])
 
@@ -311,3 +315,24 @@ def test_metrics_are_functions_or_objects():
     assert found["count"] == pytest.approx(found["mean"])
     assert found["val_count"] == pytest.approx(found["val_mean"])
     assert found["count"] != found["val_count"]
+
+
+class Samples(Correct):
+    """How many samples were counted."""
+
+    def compute(self):
+        return self.all
+
+
+def test_an_interrupted_pass_leaves_no_counts():
+    """A fit or an evaluation that an exception ended leaves nothing in metric objects for the next one."""
+    samebits.set_random_seed(1)
+    model, optimizer, _ = parts()
+    metric = Samples()
+    trainer = samebits.Trainer(model, nn.functional.cross_entropy, optimizer, metrics={"samples": metric})
+    for work in (lambda data: trainer.fit(data, 1, verbose=0), trainer.evaluate):
+        with pytest.raises(InvalidArgumentError):
+            work([*batches(2), (1, 2, 3, 4)])
+    assert metric.all == 12
+    history = trainer.fit(batches(1), 1, validation_data=batches(3), verbose=0).history
+    assert (history["samples"], history["val_samples"]) == ([6], [18])

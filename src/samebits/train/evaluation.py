@@ -30,6 +30,7 @@ class Evaluation:
         Raises `EmptyDatasetError` when there is none.
         """
         means = Means()
+        self.forward.metrics.reset()
         with evaluating(self.model):
             for batch in batches:
                 result = self.forward(self.model, batch)

@@ -67,7 +67,7 @@ class Forward:
 
     def _parts(self, batch: Any) -> Batch:
         """The batch in its parts; all of it is the inputs of a model that computes its loss itself."""
-        if not self.loss.of_model:
+        if self.hook is not None or not self.loss.of_model:
             return parts(batch)
         return Batch(batch, batch.get(LABELS) if isinstance(batch, Mapping) else None)
 

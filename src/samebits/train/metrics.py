@@ -74,6 +74,11 @@ class Metrics:
         names = ["loss", *self.functions, *self.objects]
         return names + [f"val_{name}" for name in names if validates]
 
+    def reset(self) -> None:
+        """The objects forget what an interrupted pass over data has left in them."""
+        for metric in self.objects.values():
+            metric.reset()
+
     def measure(self, output: Any, target: Any) -> dict[str, float]:
         """The functions' values for a batch; objects take it."""
         for metric in self.objects.values():

@@ -247,6 +247,7 @@ class Trainer:
                 callbacks[:] = [callback for callback in callbacks if callback.every_rank]
             if not run.resumed:
                 self._logbook.initial_epoch = plan.initial_epoch
+                self._metrics.reset()
                 self.optimizer.zero_grad()
                 self.model.train()
             self.initial_epoch = self._logbook.initial_epoch
