@@ -33,8 +33,16 @@ class Evaluation:
         self.forward.metrics.reset()
         with evaluating(self.model):
             for batch in batches:
-                result = self.forward(self.model, batch)
-                means.add(self.forward.measured(result), result.count)
+                self.add(batch, means)
+        return self.taken(means, loader, over)
+
+    def add(self, batch: Any, means: Means) -> None:
+        """Measures one batch, in `evaluating`."""
+        result = self.forward(self.model, batch)
+        means.add(self.forward.measured(result), result.count)
+
+    def taken(self, means: Means, loader: Iterable[Any], over: SumOverRanks = dict) -> dict[str, float]:
+        """The means over the batches that were added, and the metrics'; both begin anew. Raises as `measure`."""
         if not means.sums:
             raise EmptyDatasetError(
                 f"Trainer.evaluate: the {type(loader).__name__} has no batch. Is its dataset empty, or an iterator that can "

@@ -42,6 +42,7 @@ class Means:
 
     def add(self, values: Mapping[str, float], count: int) -> None:
         """Adds means over a batch of `count` samples."""
+        self.sums["batches"] = self.sums.get("batches", 0) + 1
         self.sums["samples"] = self.sums.get("samples", 0) + count
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * count
@@ -49,7 +50,7 @@ class Means:
     def take(self, over_ranks: SumOverRanks = dict) -> dict[str, float]:
         """The means, by name; begins anew. `over_ranks` adds up the sums of several processes."""
         sums, self.sums = over_ranks(self.sums), {}
-        samples = sums.pop("samples", 0) or 1
+        samples, _ = sums.pop("samples", 0) or 1, sums.pop("batches", 0)
         return {name: value / samples for name, value in sums.items()}
 
 
@@ -59,6 +60,8 @@ class Logbook:
     def __init__(self) -> None:
         self.initial_epoch = 0
         self.means = Means()
+        self.validation = Means()
+        """Of the validation under way: it may be killed inside, and goes on there."""
         self.history = History()
         self._packed: dict[str, Any] | None = None
         """The history as arrays, until an epoch is added: a commit may come after each step."""
@@ -85,12 +88,18 @@ class Logbook:
         if self._packed is None:
             values = {name: np.array(of, np.float64) for name, of in self.history.history.items()}
             self._packed = {"epoch": np.array(self.history.epoch, np.int64), "history": values}
-        return {"initial_epoch": self.initial_epoch, "sums": dict(self.means.sums), **self._packed}
+        return {
+            "initial_epoch": self.initial_epoch,
+            "sums": dict(self.means.sums),
+            "validation": dict(self.validation.sums),
+            **self._packed,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Puts the state back."""
         self.initial_epoch = state["initial_epoch"]
         self.means.sums = dict(state["sums"])
+        self.validation.sums = dict(state["validation"])
         values = {name: array.tolist() for name, array in state["history"].items()}
         self.history = History(state["epoch"].tolist(), values)
         self._packed = None

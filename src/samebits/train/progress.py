@@ -11,14 +11,21 @@ from __future__ import annotations
 import copy
 import dis
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import torch
+
 from samebits.context import Position
 from samebits.train import state
 from samebits.train.reach import locals as loop_locals
+from samebits.train.reach.leaves import Leaves
+from samebits.train.reach.walk import Walk
+
+_TORCHS = torch.nn.Module, torch.optim.Optimizer
+"""Of these the walk itself leaves out what a state_dict holds."""
 
 
 @dataclass(frozen=True)
@@ -26,27 +33,46 @@ class Carried:
     """Hashes of what the loop over a validation holds besides what the run saves; None where that cannot be seen."""
 
     hashes: Mapping[str, bytes] | None
+    saved: Mapping[str, frozenset[bytes]]
+    """Per name of an object that was given to the run: hashes of what its state_dict holds."""
 
     @classmethod
     def by(cls, frame: FrameType, objects: Mapping[str, Any], *, direct: bool) -> Carried:
         """What the `for` statement in `frame` carries; unless `direct`, something of Python's (enumerate) stands between."""
         if not direct:
-            return cls(None)
-        taken = loop_locals.take(frame, dict(objects), at_exit=True).values()
-        return cls(
-            {
-                name: value
-                for leaves in taken
-                for name, value in zip(leaves.names, _each(leaves.hashes, len(leaves.names)), strict=True)
-            }
-        )
+            return cls(None, {})
+        hashes = _by_name(loop_locals.take(frame, dict(objects), at_exit=True).values())
+        own = {name: thing for name, thing in objects.items() if not isinstance(thing, _TORCHS)}
+        held = {
+            name: [thing for thing in own.values() if thing is value]
+            for name, value in frame.f_locals.items()
+        }
+        own |= {name: things[0] for name, things in held.items() if things}
+        return cls(hashes, {name: _hashes_of_state(thing) for name, thing in own.items()})
 
     def changed(self, now: Carried) -> list[str]:
-        """What differs between two batches; [] when nothing does."""
+        """What differs between two batches and is not saved; [] when nothing does."""
         if self.hashes is None or now.hashes is None:
             return ["something between the for statement and run.validate (enumerate, zip, tqdm)"]
         before = self.hashes
-        return sorted(name for name in {*before, *now.hashes} if before.get(name) != now.hashes.get(name))
+        differing = [name for name in {*before, *now.hashes} if before.get(name) != now.hashes.get(name)]
+        return sorted(
+            name for name in differing if now.hashes.get(name) not in now.saved.get(name.split(".")[0], ())
+        )
+
+
+def _by_name(parts: Iterable[Leaves]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for leaves in parts:
+        size = len(leaves.hashes) // max(1, len(leaves.names))
+        found |= {name: leaves.hashes[size * n : size * (n + 1)] for n, name in enumerate(leaves.names)}
+    return found
+
+
+def _hashes_of_state(thing: Any) -> frozenset[bytes]:
+    walk = Walk()
+    walk.value("state", thing.state_dict(), 0)
+    return frozenset(_by_name([walk.leaves()]).values())
 
 
 def is_direct(frame: FrameType) -> bool:
@@ -80,8 +106,3 @@ def tell_restart(name: str, changed: list[str]) -> None:
         "changes from batch to batch and is not saved. Keep it in run.state, or in an object given to the run, to go on inside.",
         file=sys.stderr,
     )
-
-
-def _each(hashes: bytes, count: int) -> list[bytes]:
-    size = len(hashes) // count if count else 0
-    return [hashes[index * size : (index + 1) * size] for index in range(count)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from samebits.context import observed
 from samebits.train import arguments
 from samebits.train.batches import device_of
 from samebits.train.continued import check_steps, epoch_length
-from samebits.train.evaluation import Evaluation
+from samebits.train.evaluation import Evaluation, evaluating
 from samebits.train.forward import Forward, ForwardHook
 from samebits.train.logbook import History, Logbook, mean_over_ranks
 from samebits.train.losses import Loss, LossFunction
@@ -294,9 +294,15 @@ class Trainer:
         assert plan.validation_data is not None
         for callback in callbacks:
             callback.on_validation_begin(self)
-        with closing(iter(run.validate(plan.validation_data))) as batches:
-            taken = islice(batches, plan.validation_steps)
-            logs = self._evaluation.measure(taken, plan.validation_data, run.sum_over_ranks)
+        self._logbook.validation.sums.clear()
+        with evaluating(self.eval_model):
+            for batch in run.validate(
+                plan.validation_data
+            ):  # killed inside, it goes on inside: no local adds up anything
+                self._evaluation.add(batch, self._logbook.validation)
+                if self._logbook.validation.sums["batches"] == plan.validation_steps:
+                    break
+        logs = self._evaluation.taken(self._logbook.validation, plan.validation_data, run.sum_over_ranks)
         for callback in callbacks:
             callback.on_validation_end(self, logs)
         return logs
