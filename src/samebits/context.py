@@ -59,6 +59,8 @@ class Overrides:
     """The workers of every `samebits.data.Pipeline`."""
     commit_steps: tuple[int, ...] | None = None
     """Commit at the boundary before each of these steps, and at no other but the last."""
+    check_complete: bool = True
+    """Whether a `Run` looks for forgotten state itself: `verify` names it by what it does."""
 
 
 class Observer:

@@ -33,6 +33,10 @@ class UnsavableStateError(SamebitsError, TypeError):
     """A value in a state_dict is neither plain nor a tensor, so it cannot be saved without pickle."""
 
 
+class IncompleteStateError(SamebitsError, RuntimeError):
+    """Something that changes from step to step is in no commit: a resumed run would go on with another value."""
+
+
 class CommitError(SamebitsError, RuntimeError):
     """A commit could not be written; what was committed before is untouched."""
 

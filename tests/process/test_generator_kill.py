@@ -52,7 +52,7 @@ def train(run_dir, *, kill_at=None, saved=True):
     model = Noisy(saved)
     opt = torch.optim.SGD(model.parameters(), 0.1)
     loader = samebits.data.DataLoader(torch.arange(40.0).view(10, 4), batch_size=2, shuffle=True)
-    with samebits.Run(run_dir, model=model, opt=opt) as run:
+    with samebits.Run(run_dir, model=model, opt=opt, check_complete=saved) as run:
         for _, x in run.steps(loader, epochs=2):
             opt.zero_grad()
             model(x / 40 + 1).square().sum().backward()

@@ -72,7 +72,7 @@ def train(run_dir, *, killer=None, commits=None, workers=0, accumulate=1, keep_s
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, factor=0.5, patience=0, threshold=0.5)
     loader = samebits.data.DataLoader(Data(), batch_size=4, shuffle=True, num_workers=workers)
     objects = {"scheduler": scheduler} if keep_scheduler else {}
-    with samebits.Run(run_dir, model=model, opt=opt, **objects) as run:
+    with samebits.Run(run_dir, model=model, opt=opt, check_complete=keep_scheduler, **objects) as run:
         for step, (x, y) in run.steps(loader, epochs=4):
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
@@ -245,7 +245,7 @@ def plain_iterables(kind, run_dir, killer=None, commits=None):
     }[kind]()
     model = nn.Linear(6, 3)
     seen = []
-    with samebits.Run(run_dir, model=model) as run:
+    with samebits.Run(run_dir, model=model, ignore=["seen"]) as run:
         for step, x in run.steps(loader, epochs=3):
             model.weight.data += model(x).mean() * 0.01 + torch.randn(3, 6)
             seen.append((step.epoch, step.batch_index, step.ends_epoch))

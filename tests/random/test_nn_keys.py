@@ -146,7 +146,7 @@ def steps_of(run_dir, noise=0, killed_in=None):
     net = own_randomness(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.LSTM(4, 4, 2, dropout=0.5)))
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     outputs = {}
-    with samebits.Run(run_dir, model=net, opt=opt) as run:
+    with samebits.Run(run_dir, model=net, opt=opt, ignore=["outputs"]) as run:
         for step, x in run.steps([torch.ones(3, 4)] * 3, epochs=2):
             if step.number == killed_in:
                 raise Killed

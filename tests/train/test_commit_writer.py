@@ -30,7 +30,9 @@ def train(run_dir, body=lambda run, step: None, save=1, steps=STEPS, observer=No
         process.observers.append(observer)
     model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 3))
     opt = torch.optim.Adam(model.parameters(), 0.01)
-    with samebits.Run(run_dir, model=model, opt=opt, save=save) as run:
+    with samebits.Run(
+        run_dir, model=model, opt=opt, save=save, check_complete=False
+    ) as run:  # `body` may keep a log
         for step, x in run.steps([torch.randn(8, 6) for _ in range(steps)]):
             body(run, step)
             opt.zero_grad()

@@ -220,7 +220,8 @@ def keeping(run_dir, kind="samebits", cut=None, save="0.000001s", where="state",
     model, opt = make()
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, patience=0)
     validation, metric = LOADERS[kind](), torch.nn.Linear(1, 1)
-    with samebits.Run(run_dir, model=model, opt=opt, scheduler=scheduler, metric=metric, save=save) as run:
+    objects = {"model": model, "opt": opt, "scheduler": scheduler, "metric": metric}
+    with samebits.Run(run_dir, **objects, save=save, ignore=["batches"]) as run:
         for step, (x, y) in run.steps(samebits.data.DataLoader(Data(), batch_size=4, shuffle=True), epochs=3):
             loss = nn.functional.cross_entropy(model(x), y)
             opt.zero_grad()
@@ -335,7 +336,7 @@ def test_something_between_for_and_validate_starts_again(tmp_path, wrap):
     def program(cut_at=None):
         samebits.set_random_seed(1)
         seen = []
-        with samebits.Run(tmp_path, save="0.000001s") as run:
+        with samebits.Run(tmp_path, save="0.000001s", ignore=["seen"]) as run:
             for step, _ in run.steps([1, 2]):
                 for item in wrap(run.validate([10, 20, 30])):
                     seen.append((step.number, item))

@@ -8,10 +8,10 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
@@ -31,6 +31,7 @@ from samebits.train.best import Best
 from samebits.train.cadence import Cadence, Save
 from samebits.train.chain import Chain
 from samebits.train.commits import Commits, Facts
+from samebits.train.completeness import Completeness
 from samebits.train.continued import check_steps
 from samebits.train.environment import Environment, check_names
 from samebits.train.fits import check_compiled
@@ -78,6 +79,9 @@ class Run:
         check_loss: `run.log(loss=...)` raises when the loss is not finite.
         grace: seconds after SIGTERM, SIGUSR1 or the first Ctrl-C within which the process has ended, with exit code 75.
             Less than the scheduler gives.
+        check_complete: look, in the first steps and now and then, for what the loop carries from step to step and no
+            commit holds: locals, globals, attributes of the objects that can be reached (see `train.completeness`).
+        ignore: paths to `ignore`, from the start.
         stateful: the objects to save, by name.
 
     Raises:
@@ -87,6 +91,7 @@ class Run:
         RunMismatchError: the folder belongs to another program, seed or environment.
         CorruptCommitError: there are commits and none of them is intact.
         UnseededError: op determinism is on and nobody has set a seed.
+        IncompleteStateError: in the loop: something changes from step to step and is in no commit.
     """
 
     def __init__(
@@ -100,6 +105,8 @@ class Run:
         allow_changes: Collection[str] = (),
         check_loss: bool = True,
         grace: float = 20.0,
+        check_complete: bool = True,
+        ignore: Sequence[str] = (),
         **stateful: Any,
     ) -> None:
         self._best = Best(keep_best, best)
@@ -117,6 +124,9 @@ class Run:
         self._environment: Environment | None = None
         self._check_loss = check_loss
         self._chain = Chain()
+        self._completeness = Completeness(enabled=check_complete and run_dir is not None)
+        for path in ignore:
+            self.ignore(path)
         self.preemption = Preemption(grace, self._planned, self._durable)
         self._loops = Loops()
         self._restored: dict[str, Any] | None = None
@@ -150,6 +160,13 @@ class Run:
         self.objects[name] = thing
         if isinstance(thing, torch.nn.Module):
             name_layers(thing, name)
+
+    def ignore(self, path: str) -> None:
+        """What is at `path` ("losses", "ema.counter"), or below it, may be lost by a resume: a log, a cache.
+
+        The path is the one that `IncompleteStateError` gives. A path of nothing is warned of when the run ends.
+        """
+        self._completeness.ignore(path)
 
     def __enter__(self) -> Self:
         if self._entered:
@@ -185,6 +202,8 @@ class Run:
             self._close_store()
             self.preemption.uninstall()
             notify("run_closed", self, finished=clean)
+        if clean:
+            self._completeness.close()
         if self.preemption.requested is not None and (error is None or isinstance(error, Exception)):
             if error is not None:  # of a peer that was told to end, too, perhaps
                 print(f"samebits: after the signal: {type(error).__name__}: {error}", file=sys.stderr)
@@ -421,6 +440,10 @@ class Run:
             saved, facts, on_tensors_written=lambda: notify("commit_writing", self, position)
         )
         self._commits.cadence.took(time.perf_counter() - started)
+
+    def look(self, position: Position, frame: FrameType, loader: Any) -> None:
+        """Between two iterations, before a commit: is everything in it that the loop carries?"""
+        self._completeness.boundary(position, frame, self.objects, self.state, loader)
 
     def between(self, position: Position, *, over: bool, outermost: bool) -> None:
         """Between two iterations: commit if it is time and the state is complete, and leave if a signal came."""

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from samebits.context import Position, Words, notify, process
@@ -50,6 +51,10 @@ class Owner(Protocol):
 
     def restore(self) -> None:
         """Puts the committed state back."""
+        ...
+
+    def look(self, position: Position, frame: FrameType, loader: Any) -> None:
+        """Between two iterations: the place to look for forgotten state."""
         ...
 
     def between(self, position: Position, *, over: bool, outermost: bool) -> None:
@@ -109,6 +114,8 @@ class Steps(Iterator[tuple[Step, Any]]):
         loop.asked_from = id(frame), frame.f_code, frame.f_lasti
         notify("boundary", run, position, frame)
         outermost = loop is loops.current
+        if outermost:
+            run.look(position, frame, self._loader)
         if self._ended():
             self._over = True
             self._finish(position, outermost=outermost)

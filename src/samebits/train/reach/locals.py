@@ -11,6 +11,9 @@ from samebits.train.reach import liveness
 from samebits.train.reach.leaves import PLAIN, Leaves
 from samebits.train.reach.walk import Walk, is_foreign
 
+_HELD_BY_FRAME = 3
+"""References to a dict: the frame's, a local variable, the argument of `getrefcount`."""
+
 
 def take(
     frame: types.FrameType | None, objects: dict[str, Any], loader: Any = None, *, at_exit: bool = False
@@ -22,16 +25,16 @@ def take(
     iterator holds it, whether or not a variable still names it).
     `locals_at_exit`: locals that only the code behind the loop reads: state where the loop ends, nowhere else.
     """
-    carried, behind = ({}, {}) if frame is None else _of_frames(frame)
+    carried, behind = ({}, {}) if frame is None else of_frames(frame)
     scalars, others, exits = Walk(), Walk(), Walk()
     others.skip(objects)
     for name, value in sorted(carried.items()):
         (scalars if type(value) in PLAIN else others).value(name, value, 0)
-    for name, value in sorted(_globals(frame).items()):
+    for name, value in sorted(script_globals(frame).items()):
         if name not in carried:
             others.value(name, value, 0)
     if loader is not None:
-        others.value(_name_of(loader, frame), loader, 0)
+        others.value(name_of(loader, frame), loader, 0)
     for name, value in objects.items():
         others.value(name, value, 0)
     taken = {"scalars": scalars.leaves(), "locals": others.leaves()}
@@ -42,29 +45,36 @@ def take(
     return taken
 
 
-def _name_of(loader: Any, frame: types.FrameType | None) -> str:
+def name_of(loader: Any, frame: types.FrameType | None) -> str:
+    """What the loop's function calls its loader."""
     names = [] if frame is None else [name for name, value in frame.f_locals.items() if value is loader]
     return names[0] if names else "loader"
 
 
-def _of_frames(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The two groups of `liveness.carried`, with values, of the loop and of the loops that drive it."""
-    groups: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+def loop_frames(frame: types.FrameType | None) -> list[types.FrameType]:
+    """The frame of the user's loop; around a loop in a generator of the user's also its consumer, which carries locals, too."""
     while frame is not None and frame.f_back is not None and is_foreign(frame.f_code.co_filename):
         frame = frame.f_back
+    frames = []
     while frame is not None:
-        found = frame.f_locals
-        for variables, names in zip(groups, liveness.carried(frame.f_code, frame.f_lasti), strict=True):
+        frames.append(frame)
+        frame = frame.f_back if frame.f_code.co_flags & inspect.CO_GENERATOR else None
+    return frames
+
+
+def of_frames(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The two groups of `liveness.carried`, with values, of the loop and of the loops that drive it."""
+    groups: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    for one in loop_frames(frame):
+        found = one.f_locals
+        for variables, names in zip(groups, liveness.carried(one.f_code, one.f_lasti), strict=True):
             for name in names:
                 if name in found:
                     variables.setdefault(name, found[name])
-        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
-            break
-        frame = frame.f_back  # a generator of the user's around the loop: its consumer carries locals, too
     return groups
 
 
-def _globals(frame: types.FrameType | None) -> dict[str, Any]:
+def script_globals(frame: types.FrameType | None) -> dict[str, Any]:
     """The script's globals that its functions use."""
     script = vars(sys.modules["__main__"])
     while frame is not None:
@@ -73,3 +83,17 @@ def _globals(frame: types.FrameType | None) -> dict[str, Any]:
             return {name: script[name] for name in names if name in script and not name.startswith("__")}
         frame = frame.f_back
     return {}
+
+
+def let_go(frames: list[types.FrameType]) -> None:
+    """Empties what `f_locals` has left behind at functions: before Python 3.13 a dict that keeps this step's tensors alive.
+
+    A dict that somebody else holds (`locals()`, a debugger) is left alone.
+    """
+    if sys.version_info >= (3, 13):
+        return
+    for frame in frames:
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            held = frame.f_locals
+            if sys.getrefcount(held) == _HELD_BY_FRAME:
+                held.clear()

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -118,8 +118,8 @@ class Walk:
         """What was found so far."""
         return Leaves(tuple(self.names), b"".join(self.hashes))
 
-    def action(self, kind: type) -> Action | None:
-        """What is done with values of a type; None: nothing."""
+    def action(self, kind: type) -> str | None:
+        """The method for values of a type; None: they are not looked at."""
         return action_of(kind)
 
     def _add(self, path: str, hashed: bytes) -> None:
@@ -138,7 +138,7 @@ class Walk:
         if action is None or id(value) in self._seen or depth > _DEPTH:
             return
         self._seen.add(id(value))
-        action(self, path, value, depth)
+        getattr(self, action)(path, value, depth)
 
     def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
         """A value inside another: an "attr", an "item", a "name" of a closure, a "module" or a "tensor" of a module."""
@@ -187,6 +187,10 @@ class Walk:
         self._add(f"len({path})", plain(len(value)))
         for number in _numbers(len(value)):
             self.part("item", "", f"{path}[{number}]", value[number], depth + 1)
+
+    def ends(self, path: str, value: collections.deque[Any], depth: int) -> None:
+        """A deque, as a list."""
+        self.sequence(path, list(value), depth)
 
     def set(self, path: str, value: Any, depth: int) -> None:
         """One leaf, whatever the order."""
@@ -276,24 +280,21 @@ class Walk:
                     self.value(f"{path}[{number}]", item, depth + 1)
 
 
-Action = Callable[[Walk, str, Any, int], None]
-
-
 @functools.lru_cache(maxsize=4096)
-def action_of(kind: type) -> Action | None:
-    """What is done with values of a type; None: nothing."""
+def action_of(kind: type) -> str | None:
+    """The method of `Walk` for values of a type; None: they are not looked at."""
     if issubclass(kind, _SKIPPED):
         return None
     for bases, action in _ACTIONS:
         if issubclass(kind, bases):
             return action
     if is_users(kind):
-        return Walk.attributes
+        return "attributes"
     if issubclass(kind, torch.utils.data.Sampler):
-        return Walk.sampler
+        return "sampler"
     if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith("samebits"):
         return None
-    return Walk.stateful if hasattr(kind, "state_dict") else None
+    return "stateful" if hasattr(kind, "state_dict") else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -304,21 +305,21 @@ def _own_names(kind: type) -> frozenset[str]:
     return _OPTIMIZER_OWN if issubclass(kind, torch.optim.Optimizer) else frozenset()
 
 
-_ACTIONS: tuple[tuple[Any, Action], ...] = (
-    (torch.Tensor, Walk.tensor),
-    ((np.ndarray, np.generic), Walk.array),
-    (GENERATORS, Walk.generator),
-    (types.FunctionType, Walk.function),
-    (types.MethodType, Walk.method),
-    (torch.utils.data.DataLoader, Walk.loader),
-    (dict, Walk.mapping),
-    ((list, tuple), Walk.sequence),
-    (collections.deque, lambda walk, path, value, depth: walk.sequence(path, list(value), depth)),
-    ((set, frozenset), Walk.set),
-    (itertools.count, Walk.counter),
-    (_ITERATORS, Walk.iterator),
-    (torch.nn.Module, Walk.module),
-    ((types.SimpleNamespace, argparse.Namespace), Walk.attributes),
+_ACTIONS: tuple[tuple[Any, str], ...] = (
+    (torch.Tensor, "tensor"),
+    ((np.ndarray, np.generic), "array"),
+    (GENERATORS, "generator"),
+    (types.FunctionType, "function"),
+    (types.MethodType, "method"),
+    (torch.utils.data.DataLoader, "loader"),
+    (dict, "mapping"),
+    ((list, tuple), "sequence"),
+    (collections.deque, "ends"),
+    ((set, frozenset), "set"),
+    (itertools.count, "counter"),
+    (_ITERATORS, "iterator"),
+    (torch.nn.Module, "module"),
+    ((types.SimpleNamespace, argparse.Namespace), "attributes"),
 )
 
 

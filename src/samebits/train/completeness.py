@@ -1,0 +1,148 @@
+"""Does the commit hold everything that the loop carries from one step to the next? `Run` looks while it trains.
+
+At some boundaries (`Completeness.due`) it hashes what can be reached from the run and from the frame of the user's loop
+(`reach`). What has changed since the last look, is in no commit, and is not written again before the next iteration reads
+it (`reach.liveness` for locals, `reach.order` for the rest) would be lost by a resume: `IncompleteStateError`.
+
+Looking draws nothing, calls nothing of the user's but `state_dict` (as a commit does), keeps no object and writes
+nowhere. It cannot see what is held in C++ (`itertools.cycle`), in files, in other processes (a dataset's copy in a worker)
+or in closures of C functions, what is deeper than five objects, nor what changes after the last look.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+
+from samebits.context import Position, process
+from samebits.errors import IncompleteStateError, InvalidArgumentError
+from samebits.train import state
+from samebits.train.findings import Change, Judge, message
+from samebits.train.reach import snapshot
+from samebits.train.reach.program import Program
+
+_FIRST_STEPS = 3
+_FIRST_EPOCHS = 2
+_SHARE = 0.002
+"""Of the time, for looks after the first ones; at most this many."""
+_MOST = 64
+
+
+class Completeness:
+    """Looks at a run between two iterations; raises `IncompleteStateError` for what a resume would lose."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._ignored: dict[str, bool] = {}
+        """Paths given to `ignore`, and whether anything of that path was seen."""
+        self._loop: str | None = None
+        self._before: snapshot.Snapshot | None = None
+        self._program: Program | None = None
+        self._judge = Judge()
+        self._looks = self._steps = self._epochs = 0
+        self._spent = 0.0
+        self._began = time.perf_counter()
+        self._clocks = _clocks()
+
+    def ignore(self, path: str) -> None:
+        """What is at `path`, or below it, may change without being saved."""
+        if not isinstance(path, str) or not path:
+            raise InvalidArgumentError(
+                f'run.ignore({path!r}): a path as the error gives it, such as "losses" or "ema.counter".'
+            )
+        self._ignored.setdefault(path, False)
+
+    def boundary(
+        self, position: Position, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any
+    ) -> None:
+        """Looks if it is time to: after each of the first steps and epochs, then as 0.2% of the time allows."""
+        if not self._enabled or not process.overrides.check_complete or not self._due(position):
+            return
+        started = time.perf_counter()
+        try:
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                changes = self._look(frame, objects, run_state, loader)
+        except Exception as error:  # an object that cannot be looked at must not end a run
+            self._enabled = False
+            warnings.warn(
+                f"Run: the check for forgotten state is off from here: {type(error).__name__}: {error}",
+                stacklevel=4,
+            )
+            return
+        self._spent += time.perf_counter() - started
+        if changes:
+            raise IncompleteStateError(message(changes, position))
+
+    def close(self) -> None:
+        """The run is over: warns of paths that were to be ignored and are nowhere."""
+        unseen = [path for path, seen in self._ignored.items() if not seen]
+        if unseen and self._looks > 1:
+            warnings.warn(
+                f"run.ignore: nothing that the run could see has the path {', '.join(map(repr, unseen))}. Remove the call, or "
+                "correct the path.",
+                stacklevel=4,
+            )
+
+    def _due(self, position: Position) -> bool:
+        if position.loop != self._loop:
+            self._loop, self._before, self._steps, self._epochs = position.loop, None, 0, 0
+        self._steps += 1
+        ends_epoch = position.batch_index == 0 and position.epoch > 0
+        self._epochs += ends_epoch
+        if self._steps <= _FIRST_STEPS + 1 or (ends_epoch and self._epochs <= _FIRST_EPOCHS):
+            return True
+        cost = self._spent / max(1, self._looks)
+        return self._looks < _MOST and self._spent + cost <= _SHARE * (time.perf_counter() - self._began)
+
+    def _look(
+        self, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any
+    ) -> list[Change]:
+        if self._program is None:
+            self._program = Program(frame)
+        self._looks += 1
+        saved = state.gather(objects) | {"run_state": run_state}
+        now = snapshot.take(frame, objects, saved, loader, self._program)
+        for path in self._ignored:
+            self._ignored[path] |= any(_below(one, path) for one in now.leaves_by_path)
+        before, self._before = self._before, now
+        clocks, self._clocks = self._clocks, _clocks()
+        if before is None:
+            return []
+        changed = {
+            path: Change(path, before.leaves_by_path[path], leaf, now)
+            for path, leaf in now.leaves_by_path.items()
+            if path in before.leaves_by_path and before.leaves_by_path[path].hashed != leaf.hashed
+        }
+        changed = {
+            p: c for p, c in changed.items() if not any(_below(p, ignored) for ignored in self._ignored)
+        }
+        if not changed:
+            return []
+        between = list(zip(clocks, self._clocks, strict=True))
+        return self._judge.lost(
+            changed, frame, self._program, between, {"run.state": dict(run_state), **_plain(objects, saved)}
+        )
+
+
+def _plain(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of objects that are neither modules nor optimizers nor of torch's making."""
+    return {
+        name: saved["objects"][name]
+        for name, thing in objects.items()
+        if not type(thing).__module__.startswith("torch.")
+    }
+
+
+def _below(path: str, ignored: str) -> bool:
+    path = path.removeprefix("len(")
+    return path.startswith(ignored) and (len(path) == len(ignored) or path[len(ignored)] in ".[)")
+
+
+def _clocks() -> list[float]:
+    """What the clocks that programs keep readings of say now."""
+    return [time.time(), time.perf_counter(), time.monotonic(), time.process_time()]

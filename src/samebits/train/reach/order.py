@@ -1,0 +1,267 @@
+"""Is a value that lives in an object read by the next iteration before it is written? Else the loop recomputes it.
+
+What liveness is for local variables, for attributes, globals and items, which other functions read and write: a search
+over the bytecode of the loop's body from its head, into the user's functions by the name they are called by (so it
+needs no types and calls nothing). A call that may write counts as a write: `model.features`, which `forward` assigns
+and the body reads afterwards, is recomputed. A value that nobody assigns in the loop is changed in place: it is carried.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+from types import CodeType
+from typing import NamedTuple
+
+from samebits.train.reach.program import Program, nested
+
+_ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
+_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
+_CALLED = ("forward", "__call__")
+_SIMPLE = ("LOAD_CONST", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_SMALL_INT")
+_CLOCKS = frozenset(
+    [
+        "time",
+        "time_ns",
+        "perf_counter",
+        "perf_counter_ns",
+        "monotonic",
+        "monotonic_ns",
+        "process_time",
+        "thread_time",
+        "now",
+        "utcnow",
+        "default_timer",
+        "elapsed_time",
+    ]
+)
+
+
+class Place(NamedTuple):
+    """Where a value is held: the attribute, the global or the container (by its name) that it is an item of."""
+
+    kind: str
+    """"attr", "name", or "item"."""
+    name: str
+
+
+class _Seen(NamedTuple):
+    """What running a piece of code may do with a place: read it before any write, and write it."""
+
+    reads: bool
+    writes: bool
+
+
+class Order:
+    """The loop at `offset` of `code` (its FOR_ITER, or a call of `next`), with everything that its body may call.
+
+    Args:
+        callables: names that hold the user's callable objects (a model): to use one is to run every `forward`.
+        fetches: what draws the next batch, before the body runs: methods of the dataset and of the sampler.
+    """
+
+    def __init__(
+        self, program: Program, code: CodeType, offset: int, callables: set[str], fetches: list[CodeType]
+    ) -> None:
+        self._program = program
+        self._code = code
+        self._offset = offset
+        self._callables = callables
+        self._fetches = fetches
+        self._hooks = [
+            hook for codes in program.functions.values() for one in codes for hook in _hooks(one, program)
+        ]
+        self._memo: dict[tuple[int, Place], _Seen] = {}
+
+    def recomputed(self, place: Place) -> bool:
+        """Whether each iteration writes the place before it reads it."""
+        told = [self._of(code, place) for code in self._fetches if code.co_name == "set_epoch"]
+        if any(seen.writes for seen in told):
+            return True  # the loader tells its sampler the epoch
+        if any(self._of(code, place).reads for code in self._fetches):
+            return False
+        seen = self._search(self._code, place, self._offset)
+        return seen.writes and not seen.reads
+
+    def timed(self, name: str) -> bool:
+        """Whether all that is assigned to a name in the loop comes from a clock, on the same line."""
+        found = False
+        for codes in [[self._code], *self._program.functions.values()]:
+            for code in codes:
+                for line in _lines_storing(code, name):
+                    if not line & _CLOCKS:
+                        return False
+                    found = True
+        return found
+
+    def memo(self, container: str, draws: frozenset[str], own: list[CodeType]) -> bool:
+        """Whether a dict is only filled by functions that look first (`if k not in cache:`) and draw nothing before.
+
+        `own`: the methods of the class that holds it; without any, every function counts.
+        """
+        found = False
+        for code in own or [code for codes in self._program.functions.values() for code in codes]:
+            filled = _fills(code, container)
+            if filled is None:
+                continue
+            if code is self._code or not _looks(code) or self._names_before(code, filled) & draws:
+                return False
+            found = True
+        return found
+
+    def _names_before(self, code: CodeType, end: int, depth: int = 0) -> set[str]:
+        names = {
+            str(item.argval)
+            for item in _instructions(code)[:end]
+            if item.opname.startswith((*_ATTRIBUTE, *_GLOBAL))
+        }
+        for name in [*names] if depth < 3 else []:
+            for called in self._program.functions.get(name, ()):
+                names |= self._names_before(called, len(_instructions(called)), depth + 1)
+        return names
+
+    def _of(self, code: CodeType, place: Place) -> _Seen:
+        key = (id(code), place)
+        if key not in self._memo:
+            self._memo[key] = _Seen(reads=False, writes=False)  # a function that calls itself
+            self._memo[key] = self._search(code, place, None)
+        return self._memo[key]
+
+    def _search(self, code: CodeType, place: Place, offset: int | None) -> _Seen:
+        instructions = _instructions(code)
+        number = {item.offset: at for at, item in enumerate(instructions)}
+        head = (
+            -1 if offset is None else max(at for at, item in enumerate(instructions) if item.offset <= offset)
+        )
+        reads = writes = False
+        waiting, seen = [head + 1], {head}
+        while waiting:
+            at = waiting.pop()
+            if at in seen or at >= len(instructions):
+                continue
+            seen.add(at)
+            found = self._event(instructions, at, place)
+            reads |= found.reads
+            writes |= found.writes
+            if not found.writes:
+                waiting += _followers(instructions[at], at, number)
+        return _Seen(reads, writes)
+
+    def _event(self, instructions: list[dis.Instruction], at: int, place: Place) -> _Seen:
+        item = instructions[at]
+        opname, name = item.opname, item.argval
+        if opname == "LOAD_CONST" and isinstance(name, CodeType):
+            return self._of(name, place)
+        attribute = opname.startswith(_ATTRIBUTE)
+        if not attribute and not opname.startswith(_GLOBAL) and not opname.startswith("LOAD_FAST"):
+            kind = {
+                "STORE_ATTR": "attr",
+                "DELETE_ATTR": "attr",
+                "STORE_GLOBAL": "name",
+                "STORE_NAME": "name",
+            }.get(opname, "name" if opname == "STORE_DEREF" else "")
+            return _Seen(reads=False, writes=bool(kind) and (kind, name) == tuple(place))
+        names = name if isinstance(name, tuple) else (name,)
+        if place.kind == "item" and place.name in names:
+            filled = _is_filled(instructions, at)
+            return _Seen(reads=not filled, writes=filled)
+        if (
+            place.name in names
+            and place.kind == ("attr" if attribute else "name")
+            and not opname.startswith("LOAD_FAST")
+        ):
+            return _Seen(reads=True, writes=False)
+        return self._calls(names, instructions, at, place)
+
+    def _calls(
+        self, names: tuple[str, ...], instructions: list[dis.Instruction], at: int, place: Place
+    ) -> _Seen:
+        codes = [
+            code for name in names for code in self._program.functions.get(name, ()) if code is not self._code
+        ]
+        following = instructions[at + 1].opname if at + 1 < len(instructions) else ""
+        if self._callables.intersection(names) and not following.startswith((*_ATTRIBUTE, "STORE_ATTR")):
+            codes += [
+                code for name in _CALLED for code in self._program.functions.get(name, ())
+            ] + self._hooks
+        found = [self._of(code, place) for code in codes]
+        return _Seen(any(one.reads for one in found), any(one.writes for one in found))
+
+
+@functools.lru_cache(maxsize=2048)
+def _cached(code: CodeType) -> list[dis.Instruction]:
+    return [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
+
+
+def _instructions(code: CodeType) -> list[dis.Instruction]:
+    return _cached(code)
+
+
+def _followers(item: dis.Instruction, at: int, number: dict[int, int]) -> list[int]:
+    followers = [number[item.argval]] if item.opcode in _JUMPS and item.argval in number else []
+    always = item.opname.startswith("JUMP") and "IF" not in item.opname
+    if item.opname not in _ENDS and not always:
+        followers.append(at + 1)
+    return followers
+
+
+def _is_filled(instructions: list[dis.Instruction], at: int) -> bool:
+    """`container[key] = ...`: the container is loaded, a simple key, and the item is stored."""
+    if at + 2 >= len(instructions):
+        return False
+    return instructions[at + 1].opname.startswith(_SIMPLE) and instructions[at + 2].opname == "STORE_SUBSCR"
+
+
+def _fills(code: CodeType, container: str) -> int | None:
+    """The number of the instruction that stores an item of the container, or calls its `setdefault`."""
+    instructions = _instructions(code)
+    for at, item in enumerate(instructions):
+        if item.argval == container and item.opname.startswith("LOAD") and _is_filled(instructions, at):
+            return at
+    return None
+
+
+def _looks(code: CodeType) -> bool:
+    return any(
+        item.opname == "CONTAINS_OP" or (item.opname.startswith(_ATTRIBUTE) and item.argval == "get")
+        for item in _instructions(code)
+    )
+
+
+def _lines_storing(code: CodeType, name: str) -> list[set[str]]:
+    """The names loaded on each line that stores to `name` something that is no constant."""
+    lines: dict[int, set[str]] = {}
+    stored: set[int] = set()
+    constant = True
+    for item in _instructions(code):
+        line = item.positions.lineno if item.positions is not None else None
+        if line is None:
+            continue
+        if item.opname.startswith("STORE") and item.argval == name and not constant:
+            stored.add(line)
+        elif item.opname.startswith((*_ATTRIBUTE, *_GLOBAL)):
+            lines.setdefault(line, set()).add(str(item.argval))
+        constant = item.opname == "LOAD_CONST" or (constant and item.opname.startswith(("COPY", "LOAD_FAST")))
+    return [lines.get(line, set()) for line in stored]
+
+
+def _hooks(code: CodeType, program: Program) -> list[CodeType]:
+    """What a function registers as hooks of modules, and functions written inside that."""
+    instructions, found = _instructions(code), []
+    for at, item in enumerate(instructions):
+        if not item.opname.startswith(_ATTRIBUTE) or not _registers(str(item.argval)):
+            continue
+        for later in instructions[at + 1 : at + 8]:
+            own = (
+                [later.argval]
+                if isinstance(later.argval, CodeType)
+                else program.functions.get(str(later.argval), [])
+            )
+            found += [code for one in own for code in (one, *nested(one))]
+    return found
+
+
+def _registers(name: str) -> bool:
+    return name.startswith("register_") and name.endswith("hook")

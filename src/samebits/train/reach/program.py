@@ -1,0 +1,119 @@
+"""The user's functions by name, and the global names that they use: read from code objects, nothing is called."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from samebits.train.reach.walk import is_foreign, is_users
+
+_DRIVER = "samebits.train"
+"""Whose loops call the user's functions (`Trainer`): then their order is read from there."""
+
+
+class Program:
+    """The functions of the modules that a loop's module uses, and those of the classes of the objects that it holds.
+
+    Functions are found by name alone: who is called by `x.update()` is any user's function called `update`.
+    """
+
+    def __init__(self, frame: types.FrameType) -> None:
+        self.functions: dict[str, list[types.CodeType]] = {}
+        self._codes: set[types.CodeType] = set()
+        self._kinds: set[type] = set()
+        self.modules: list[types.ModuleType] = []
+        for name in (frame.f_globals.get("__name__"), "__main__"):
+            self._add_module(sys.modules.get(str(name)))
+        if str(frame.f_globals.get("__name__")).startswith(_DRIVER):
+            for name in sorted(sys.modules):
+                if name.startswith(_DRIVER):
+                    self._add_members(sys.modules[name])
+        self.add(frame.f_code)
+
+    def _add_module(self, module: types.ModuleType | None) -> None:
+        file = getattr(module, "__file__", None)
+        if module is None or file is None or is_foreign(file) or module in self.modules:
+            return
+        if module.__name__.split(".")[0] == "samebits":
+            return
+        self.modules.append(module)
+        self._add_members(module)
+        for item in list(vars(module).values()):
+            other = item if isinstance(item, types.ModuleType) else sys.modules.get(_home(item))
+            self._add_module(other)
+
+    def _add_members(self, module: types.ModuleType) -> None:
+        for item in list(vars(module).values()):
+            if _home(item) == module.__name__:
+                self._add_item(item)
+
+    def add_kind(self, kind: type) -> None:
+        """The methods of a class and of its bases that are the user's."""
+        for base in kind.__mro__:
+            if base not in self._kinds and is_users(base):
+                self._kinds.add(base)
+                for code in methods(base):
+                    self.add(code)
+
+    def _add_item(self, item: Any) -> None:
+        if isinstance(item, type):
+            self.add_kind(item)
+        for code in codes_of(item):
+            self.add(code)
+
+    def add(self, code: types.CodeType) -> None:
+        """A function and the functions inside it."""
+        if code in self._codes:
+            return
+        self._codes.add(code)
+        self.functions.setdefault(code.co_name, []).append(code)
+        for inner in nested(code):
+            self.add(inner)
+
+    def global_names(self, module: types.ModuleType) -> set[str]:
+        """Names that functions of this module read as globals."""
+        file = getattr(module, "__file__", None)
+        used: set[str] = set()
+        for code in self._codes:
+            if code.co_filename == file and code.co_name != "<module>":
+                used.update(names_loaded(code))
+        return used
+
+
+def nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The functions, lambdas and comprehensions written inside a function."""
+    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def methods(kind: type) -> list[types.CodeType]:
+    """The functions of one class, properties included."""
+    return [code for item in vars(kind).values() for code in codes_of(item)]
+
+
+def codes_of(item: Any) -> list[types.CodeType]:
+    """The code of a function, of what it wraps, of a method or a property."""
+    if isinstance(item, staticmethod | classmethod):
+        return codes_of(item.__func__)
+    if isinstance(item, property):
+        return [code for part in (item.fget, item.fset) for code in codes_of(part)]
+    if not isinstance(item, types.FunctionType):
+        return []
+    inner = vars(item).get("__wrapped__")
+    return [item.__code__, *(codes_of(inner) if inner is not None else [])]
+
+
+@functools.lru_cache(maxsize=1024)
+def names_loaded(code: types.CodeType) -> frozenset[str]:
+    """Global names that this code reads."""
+    return frozenset(
+        str(item.argval) for item in dis.get_instructions(code) if item.opname in {"LOAD_GLOBAL", "LOAD_NAME"}
+    )
+
+
+def _home(item: Any) -> str:
+    """The module that a function or a class comes from."""
+    return str(item.__module__) if isinstance(item, type | types.FunctionType) else ""

@@ -1,0 +1,273 @@
+"""What a loop and its run hold at one boundary, as hashes, with what is needed to say where each value lives."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from samebits.train.reach import locals as loop_locals
+from samebits.train.reach.generators import GENERATORS, of_state
+from samebits.train.reach.leaves import PLAIN, leaf, plain
+from samebits.train.reach.order import Place
+from samebits.train.reach.program import Program
+from samebits.train.reach.walk import Walk, action_of, attributes_of, is_users
+
+NONE = plain(None)
+"""The hash of None."""
+
+
+class Leaf(NamedTuple):
+    """One value at one boundary."""
+
+    hashed: bytes
+    value: Any
+    """The value if it is plain; else None."""
+    root: str
+    """"given" (an object of the run), "loader", "local" or "global"."""
+    places: tuple[Place, ...]
+    """From the root inwards: the names that hold it."""
+    owners: tuple[tuple[type, str], ...]
+    """The user's objects around it, and which attribute of theirs leads on."""
+
+
+class Snapshot(Walk):
+    """A walk that keeps its leaves by path. It holds no object of the user's afterwards."""
+
+    most = 600
+    follows_closures = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves_by_path: dict[str, Leaf] = {}
+        self.kinds: set[type] = set()
+        """Classes of the user's objects, and of the parts of the loader."""
+        self.callables: set[str] = set()
+        """Names that hold something that may be called: a module, an object with `__call__`."""
+        self.fetching: set[type] = set()
+        """Classes of what the loader fetches with."""
+        self.roots: dict[str, tuple[str, str, bool, bool]] = {}
+        """What a name holds: "plain", "container" or "object"; its class; if it has a state_dict; if it is a generator."""
+        self._value: Any = None
+        self._root = "given"
+        self._places: list[Place] = []
+        self._owners: list[tuple[type, str]] = []
+        self._saved: set[int] = set()
+
+    def know(self, saved: Any) -> None:
+        """Tensors and containers that the commit holds: what lies in their memory is saved."""
+        for value in _inner(saved):
+            if isinstance(value, torch.Tensor):
+                self._saved.add(_memory(value))
+            else:
+                self._seen.add(id(value))
+
+    def pass_over(self, things: Iterable[Any]) -> None:
+        """Does not look at these: what `locals()` and `globals()` gave."""
+        self._seen.update(map(id, things))
+
+    def root(self, kind: str, name: str, value: Any) -> None:
+        """Walks what a name holds: an object of the run, the loader, a variable."""
+        self._root = kind
+        place = Place("name" if kind == "global" else kind, name)
+        self.roots[name] = _described(value)
+        self._places.append(place)
+        self._note(name, value)
+        self.value(name, value, 0)
+        self._places.pop()
+
+    def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
+        """Keeps the way that leads to the value."""
+        if kind == "item":
+            name = self._places[-1].name if self._places else ""
+        owned = kind == "attr" and bool(self._owner)
+        if owned:
+            self._owners.append((self._owner, name))  # type: ignore[arg-type]
+        self._places.append(Place(kind, name))
+        if kind != "item":
+            self._note(name, value)
+        owner, self._owner = self._owner, None
+        self.value(path, value, depth)
+        self._owner = owner
+        self._places.pop()
+        if owned:
+            self._owners.pop()
+
+    _owner: type | None = None
+
+    def _note(self, name: str, value: Any) -> None:
+        kind = type(value)
+        if isinstance(value, torch.nn.Module) or (is_users(kind) and "__call__" in dir(kind)):
+            self.callables.add(name)
+        if is_users(kind) or (self._root == "loader" and isinstance(value, torch.utils.data.Sampler)):
+            self.kinds.add(kind)
+            if self._root == "loader":
+                self.fetching.add(kind)
+
+    def value(self, path: str, value: Any, depth: int) -> None:
+        """Keeps a plain value beside its hash."""
+        self._value = value if type(value) in PLAIN else None
+        super().value(path, value, depth)
+
+    def _add(self, path: str, hashed: bytes) -> None:
+        self.names.append(path)
+        self.leaves_by_path[path] = Leaf(
+            hashed, self._value, self._root, tuple(self._places), tuple(self._owners)
+        )
+
+    def action(self, kind: type) -> str | None:
+        """Optimizers that the run does not know are looked at; of samebits' own objects only what they hold of the user's."""
+        if issubclass(kind, torch.optim.Optimizer) and not is_users(kind):
+            return "optimizer"
+        if kind.__module__.startswith("samebits.") and action_of(kind) == "attributes":
+            return "holder"
+        return action_of(kind)
+
+    def attributes(self, path: str, value: Any, depth: int) -> None:
+        """Attributes of a user's object."""
+        self._owner = type(value)
+        super().attributes(path, value, depth)
+        self._owner = None
+        if isinstance(value, torch.optim.Optimizer):
+            self.optimizer(path, value, depth)
+
+    def holder(self, path: str, value: Any, depth: int) -> None:
+        """A `Trainer`: the user's objects and functions in it; what it counts itself is its own business."""
+        for name, item in attributes_of(value).items():
+            inner = (
+                item.values()
+                if isinstance(item, dict)
+                else item
+                if isinstance(item, list | tuple)
+                else (item,)
+            )
+            if any(_is_users_own(one) for one in inner):
+                self.part("attr", name, f"{path}.{name}", item, depth + 1)
+
+    def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
+        """One leaf, unless the commit holds this memory. Parameters of unknown modules by torch's count of writes."""
+        if _memory(value) in self._saved:
+            return
+        if self._places and self._places[-1].kind == "tensor" and not value.is_inference():
+            self._add(path, plain((value._version, value.data_ptr())))
+        else:
+            super().tensor(path, value, depth)
+
+    def iterator(self, path: str, value: Any, depth: int) -> None:
+        """One leaf, unless it is the iteration of a loader that was given to the run."""
+        frame = value.gi_frame if isinstance(value, types.GeneratorType) else None
+        if frame is None or id(frame.f_locals.get("loader")) not in self._given:
+            super().iterator(path, value, depth)
+        if frame is not None:
+            loop_locals.let_go([frame])
+
+    def optimizer(self, path: str, value: torch.optim.Optimizer, depth: int) -> None:
+        """One leaf: whether its state or its rates have changed."""
+        if id(value) in self._given:
+            return
+        counts = [
+            item._version if isinstance(item, torch.Tensor) else leaf(item)
+            for state in value.state.values()
+            if isinstance(state, Mapping)
+            for item in state.values()
+        ]
+        rates = [leaf(group.get("lr")) for group in value.param_groups]
+        self._add(f"{path}.state", plain([counts, rates]))
+
+
+def take(
+    frame: types.FrameType, objects: Mapping[str, Any], saved: Any, loader: Any, program: Program
+) -> Snapshot:
+    """The leaves at this boundary."""
+    frames = loop_locals.loop_frames(frame)
+    walk = Snapshot()
+    walk.skip(dict(objects))
+    walk.know(saved)
+    walk.pass_over(scope for one in frames for scope in (one.f_locals, one.f_globals))
+    carried, _ = loop_locals.of_frames(frame)
+    try:
+        for name, value in objects.items():
+            walk.root("given", name, value)
+        if loader is not None:
+            walk.root("loader", loop_locals.name_of(loader, frames[0]), loader)
+        for name, value in sorted(carried.items()):
+            walk.root("local", name, value)
+        for name, value in sorted(_globals(frames[-1], program).items()):
+            if name not in carried:
+                walk.root("global", name, value)
+    finally:
+        loop_locals.let_go(frames)
+    return walk
+
+
+def of_saved(values: Mapping[str, Any]) -> dict[bytes, set[str]]:
+    """Hash to the paths of `run.state`, and of states of the user's own objects, that have it."""
+    walk = Snapshot()
+    for name, value in values.items():
+        walk.value(name, value, 0)
+    found: dict[bytes, set[str]] = {}
+    for path, one in walk.leaves_by_path.items():
+        found.setdefault(one.hashed, set()).add(path)
+    for number, inner in enumerate(_inner(values)):
+        state = of_state(inner)
+        if state is not None:
+            found.setdefault(state, set()).add(f"generator {number}")
+    return found
+
+
+def _globals(frame: types.FrameType, program: Program) -> dict[str, Any]:
+    """Globals that the functions of the user's modules read; the script's own by its code."""
+    found: dict[str, Any] = {}
+    script = sys.modules.get("__main__")
+    for module in program.modules:
+        if module is not script:
+            held = vars(module)
+            names = program.global_names(module)
+            found |= {name: held[name] for name in names if name in held and _may_change(held[name])}
+    return found | loop_locals.script_globals(frame)
+
+
+def _described(value: Any) -> tuple[str, str, bool, bool]:
+    kind = type(value)
+    held = kind in PLAIN or isinstance(value, torch.Tensor)
+    group = (
+        "plain" if held else "container" if issubclass(kind, (dict, list, tuple, set, deque)) else "object"
+    )
+    group = "iterator" if hasattr(kind, "__next__") else group
+    saves = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+    return group, kind.__name__, saves, issubclass(kind, GENERATORS)
+
+
+def _may_change(value: Any) -> bool:
+    return not isinstance(value, types.ModuleType | type | types.BuiltinFunctionType)
+
+
+def _is_users_own(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module | types.FunctionType | types.MethodType) or is_users(type(value))
+
+
+def _inner(value: Any) -> Iterator[Any]:
+    """The value, containers inside it, and the tensors in them."""
+    if isinstance(value, dict):
+        yield value
+        for item in value.values():
+            if type(item) not in PLAIN:
+                yield from _inner(item)
+    elif isinstance(value, list | tuple):
+        yield value
+        if len(value) <= 1024:
+            for item in value:
+                if type(item) not in PLAIN:
+                    yield from _inner(item)
+    elif isinstance(value, torch.Tensor):
+        yield value
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided or tensor.numel() == 0 or torch.nn.parameter.is_lazy(tensor):
+        return -id(tensor)
+    return tensor.untyped_storage().data_ptr()
