@@ -138,14 +138,14 @@ def check_off(instructions, dtype):
     assert same(*runs)
 
 
-@examples(40)
+@examples(30)
 @given(programs(PLAIN, 8), st.sampled_from([BF16, FP16, torch.float32]))
 def test_with_rounding_off_a_lowered_program_is_the_captured_one(instructions, dtype):
     """Random programs of ops, views, in-place writes and draws: the same bits, strides and dtypes."""
     check_off(instructions, dtype)
 
 
-@examples(8)
+@examples(5)
 @given(WITH_FLOW)
 def test_with_rounding_off_so_are_branches_loops_and_calls(instructions):
     """Random programs with control flow: the same bits."""
@@ -168,14 +168,14 @@ def check_equality(instructions, classes):
                 assert same([values[ranks[0]]], [values[rank]]), name
 
 
-@examples(40)
+@examples(30)
 @given(programs(PLAIN, 8), CLASSES)
 def test_what_is_claimed_equal_stays_equal_under_rounding(instructions, classes):
     """Random programs, rounded, rank by rank: what the report claims equal has the same bits on those ranks."""
     check_equality(instructions, classes)
 
 
-@examples(6)
+@examples(4)
 @given(WITH_FLOW, CLASSES)
 def test_what_is_claimed_equal_stays_equal_in_control_flow(instructions, classes):
     """The same with branches, loops and calls, each rank going its own way through them."""
