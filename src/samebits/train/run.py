@@ -405,8 +405,10 @@ class Run:
         if self._commits is None or not self.preemption.alone:
             return
         if leaves or (process.overrides.commit_steps is None and self._commits.cadence.due(0)):
+            started = time.perf_counter()
             with self.preemption.saving():
                 self._commit_inside(position, look)
+            self._commits.cadence.took(time.perf_counter() - started)  # what was looked at in vain, too
         if leaves:
             self.preemption.leave()
 
@@ -415,7 +417,6 @@ class Run:
         assert self._commits is not None
         assert self._environment is not None
         self._tell_durable(self._commits.settle())
-        started = time.perf_counter()
         found = self._commits.store.newest() if look is not None else None
         if look is None or found is None:
             return
@@ -423,7 +424,6 @@ class Run:
             if not self._told_restart:
                 progress.tell_restart(position.name, changed)
             self._told_restart = True
-            self._commits.cadence.took(time.perf_counter() - started)
             return
         base, saved = found
         at = Position(**base.position)
@@ -439,7 +439,6 @@ class Run:
         self._commits.commit(
             saved, facts, on_tensors_written=lambda: notify("commit_writing", self, position)
         )
-        self._commits.cadence.took(time.perf_counter() - started)
 
     def look(self, position: Position, frame: FrameType, loader: Any) -> None:
         """Between two iterations, before a commit: is everything in it that the loop carries?"""
