@@ -76,7 +76,9 @@ def train(run_dir, *, fixed=True, **options):
         return loop(run_dir, **options)
 
 
-def loop(run_dir, *, killer=None, commits=None, given="ddp", accumulate=1, epochs=3, **ddp_options):
+def loop(
+    run_dir, *, killer=None, commits=None, given="ddp", accumulate=1, epochs=3, save="3%", **ddp_options
+):
     """An ordinary loop: BatchNorm, Dropout (torch's and ours), momentum, a scheduler, values of each rank's own."""
     samebits.set_random_seed(5)
     process.overrides = Overrides(commit_steps=commits)
@@ -90,7 +92,8 @@ def loop(run_dir, *, killer=None, commits=None, given="ddp", accumulate=1, epoch
     opt = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(opt, 5)
     loader = samebits.data.Pipeline.from_source(range(48)).shuffle().map(element).batch(12)
-    with samebits.Run(run_dir, model=ddp if given == "ddp" else net, opt=opt, scheduler=scheduler) as run:
+    objects = {"model": ddp if given == "ddp" else net, "opt": opt, "scheduler": scheduler}
+    with samebits.Run(run_dir, save=save, **objects) as run:
         for step, x in run.steps(loader, epochs=epochs):
             sums = (step.number + 1) % accumulate == 0
             with nullcontext() if sums else ddp.no_sync():
@@ -207,6 +210,17 @@ def test_buckets_that_are_rebuilt_after_a_resume_give_other_bits(ranks, tmp_path
     )
 
 
+def test_commits_that_nobody_waits_for(ranks, tmp_path):
+    """With save=2 rank 0's writer process commits every second step of all ranks; rank 0 killed, the rest resumes, equal."""
+    expected = uninterrupted(ranks, 3)
+    _, codes = ranks(3, lambda: train(tmp_path / "r", killer=Killer("step_begins", 9, 0), save=2), code=None)
+    assert codes[0] == -9
+    results, _ = ranks(3, lambda: train(tmp_path / "r", save=2))
+    assert bits(results) == bits(expected) and all(one["resumed"] for one in results)
+    again = ranks(3, lambda: train(tmp_path / "s", save=2))[0]
+    assert bits(again) == bits(expected) and {*again[0]["commits"]} <= {2, 4, 6, 8, 10, 12}
+
+
 def test_a_signal_to_one_rank_ends_all_at_the_same_step(ranks, tmp_path, capfd):
     """SIGTERM to one rank: all commit the same boundary and exit with 75; started again, equal bits."""
     expected = uninterrupted(ranks, 3, epochs=30)
@@ -230,7 +244,7 @@ def test_ranks_draw_differently_in_a_step_and_alike_behind_the_loop(ranks):
 def test_what_is_equal_on_all_ranks_is_stored_once(ranks, tmp_path):
     """A commit of four ranks holds weights and optimizer once, and of ranks 1 to 3 their running statistics and draws."""
     results, _ = ranks(4, train, tmp_path / "r")
-    assert len({tuple(one["commits"]) for one in results}) == 1 and results[0]["commits"][-1] == 12
+    assert all(one["commits"][-1] == 12 for one in results)
     _, saved = CommitStore(tmp_path / "r").newest()
     parts = saved["ranks"]
     assert len(parts) == 3
@@ -246,7 +260,7 @@ def bad_programs(folder):
     loader = [torch.zeros(1)] * 6
 
     def steps(run_dir=None, loader=loader, stop=None, name="train", **objects):
-        with samebits.Run(run_dir, **objects) as run:
+        with samebits.Run(run_dir, save="explicit", **objects) as run:
             for step, _ in run.steps(loader, epochs=2, name=name):
                 if step.number == stop:
                     run.stop()
@@ -375,3 +389,20 @@ def test_ranks_of_a_distributed_sampler_draw_differently():
     assert not set(noise(2, 0)) & set(noise(2, 1))
     plain = samebits.data.DataLoader(Noise(), 2, sampler=list(range(8)), seed=3)
     assert noise(1, 0) == torch.cat(list(plain)).tolist()
+
+
+def leaves_early():
+    """Rank 0 raises in the body, and its program goes on; what the others get to hear."""
+    try:
+        with samebits.Run(None) as run:
+            for step, _ in run.steps([0] * 500):
+                if step.number == 3 and run.rank == 0:
+                    raise InterruptedError
+    except (InterruptedError, errors.RanksError) as error:
+        return type(error).__name__
+
+
+def test_a_rank_that_raises_leaves_nobody_waiting(ranks):
+    """The others are told at their next asking, although the process of the rank that raised lives on."""
+    results, _ = ranks(3, leaves_early)
+    assert results == ["InterruptedError", "RanksError", "RanksError"]

@@ -50,10 +50,14 @@ class Cadence:
         """Whether a commit waits until the one before is durable: a budget is not for two at a time."""
         return self._share > 0
 
+    def at(self, step: int) -> bool:
+        """Whether the boundary before `step` is one of every so many."""
+        return self._steps > 0 and step > 0 and step % self._steps == 0
+
     def due(self, step: int) -> bool:
         """Whether it is time, at the boundary before `step`."""
         if self._steps:
-            return step % self._steps == 0 and step > 0
+            return self.at(step)
         passed = time.perf_counter() - self._ended
         if self._seconds:
             return passed >= self._seconds

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,6 @@ from samebits.checkpoint import Manifest
 from samebits.checkpoint.packed import pack, unpack
 from samebits.checkpoint.ranks import Encoded, joined, of_rank
 from samebits.context import Position, process
-from samebits.determinism import environment_fingerprint
 from samebits.errors import RanksError, RunMismatchError, UnimplementedError
 from samebits.train.origin import Origin
 from samebits.train.ranks_buckets import fix_buckets
@@ -49,6 +48,28 @@ class Decision:
     """A rank was told to end (SIGTERM...): all commit this boundary and end."""
 
 
+class Wishes(NamedTuple):
+    """What this rank knows at a boundary."""
+
+    over: bool
+    """The loop ends here."""
+    exact: bool
+    """A check says that this very step is committed; on all ranks alike."""
+    at_step: bool
+    """So says the program, of a step that nobody waits for; on all ranks alike."""
+    due: Callable[[], bool]
+    """Whether it is time for a commit; rank 0 knows."""
+    asked: bool
+    """`run.commit()` was called on this rank."""
+    leave: bool
+    """This rank got a signal."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a commit is wanted that is durable before the run goes on."""
+        return self.over or self.exact or self.asked or self.leave
+
+
 class Alone:
     """One process: it decides for itself."""
 
@@ -68,21 +89,12 @@ class Alone:
     def begin(self, objects: Mapping[str, Any], loader: Any, *, epochs: int, name: str) -> None:
         """Before a loop: the ranks have the same objects and as many batches, and their models' buckets are final."""
 
-    def decide(self, position: Position, *, exact: bool, over: bool, due: Callable[[], bool], asked: bool, leave: bool) -> Decision:  # fmt: skip
-        """Whether to commit at this boundary.
+    def decide(self, position: Position, wishes: Wishes) -> Decision:
+        """Whether to commit at the boundary at `position`."""
+        wait = wishes.waits
+        return Decision(commit=wait or wishes.due(), wait=wait, leave=wishes.leave)
 
-        Args:
-            position: of the boundary.
-            exact: the program says that this very step is committed (the same on all ranks).
-            over: the loop ends here.
-            due: whether it is time for a commit; asked of rank 0.
-            asked: `run.commit()` was called on this rank.
-            leave: this rank got a signal.
-        """
-        wait = over or exact or asked or leave
-        return Decision(commit=wait or due(), wait=wait, leave=leave)
-
-    def complete(self, state: dict[str, Any]) -> dict[str, Any]:
+    def complete(self, state: dict[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
         """The state to commit, with what the other ranks have differently (on rank 0; elsewhere nobody writes it)."""
         return state
 
@@ -146,27 +158,28 @@ class Together(Alone):
         _refuse_sharded(objects)
         fix_buckets(objects.values())
 
-    def decide(self, position: Position, *, exact: bool, over: bool, due: Callable[[], bool], asked: bool, leave: bool) -> Decision:  # fmt: skip
+    def decide(self, position: Position, wishes: Wishes) -> Decision:
         """At most boundaries nobody asks, and nothing is decided; so a signal or `run.commit()` waits for the next asking.
 
         Raises `RanksError` when the ranks are not at the same step.
         """
-        if not (exact or over or position.step >= self._schedule.next):
+        if not (wishes.exact or wishes.over or wishes.at_step or position.step >= self._schedule.next):
             return Decision(commit=False)
         doing = f"at step {position.step} of loop {position.loop!r}"
-        mark = 2 * position.step + over
-        commits = exact or over or asked or leave or (self.rank == 0 and due())
+        mark = 2 * position.step + wishes.over
+        due = self.rank == 0 and wishes.due()
         ahead = self._schedule.ahead(position.step) if self.rank == 0 else 0
-        high, low, commit, left, ahead = self._wire.largest([mark, -mark, commits, leave, ahead], doing)
+        mine = [mark, -mark, wishes.waits, wishes.waits or due, wishes.leave, ahead]
+        high, low, wait, commit, leave, ahead = self._wire.largest(mine, doing)
         if high != -low:
-            raise self._apart(position, over=over, doing=doing)
+            raise self._apart(position, over=wishes.over, doing=doing)
         self._schedule.asked(position.step, ahead)
-        return Decision(commit=bool(commit), leave=bool(left))
+        return Decision(commit=bool(commit), wait=bool(wait), leave=bool(leave))
 
-    def complete(self, state: dict[str, Any]) -> dict[str, Any]:
+    def complete(self, state: dict[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
         """Each of the others sends what it has differently, found by digests."""
         doing = "in a commit"
-        state["environment"] = environment_fingerprint()  # the machines may differ
+        state["environment"] = dict(environment)  # the machines may differ
         mine = Encoded.of(state)
         if len(set(self._wire.all_numbers(mine.digest(), doing))) == 1:
             return joined(state, [{"nodes": "[]", "tensors": {}}] * (self.world_size - 1))

@@ -33,6 +33,7 @@ class Wire:
         """Lets go of the connections."""
         if dist.is_initialized():  # else the program has already let go of all groups
             dist.destroy_process_group(self._group)
+        del self._group  # the connections end with the last reference: who still waits for us must hear it
 
     def largest(self, numbers: Sequence[int], doing: str) -> list[int]:
         """Of each number (64 bits, signed) the largest of all ranks."""

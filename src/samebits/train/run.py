@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -452,11 +453,16 @@ class Run:
             return
         self._boundary(position)
         wanted = process.overrides.commit_steps
-        decision = self._ranks.decide(
-            position, over=over, exact=wanted is not None and position.step in wanted,
-            due=lambda: wanted is None and self._commits is not None and self._commits.due(position.step),
-            asked=self._commit_asked, leave=self.preemption.requested is not None,
-        )  # fmt: skip
+        commits = self._commits if wanted is None else None
+        wishes = ranks.Wishes(
+            over=over,
+            exact=wanted is not None and position.step in wanted,
+            at_step=commits is not None and commits.cadence.at(position.step),
+            due=lambda: commits is not None and commits.due(position.step),
+            asked=self._commit_asked,
+            leave=self.preemption.requested is not None,
+        )
+        decision = self._ranks.decide(position, wishes)
         if decision.commit:
             with self.preemption.saving():
                 self._commit(position, wait=decision.wait)
@@ -502,10 +508,11 @@ class Run:
         assert self._origin is not None
         assert self._environment is not None
         position = position or self._loops.position()
+        started = time.perf_counter()
         saved = state.gather(self.objects)
         saved["run_state"] = dict(self.state)
         saved["loops"] = self._loops.state()
-        saved = self._ranks.complete(saved)
+        saved = self._ranks.complete(saved, self._environment.to_dict())
         facts = Facts(
             position,
             finished=self._loops.current is None,
@@ -514,10 +521,11 @@ class Run:
             rolling=self._chain.digest,
             value=self._best.take(),
         )
-        if not wait and self._commits.snapshot(saved, facts):
+        if not wait and (self._ranks.rank or self._commits.snapshot(saved, facts)):
+            self._commits.cadence.took(time.perf_counter() - started)
             return
         durable = [position]
-        with self._ranks.following():
+        with self._ranks.following() if wait else nullcontext():
             if self._ranks.rank == 0:
                 durable = self._commits.commit(
                     saved, facts, on_tensors_written=lambda: notify("commit_writing", self, position)
