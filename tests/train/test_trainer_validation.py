@@ -63,10 +63,18 @@ def fit(run_dir, cut_at=None, steps=None):
     loader = samebits.data.DataLoader(data, batch_size=10, shuffle=True)
     validation = samebits.data.DataLoader(data, batch_size=8)
     callbacks = [samebits.callbacks.ReduceLROnPlateau(opt, patience=0)]
-    trainer = Trainer(model, nn.CrossEntropyLoss(), opt, callbacks=callbacks, metrics={"correct": Correct()}, ema=0.9)
+    trainer = Trainer(
+        model, nn.CrossEntropyLoss(), opt, callbacks=callbacks, metrics={"correct": Correct()}, ema=0.9
+    )
     options = {} if run_dir is None else {"save": "0.000001s"}
     history = trainer.fit(
-        loader, epochs=3, validation_data=validation, validation_steps=steps, run_dir=run_dir, verbose=0, **options
+        loader,
+        epochs=3,
+        validation_data=validation,
+        validation_steps=steps,
+        run_dir=run_dir,
+        verbose=0,
+        **options,
     )
     return digest.of_value([model.state_dict(), opt.state_dict(), history.history]), len(evaluations)
 

@@ -177,11 +177,12 @@ class Commits:
         if self._background is None:
             self._background = Background(self.store.run_dir, self._options())
         last, corrupt = self.store.last, sorted(self.store.shelf.corrupt)
+        at = time.monotonic()  # before the writer can have it
         number = self._background.submit(
             plan, values, made, {"base": self._base, "last": last, "corrupt": corrupt}
         )
         if number is not None:
-            self._taken.append(Taken(number, facts.position, time.monotonic()))
+            self._taken.append(Taken(number, facts.position, at))
 
     def _read(self, state: dict[str, Any]) -> tuple[Plan, list[Any], str]:
         """The plan of `state`, its flat values and its tree."""

@@ -59,14 +59,15 @@ def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
     """
     modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
     parameters = dict(_parameters(objects))
+    saved = {name: thing.state_dict() for name, thing in objects.items()}
     return {
         "types": {name: type(thing).__qualname__ for name, thing in objects.items()},
-        "objects": {name: thing.state_dict() for name, thing in objects.items()},
+        "objects": saved,
         "grads": {path: parameter.grad for path, parameter in parameters.items()},
         "requires_grad": {path: parameter.requires_grad for path, parameter in parameters.items()},
         "optimizer_only": {path: p.detach() for path, p in parameters.items() if ".param_groups." in path},
         "training": {name: [m.training for m in module.modules()] for name, module in modules.items()},
-        "buffers": {name: unsaved_buffers(module) for name, module in modules.items()},
+        "buffers": {name: unsaved_buffers(module, saved[name]) for name, module in modules.items()},
     }
 
 
@@ -176,7 +177,9 @@ def parameter_paths(objects: Mapping[str, Any]) -> set[str]:
     return {path for path, _ in _parameters(objects)}
 
 
-def unsaved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers that are registered as not persistent: state_dict leaves them out, and training may change them."""
-    saved = module.state_dict().keys()
-    return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
+def unsaved_buffers(
+    module: torch.nn.Module, saved: Mapping[str, Any] | None = None
+) -> dict[str, torch.Tensor]:
+    """Buffers that are registered as not persistent: state_dict (`saved`) leaves them out, and training may change them."""
+    names = (module.state_dict() if saved is None else saved).keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name not in names}
