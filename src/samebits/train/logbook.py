@@ -34,6 +34,10 @@ def mean_over_ranks(values: Mapping[str, float], over_ranks: SumOverRanks) -> di
     return means.take(over_ranks)
 
 
+_SAMPLES, _BATCHES = "/samples", "/batches"
+"""Among the sums how many were added; no metric is called so."""
+
+
 class Means:
     """Means over the samples of the batches that were added."""
 
@@ -42,15 +46,20 @@ class Means:
 
     def add(self, values: Mapping[str, float], count: int) -> None:
         """Adds means over a batch of `count` samples."""
-        self.sums["batches"] = self.sums.get("batches", 0) + 1
-        self.sums["samples"] = self.sums.get("samples", 0) + count
+        self.sums[_BATCHES] = self.batches + 1
+        self.sums[_SAMPLES] = self.sums.get(_SAMPLES, 0) + count
         for name, value in values.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * count
+
+    @property
+    def batches(self) -> int:
+        """How many were added."""
+        return int(self.sums.get(_BATCHES, 0))
 
     def take(self, over_ranks: SumOverRanks = dict) -> dict[str, float]:
         """The means, by name; begins anew. `over_ranks` adds up the sums of several processes."""
         sums, self.sums = over_ranks(self.sums), {}
-        samples, _ = sums.pop("samples", 0) or 1, sums.pop("batches", 0)
+        samples, _ = sums.pop(_SAMPLES, 0) or 1, sums.pop(_BATCHES, 0)
         return {name: value / samples for name, value in sums.items()}
 
 

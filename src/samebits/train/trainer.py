@@ -295,12 +295,13 @@ class Trainer:
         for callback in callbacks:
             callback.on_validation_begin(self)
         self._logbook.validation.sums.clear()
+        self._validation_metrics.reset()
         with evaluating(self.eval_model):
             for batch in run.validate(
                 plan.validation_data
             ):  # killed inside, it goes on inside: no local adds up anything
                 self._evaluation.add(batch, self._logbook.validation)
-                if self._logbook.validation.sums["batches"] == plan.validation_steps:
+                if self._logbook.validation.batches == plan.validation_steps:
                     break
         logs = self._evaluation.taken(self._logbook.validation, plan.validation_data, run.sum_over_ranks)
         for callback in callbacks:
