@@ -1,6 +1,7 @@
 """Three ways in which replicas drift apart, each found before a run: python examples/replica/broken.py
 
 A gradient that nobody reduces, a BatchNorm buffer, a parameter outside of the wrapped module. No GPU, no second process.
+On the command line: samebits replica examples.replica.broken:forgotten --world-size 4 --html forgotten.html
 """
 
 import torch
@@ -26,21 +27,43 @@ def step(model, head, optimizer, x, y):
     return loss.detach()
 
 
-def report(model, head):
+def step_and_args(model, head):
     optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=1e-3)
-    x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
-    return analyze(capture(step, model, head, optimizer, x, y, world_size=4))
+    return step, (model, head, optimizer, torch.randn(8, 16), torch.randint(0, 4, (8,)))
+
+
+def forgotten():
+    return step_and_args(Net(), nn.Linear(4, 4))
+
+
+def outside():
+    return step_and_args(DataParallel(Net()), nn.Linear(4, 4))
+
+
+def whole():
+    return step_and_args(DataParallel(Net()), DataParallel(nn.Linear(4, 4)))
+
+
+def synchronised():
+    """The cure of all three: DDP around everything, and batch statistics that all ranks share (here: none)."""
+    model = Net()
+    model.norm = nn.LayerNorm(16)
+    return step_and_args(DataParallel(model), DataParallel(nn.Linear(4, 4)))
+
+
+def report(made):
+    step, args = made
+    return analyze(capture(step, *args, world_size=4))
 
 
 def main():
-    forgotten = report(Net(), nn.Linear(4, 4))
-    print("-- no DDP\n" + forgotten.explain("model.fc.weight"))
-    outside = report(DataParallel(Net()), nn.Linear(4, 4))
-    print("-- a parameter outside of DDP\n" + outside.explain("head.weight"))
-    print("-- a buffer of batch statistics\n" + outside.explain("model.module.norm.running_mean"))
-    whole = report(DataParallel(Net()), DataParallel(nn.Linear(4, 4)))
-    trained = [name for name in whole.step.input_names if name.endswith((".weight", ".bias", ".exp_avg"))]
-    whole.expect_equal(*trained)
+    print("-- no DDP\n" + report(forgotten()).explain("model.fc.weight"))
+    found = report(outside())
+    print("-- a parameter outside of DDP\n" + found.explain("head.weight"))
+    print("-- a buffer of batch statistics\n" + found.explain("model.module.norm.running_mean"))
+    found = report(whole())
+    trained = [name for name in found.step.input_names if name.endswith((".weight", ".bias", ".exp_avg"))]
+    found.expect_equal(*trained)
     print(f"-- all of it in DDP: {len(trained)} parameters and moments are replica-equal")
 
 

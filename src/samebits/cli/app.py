@@ -14,6 +14,7 @@ from samebits.cli.diff import diff
 from samebits.cli.env import env
 from samebits.cli.ops import ops
 from samebits.cli.printable import printable
+from samebits.cli.replica import replica
 from samebits.cli.run import run
 from samebits.cli.verify import verify
 from samebits.errors import SamebitsError
@@ -31,6 +32,7 @@ app.command()(commits)
 app.command()(diff)
 app.command()(env)
 app.command()(ops)
+app.command()(replica)
 
 
 def _print_version(asked: bool) -> None:

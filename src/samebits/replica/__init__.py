@@ -11,5 +11,6 @@ from samebits.replica.declarations import Equal as Equal
 from samebits.replica.declarations import Partition as Partition
 from samebits.replica.declarations import PerReplica as PerReplica
 from samebits.replica.parallel import DataParallel as DataParallel
+from samebits.replica.picture import write_html as write_html
 from samebits.replica.report import Report as Report
 from samebits.replica.step import CapturedStep as CapturedStep

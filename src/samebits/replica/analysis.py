@@ -7,7 +7,7 @@ Every round refines some variable or is the last, and costs time linear in the g
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -42,13 +42,15 @@ def analyze(
     step: CapturedStep,
     inputs: Mapping[str, Declaration] | None = None,
     feedback: Mapping[str, str] | None = None,
+    *,
+    looked: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Says of every value of a step on which ranks it has equal bits.
 
     `inputs` declares inputs by name or pattern (`model.*`), later ones over earlier ones: `Equal()`, `PerReplica()` or
     `Partition(groups)`. By default what is written or is a parameter is equal, other tensors and generators are per
     replica. `feedback` names outputs that are an input of the next step (`{"params.w": "output.w"}`); what is written
-    in place needs none.
+    in place needs none. `looked` is told now and then how many nodes of how many a pass has seen; a pass per refinement.
 
     Assumed: op determinism on, one kind of processor and one number of threads on all ranks (the op table knows the
     ops that vary even so), and collectives as `samebits.replica.collectives` says.
@@ -62,7 +64,7 @@ def analyze(
     fed = _checked(step, feedback or {})
     with _no_collection():
         while True:
-            found = _round(program, start)
+            found = _round(program, start, looked)
             after = {}
             for name, partition in start.items():
                 end = found.outputs[fed[name]] if name in fed else found.ends[name]
@@ -114,7 +116,7 @@ def _checked(step: CapturedStep, feedback: Mapping[str, str]) -> Mapping[str, st
     return feedback
 
 
-def _round(program: Program, start: Mapping[str, int]) -> _Round:
+def _round(program: Program, start: Mapping[str, int], looked: Callable[[int, int], None] | None) -> _Round:
     step, events = program.step, Events(program.partitions)
     first = {name: events.add(name, partition, ()) for name, partition in start.items()}
     frame = Frame(program, step.module, program.partitions.equal, events)
@@ -133,7 +135,7 @@ def _round(program: Program, start: Mapping[str, int]) -> _Round:
         else:
             nodes[name] = next(placeholders)
             frame.bind(nodes[name], start[name], first[name])
-    frame.run()
+    frame.run(looked)
     ends: dict[str, Any] = {name: frame.read(node) for name, node in nodes.items()}
     for name, kind in step.kinds.items():
         if kind == GENERATOR:
@@ -169,5 +171,6 @@ def _report(
         ends,
         {**defined, **outputs},
         tuple(program.findings.values()),
+        declared,
         found.frame,
     )

@@ -31,13 +31,18 @@ _SAMPLED = 16
 
 
 def capture(
-    step: Callable[..., Any], *args: Any, world_size: int | None = None, mesh: Mapping[str, int] | None = None
+    step: Callable[..., Any],
+    *args: Any,
+    world_size: int | None = None,
+    mesh: Mapping[str, int] | None = None,
+    looked: Callable[[int, int], None] | None = None,
 ) -> CapturedStep:
     """Captures `step(*args)` as it would run on `world_size` ranks, or on a mesh (`{"dp": 2, "tp": 4}`).
 
     `args` are tensors in any tree, modules and optimizers; copies of them are traced with fake tensors, so nothing of
     the caller's is changed and nothing is computed. A step with an argument `mesh` gets the `DeviceMesh`. Names of the
-    inputs: `model.fc.weight`, `optimizer.model.fc.weight.exp_avg`, `params.w` for `params["w"]`.
+    inputs: `model.fc.weight`, `optimizer.model.fc.weight.exp_avg`, `params.w` for `params["w"]`. `looked` is told after
+    each rank as how many the code was run, of how many.
 
     `DistributedDataParallel` reduces in C++, which no graph shows: wrap the module in `samebits.replica.DataParallel`.
 
@@ -58,10 +63,13 @@ def capture(
         raise InvalidArgumentError(f"capture: world_size={world_size}, mesh={mesh}: at least one rank.")
     lifted = Lifted(names_of(step, len(args)), args)
     traces, outputs = [], pytree.tree_structure(None)
-    for rank in _looked_at(ranks, axes):
+    chosen = _looked_at(ranks, axes)
+    for rank in chosen:
         with _fake_world(rank, ranks):
             module, outputs = _traced(step, lifted, axes)
             traces.append(trace_of(rank, module))
+        if looked is not None:
+            looked(len(traces), len(chosen))
     return _assembled(traces, lifted, outputs, ranks, axes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from samebits.replica.layout import tensors
 from samebits.replica.memory import Memory, Place
 from samebits.replica.program import Program
 from samebits.replica.rules import Flow, Plan
+
+_TOLD_EVERY = 1000
+"""Nodes; a pass over so many takes some milliseconds."""
 
 
 class Frame:
@@ -58,9 +61,11 @@ class Frame:
             event = self.events.add("memory that inputs share", partition, (event, *made))
         self.memory.write(whole, partition, event)
 
-    def run(self) -> None:
-        """Visits every node; placeholders are bound already."""
-        for node in self.layout.nodes:
+    def run(self, looked: Callable[[int, int], None] | None = None) -> None:
+        """Visits every node; placeholders are bound already. `looked` is told the number of nodes done, and of all."""
+        for index, node in enumerate(self.layout.nodes):
+            if looked is not None and index % _TOLD_EVERY == 0:
+                looked(index, len(self.layout.nodes))
             if node.op == "call_function":
                 self._call(node)
             elif node.op == "get_attr":

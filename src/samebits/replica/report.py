@@ -41,6 +41,8 @@ class Report:
     values: dict[str, Value]
     """Outputs by name, and every value of the graph by the name of its node, when it was made."""
     findings: tuple[Finding, ...]
+    declared: dict[str, int]
+    """The partition that was declared of each input, or is the default of its kind."""
     frame: Frame = field(repr=False)
     """The last pass, with what every op of the step and of its bodies computed."""
 
@@ -52,16 +54,40 @@ class Report:
         """Whether a value has equal bits on all ranks, or on those that are together in `over`."""
         return self.partitions.holds_over(self._value(name, when).partition, self._over(over))
 
+    def way(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> list[Event]:
+        """The writes on the shortest path from the first varying source to a value; none if it is equal over `over`."""
+        value, within = self._value(name, when), self._over(over)
+        paths = [self.events.path(event, within) for event in value.events if self._differs(event, within)]
+        return min(paths, key=len, default=[])
+
     def explain(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> str:
         """The shortest path from the first varying source to a value, with source lines, and the cure."""
         value, within = self._value(name, when), self._over(over)
         if self.partitions.holds_over(value.partition, within):
             return f"{name} is replica-equal{_over_text(over)}."
-        paths = [self.events.path(event, within) for event in value.events if self._differs(event, within)]
-        path = min(paths, key=len)
+        path = self.way(name, over, when)
         lines = [f"{name} varies{_over_text(over)}: {self.partitions.text(value.partition)}"]
         lines += [f"  {self._line(event)}" for event in path]
         return "\n".join([*lines, f"cure: {self._cure(name, path, over)}"])
+
+    @property
+    def drifting(self) -> tuple[str, ...]:
+        """The state (parameters, buffers, optimizer state) that a step leaves less equal than it was declared."""
+        return tuple(
+            name
+            for name, kind in self.step.kinds.items()
+            if kind == STATE
+            and not self.partitions.holds_over(self.ends[name].partition, self.declared[name])
+        )
+
+    def explain_drift(self, name: str) -> str:
+        """`explain` over the ranks on which `name` was declared equal."""
+        return self.explain(name, self.over_declared(name))
+
+    def over_declared(self, name: str) -> Over:
+        """The ranks on which an input was declared equal, as an `over`."""
+        declared = self.declared[name]
+        return None if declared == self.partitions.equal else self.partitions.classes(declared)
 
     def expect_equal(self, *names: str, over: Over = None) -> None:
         """Raises an AssertionError with the explanation unless all are replica-equal at the end of a step."""

@@ -1,0 +1,87 @@
+"""A replica report for a person: a table of inputs and outputs, why something drifts, the verdict."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from samebits.replica import Report
+from samebits.replica.source import line_of
+from samebits.replica.step import STATE
+
+EXPLAINED = 3
+"""So many explanations are printed; values that drift for one reason are many. `--json` has them all."""
+
+
+def show(report: Report) -> None:
+    """Prints the report to standard output."""
+    terminal = sys.stdout.isatty()
+    console = Console(highlight=False, width=None if terminal else 10_000)
+    rows = list(_rows(report))
+    if terminal:
+        console.print(_table(rows))
+    else:
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        for row in rows:
+            line = " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            console.print(Text(line.rstrip()), soft_wrap=True)
+    for one in report.findings:
+        console.print(Text(f"{one.kind}: {one.text} ({line_of(one.node)})", style="red"), soft_wrap=True)
+    drifting = report.drifting
+    for name in drifting[:EXPLAINED]:
+        console.print(Text(report.explain_drift(name)), soft_wrap=True)
+    if len(drifting) > EXPLAINED:
+        console.print(
+            Text(f"and {len(drifting) - EXPLAINED} more: --json FILE explains each"), soft_wrap=True
+        )
+    console.print(
+        Text(f"note: code run as {len(report.step.captured)} of {report.step.world_size} ranks", style="dim")
+    )
+    console.print(_verdict(report))
+
+
+@contextmanager
+def looking(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error that is told how many were looked at, of how many; none where it is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _rows(report: Report) -> Iterator[tuple[str, str, str, str, str]]:
+    text, drifting = report.partitions.text, set(report.drifting)
+    yield "value", "kind", "start", "end", "verdict"
+    for name, kind in report.step.kinds.items():
+        verdict = "" if kind != STATE else "DRIFTS" if name in drifting else "ok"
+        yield name, kind, text(report.starts[name].partition), text(report.ends[name].partition), verdict
+    for name in report.step.output_names:
+        yield name, "output", "", text(report.values[name].partition), ""
+
+
+def _table(rows: list[tuple[str, str, str, str, str]]) -> Table:
+    table = Table(*rows[0], box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    styles = {"ok": "green", "DRIFTS": "bold red"}
+    for *cells, verdict in rows[1:]:
+        table.add_row(*map(Text, cells), Text(verdict, style=styles.get(verdict, "")))
+    return table
+
+
+def _verdict(report: Report) -> Text:
+    state = sum(kind == STATE for kind in report.step.kinds.values())
+    drifting = len(report.drifting)
+    if drifting:
+        return Text(f"{drifting} of {state} parameters, buffers and optimizer states drift", style="bold red")
+    if any(one.kind == "hang" for one in report.findings):
+        return Text("the step hangs", style="bold red")
+    return Text(
+        f"all {state} parameters, buffers and optimizer states stay as equal as declared", style="bold green"
+    )

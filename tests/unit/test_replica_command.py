@@ -1,0 +1,192 @@
+"""`samebits replica`: its table, explanations, exit codes, JSON and page."""
+
+import json
+import linecache
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from samebits.cli import main
+from samebits.replica import Equal, analyze, capture
+from samebits.replica.picture_boxes import LIMIT, picture_of
+
+EXAMPLE = Path(__file__).parents[2] / "examples/replica/broken.py"
+
+STEPS = """
+import torch, torch.distributed as dist, torch.distributed._functional_collectives as fc
+from samebits.replica import Equal, Partition
+
+def reduced():
+    def step(params, x):
+        params["w"].sub_(fc.all_reduce(x, "avg", dist.group.WORLD))
+    return step, ({"w": torch.ones(3)}, torch.ones(3))
+
+def shards():
+    def step(params, x, mesh):
+        params["w"].sub_(fc.all_reduce(x, "avg", (mesh, 1)))
+    return step, ({"w": torch.ones(3)}, torch.ones(3)), {"params.w": Partition([[0, 1], [2, 3]])}
+
+def hangs():
+    def step(x, go):
+        return torch.cond(go, lambda x: fc.all_reduce(x, "sum", dist.group.WORLD) + 0, lambda x: x * 2, (x,))
+    return step, (torch.ones(3), torch.tensor(True))
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """Runs `samebits replica ...` in a folder with a module; gives exit code, standard output and standard error."""
+    (tmp_path / "own_steps.py").write_text(STEPS)
+    shutil.copy(EXAMPLE, tmp_path / "broken_steps.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("own_steps", "broken_steps"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["samebits", "replica", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return call
+
+
+def test_a_step_that_keeps_its_state_equal_ends_with_0(command):
+    """The table has every input and output; what is reduced is ok; the last line is the verdict."""
+    code, out, err = command("own_steps:reduced", "--world-size", 4)
+    assert (code, err) == (0, "")
+    assert re.search(r"^params\.w +state +equal +equal +ok$", out, re.M)
+    assert re.search(r"^x +batch +all differ +all differ$", out, re.M)
+    assert out.splitlines()[-1] == "all 1 parameters, buffers and optimizer states stay as equal as declared"
+
+
+def test_the_broken_example_ends_with_1_and_the_explanation(command):
+    """A parameter outside of DDP and the batch statistics drift: their lines and cures are printed, JSON has all of them."""
+    code, out, _ = command("broken_steps:outside", "--world-size", 4, "--json", "r.json", "--html", "r.html")
+    assert code == 1
+    assert re.search(r"head\.weight +state .*DRIFTS", out) and re.search(
+        r"module\.fc\.weight +state +equal +equal +ok", out
+    )
+    assert "broken_steps.py:24: loss.backward()" in out and "DDP does that for the module it wraps" in out
+    found = json.loads(Path("r.json").read_text())
+    assert found["schema"] == "samebits.replica/1" and found["world_size"] == 4
+    drifting = {one["name"] for one in found["values"] if one.get("as_declared") is False}
+    assert (
+        {"head.weight", "head.bias", "model.module.norm.running_mean"}
+        <= drifting
+        == set(found["explanations"])
+    )
+    assert Page.read("r.html")
+
+
+def test_the_repaired_example_ends_with_0(command):
+    """The twin of the broken steps, with everything in DDP and no batch statistics, is clean."""
+    assert command("broken_steps:synchronised", "--world-size", 4)[0] == 0
+
+
+def test_state_is_held_to_what_was_declared(command):
+    """A shard that is equal in its own group only is as declared; declared equal on all ranks it would drift."""
+    assert command("own_steps:shards", "--mesh", "dp=2,tp=2")[0] == 0
+    text = Path("own_steps.py").read_text().replace("Partition([[0, 1], [2, 3]])", "Equal()")
+    Path("own_steps_equal.py").write_text(text)
+    code, out, _ = command("own_steps_equal:shards", "--mesh", "dp=2,tp=2")
+    assert code == 1 and "params.w varies: 0-1 | 2-3" in out
+
+
+def test_a_hang_ends_with_1(command):
+    """A collective that not all members reach is an error, whatever stays equal."""
+    code, out, _ = command("own_steps:hangs", "--world-size", 2)
+    assert code == 1 and "hang: " in out and out.splitlines()[-1] == "the step hangs"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["own_steps:reduced"], "--world-size 8, or --mesh"),
+        (["own_steps", "--world-size", "2"], "give MODULE:FUNCTION"),
+        (["no_such_module:f", "--world-size", "2"], "no module 'no_such_module'"),
+        (["own_steps:f", "--world-size", "2"], "no function 'f'"),
+        (["own_steps:nothing", "--world-size", "2"], "must return (step, args)"),
+        (["own_steps:reduced", "--mesh", "dp"], "dp=2,tp=4"),
+        (["own_steps:reduced", "--world-size", "2", "--html", "no/such/f.html"], "there is no folder"),
+    ],
+)
+def test_wrong_calls_end_with_2(command, args, said):
+    """Each wrong call is one line on standard error."""
+    code, out, err = command(*args)
+    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+
+
+class Page(HTMLParser):
+    """The rectangles and paths of a page, and what it loads from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.boxes, self.paths, self.loads = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if tag == "rect":
+            self.boxes.append(attributes["class"].split())
+        if tag == "path":
+            self.paths.append(attributes["class"].split())
+        if tag in {"script", "link", "img"} or "src" in attributes or "href" in attributes:
+            self.loads.append(tag)
+
+    @classmethod
+    def read(cls, file):
+        page = cls()
+        page.feed(Path(file).read_text())
+        return page
+
+
+def test_the_page_colours_what_varies_and_needs_nothing_else(command):
+    """Varying boxes and lines are marked, the way to what drifts is thick, the clean twin has none; nothing is loaded."""
+    command("broken_steps:forgotten", "--world-size", 2, "--html", "bad.html")
+    command("own_steps:reduced", "--world-size", 2, "--html", "good.html")
+    bad, good = Page.read("bad.html"), Page.read("good.html")
+    assert bad.loads == good.loads == []
+    assert any("way" in one for one in bad.boxes) and any("way" in one for one in bad.paths)
+    assert not any("way" in one for one in good.boxes + good.paths)
+    assert sum("varying" in one for one in good.boxes) == 1  # the batch
+
+
+def chain(length):
+    def step(w, x):
+        for _ in range(length):
+            x = (x + 1.0) * 2.0
+        w.add_(x)
+
+    return analyze(capture(step, torch.ones(2), torch.ones(2), world_size=2), {"w": Equal()})
+
+
+def test_a_large_step_is_drawn_by_its_lines():
+    """Up to the limit every node is a box; beyond, the ops of a line are one."""
+    small, large = picture_of(chain(5)), picture_of(chain(LIMIT))
+    assert sum(box.kind == "op" for box in small.boxes) == 11
+    ops = [box for box in large.boxes if box.kind == "op"]
+    assert len(ops) == 2 and len(ops[0].members) == 2 * LIMIT and "nodes" in large.note
+    assert [box.on_the_way for box in large.boxes if box.kind in {"op", "state after"}] == [True, True, True]
+
+
+def test_the_picture_has_a_limit():
+    """A step of more lines than fit has the boxes on the way to what drifts first, and says how many are left out."""
+    lines = "\n".join(f"    x = x + {number}.0" for number in range(3 * LIMIT))
+    source = f"def step(w, v, x):\n{lines}\n    w.add_(v)\n    return x\n"
+    scope = {}
+    name = "many_lines.py"
+    exec(compile(source, name, "exec"), scope)
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    report = analyze(capture(scope["step"], *(torch.ones(2) for _ in range(3)), world_size=2), {"w": Equal()})
+    picture = picture_of(report)
+    assert len(picture.boxes) == LIMIT and f"{LIMIT} of" in picture.note
+    assert any(box.title == "w" and box.on_the_way for box in picture.boxes)
