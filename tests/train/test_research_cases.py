@@ -120,7 +120,7 @@ def trainer(run_dir, hit=None, commits=(), augment=True, workers=0):
     loader = samebits.data.DataLoader(Digits(augment), 32, shuffle=True, num_workers=workers)
     validation = samebits.data.DataLoader(torch.utils.data.TensorDataset(*VALIDATION), 90)
     fit = samebits.Trainer(model, nn.functional.cross_entropy, optimizer, callbacks=callbacks)
-    history = fit.fit(loader, EPOCHS, validation_data=validation, run_dir=run_dir, verbose=False)
+    history = fit.fit(loader, EPOCHS, validation_data=validation, run_dir=run_dir, verbose=0).history
     states = [callback.state_dict() for callback in callbacks]
     end = digest.of_value([model.state_dict(), optimizer.state_dict(), states, dict(history)])
     return end, len(history["val_loss"]), None
