@@ -11,7 +11,6 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
-    initialize,
     invariant,
     precondition,
     rule,
@@ -22,10 +21,12 @@ from torch import nn
 import samebits
 from samebits import context, digest
 from samebits.checkpoint import CommitStore
-from samebits.context import Overrides, process
+from samebits.context import process
 
 EPOCHS = 3
-FEW = settings(max_examples=15, stateful_step_count=15, phases=[Phase.generate, Phase.shrink])
+FEW = settings(
+    max_examples=16, stateful_step_count=6, report_multiple_bugs=False, phases=[Phase.generate, Phase.shrink]
+)
 
 
 class Data(torch.utils.data.Dataset):
@@ -39,13 +40,12 @@ class Data(torch.utils.data.Dataset):
 class Program:
     """A training program that can be stopped between any two of its lines."""
 
-    def __init__(self, run_dir, workers=0, keep_optimizer=True):
+    def __init__(self, run_dir, workers=0, keep_optimizer=True, save="explicit"):
         samebits.set_random_seed(6)
-        process.overrides = Overrides(commit_steps=())  # saved when asked to, and at the end
         self.model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.4), nn.Linear(4, 1))
         self.optimizer = torch.optim.Adam(self.model.parameters(), 0.05)
         objects = {"optimizer": self.optimizer} if keep_optimizer else {}
-        self.run = samebits.Run(run_dir, model=self.model, **objects)
+        self.run = samebits.Run(run_dir, save=save, model=self.model, **objects)
         self.run.__enter__()
         loader = samebits.data.DataLoader(Data(), 3, shuffle=True, num_workers=workers)
         self.steps = self.run.steps(loader, epochs=EPOCHS)
@@ -67,8 +67,11 @@ class Program:
             self.run.state.draws = [*self.run.state.get("draws", [])[-3:], torch.rand(()).item()]
 
     def kill(self):
-        """What the kernel does for a killed process, and nothing else: its lock and its signal handlers are gone."""
-        self.run._store._directory.close()
+        """What the kernel does for a killed container, and nothing else: the writer, the lock, the handlers are gone."""
+        commits = self.run._commits
+        if commits._background is not None:
+            commits._background.close(kill=True)
+        commits.store.close()
         self.run.preemption.uninstall()
         fresh = context._Process()
         for name in vars(fresh):
@@ -92,18 +95,15 @@ class Training(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.program, self.workers, self.durable = None, 0, -1
 
-    @initialize()
-    def begin(self):
-        self.resume()
-
     @property
     def store(self):
         return CommitStore(self.folder / "run")
 
     @precondition(lambda self: self.program is None)
-    @rule()
-    def resume(self):
-        self.program = Program(self.folder / "run", self.workers, self.keep_optimizer)
+    @rule(save=st.sampled_from(["explicit", 1, 2]))
+    def resume(self, save):
+        """A new process; commits are made when asked for, or by a writer process after each or each second step."""
+        self.program = Program(self.folder / "run", self.workers, self.keep_optimizer, save)
 
     @precondition(lambda self: self.program is not None)
     @rule(saves=st.lists(st.booleans(), min_size=1, max_size=5))
@@ -125,6 +125,18 @@ class Training(RuleBasedStateMachine):
         self.program = None
         gc.collect()
 
+    @precondition(lambda self: self.program is None)
+    @rule(
+        save=st.sampled_from(["explicit", 1, 2]),
+        saves=st.lists(st.booleans(), min_size=2, max_size=5),
+        in_the_body=st.booleans(),
+    )
+    def live_and_die(self, save, saves, in_the_body):
+        """A whole process, in one rule: what random rules rarely make of themselves."""
+        self.resume(save)
+        self.step(saves)
+        self.kill(in_the_body)
+
     @precondition(lambda self: self.program is None and len(self._commits()) > 1)
     @rule(
         how=st.sampled_from(["flip", "truncate", "remove", "no manifest"]),
@@ -144,7 +156,7 @@ class Training(RuleBasedStateMachine):
         )()
         self.durable = CommitStore(self.folder / "run").newest()[0].step
 
-    @rule(workers=st.sampled_from([0, 0, 1, 2]))
+    @rule(workers=st.sampled_from([0, 0, 0, 2]))
     def change_workers(self, workers):
         """Of the next process."""
         self.workers = workers
@@ -163,13 +175,13 @@ class Training(RuleBasedStateMachine):
         return sorted(path for path in (self.folder / "run" / "commits").glob("0*") if path not in damaged)
 
     def _note(self):
-        last = self.program.run._store.last
+        last = self.program.run._commits.store.last
         self.durable = self.durable if last is None else last.step
 
     def teardown(self):
         try:
             if self.program is None:
-                self.resume()
+                self.resume("explicit")
             assert self.program.finish() == self.expected, "another end"
         finally:
             shutil.rmtree(self.folder)
