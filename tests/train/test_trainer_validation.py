@@ -69,6 +69,7 @@ def fit(run_dir, cut_at=None, steps=None):
     options = {} if run_dir is None else {"save": "0.000001s"}
     history = trainer.fit(
         loader,
+        ignore=["model.evaluated"],  # counts for the test alone
         epochs=3,
         validation_data=validation,
         validation_steps=steps,
