@@ -45,7 +45,8 @@ class Program:
         self.model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.4), nn.Linear(4, 1))
         self.optimizer = torch.optim.Adam(self.model.parameters(), 0.05)
         objects = {"optimizer": self.optimizer} if keep_optimizer else {}
-        self.run = samebits.Run(run_dir, save=save, model=self.model, **objects)
+        # `next` in a function: its arguments are no locals of a loop, which the check would take them for
+        self.run = samebits.Run(run_dir, save=save, check_complete=False, model=self.model, **objects)
         self.run.__enter__()
         loader = samebits.data.DataLoader(Data(), 3, shuffle=True, num_workers=workers)
         self.steps = self.run.steps(loader, epochs=EPOCHS)
