@@ -1,4 +1,7 @@
-"""Makes one batch: every element and the collate have random generators of their own, set from the position."""
+"""Makes one batch: every element and the collate have random generators of their own, set from the position.
+
+Where reading the code of dataset and collate proves that they do not draw, nothing is set: see `scope`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,15 @@ from samebits.data.collate import default_collate
 from samebits.data.engine.inline import one_thread
 from samebits.data.engine.slots import Slot
 from samebits.data.order import Task
-from samebits.data.scope import fill
-from samebits.random import generators, words
+from samebits.data.purity import may_draw
+from samebits.data.scope import Draws, fill_if_needed
+from samebits.random import words
+
+
+def draws_of(dataset: Any, collate: Callable[[Any], Any]) -> Draws:
+    """What reading the code of both tells of their draws."""
+    read = getattr(dataset, "__getitems__", None) or dataset.__getitem__
+    return Draws(may_draw=may_draw(read) or may_draw(collate))
 
 
 class BatchWork:
@@ -34,6 +44,7 @@ class BatchWork:
         single: bool,
         num_workers: int,
         worker_init: Callable[[int], None] | None,
+        draws: Draws,
     ) -> None:
         self._dataset, self._single = dataset, single
         self._in_slot = (
@@ -41,6 +52,7 @@ class BatchWork:
         )  # a function of the user's could keep what it made
         self._collate = default_collate if self._in_slot else collate
         self._num_workers, self._worker_init = num_workers, worker_init
+        self._draws = draws
 
     def begin(self, worker: int) -> None:
         """`get_worker_info()` tells what torch's workers tell, and the user's `worker_init_fn` runs."""
@@ -52,22 +64,24 @@ class BatchWork:
 
     def compute(self, job: Task, slot: Slot | None) -> Any:
         """The batch of a task."""
+        return self._draws.run(lambda: self._computed(job, slot))
+
+    def _computed(self, job: Task, slot: Slot | None) -> Any:
         data = self._single_element(job) if self._single else self._elements(job)
-        fill(words.fold(job.key, "collate", job.batch_index))
+        fill_if_needed(words.fold(job.key, "collate", job.batch_index))
         with slot.filled() if slot is not None and self._in_slot else nullcontext():
             return self._collate(data)
 
     def here(self, task: Task) -> Any:
         """The batch of a task, in the training process."""
-        with generators.preserved():
-            return one_thread(self.compute, task, None)
+        return one_thread(self.compute, task, None)
 
     def describe(self, job: Task) -> str:
         """The batch in messages."""
         return f"batch {job.batch_index} of samebits.data.DataLoader({type(self._dataset).__name__})"
 
     def _single_element(self, task: Task) -> Any:
-        fill(words.fold(task.key, "element", task.first))
+        fill_if_needed(words.fold(task.key, "element", task.first))
         return self._dataset[task.indices]
 
     def _elements(self, task: Task) -> Any:
@@ -75,10 +89,10 @@ class BatchWork:
         if getattr(
             self._dataset, "__getitems__", None
         ):  # torch's own protocol: the dataset reads a batch at once
-            fill(words.fold(key, task.first))
+            fill_if_needed(words.fold(key, task.first))
             return self._dataset.__getitems__(task.indices)
         elements = []
         for ordinal, index in enumerate(task.indices, task.first):
-            fill(words.fold(key, ordinal))
+            fill_if_needed(words.fold(key, ordinal))
             elements.append(self._dataset[index])
         return elements

@@ -12,11 +12,12 @@ import torch
 import torch.utils.data as torch_data
 
 from samebits.context import Position, Words, process
-from samebits.data.batch import BatchWork
+from samebits.data.batch import BatchWork, draws_of
 from samebits.data.engine.start import may_start
 from samebits.data.engine.workers import Workers
 from samebits.data.order import IndexOrder, Order, SamplerOrder, Task
 from samebits.data.pipeline import Pipeline
+from samebits.data.scope import Draws
 from samebits.errors import (
     EmptyDatasetError,
     InvalidArgumentError,
@@ -86,6 +87,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._order = self._make_order()
         self._next = (0, 0)  # epoch and batch at which the next iter() starts
         self._live: tuple[int, int] | None = None  # epoch and next batch of the iteration under way
+        self._read: tuple[Any, Draws] | None = (
+            None  # a collate_fn, and what is known of its draws and the dataset's
+        )
         self._workers: Workers | None = None  # those that live from epoch to epoch
 
     def __len__(self) -> int:
@@ -172,9 +176,12 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def _work(self) -> BatchWork:
         assert self.collate_fn is not None
+        if self._read is None or self._read[0] is not self.collate_fn:
+            self._read = self.collate_fn, draws_of(self.dataset, self.collate_fn)
         return BatchWork(
             self.dataset,
             self.collate_fn,
+            draws=self._read[1],
             single=not self._auto_collation,
             num_workers=self.num_workers,
             worker_init=self.worker_init_fn,

@@ -98,6 +98,17 @@ def preserved() -> Iterator[GeneratorStates]:
         restore(states)
 
 
+@contextmanager
+def given_up() -> Iterator[None]:
+    """As `preserved`, for a block after which the generators are filled anew anyway: to put them back costs 0.2 ms."""
+    global _blocks
+    _blocks += 1
+    try:
+        yield
+    finally:
+        _blocks -= 1
+
+
 def is_preserving() -> bool:
     """Whether a block is under way after which a seed that is set now is gone again."""
     return _blocks > 0

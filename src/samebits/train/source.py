@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from samebits.random import generators, words
 _END = object()
 _POSITIONED = (DataLoader, Pipeline)
 """Loaders that go to any batch at once, and say where they stand."""
+_DRAWLESS = (*_POSITIONED, list, tuple)
+"""Those, and what draws nothing while it is iterated."""
 
 
 class Source:
@@ -113,7 +115,7 @@ class Source:
 
     def _draw(self, epoch: int, batch_index: int) -> Any:
         assert self._iterator is not None
-        if isinstance(self._loader, _POSITIONED):
+        if isinstance(self._loader, _DRAWLESS):
             return next(self._iterator, _END)
         with self._at(epoch, "batch", epoch, batch_index):
             return next(self._iterator, _END)
@@ -121,7 +123,7 @@ class Source:
     @contextmanager
     def _at(self, epoch: int, *path: int | str) -> Iterator[None]:
         """What the iterable draws, and a samebits loader that it wraps, are a function of the position, too."""
-        with generators.preserved():
+        with self._generators():
             generators.fill(words.fold(self._key, *path))
             process.position = self._place(epoch)
             try:
@@ -131,6 +133,9 @@ class Source:
 
     def _place(self, epoch: int) -> Position:
         return Position("loader", epoch, 0, epoch)
+
+    def _generators(self) -> AbstractContextManager[Any]:
+        return generators.given_up()  # the step that follows, or the end of the loop, sets them
 
     def finish(self) -> Any:
         """The loop is over: lets go of the iterator and returns where the loader stands."""
@@ -169,6 +174,9 @@ class InsideSource(Source):
 
     def _place(self, epoch: int) -> Position:
         return self.first
+
+    def _generators(self) -> AbstractContextManager[Any]:
+        return generators.preserved()
 
     def _forget(self) -> None:
         """An iteration of this loader that is counted goes on, perhaps that of the outer loop."""
