@@ -25,6 +25,10 @@ class RankDependentError(SamebitsError, RuntimeError):
     """The Python code of a training step does other things on other ranks; the message names the first difference."""
 
 
+class ReplicaDriftError(SamebitsError, RuntimeError):
+    """A value that was claimed equal on several ranks has other bits there; the message names it, the ranks and the step."""
+
+
 class RoundingMethodError(SamebitsError, RuntimeError):
     """The stochastic rounding methods of a graph are missing, not wanted, or older than the graph."""
 

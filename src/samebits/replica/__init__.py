@@ -14,3 +14,4 @@ from samebits.replica.parallel import DataParallel as DataParallel
 from samebits.replica.picture import write_html as write_html
 from samebits.replica.report import Report as Report
 from samebits.replica.step import CapturedStep as CapturedStep
+from samebits.replica.witness import Witness as Witness

@@ -94,7 +94,7 @@ class Lifted:
         for group in optimizer.param_groups:
             if any(id(p) not in self._known for p in group["params"]):
                 raise InvalidArgumentError(
-                    f"capture: {name} trains a parameter of a module that is no argument of the step; pass the module, too."
+                    f"{name} trains a parameter of a module that was not given; pass the module, too."
                 )
 
     @contextmanager

@@ -1,0 +1,170 @@
+"""The witness on gloo: it names the value, the ranks and the step where replicas part, and is silent where they do not."""
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import samebits
+from samebits.errors import InvalidArgumentError, ReplicaDriftError
+from samebits.replica import DataParallel, Witness, analyze, capture
+from samebits.rounding import optim
+
+torch.optim.SGD(
+    [torch.zeros(1)]
+)  # imports what torch imports with its first optimizer, once for all forked children
+
+
+def small_net(norm=False):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Linear(8, 2))
+
+
+def train_bfloat16(own_seeds, steps=8):
+    """DDP with stochastic AdamW; what the witness says of each rank, or the steps that it saw."""
+    net = DDP(small_net().to(torch.bfloat16))
+    optimizer = optim.AdamW(net.parameters(), lr=1e-2)
+    samebits.set_random_seed(7 + own_seeds * dist.get_rank())
+    data = torch.Generator().manual_seed(100 + dist.get_rank())
+    witness = Witness({"model": net, "optimizer": optimizer})
+    for step in range(steps):
+        try:
+            witness.check(step)
+        except ReplicaDriftError as error:
+            return str(error)
+        optimizer.zero_grad()
+        net(torch.randn(4, 8, generator=data).to(torch.bfloat16)).float().square().mean().backward()
+        optimizer.step()
+    return step
+
+
+def test_a_seed_for_each_rank_is_named_with_its_step(ranks):
+    """Three replicas that round with one seed stay equal; with a seed for each, all ranks are told which weight parts, when."""
+    assert ranks(3, train_bfloat16, False)[0] == [7, 7, 7]
+    said = ranks(3, train_bfloat16, True)[0]
+    assert len(set(said)) == 1
+    assert re.match(r"step 1: model\.module\.\d\.\w+ is not the same on all replicas: rank ", said[0])
+    assert "it was equal at step 0" in said[0]
+
+
+def train_run(folder, stray=None, norm=False, every=2, **options):
+    """A `Run` of DDP in which one rank writes to a weight of its own accord; what its witness says."""
+    samebits.set_random_seed(5)
+    net = DDP(small_net(norm))
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    source = torch.arange(72.0).reshape(72, 1).expand(72, 8) / 72
+    loader = samebits.data.Pipeline.from_source(list(source)).shuffle().batch(12)
+    try:
+        with samebits.Run(folder, model=net, optimizer=optimizer) as run, Witness(run, every, **options):
+            for step, x in run.steps(loader, epochs=1):
+                optimizer.zero_grad()
+                net(x + dist.get_rank()).square().mean().backward()
+                optimizer.step()
+                if stray == (step.number, dist.get_rank()):
+                    with torch.no_grad():
+                        net.module[2].weight[1, 1] += 1e-6
+        return "equal"
+    except ReplicaDriftError as error:
+        return str(error)
+
+
+def test_a_stray_write_on_one_rank_of_a_run_is_named(ranks, tmp_path):
+    """Rank 2 changes one weight in step 2: the check before step 4 names the weight and the rank; without it, silence."""
+    assert ranks(4, train_run, tmp_path / "a")[0] == ["equal"] * 4
+    for said in ranks(4, train_run, tmp_path / "b", (2, 2))[0]:
+        assert said.startswith("step 4: model.module.2.weight is not the same on all replicas: rank 2 holds ")
+        assert "rank 0, 1, 3 holds" in said and "it was equal at step 2" in said
+
+
+def test_batch_statistics_are_named_or_ignored(ranks, tmp_path):
+    """Under DDP the BatchNorm buffers of the ranks differ between two steps; ignored by a pattern, the rest is equal."""
+    said = ranks(3, train_run, tmp_path / "a", None, True)[0]
+    assert said[0].startswith("step 2: model.module.1.running_mean is not the same")
+    ignoring = ranks(3, run_ignoring, tmp_path / "b")[0]
+    assert ignoring == ["equal"] * 3
+
+
+def run_ignoring(folder):
+    return train_run(folder, None, True, ignore=["*.running_*"])
+
+
+def sgd_step(model, optimizer, x):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def report_of(world_size):
+    model = DataParallel(small_net(norm=True))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    return analyze(capture(sgd_step, model, optimizer, torch.randn(8, 8), world_size=world_size))
+
+
+def test_a_report_says_what_is_compared(ranks, tmp_path):
+    """The analysis does not claim the batch statistics, so the witness does not ask for them; a stray write is still named."""
+    report = report_of(3)
+    assert ranks(3, run_claims, tmp_path / "a", report, None)[0] == ["equal"] * 3
+    said = ranks(3, run_claims, tmp_path / "b", report, (2, 1))[0]
+    assert said[0].startswith("step 4: model.module.2.weight is not the same on all replicas: rank 1 holds")
+
+
+def run_claims(folder, report, stray):
+    return train_run(folder, stray, True, report=report)
+
+
+def hybrid(broken):
+    """A weight sharded over `tp` and replicated over `dp`: shard i is compared with shard i only."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = nn.Linear(4, 4, bias=False)
+    whole = torch.arange(16.0).reshape(4, 4)
+    model.weight = nn.Parameter(distribute_tensor(whole, mesh, [Replicate(), Shard(0)]))
+    witness = Witness({"model": model})
+    witness.check(0)
+    if broken and dist.get_rank() == 3:
+        model.weight.to_local().data[0, 0] += 1
+    try:
+        witness.check(1)
+        return "equal"
+    except ReplicaDriftError as error:
+        return str(error)
+
+
+def test_shards_are_compared_with_their_replicas_only(ranks):
+    """Shards of a DTensor differ from each other, which is no drift; a shard that differs from its replica is."""
+    assert ranks(4, hybrid, False)[0] == ["equal"] * 4
+    said = ranks(4, hybrid, True)[0]
+    assert said[0].startswith("step 1: model.weight is not the same") and "rank 3 holds" in said[0]
+    assert "rank 0" not in said[0] and len(set(said)) == 1
+
+
+def at_other_steps():
+    with pytest.raises(ReplicaDriftError, match="the ranks are at other steps"):
+        Witness({"model": small_net()}).check(dist.get_rank())
+    model = nn.Linear(2, 2, bias=dist.get_rank() == 0)
+    with pytest.raises(ReplicaDriftError, match="values of other names"):
+        Witness({"model": model}).check(0)
+    return True
+
+
+def test_ranks_that_came_apart_are_told(ranks):
+    """Other steps, or other objects, are errors on all ranks, and nobody waits for ever."""
+    assert ranks(3, at_other_steps)[0] == [True] * 3
+
+
+def test_wrong_calls_of_a_witness():
+    """Each wrong call is refused with what to do; a single process has nothing to compare."""
+    model = small_net()
+    Witness({"model": model}).check(3)
+    with pytest.raises(InvalidArgumentError, match="at least 1"):
+        Witness({"model": model}, every=0)
+    with pytest.raises(InvalidArgumentError, match="of 3 ranks, there are 1"):
+        Witness({"model": model}, report=report_of(3))
+    with pytest.raises(InvalidArgumentError, match="names none of the values"):
+        Witness({"net": model}, report=report_of(1))
+    with pytest.raises(InvalidArgumentError, match="pass the module, too"):
+        Witness({"optimizer": torch.optim.SGD(model.parameters(), 0.1)})
