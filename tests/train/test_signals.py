@@ -55,9 +55,7 @@ LOADERS = {
 }
 
 
-def train(
-    run_dir, loader=None, *, body=lambda step: None, validate=None, grace=20.0, number=None, commits=()
-):
+def train(run_dir, loader=None, *, body=lambda step: None, validate=None, grace=20.0, commits=(), **options):
     """Two epochs of three steps; `body` is called in the body of each step, `validate` gives the batches of a validation."""
     samebits.set_random_seed(5)
     process.overrides = Overrides(commit_steps=commits)
