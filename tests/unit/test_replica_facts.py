@@ -147,6 +147,21 @@ def test_facts_4_to_6_calls_are_followed_per_call_site():
     assert not report.is_replica_equal("output.1")
 
 
+def test_call_sites_that_disagree_are_reported():
+    """PopART warns for each tensor on which call sites disagree: so does the report, by input, with both sites; else none."""
+    region = call_site(2.0)
+    report = of(lambda x, y: (region(x), region(y)), square(), square(), inputs={"x": Equal()})
+    (found,) = report.findings
+    assert (
+        found.kind == "call sites"
+        and "equal in the call" in found.text
+        and "all differ in this one" in found.text
+    )
+    assert "mul" in found.text and "call sites: " in str(report)
+    agreeing = of(lambda x, y: (region(x), region(y)), square(), square())
+    assert agreeing.findings == ()
+
+
 # --- where PopART and check_vma are unsound ---
 
 

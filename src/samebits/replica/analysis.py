@@ -17,6 +17,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from samebits.errors import InvalidArgumentError
+from samebits.replica.calls import disagreements
 from samebits.replica.declarations import Declaration, Equal, PerReplica, number_of
 from samebits.replica.events import Events
 from samebits.replica.frame import Frame
@@ -170,7 +171,7 @@ def _report(
         starts,
         ends,
         {**defined, **outputs},
-        tuple(program.findings.values()),
+        (*program.findings.values(), *disagreements(found.frame)),
         declared,
         found.frame,
     )

@@ -19,7 +19,8 @@ class Finding:
     """Something the analysis found beside what varies."""
 
     kind: str
-    """`hang`: a collective that not all members reach; `unknown`: an op of which nothing is known."""
+    """`hang`: a collective that not all members reach; `unknown`: an op of which nothing is known; `call sites`: calls of
+    one body with values that are not equal on the same ranks."""
     node: Node
     text: str
 
