@@ -40,7 +40,7 @@ bench-data: .venv-peers/ready  ## input pipelines against the peers, in an envir
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --requirement bench/data-peers.txt
 	@touch $@
 
-chaos: $(READY)  ## 30 kills at random instants of the digits run, and other slow attacks
+chaos: $(READY)  ## 300 kills of the digits run, aimed at nine phases and counted (SAMEBITS_CHAOS_KILLS), and other slow attacks
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m chaos
 
 soak: $(READY)  ## every broken script and its repaired twin, with every check (more than half an hour)
