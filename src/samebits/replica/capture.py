@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from samebits.errors import ConflictError, InvalidArgumentError
 from samebits.replica.lifting import Lifted, dotted, names_of
 from samebits.replica.ranks import Trace, compared, groups_of, trace_of
+from samebits.replica.regions import kept_calls
 from samebits.replica.rules import generator_names, written_inputs
 from samebits.replica.step import CONSTANT, GENERATOR, STATE, CapturedStep
 
@@ -122,7 +123,7 @@ def _traced(
         return leaves
 
     traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)
-    with _user_frames():
+    with _user_frames(), kept_calls():
         module = traced(*(slot.tensor for slot in lifted.slots))
     return module, found[0]
 
