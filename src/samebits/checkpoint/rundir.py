@@ -168,7 +168,7 @@ def _lock_or_say_who(descriptor: int, path: Path) -> None:
         raise RunDirectoryError(
             f"run directory {path} is in use by process {owner[0]} on host {owner[-1]}. "
             "Wait until it ends or stop it; two processes cannot write one run."
-        ) from error
+        ) from None
 
 
 def _await_writer(path: Path) -> None:

@@ -159,8 +159,8 @@ class Commits:
                 self.store.close()
         if self.written:
             print(
-                f"samebits: {self.store.run_dir}: {self.written} commits were made beside the training, durable at most "
-                f"{self.lag * 1e3:.0f} ms ({self.lag_steps} steps) after their boundary",
+                f"samebits: {self.store.run_dir}: {self.written} commits were written beside the training, each durable within "
+                f"{self.lag * 1e3:.0f} ms ({self.lag_steps} steps)",
                 file=sys.stderr,
             )
         return durable

@@ -150,8 +150,8 @@ class Run:
             raise DuplicateNameError(f"Run.add({name!r}): this run already has an object of that name.")
         if not isinstance(thing, state.Stateful):
             raise InvalidArgumentError(
-                f"Run({name}={type(thing).__name__}(...)): it has no state_dict and load_state_dict. Give it both, or "
-                f"keep its plain values in run.state."
+                f"Run({name}={type(thing).__name__}(...)): no option of Run has this name, and as an object to save it has no "
+                f"state_dict and load_state_dict. Give it both, or keep its plain values in run.state."
             )
         check_compiled(name, thing)
         if self._entered and self._restored is not None and name not in self._restored["objects"]:
@@ -376,7 +376,7 @@ class Run:
     def _tell(self, manifest: Manifest) -> None:
         at = manifest.position
         if manifest.finished:
-            text = f"the run in {self.run_dir} has finished ({manifest.step} steps); code behind its loops runs again"
+            text = f"the run in {self.run_dir} has finished ({manifest.step} steps); unless asked for more, only code behind its loops runs"
         else:
             text = f"resumed {self.run_dir} at step {at['step']} (epoch {at['epoch']}, batch {at['batch_index']})"
             if self._inside is not None:
