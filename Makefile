@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: verify test ops random data train lint bench bench-data chaos soak clean
+.PHONY: verify test ops random data train lint bench bench-data bench-checkpoint chaos soak clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -30,14 +30,19 @@ lint: $(READY)  ## style, types, layers
 	$(BIN)/lint-imports
 
 bench: $(READY)  ## what it costs, against the alternatives
-	for script in $(filter-out bench/quality.py bench/data.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ] || exit 1; done  # 2: no such device here
+	for script in $(filter-out bench/quality.py bench/data.py bench/checkpoint_peers.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ] || exit 1; done  # 2: no such device here
 
 bench-data: .venv-peers/ready  ## input pipelines against the peers, in an environment of their own
 	.venv-peers/bin/python bench/data.py
 
-.venv-peers/ready: bench/data-peers.txt constraints.txt
-	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --requirement bench/data-peers.txt
+bench-checkpoint: .venv-peers-checkpoint/ready  ## what saving and resuming cost, against the peers, in an environment of their own
+	.venv-peers-checkpoint/bin/python bench/checkpoint.py
+
+.venv-peers/ready: bench/data-peers.txt
+.venv-peers-checkpoint/ready: bench/checkpoint-peers.txt
+.venv-peers/ready .venv-peers-checkpoint/ready: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --requirement $(filter bench/%,$^)
 	@touch $@
 
 chaos: $(READY)  ## 300 kills of the digits run, aimed at nine phases and counted (SAMEBITS_CHAOS_KILLS), and other slow attacks
@@ -47,7 +52,7 @@ soak: $(READY)  ## every broken script and its repaired twin, with every check (
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m soak
 
 clean:
-	rm -rf .venv .venv-peers
+	rm -rf .venv .venv-peers .venv-peers-checkpoint
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "samebits needs Python 3.11 or newer; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }

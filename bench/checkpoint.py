@@ -1,61 +1,49 @@
 """What commits cost: milliseconds per step with none, at every 10th step, at each step and at the default budget.
 
-    python bench/checkpoint.py [--rounds 5] [--folder runs/bench-checkpoint]
+    make bench-checkpoint                   # installs the peers beside the project's own environment, then runs this
+    python bench/checkpoint.py [--rounds 5] [--only samebits,plain,lightning,hf,keras] [--folder runs/bench-checkpoint]
 
 The task is an MLP 64-h-h-10 with Dropout and Adam on batches of 32 digits (random here), h = 128 (0.3 MB of weights and
 moments, gradients on top) and h = 1024 (13.5 MB). "plain" is the same loop without samebits, which saves by torch.save,
-fsync, rename and an fsync of the folder. All rows run interleaved in one process, block by block in another order each
-round; printed are medians over the blocks, as ratios to the row "none" of the same framework, the durable commits made,
-and the largest lag.
+fsync, rename and an fsync of the folder; the peers (checkpoint_peers.py) do not fsync. All rows run interleaved, block by
+block in another order each round, each block of a peer in a process of its own; printed are medians over the blocks, as
+ratios to the row "none" of the same framework, the commits made, and the largest lag.
 
 Below: the time to restore, beyond that to read the bytes, after 10 steps and after 10^6.
 """
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
 import statistics
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from checkpoint_peers import BATCH, PEERS, WARM, Task, clocks, missing, row
 
 import samebits
 from samebits.checkpoint import CommitStore
 
 SIZES = {"small": 128, "big": 1024}
 ROWS: dict[str, Any] = {"none": "explicit", "every 10": 10, "each step": 1, "budget 3%": "3%"}
-BATCHES = 45
+FRAMEWORKS = ("samebits", "plain", *PEERS)
 
 
-class Task:
-    """Model, optimizer and batches; `step` trains one batch."""
+def trained(task: Task, batch: Any) -> torch.Tensor:
+    loss = task.loss(*batch)
+    task.optimizer.zero_grad()
+    loss.backward()
+    task.optimizer.step()
+    return loss
 
-    def __init__(self, hidden: int) -> None:
-        torch.manual_seed(7)
-        self.model = nn.Sequential(
-            nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(0.3), nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.3),
-            nn.Linear(hidden, 10),
-        )  # fmt: skip
-        self.optimizer = torch.optim.Adam(self.model.parameters(), 2e-3)
-        inputs, targets = torch.randn(BATCHES * 32, 64), torch.randint(0, 10, (BATCHES * 32,))
-        self.data = torch.utils.data.TensorDataset(inputs, targets)
 
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        loss = nn.functional.cross_entropy(self.model(inputs), targets)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss
-
-    def state(self) -> dict[str, Any]:
-        generators = {"python": random.getstate(), "torch": torch.get_rng_state()}
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **generators}
+def state(task: Task) -> dict[str, Any]:
+    generators = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    return {"model": task.model.state_dict(), "optimizer": task.optimizer.state_dict(), **generators}
 
 
 def durable(path: Path, state: dict[str, Any]) -> None:
@@ -71,25 +59,20 @@ def durable(path: Path, state: dict[str, Any]) -> None:
 
 
 Block = Callable[[int], tuple[float, float, int]]
-"""Runs so many steps; milliseconds per step, those of processor time of the training thread, and durable commits made."""
-
-
-def clocks() -> tuple[float, float]:
-    """Wall clock and processor time of this thread, in milliseconds."""
-    return time.perf_counter() * 1e3, time.thread_time() * 1e3
+"""Runs so many steps; milliseconds per step, those of processor time of the training thread, and commits made."""
 
 
 def plain(hidden: int, folder: Path, every: int) -> Block:
     """The loop without samebits."""
     task = Task(hidden)
-    loader = torch.utils.data.DataLoader(task.data, 32, shuffle=True)
+    loader = torch.utils.data.DataLoader(task.data, BATCH, shuffle=True)
 
     def block(steps: int) -> tuple[float, float, int]:
         (wall, processor), made = clocks(), 0
         for number, batch in enumerate(_endless(loader, steps), 1):
-            task.step(*batch)
+            trained(task, batch)
             if every and number % every == 0:
-                durable(folder / "checkpoint.pt", task.state())
+                durable(folder / "checkpoint.pt", state(task))
                 made += 1
         ended = clocks()
         return (ended[0] - wall) / steps, (ended[1] - processor) / steps, made
@@ -103,21 +86,21 @@ def ours(hidden: int, folder: Path, save: Any, lags: list[tuple[float, int]]) ->
 
     def block(steps: int) -> tuple[float, float, int]:
         task = Task(hidden)
-        loader = samebits.data.DataLoader(task.data, 32, shuffle=True)
+        loader = samebits.data.DataLoader(task.data, BATCH, shuffle=True)
         shutil.rmtree(folder, ignore_errors=True)
-        warm, made = 30, 0
+        made = 0
         began = ended = clocks()
         run = samebits.Run(
             folder, model=task.model, optimizer=task.optimizer, save=save, check_complete=False
         )
         with run:
             for step, batch in run.steps(loader, epochs=10**6):
-                if step.number == warm:  # by then the writer process is there
+                if step.number == WARM:  # by then the writer process is there
                     began, made = clocks(), _written(run)
-                if step.number == warm + steps:
+                if step.number == WARM + steps:
                     ended, made = clocks(), _written(run) - made
                     break
-                run.log(loss=task.step(*batch))
+                run.log(loss=trained(task, batch))
         if run._commits is not None and run._commits.written:
             lags.append((run._commits.lag, run._commits.lag_steps))
         return (ended[0] - began[0]) / steps, (ended[1] - began[1]) / steps, made
@@ -139,51 +122,64 @@ def _endless(loader: Any, steps: int) -> Iterator[Any]:
             yield batch
 
 
-def measure(label: str, hidden: int, folder: Path, rounds: int, steps: int) -> None:
+def rows(
+    frameworks: list[str], hidden: int, folder: Path, lags: dict[str, list[tuple[float, int]]]
+) -> dict[tuple[str, str], Block]:
+    """The blocks of one size by framework and row."""
+    blocks: dict[tuple[str, str], Block] = {}
+    for framework in frameworks:
+        for name, save in ROWS.items():
+            every = {"none": 0, "every 10": 10, "each step": 1}.get(name)
+            if framework == "samebits":
+                blocks[framework, name] = ours(hidden, folder / "ours", save, lags[name])
+            elif every is not None:  # a budget is ours alone
+                blocks[framework, name] = (
+                    plain(hidden, folder, every)
+                    if framework == "plain"
+                    else row(framework, hidden, folder / framework, every)
+                )
+    return blocks
+
+
+def measure(label: str, hidden: int, folder: Path, rounds: int, steps: int, frameworks: list[str]) -> None:
     """Prints the rows of one size."""
     lags: dict[str, list[tuple[float, int]]] = {name: [] for name in ROWS}
-    blocks: dict[tuple[str, str], Block] = {}
-    for name, save in ROWS.items():
-        blocks["samebits", name] = ours(hidden, folder / "ours", save, lags[name])
-        if name != "budget 3%":
-            every = {"none": 0, "every 10": 10, "each step": 1}[name]
-            blocks["plain", name] = plain(hidden, folder, every)
+    blocks = rows(frameworks, hidden, folder, lags)
     times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in blocks}
     made: dict[tuple[str, str], int] = dict.fromkeys(blocks, 0)
     order = list(blocks)
     for number in range(rounds):
-        for key in order[number % len(order) :] + order[: number % len(order)]:
+        turn = number % len(order)
+        for key in order[turn:] + order[:turn]:
             wall, processor, commits = blocks[key](steps)
             times[key].append((wall, processor))
             made[key] += commits
-    for framework in ("samebits", "plain"):
-        none = times[framework, "none"]
-        for name in ROWS:
-            if (framework, name) not in times:
-                continue
-            values = times[framework, name]
-            wall, processor = (statistics.median(pair[clock] for pair in values) for clock in (0, 1))
-            ratios = [
-                statistics.median(a[clock] / b[clock] for a, b in zip(values, none, strict=True))
-                for clock in (0, 1)
-            ]
-            lag, lag_steps = max(lags[name], default=(0.0, 0)) if framework == "samebits" else (0.0, 0)
-            lagging = f"  lag at most {lag * 1e3:.0f} ms ({lag_steps} steps)" if lag else ""
-            print(
-                f"{label:6} {framework:9} {name:10} {wall:8.3f} ms/step {ratios[0]:6.2f}x  "
-                f"(training thread's processor time {processor:7.3f} ms {ratios[1]:5.2f}x)  "
-                f"{made[framework, name]:5} durable commits in {rounds * steps} steps{lagging}",
-                flush=True,
+    for (framework, name), values in times.items():
+        wall, processor = (statistics.median(pair[clock] for pair in values) for clock in (0, 1))
+        ratios = [
+            statistics.median(
+                a[clock] / b[clock] for a, b in zip(values, times[framework, "none"], strict=True)
             )
+            for clock in (0, 1)
+        ]
+        kind = "not fsynced" if framework in PEERS else "durable"
+        lag, lag_steps = max(lags[name], default=(0.0, 0)) if framework == "samebits" else (0.0, 0)
+        lagging = f"  lag at most {lag * 1e3:.0f} ms ({lag_steps} steps)" if lag else ""
+        print(
+            f"{label:6} {framework:9} {name:10} {wall:8.3f} ms/step {ratios[0]:6.2f}x  "
+            f"(training thread's processor time {processor:7.3f} ms {ratios[1]:5.2f}x)  "
+            f"{made[framework, name]:5} commits ({kind}) in {rounds * steps} steps{lagging}",
+            flush=True,
+        )
 
 
 def restore(label: str, hidden: int, folder: Path, number: int) -> None:
     """Prints how long it takes to come back, after so many steps (told by the commit, not trained)."""
     task = Task(hidden)
-    task.step(torch.randn(32, 64), torch.zeros(32, dtype=torch.long))
+    trained(task, task.data[:BATCH])
     shutil.rmtree(folder, ignore_errors=True)
     samebits.set_random_seed(7)
-    loader = samebits.data.DataLoader(task.data, 32, shuffle=True)
+    loader = samebits.data.DataLoader(task.data, BATCH, shuffle=True)
     run = samebits.Run(folder, model=task.model, optimizer=task.optimizer, save="explicit")
     with run:
         steps = run.steps(loader, epochs=10**6)
@@ -205,12 +201,22 @@ def restore(label: str, hidden: int, folder: Path, number: int) -> None:
     )
 
 
+def installed(frameworks: list[str]) -> list[str]:
+    """Those that are here; a line for each that is not."""
+    absent = {name: missing(name) for name in frameworks if name in PEERS}
+    for name, package in absent.items():
+        if package:
+            print(f"{name}: skipped, {package} is not installed; `make bench-checkpoint` installs the peers")
+    return [name for name in frameworks if not absent.get(name)]
+
+
 def main() -> None:
     """Measures both sizes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=0, help="per block; default 600 small, 120 big")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default=",".join(FRAMEWORKS))
     parser.add_argument("--folder", type=Path, default=Path("runs/bench-checkpoint"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -219,12 +225,14 @@ def main() -> None:
     print(
         f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors; with others at work, only ratios mean something"
     )
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (a line per run)
-    for label, hidden in SIZES.items():
-        steps = options.steps or (600 if label == "small" else 120)
-        measure(label, hidden, options.folder, options.rounds, steps)
-        for number in (10, 10**6):
-            restore(label, hidden, options.folder / "ours", number)
+    frameworks = installed(options.only.split(","))
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):  # a line per run
+        for label, hidden in SIZES.items():
+            steps = options.steps or (600 if label == "small" else 120)
+            measure(label, hidden, options.folder, options.rounds, steps, frameworks)
+            if "samebits" in frameworks:
+                for number in (10, 10**6):
+                    restore(label, hidden, options.folder / "ours", number)
     shutil.rmtree(options.folder)
 
 
