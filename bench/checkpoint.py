@@ -219,6 +219,8 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(FRAMEWORKS))
     parser.add_argument("--folder", type=Path, default=Path("runs/bench-checkpoint"))
     options = parser.parse_args()
+    if unknown := sorted(set(options.only.split(",")) - set(FRAMEWORKS)):
+        parser.error(f"--only takes {','.join(FRAMEWORKS)}, not {','.join(unknown)}")
     torch.set_num_threads(options.threads)
     shutil.rmtree(options.folder, ignore_errors=True)
     options.folder.mkdir(parents=True)
