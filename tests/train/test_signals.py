@@ -220,7 +220,7 @@ TWICE = """
 import os, signal, sys, time
 import samebits
 samebits.set_random_seed(1)
-with samebits.Run(sys.argv[1]) as run:
+with samebits.Run(sys.argv[1], save=1) as run:
     for step, x in run.steps([1, 2, 3]):
         if step.number == 1:
             os.kill(os.getpid(), signal.SIGINT)
@@ -230,13 +230,17 @@ with samebits.Run(sys.argv[1]) as run:
 
 
 def test_a_second_ctrl_c_stops_at_once_with_one_line(tmp_path):
-    """Ctrl-C twice: KeyboardInterrupt in the middle of the body, and one line instead of a traceback."""
+    """Ctrl-C twice: KeyboardInterrupt in the middle of the body, and one line instead of a traceback: the newest commit."""
     done = subprocess.run(
         [sys.executable, "-c", TWICE, tmp_path / "r"], capture_output=True, text=True, timeout=LONG
     )
     assert done.returncode == -signal.SIGINT, done.stderr
     assert "Traceback" not in done.stderr
-    assert "samebits: stopped at once; " in done.stderr.splitlines()[-1]
+    newest = max(
+        (int(name[:12]) for name in os.listdir(tmp_path / "r" / "commits") if name[0] == "0"), default=None
+    )
+    what = "nothing was committed" if newest is None else f"committed at step {newest}"
+    assert f"samebits: stopped at once; {what} in" in done.stderr.splitlines()[-1]
 
 
 def test_handlers_of_the_user_are_called_and_put_back(forked, tmp_path):

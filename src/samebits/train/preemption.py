@@ -169,9 +169,9 @@ class Preemption:
             self.leave()
 
     def _interrupt(self) -> NoReturn:
-        text = f"samebits: stopped at once; {self._durable()}"
-        _quiet(KeyboardInterrupt, text)
-        raise KeyboardInterrupt(text)
+        stop = KeyboardInterrupt("samebits: stopped at once")
+        _quiet(stop, self._durable)
+        raise stop
 
     def _after_the_end(self, number: signal.Signals) -> None:
         """The program is ending by itself, with exit code 75; if it has not for long, the signal is for who is there now."""
@@ -286,14 +286,14 @@ def _flush() -> None:
             stream.flush()
 
 
-def _quiet(kind: type[BaseException], text: str) -> None:
-    """An uncaught `kind` of this text prints the text alone."""
+def _quiet(stop: BaseException, durable: Callable[[], str]) -> None:
+    """`stop`, uncaught, is one line; what is durable is asked then: leaving the run ends the commit under way."""
     before = sys.excepthook
 
     def hook(raised: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if raised is kind and error.args == (text,):
+        if error is stop:
             sys.excepthook = before
-            print(text, file=sys.stderr)
+            print(f"{error}; {durable()}", file=sys.stderr)
         else:
             before(raised, error, trace)
 
