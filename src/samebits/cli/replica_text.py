@@ -14,7 +14,7 @@ from rich.text import Text
 
 from samebits.replica import Report
 from samebits.replica.source import line_of
-from samebits.replica.step import STATE
+from samebits.replica.step import CONSTANT, STATE
 
 EXPLAINED = 3
 """So many explanations are printed; values that drift for one reason are many. `--json` has them all."""
@@ -61,7 +61,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str, str, str, str]]:
     text, drifting = report.partitions.text, set(report.drifting)
     yield "value", "kind", "start", "end", "verdict"
     for name, kind in report.step.kinds.items():
-        verdict = "" if kind != STATE else "DRIFTS" if name in drifting else "ok"
+        verdict = "DRIFTS" if name in drifting else "ok" if kind == STATE else ""
         yield name, kind, text(report.starts[name].partition), text(report.ends[name].partition), verdict
     for name in report.step.output_names:
         yield name, "output", "", text(report.values[name].partition), ""
@@ -76,7 +76,7 @@ def _table(rows: list[tuple[str, str, str, str, str]]) -> Table:
 
 
 def _verdict(report: Report) -> Text:
-    state = sum(kind == STATE for kind in report.step.kinds.values())
+    state = sum(kind in {STATE, CONSTANT} for kind in report.step.kinds.values())
     drifting = len(report.drifting)
     if drifting:
         return Text(f"{drifting} of {state} parameters, buffers and optimizer states drift", style="bold red")

@@ -6,6 +6,7 @@ report.expect_equal("model.fc.weight")
 """
 
 from samebits.replica.analysis import analyze as analyze
+from samebits.replica.built import PerRank as PerRank
 from samebits.replica.capture import capture as capture
 from samebits.replica.declarations import Equal as Equal
 from samebits.replica.declarations import Partition as Partition

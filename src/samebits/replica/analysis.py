@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from samebits.errors import InvalidArgumentError
 from samebits.replica.calls import disagreements
-from samebits.replica.declarations import Declaration, Equal, PerReplica, number_of
+from samebits.replica.declarations import Declaration, Equal, Partition, PerReplica, number_of
 from samebits.replica.events import Events
 from samebits.replica.frame import Frame
 from samebits.replica.layout import constant_place
@@ -92,6 +92,7 @@ def _declared(step: CapturedStep, inputs: Mapping[str, Declaration], program: Pr
     declarations: dict[str, Declaration] = {
         name: usual.get(kind, PerReplica()) for name, kind in step.kinds.items()
     }
+    declarations.update((name, Partition(groups)) for name, groups in step.shards.items())
     for pattern, declaration in inputs.items():
         names = [name for name in step.kinds if name == pattern or fnmatchcase(name, pattern)]
         if not names:

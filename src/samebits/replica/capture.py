@@ -20,7 +20,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
 from samebits.errors import ConflictError, InvalidArgumentError
+from samebits.replica.built import PerRank, built, name_constants
 from samebits.replica.lifting import Lifted, dotted, names_of
+from samebits.replica.partitions import Groups
 from samebits.replica.ranks import Trace, compared, groups_of, trace_of
 from samebits.replica.regions import kept_calls
 from samebits.replica.rules import generator_names, written_inputs
@@ -50,6 +52,7 @@ def capture(
     Raises:
         RankDependentError: the code does other things on other ranks.
         ConflictError: a process group is there already.
+        UnimplementedError: a module of FSDP2 that is not made by a `PerRank`.
         InvalidArgumentError: neither or both of `world_size` and `mesh`, or an optimizer without its module.
     """
     if (world_size is None) == (mesh is None):
@@ -64,14 +67,19 @@ def capture(
         raise InvalidArgumentError(f"capture: world_size={world_size}, mesh={mesh}: at least one rank.")
     lifted = Lifted(names_of(step, len(args)), args)
     traces, outputs = [], pytree.tree_structure(None)
+    shards: dict[str, set[tuple[int, ...]]] = {}
     chosen = _looked_at(ranks, axes)
     for rank in chosen:
         with _fake_world(rank, ranks):
-            module, outputs = _traced(step, lifted, axes)
+            module, outputs, held = _traced(step, lifted, axes)
             traces.append(trace_of(rank, module))
+        for name, groups in held.items():
+            shards.setdefault(name, set()).update(groups)
         if looked is not None:
             looked(len(traces), len(chosen))
-    return _assembled(traces, lifted, outputs, ranks, axes)
+    found = _assembled(traces, lifted, outputs, ranks, axes)
+    found.shards.update((name, tuple(sorted(groups))) for name, groups in shards.items())
+    return found
 
 
 def _assembled(
@@ -107,8 +115,8 @@ def _names(outputs: pytree.TreeSpec) -> list[str]:
 
 def _traced(
     step: Callable[..., Any], lifted: Lifted, axes: dict[str, int]
-) -> tuple[GraphModule, pytree.TreeSpec]:
-    """The graph, and the tree of what the step returns."""
+) -> tuple[GraphModule, pytree.TreeSpec, dict[str, Groups]]:
+    """The graph, the tree of what the step returns, and who holds the shards among its constants."""
     takes_mesh = bool(axes) and "mesh" in inspect.signature(step).parameters
     extra = (
         {"mesh": init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))}
@@ -117,15 +125,23 @@ def _traced(
     )
     found: list[pytree.TreeSpec] = []
 
+    made = {name: built(one, extra) for name, one in zip(lifted.names, lifted.args, strict=True)}
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        pairs = zip(lifted.names, lifted.args, args, strict=True)
+        return step(
+            *(made[name] if isinstance(one, PerRank) else given for name, one, given in pairs), **kwargs
+        )
+
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        leaves, outputs = pytree.tree_flatten(lifted.call(step, list(tensors), **extra))
+        leaves, outputs = pytree.tree_flatten(lifted.call(own, list(tensors), **extra))
         found[:] = [outputs]
         return leaves
 
     traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)
     with _user_frames(), kept_calls():
         module = traced(*(slot.tensor for slot in lifted.slots))
-    return module, found[0]
+    return module, found[0], name_constants(module, made)
 
 
 @contextlib.contextmanager

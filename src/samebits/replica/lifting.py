@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
-from samebits.errors import InvalidArgumentError
+from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.replica.step import BATCH, STATE
 
 
@@ -36,7 +37,10 @@ class Lifted:
     """The tensors of a step's arguments, by name. The objects are copies unless `copied` is off: to be read only."""
 
     def __init__(self, names: Sequence[str], args: tuple[Any, ...], *, copied: bool = True) -> None:
+        if copied:
+            _check_copies(args)
         self._args = copy.deepcopy(args) if copied else args
+        self.args = self._args
         self._modules = {n: a for n, a in zip(names, self._args, strict=True) if isinstance(a, nn.Module)}
         self._optimizers = {
             n: a for n, a in zip(names, self._args, strict=True) if isinstance(a, torch.optim.Optimizer)
@@ -53,7 +57,7 @@ class Lifted:
         for name, optimizer in self._optimizers.items():
             self._check(name, optimizer)
             if copied:
-                _fill(optimizer)
+                fill(optimizer)
         self._leaves, self._spec = pytree.tree_flatten(self._plain)
         self.slots = [*self._of_modules(), *self._of_optimizers(), *self._of_plain()]
 
@@ -137,7 +141,16 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _fill(optimizer: torch.optim.Optimizer) -> None:
+def _check_copies(args: tuple[Any, ...]) -> None:
+    for one in args:
+        if isinstance(one, nn.Module) and any(isinstance(part, FSDPModule) for part in one.modules()):
+            raise UnimplementedError(
+                "capture: a module that fully_shard was applied to holds the shards of one rank, and cannot be copied for "
+                "the others. Pass what makes it: capture(step, PerRank(lambda mesh: make(mesh)), ..., mesh={'dp': 4})."
+            )
+
+
+def fill(optimizer: torch.optim.Optimizer) -> None:
     """Makes the state that the first step would make: without it there is nothing to follow over steps."""
     if optimizer.state:
         return

@@ -16,7 +16,7 @@ from samebits.replica.frame import Frame
 from samebits.replica.partitions import Partitions
 from samebits.replica.program import Finding
 from samebits.replica.source import line_of
-from samebits.replica.step import BATCH, GENERATOR, STATE, CapturedStep
+from samebits.replica.step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep
 
 Over = str | Iterable[str] | Iterable[Iterable[int]] | None
 """Ranks to compare: all (None), those along mesh axes (`"dp"`, `("dp", "tp")`), or within groups of ranks."""
@@ -72,11 +72,11 @@ class Report:
 
     @property
     def drifting(self) -> tuple[str, ...]:
-        """The state (parameters, buffers, optimizer state) that a step leaves less equal than it was declared."""
+        """The state, and constants that are written to, that a step leaves less equal than declared."""
         return tuple(
             name
             for name, kind in self.step.kinds.items()
-            if kind == STATE
+            if kind in {STATE, CONSTANT}
             and not self.partitions.holds_over(self.ends[name].partition, self.declared[name])
         )
 

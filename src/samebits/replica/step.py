@@ -37,6 +37,8 @@ class CapturedStep:
     """Names of the arguments of the step."""
     outputs: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure(None))
     """The tree of what the step returns."""
+    shards: dict[str, Groups] = field(default_factory=dict)
+    """Of each constant that is a shard of a DTensor: the ranks that hold the same shard."""
 
     @property
     def input_names(self) -> list[str]:

@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from samebits import digest
 from samebits.context import Observer, Position, observed
 from samebits.errors import InvalidArgumentError, ReplicaDriftError
+from samebits.replica.built import holders
 from samebits.replica.lifting import Lifted
 from samebits.replica.report import Report
 
@@ -157,7 +158,11 @@ class Witness(Observer):
         claimed = (
             set(range(self._ranks)) if self._claims is None else self._claims.get(_bare(name), {self._rank})
         )
-        return claimed & _replicas(tensor) if isinstance(tensor, DTensor) else claimed
+        return claimed & self._replicas(tensor) if isinstance(tensor, DTensor) else claimed
+
+    def _replicas(self, tensor: DTensor) -> set[int]:
+        """The ranks that hold the same shard of a DTensor as this one."""
+        return next((set(group) for group in holders(tensor) if self._rank in group), {self._rank})
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         objects: Mapping[str, Any] = getattr(self._run, "objects", self._run)
@@ -185,18 +190,6 @@ def _claims(report: Report, ranks: int) -> dict[str, set[int]]:
         labels = report.partitions.labels(value.partition)
         found[_bare(name)] = set((labels == labels[rank]).nonzero()[0].tolist())
     return found
-
-
-def _replicas(tensor: DTensor) -> set[int]:
-    """The ranks that hold the same part of a DTensor as this one."""
-    mesh = tensor.device_mesh
-    at = mesh.get_coordinate()
-    assert at is not None  # a rank outside of the mesh has no part
-    along = tuple(
-        slice(None) if isinstance(placement, Replicate) else place
-        for placement, place in zip(tensor.placements, at, strict=True)
-    )
-    return set(mesh.mesh[along].flatten().tolist())
 
 
 def _bare(name: str) -> str:

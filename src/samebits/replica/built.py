@@ -1,0 +1,100 @@
+"""Arguments of a captured step that cannot be copied from rank to rank: each rank makes its own (FSDP2)."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from samebits.replica.lifting import dotted, fill
+from samebits.replica.partitions import Groups
+
+
+@dataclass(frozen=True)
+class PerRank:
+    """What `make()`, or `make(mesh)`, gives on each rank: modules wrapped by `fully_shard`, and their optimizers.
+
+    capture(step, PerRank(lambda mesh: sharded_model_and_optimizer(mesh)), x, mesh={"dp": 4})
+
+    Every rank makes it in a process group of its own, from the same generator states, and the step gets it. What it holds
+    are constants of the captured step: shards of a DTensor start equal on the ranks that replicate them, if they were made so.
+    """
+
+    make: Callable[..., Any]
+
+
+def built(argument: Any, extra: dict[str, Any]) -> Any:
+    """The argument of a step on the current rank."""
+    if not isinstance(argument, PerRank):
+        return argument
+    takes = inspect.signature(argument.make).parameters
+    made = argument.make(**{name: value for name, value in extra.items() if name in takes})
+    for one in pytree.tree_leaves(made):
+        if isinstance(one, torch.optim.Optimizer):
+            fill(one)
+    return made
+
+
+def name_constants(module: GraphModule, made: dict[str, Any]) -> dict[str, Groups]:
+    """Gives the constants of a graph the names of the parameters, buffers and states whose memory they are.
+
+    Returns, of each that is of a DTensor, the ranks that hold the same shard.
+    """
+    shards: dict[int, Groups] = {}
+    names: dict[int, str] = {}
+    for argument, tree in made.items():
+        for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+            for name, tensor in _tensors(leaf):
+                local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                if isinstance(tensor, DTensor):
+                    shards[local.untyped_storage()._cdata] = holders(tensor)
+                names.setdefault(
+                    local.untyped_storage()._cdata, "_".join(filter(None, (argument, dotted(path), name)))
+                )
+    renamed: dict[str, str] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and str(node.target) in renamed:
+            node.target = renamed[str(node.target)]
+            continue
+        held = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(held, torch.Tensor) and (name := names.get(held.untyped_storage()._cdata)):
+            renamed[str(node.target)] = new = _free(module, name.replace(".", "_"))
+            setattr(module, new, held)
+            node.target = new
+    held = {name: getattr(module, name).untyped_storage()._cdata for name in renamed.values()}
+    return {name: shards[memory] for name, memory in held.items() if memory in shards}
+
+
+def _free(module: GraphModule, name: str) -> str:
+    """The name, or with a number where several tensors look at one memory."""
+    numbered = (f"{name}_{number}" for number in count(1))
+    return name if not hasattr(module, name) else next(one for one in numbered if not hasattr(module, one))
+
+
+def holders(tensor: DTensor) -> Groups:
+    """The ranks of a DTensor's mesh in groups that hold the same shard."""
+    mesh = tensor.device_mesh.mesh
+    along = [axis for axis, one in enumerate(tensor.placements) if isinstance(one, Replicate)]
+    apart = [axis for axis in range(mesh.ndim) if axis not in along]
+    parts = math.prod(mesh.shape[axis] for axis in apart)
+    return tuple(map(tuple, mesh.permute(*apart, *along).reshape(parts, -1).tolist()))
+
+
+def _tensors(leaf: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(leaf, nn.Module):
+        yield from leaf.named_parameters()
+        yield from leaf.named_buffers()
+    elif isinstance(leaf, torch.optim.Optimizer):
+        for index, state in enumerate(leaf.state.values()):
+            yield from (
+                (f"{index}_{key}", one) for key, one in state.items() if isinstance(one, torch.Tensor)
+            )

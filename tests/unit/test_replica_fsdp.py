@@ -1,0 +1,66 @@
+"""FSDP2 in a captured step: each rank makes its own shards; what is gathered is equal, replicas of a shard stay so."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from samebits.errors import UnimplementedError
+from samebits.replica import PerRank, analyze, capture
+from samebits.replica.capture import _fake_world  # noqa: PLC2701
+
+logging.getLogger("torch.__trace").propagate = False
+
+
+def make(mesh):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def step(made, x, mesh):
+    model, optimizer = made
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def stray(made, x, mesh):
+    step(made, x, mesh)
+    with torch.no_grad():
+        made[0][0].bias.to_local().add_(x.mean())
+
+
+def names(report, part):
+    return [name for name in report.step.input_names if part in name]
+
+
+def test_shards_differ_and_what_is_gathered_is_equal():
+    """Full sharding over two ranks: shards are as equal as made, stay so, and the gathered weights are equal."""
+    report = analyze(capture(step, PerRank(make), torch.randn(3, 4), mesh={"dp": 2}))
+    gathered = [node.name for node in report.step.groups if "allgather" in str(node.target)]
+    assert gathered and names(report, "0_weight")
+    report.expect_varying(*names(report, "0_weight"))
+    assert report.drifting == ()
+
+
+def test_replicas_of_a_shard_stay_equal():
+    """Hybrid sharding: a shard is equal over the replicas before and after; a write of the rank's own data is a drift."""
+    mesh = {"dp": 2, "tp": 2}
+    report = analyze(capture(step, PerRank(make), torch.randn(3, 4), mesh=mesh))
+    for name in names(report, "weight"):
+        assert report.is_replica_equal(name, over="dp") and not report.is_replica_equal(name)
+    assert report.drifting == ()
+    broken = analyze(capture(stray, PerRank(make), torch.randn(3, 4), mesh=mesh))
+    assert any("0_bias" in name for name in broken.drifting)
+    assert all("weight" not in name or "0_bias" in name for name in broken.drifting)
+
+
+def test_a_sharded_module_itself_is_refused():
+    """A module of one rank's shards cannot be another rank's: the error names the way out."""
+    with _fake_world(0, 2):
+        model, _ = make(init_device_mesh("cpu", (2,)))
+    with pytest.raises(UnimplementedError, match="PerRank"):
+        capture(lambda model, x: model(x), model, torch.randn(3, 4), world_size=2)
