@@ -107,6 +107,9 @@ class Judge:
         return True
 
     def _is_copy(self, change: Change, saved: Mapping[bytes, set[str]]) -> bool:
+        """Whether the commit has it under another path. A count is equal to some saved count by chance too easily."""
+        if isinstance(change.now.value, int):
+            return False
         equal = saved.get(change.now.hashed, set()) & self._equals.get(
             change.path, saved.get(change.now.hashed, set())
         )
