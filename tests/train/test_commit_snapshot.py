@@ -91,7 +91,9 @@ def test_every_kind_of_value_is_written_with_the_same_bytes(both):
             "history": [0.1] * step,
             "weight": torch.full((3,), step / 7),
         }
-        assert equal(both, step, {**PLAIN, **tensors(), **changing}, rolling=f"xxh3-64:{step:016x}", value=-float(step))
+        assert equal(
+            both, step, {**PLAIN, **tensors(), **changing}, rolling=f"xxh3-64:{step:016x}", value=-float(step)
+        )
 
 
 def test_a_state_that_changes_its_structure_is_written_whole(both):

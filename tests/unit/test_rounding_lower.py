@@ -580,7 +580,9 @@ def test_a_run_that_is_resumed_rounds_as_one_that_was_not(tmp_path, training):
         train(model, optimizer, *batch)
         lowered = rounding.lower(found, rank=0)
         seen = []
-        with samebits.Run(folder, save=1, model=model, optimizer=optimizer, rounding=lowered, ignore=["seen"]) as run:
+        with samebits.Run(
+            folder, save=1, model=model, optimizer=optimizer, rounding=lowered, ignore=["seen"]
+        ) as run:
             for step, _ in run.steps(samebits.data.DataLoader(list(range(6)), batch_size=1), epochs=1):
                 if step.batch_index == dies:
                     raise RuntimeError("killed here")
