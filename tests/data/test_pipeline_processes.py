@@ -154,7 +154,7 @@ def ended(tmp_path):
     ],
 )
 def test_nothing_is_left_however_a_script_ends(ended, how, method, sent, to_group, code, says):
-    """sys.exit, an error, Ctrl-C, SIGTERM and SIGKILL leave no process, and workers add nothing to what is printed."""
+    """sys.exit, an error, Ctrl-C, SIGTERM and SIGKILL leave no process (grain#1196), and workers add nothing to what is printed."""
     got, errors = ended(how, method, sent, to_group)
     assert got == code, errors
     assert says in errors and errors.count("Traceback") == (1 if says else 0), errors

@@ -155,11 +155,25 @@ def test_threads_that_cannot_be_put_back_stop_the_run(monkeypatch, committed):
 
 def test_another_learning_rate_is_told_with_both_values(committed):
     """An optimizer made with another rate than the run began with goes on with the commit's: a warning says both."""
-    with pytest.warns(
-        UserWarning, match=r"opt.param_groups\[0\]: .*lr: 0.1 then, 0.5 now.*the commit's go on"
-    ):
+    with pytest.warns(UserWarning, match=r"with: opt.lr: 0.1 then, 0.5 now. The commit's go on"):
         changed = train(committed, lr=0.5)
     assert torch.equal(changed, train(None))
+
+
+def test_another_schedule_is_told_with_both_values(tmp_path):
+    """A scheduler that is made for more epochs than the run began with goes on with the commit's length: a warning says both."""
+
+    def schedule(epochs):
+        opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1)
+        plan = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 3 * epochs)
+        with samebits.Run(tmp_path, opt=opt, plan=plan) as run:
+            for _ in run.steps([1, 2, 3], epochs=epochs):
+                opt.step()
+                plan.step()
+
+    schedule(1)
+    with pytest.warns(UserWarning, match=r"with: plan.T_max: 3 then, 6 now. The commit's go on"):
+        schedule(2)
 
 
 def test_a_rate_that_a_scheduler_changed_is_no_change(committed):

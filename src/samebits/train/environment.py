@@ -46,6 +46,8 @@ _NAMES = {
 
 KNOWN = tuple(dict.fromkeys(_NAMES.values()))
 _PLAIN = (bool, int, float, str, type(None))
+_DERIVED = ("params", "initial_lr", "base_lrs", "_last_lr")
+_TUNED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
 @dataclass
@@ -56,18 +58,14 @@ class Environment:
     scripts: list[dict[str, Any]]
     """The script and the user's modules that it had imported, by digest: from which step on which."""
     given: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """The hyperparameters with which the program made each optimizer."""
+    """The hyperparameters with which the program made each optimizer, by parameter group, and each scheduler."""
 
     @classmethod
     def here(cls, objects: Mapping[str, Any], world_size: int) -> Environment:
         """That of this process, on entering a run."""
         now = {**environment_fingerprint(), "world_size": world_size}
-        optimizers = {
-            name: [_hyperparameters(group) for group in thing.param_groups]
-            for name, thing in objects.items()
-            if isinstance(thing, torch.optim.Optimizer)
-        }
-        return cls(now, [{"step": 0, "files": script_digests()}], optimizers)
+        made = {name: _made_with(thing) for name, thing in objects.items() if isinstance(thing, _TUNED)}
+        return cls(now, [{"step": 0, "files": script_digests()}], made)
 
     def to_dict(self) -> dict[str, Any]:
         """What a commit keeps."""
@@ -132,17 +130,21 @@ class Environment:
         self.scripts = [*earlier, {"step": manifest.step, "files": now}]
         changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
         if tell and any(before.get(name) for name in changed):
+            told = [
+                f"{name} {'changed' if name in before and name in now else 'is new' if name in now else 'is not used any more'}"
+                for name in changed[:5]
+            ]
             warnings.warn(
-                f"{', '.join(changed[:5])} changed since {where} was committed at step {manifest.step}: from here on the run "
+                f"{', '.join(told)} since {where} was committed at step {manifest.step}: from here on the run "
                 "is another program's, and will not end with the bits of either. The commits say so. "
                 "Run(allow_changes=['script']) is silent about it.",
                 stacklevel=6,
             )
 
     def _tell_hyperparameters(self, then: Mapping[str, list[dict[str, Any]]], where: str) -> None:
-        """A restored optimizer has the hyperparameters of the commit, whatever it was made with: say so where that matters."""
+        """What is restored has the values of the commit, whatever it was made with: say so where that matters."""
         lines = [
-            f"{name}.param_groups[{number}]: {line}"
+            f"{name}[{number}].{line}" if len(groups) > 1 else f"{name}.{line}"
             for name, groups in self.given.items()
             for number, (before, now) in enumerate(zip(then.get(name, []), groups, strict=False))
             for line in differences(before, now)
@@ -150,8 +152,8 @@ class Environment:
         self.given = {**self.given, **then}
         if lines:
             warnings.warn(
-                f"{where}: the optimizer is made with other values than the run began with ({'; '.join(lines)}), and the "
-                "commit's go on. To change them, set them in the loop, or begin another run from these weights.",
+                f"{where}: made with other values than the run began with: {'; '.join(lines)}. The commit's go on. To change "
+                "them, set them in the loop, or begin another run from these weights.",
                 stacklevel=6,
             )
 
@@ -200,9 +202,16 @@ def _name_of(line: str) -> str | None:
     return _NAMES.get(path) or _NAMES.get(path.split(".", 1)[0])
 
 
-def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values of a parameter group, as JSON has them."""
-    plain = {name: _plain(value) for name, value in group.items() if name != "params"}
+def _made_with(thing: Any) -> list[dict[str, Any]]:
+    """What a program chose for an optimizer, by parameter group, or for a scheduler."""
+    if isinstance(thing, torch.optim.Optimizer):
+        return [_hyperparameters(group) for group in thing.param_groups]
+    return [_hyperparameters(thing.state_dict())]
+
+
+def _hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values, as JSON has them. A scheduler's `initial_lr` and its own learning rates are the optimizer's `lr`."""
+    plain = {name: _plain(value) for name, value in values.items() if name not in _DERIVED}
     return {name: value for name, value in plain.items() if isinstance(value, (*_PLAIN, list))}
 
 
