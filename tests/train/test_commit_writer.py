@@ -106,9 +106,10 @@ def kill_and_resume(run_dir, kills, save, expected, forked):
         time.sleep(chance.uniform(0, 0.15))
         os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        last = max(last_of(reader), int(first.split(b"\n")[0]))
+        last = last_of(reader)
         if code == 0:
             break
+        last = max(last, int(first.split(b"\n")[0]))
         found = newest(run_dir)
         behind.append(last - (found[0].step if found else 0))
     assert forked(train, run_dir).value == expected
