@@ -3,12 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: verify test ops random data train lint bench bench-data bench-checkpoint chaos soak clean
+.PHONY: verify test ops random data train replica lint bench bench-data bench-checkpoint chaos soak clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
 
-test: $(READY)  ## the tests of callbacks, commits, replicas, verify and the commands, under 10 minutes on two cores
+test: $(READY)  ## the tests of callbacks, commits, verify and the commands, under 10 minutes on two cores
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/unit tests/process
 
 ops: $(READY)  ## the tests of op determinism: each kernel of ours over shapes, layouts, thread counts and runs
@@ -19,6 +19,9 @@ random: $(READY)  ## the tests of randomness: keys, draws, generators, layers, t
 
 train: $(READY)  ## the tests of training that is killed: commits, signals, validation, several processes
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/train
+
+replica: $(READY)  ## the tests of replica-equal analysis and stochastic rounding
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/replica
 
 data: $(READY)  ## the tests of pipelines and loaders
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/data

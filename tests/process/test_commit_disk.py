@@ -38,7 +38,7 @@ def test_a_full_disk_keeps_the_last_commit_and_says_all(volume):
             "step 8",
             str(volume / "run"),
             "No space left",
-            "1.000 MB wanted",
+            "1.001 MB wanted",
             "MB free",
             "step 7 is safe",
             "Free some space",

@@ -13,7 +13,7 @@ def define(name):
 known, unknown = define("known"), define("unknown")
 x, model = torch.ones(4), torch.nn.Linear(4, 1)
 opt = torch.optim.SGD(model.parameters(), 0.1)
-with samebits.Run("run", model=model, opt=opt) as run:
+with samebits.Run("run", model=model, opt=opt, ignore=["x"]) as run:
     for step, _ in run.steps([1, 2]):
         known(x), unknown(x)
         x = x.put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -107,12 +108,11 @@ class Judge:
         return True
 
     def _is_copy(self, change: Change, saved: Mapping[bytes, set[str]]) -> bool:
-        """Whether the commit has it under another path. A count is equal to some saved count by chance too easily."""
+        """Whether the commit has it under another path, of a count one with the same name: counts are equal by chance."""
+        paths = saved.get(change.now.hashed, set())
         if isinstance(change.now.value, int):
-            return False
-        equal = saved.get(change.now.hashed, set()) & self._equals.get(
-            change.path, saved.get(change.now.hashed, set())
-        )
+            paths = {path for path in paths if _last_name(path) == _last_name(change.path)}
+        equal = paths & self._equals.get(change.path, paths)
         self._equals[change.path] = equal
         return bool(equal)
 
@@ -248,6 +248,10 @@ def _names_saved(kind: type) -> set[str]:
                 names.update(constant for constant in part.co_consts if isinstance(constant, str))
                 waiting += [other for other in part.co_names if other not in done]
     return names
+
+
+def _last_name(path: str) -> str:
+    return (re.findall(r"[^\W\d]\w*", path) or [""])[-1]
 
 
 def _is_clock(change: Change, clocks: list[tuple[float, float]]) -> bool:

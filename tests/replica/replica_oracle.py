@@ -194,7 +194,7 @@ def declarations(step, classes):
 def claims(step, classes):
     """Labels of every node in the first step of a run, as the analysis has them."""
     program = analysis.Program(step)
-    found = analysis._round(program, analysis._declared(step, declarations(step, classes), program))
+    found = analysis._round(program, analysis._declared(step, declarations(step, classes), program), None)
     return {
         node.name: tuple(program.partitions.labels(one).tolist())
         for node, (one, _) in found.frame.defined.items()
