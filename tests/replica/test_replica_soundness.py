@@ -1,16 +1,12 @@
 """The analysis against what simulated ranks really hold, over random programs."""
 
-import sys
-from pathlib import Path
+import dataclasses
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch._higher_order_ops.while_loop import while_loop
-
-sys.path.insert(0, str(Path(__file__).parent))
-import dataclasses
 
 import replica_oracle as oracle
 

@@ -1,8 +1,6 @@
 """Lowered steps: bitwise the captured one with rounding off, unbiased and equal where claimed with it on."""
 
 import dataclasses
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.proxy_tensor import make_fx
 
-sys.path.insert(0, str(Path(__file__).parent))
 import replica_oracle as oracle
 
 import samebits

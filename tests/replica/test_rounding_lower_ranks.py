@@ -1,9 +1,7 @@
 """Lowered steps with collectives, each rank a thread: what the report claims equal is equal under rounding."""
 
-import sys
 import threading
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from torch._higher_order_ops.map import map as torch_map
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed import multi_threaded_pg
 
-sys.path.insert(0, str(Path(__file__).parent))
 import replica_oracle as oracle
 
 from samebits import replica, rounding

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from trainer_metric import Correct
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import samebits
@@ -278,29 +279,6 @@ def test_the_model_may_compute_its_loss():
     assert hooked.predict(batches()).shape == (30, 3)
     with pytest.raises(InvalidArgumentError, match="has no loss. Pass a loss_fn"):
         weights(parts()[0], None, [(x,) for x, _ in batches()])
-
-
-class Correct:
-    """A metric that counts by itself."""
-
-    def __init__(self):
-        self.reset()
-
-    def reset(self):
-        self.right = self.all = 0
-
-    def update(self, output, target):
-        self.right += int((output.argmax(1) == target).sum())
-        self.all += len(target)
-
-    def compute(self):
-        return self.right / self.all
-
-    def state_dict(self):
-        return vars(self)
-
-    def load_state_dict(self, state):
-        vars(self).update(state)
 
 
 def test_metrics_are_functions_or_objects():

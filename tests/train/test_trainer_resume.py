@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
+from trainer_metric import Correct
 from torch.utils.data import TensorDataset
 
 import samebits
@@ -60,29 +61,6 @@ class Ender(Callback):
 
     def on_epoch_end(self, trainer, epoch, logs):
         self.at("epoch")
-
-
-class Correct:
-    """A metric that counts by itself."""
-
-    def __init__(self):
-        self.reset()
-
-    def reset(self):
-        self.right = self.all = 0
-
-    def update(self, output, target):
-        self.right += int((output.argmax(1) == target).sum())
-        self.all += len(target)
-
-    def compute(self):
-        return self.right / self.all
-
-    def state_dict(self):
-        return dict(vars(self))
-
-    def load_state_dict(self, state):
-        vars(self).update(state)
 
 
 class Lengthless:

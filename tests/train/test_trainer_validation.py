@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from trainer_metric import Correct
 
 import samebits
 from samebits import digest
@@ -28,29 +29,6 @@ class Counting(nn.Module):
             if self.cut():
                 raise Cut
         return self.layers(x)
-
-
-class Correct:
-    """A metric that counts, as torchmetrics' do."""
-
-    def __init__(self):
-        self.reset()
-
-    def reset(self):
-        self.count = self.right = 0
-
-    def update(self, output, target):
-        self.count += len(target)
-        self.right += int((output.argmax(1) == target).sum())
-
-    def compute(self):
-        return self.right / max(1, self.count)
-
-    def state_dict(self):
-        return {"count": self.count, "right": self.right}
-
-    def load_state_dict(self, state):
-        self.count, self.right = state["count"], state["right"]
 
 
 def fit(run_dir, cut_at=None, steps=None):

@@ -108,7 +108,7 @@ def serve(
 
 
 def _keep_freed_memory() -> None:
-    """Arrays of 0.1 to 32 MB come and go with every element: to have them mapped anew each time costs 6 to 15 percent.
+    """Arrays of 0.1 to 32 MB come and go with every element: to have them mapped anew each time costs 6 to 8 percent.
 
     glibc's M_TRIM_THRESHOLD (-1) and M_MMAP_THRESHOLD (-3); another C library keeps its own ways.
     """
