@@ -42,7 +42,7 @@ def leaf(value: Any) -> int:
         if value.layout is not torch.strided:
             return leaf([value.layout.__repr__(), *_sparse_parts(value)])
         array = array_of(value)
-        return xxhash.xxh3_64_intdigest(array, _kind(value.dtype, value.shape))  # type: ignore[arg-type]
+        return xxhash.xxh3_64_intdigest(array, seed_of(value.dtype, value.shape))  # type: ignore[arg-type]
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         array = np.ascontiguousarray(value)
         plain = array.view(np.uint8) if array.dtype.kind in "Mm" else array
@@ -85,8 +85,9 @@ def of_value(value: Any) -> str:
     return of_leaves(leaves(value))
 
 
-@lru_cache(maxsize=1024)
-def _kind(dtype: torch.dtype, shape: torch.Size) -> int:
+@lru_cache(maxsize=4096)
+def seed_of(dtype: torch.dtype, shape: torch.Size) -> int:
+    """Hash of a tensor's type and shape, which the hash of its bytes starts from."""
     return _text(f"{dtype}{tuple(shape)}")
 
 

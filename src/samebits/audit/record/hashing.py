@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from samebits import digest
-from samebits.train.reach.leaves import PLAIN, Leaves, leaf, of_nested, plain, seed_of
+from samebits.train.reach.leaves import PLAIN, Leaves, leaf, of_nested, plain
 
 
 class _Kept(NamedTuple):
@@ -34,7 +34,7 @@ def _keep(tensor: torch.Tensor) -> _Kept:
         array = digest.array_of(tensor)
         address = tensor.data_ptr()
         view = array if array.ctypes.data == address else None
-    return _Kept(tensor, address, tensor.shape, view, seed_of(tensor.dtype, tensor.shape))
+    return _Kept(tensor, address, tensor.shape, view, digest.seed_of(tensor.dtype, tensor.shape))
 
 
 def _hash_kept(kept: list[_Kept]) -> bytes | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import marshal
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -52,16 +51,10 @@ def _tensor(value: torch.Tensor) -> bytes:
     try:
         array: Any = value.detach().numpy()
         if array.flags.c_contiguous:
-            return xxhash.xxh3_64_digest(array, seed_of(value.dtype, value.shape))
+            return xxhash.xxh3_64_digest(array, digest.seed_of(value.dtype, value.shape))
     except (TypeError, RuntimeError):
         pass
     return digest.leaf(value).to_bytes(8, "big")
-
-
-@functools.lru_cache(maxsize=4096)
-def seed_of(dtype: torch.dtype, shape: torch.Size) -> int:
-    """Hash of type and shape, which the hash of the bytes starts from (as in `digest.leaf`)."""
-    return xxhash.xxh3_64_intdigest(f"{dtype}{tuple(shape)}".encode())
 
 
 def nested(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, bytes]]:
