@@ -101,15 +101,15 @@ def ours(hidden: int, folder: Path, save: Any, lags: list[tuple[float, int]]) ->
                     ended, made = clocks(), _written(run) - made
                     break
                 run.log(loss=trained(task, batch))
-        if run._commits is not None and run._commits.written:
-            lags.append((run._commits.lag, run._commits.lag_steps))
+        if run._saving.commits is not None and run._saving.commits.written:
+            lags.append((run._saving.commits.lag, run._saving.commits.lag_steps))
         return (ended[0] - began[0]) / steps, (ended[1] - began[1]) / steps, made
 
     return block
 
 
 def _written(run: Any) -> int:
-    return run._commits.written
+    return run._saving.commits.written
 
 
 def _endless(loader: Any, steps: int) -> Iterator[Any]:

@@ -69,7 +69,7 @@ class Program:
 
     def kill(self):
         """What the kernel does for a killed container, and nothing else: the writer, the lock, the handlers are gone."""
-        commits = self.run._commits
+        commits = self.run._saving.commits
         if commits._background is not None:
             commits._background.close(kill=True)
         commits.store.close()
@@ -176,7 +176,7 @@ class Training(RuleBasedStateMachine):
         return sorted(path for path in (self.folder / "run" / "commits").glob("0*") if path not in damaged)
 
     def _note(self):
-        last = self.program.run._commits.store.last
+        last = self.program.run._saving.commits.store.last
         self.durable = self.durable if last is None else last.step
 
     def teardown(self):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dis
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -26,6 +26,10 @@ from samebits.train.reach.walk import Walk
 
 _TORCHS = torch.nn.Module, torch.optim.Optimizer
 """Of these the walk itself leaves out what a state_dict holds."""
+
+
+Look = Callable[[], list[str]]
+"""Says what changes from batch to batch and is not saved."""
 
 
 @dataclass(frozen=True)

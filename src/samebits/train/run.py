@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import sys
-import time
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, Self
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
-from samebits.checkpoint import Manifest
 from samebits.context import Position, Words, notify, process, resolve_run_dir
 from samebits.errors import (
     DuplicateNameError,
     InvalidArgumentError,
     NonFiniteLossError,
-    RunMismatchError,
 )
 from samebits.nn import name_layers
 from samebits.random import accounting, words
-from samebits.train import fits, origin, progress, ranks, state
+from samebits.train import origin, ranks, state
 from samebits.train.best import Best
 from samebits.train.cadence import Cadence, Save
-from samebits.train.chain import Chain
-from samebits.train.commits import Commits, Facts
+from samebits.train.commits import Commits
 from samebits.train.completeness import Completeness
 from samebits.train.continued import check_steps
 from samebits.train.environment import Environment, check_names
 from samebits.train.fits import check_compiled
 from samebits.train.loops import Loops
-from samebits.train.preemption import Preemption
+from samebits.train.resuming import Resuming
+from samebits.train.saving import Saving
 from samebits.train.source import check_loader
 from samebits.train.steps import Steps
-from samebits.train.validation import Look, Validation
+from samebits.train.validation import Validation
 
 
 class Run:
@@ -110,7 +104,7 @@ class Run:
         ignore: Sequence[str] = (),
         **stateful: Any,
     ) -> None:
-        self._best = Best(keep_best, best)
+        chosen = Best(keep_best, best)
         if keep < 1:
             raise InvalidArgumentError(f"Run(keep={keep!r}): at least one commit must be kept.")
         if not 0 < grace < math.inf:
@@ -120,26 +114,21 @@ class Run:
         self.state = state.RunState()
         self.resumed = False
         self.run_dir: Path | str | None = None if run_dir is None else resolve_run_dir(run_dir)
-        self._commits = None if self.run_dir is None else Commits(self.run_dir, cadence, keep, keep_best)
+        commits = None if self.run_dir is None else Commits(self.run_dir, cadence, keep, keep_best)
         self._allowed = check_names(allow_changes)
-        self._environment: Environment | None = None
         self._check_loss = check_loss
-        self._chain = Chain()
+        self._best = chosen
         self._completeness = Completeness(enabled=check_complete and run_dir is not None)
         for path in ignore:
             self.ignore(path)
-        self.preemption = Preemption(grace, self._planned, self._durable)
         self._loops = Loops()
-        self._restored: dict[str, Any] | None = None
-        self._inside: dict[str, Any] | None = None
-        """The validation in which the commit that was restored stands, until it has been entered."""
-        self._told_restart = False
-        self._stop = False
-        self._commit_asked = False
-        self._entered = False
+        self._resuming = Resuming(str(self.run_dir), self.objects, self.state, self._loops)
+        self._saving = Saving(
+            self.run_dir, commits, chosen, self.objects, self.state, self._loops, grace, partial(_tell, self)
+        )
+        self.preemption = self._saving.preemption
+        self._stop = self._entered = False
         self._keys_before: tuple[Words | None, tuple[str | int, ...]] = (None, ())
-        self._ranks = ranks.Alone()
-        self._origin: origin.Origin | None = None
         self.key: Words = (0, 0)
         for name, thing in stateful.items():
             self.add(name, thing)
@@ -154,10 +143,7 @@ class Run:
                 f"state_dict and load_state_dict. Give it both, or keep its plain values in run.state."
             )
         check_compiled(name, thing)
-        if self._entered and self._restored is not None and name not in self._restored["objects"]:
-            raise RunMismatchError(
-                f"Run.add({name!r}): the commit in {self.run_dir} holds no object of that name."
-            )
+        self._resuming.check_holds(name)
         self.objects[name] = thing
         if isinstance(thing, torch.nn.Module):
             name_layers(thing, name)
@@ -174,15 +160,15 @@ class Run:
             raise InvalidArgumentError("Run: a run is entered once. Make a new Run for another `with` block.")
         self._entered = True
         self._keys_before = process.run_key, process.rank_key
-        self._ranks = ranks.join()
-        self.preemption.alone, self.preemption.speaks = self._ranks.world_size == 1, self._ranks.rank == 0
+        self._saving.ranks = ranks.join()
+        self.preemption.alone, self.preemption.speaks = self.world_size == 1, self.rank == 0
         try:
-            if self._commits is not None:
+            if self.run_dir is not None:
                 self.preemption.install()
             self._open()
         except BaseException:
             self.preemption.uninstall()
-            self._close_store()
+            self._saving.close()
             raise
         notify("run_opened", self)
         return self
@@ -194,13 +180,11 @@ class Run:
         self.preemption.idle = False
         try:
             if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
-                with self.preemption.saving():
-                    self._boundary(position := self._loops.stop())
-                    self._commit(position)
+                self._saving.stopped(self._loops.stop())
         finally:
             process.position = None
             process.run_key, process.rank_key = self._keys_before
-            self._close_store()
+            self._saving.close()
             self.preemption.uninstall()
             notify("run_closed", self, finished=clean)
         if clean:
@@ -235,7 +219,7 @@ class Run:
         check_steps(loader, steps_per_epoch, "Run.steps(steps_per_epoch")
         whole = self._loops.name(name, "Run.steps")
         if process.position is None:
-            self._ranks.begin(self.objects, loader, epochs=epochs, name=whole)
+            self._saving.ranks.begin(self.objects, loader, epochs=epochs, name=whole)
         return Steps(self, loader, epochs, whole, steps_per_epoch)
 
     def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
@@ -277,7 +261,7 @@ class Run:
         """
         values = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
         if "loss" in values:
-            self._chain.loss(values["loss"])
+            self._saving.loss(values["loss"])
         if self._best.name in values:
             self.best(-float(values[self._best.name]) if self._best.rises else float(values[self._best.name]))
         if self._check_loss and "loss" in values and not math.isfinite(float(values["loss"])):
@@ -296,12 +280,12 @@ class Run:
     @property
     def rank(self) -> int:
         """Which of the processes of this run this is (`torch.distributed`); 0 if it is the only one."""
-        return self._ranks.rank
+        return self._saving.ranks.rank
 
     @property
     def world_size(self) -> int:
         """How many processes share this run."""
-        return self._ranks.world_size
+        return self._saving.ranks.world_size
 
     def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
         """Each value summed over the processes of this run in the order of their ranks: the same bits on all of them.
@@ -309,182 +293,40 @@ class Run:
         What is decided for all ranks (`run.stop()`, a scheduler's plateau) must be decided on such values. Every rank
         calls it, inside the `with` block; with one process it returns the values.
         """
-        return self._ranks.sums(values)
+        return self._saving.ranks.sums(values)
 
     def best(self, value: float) -> None:
         """Says how good the state at the end of this iteration is, smaller is better; where it is among the best
         `keep_best`, it is committed, and that commit stays until there are better ones.
         """
-        self._best.value = value
-        if self._commits is not None and self._best.among(value, self._commits.store.values()):
-            self._commit_asked = True
+        self._saving.best(value)
 
     def commit(self) -> None:
         """Asks for a commit at the end of the current iteration (state is complete only between two of them).
 
         Behind a loop that has ended it commits at once.
         """
-        self._commit_asked = True
-        if process.position is None and self._loops.current is None and self._loops.done:
-            with self.preemption.saving():
-                self._commit()
+        self._saving.ask()
 
     def stop(self) -> None:
         """Ends the loop after this iteration: it counts as finished, and is committed."""
         self._stop = True
 
     def _open(self) -> None:
-        self._environment = Environment.here(self.objects, self._ranks.world_size)
-        found = self._ranks.open(self._find, str(self.run_dir))
-        self._origin = self._ranks.common_origin(
-            origin.settle_seed(None if found is None else found[0], str(self.run_dir))
-        )
-        self.key = process.run_key = words.fold(words.root(self._origin.seed), "run")
-        process.rank_key = self._ranks.key
-        if found is not None:
-            self._resume(*found)
-
-    def _find(self) -> ranks.Opened:
-        """Opens the run directory and reads the newest commit; on rank 0 alone."""
-        if self._commits is None:
-            return None
-        store = self._commits.store
-        store.open()
-        found = store.newest()
-        for path, reason in store.skipped:
-            warnings.warn(f"skipped the damaged commit {path.name}: {reason}", stacklevel=5)
-        if found is not None:
-            fits.check_kind(*found, str(self.run_dir))
-        if isinstance(self.run_dir, Path):
-            self._chain.open(self.run_dir, found[0].step if found else -1)
-        return found
-
-    def _resume(self, manifest: Manifest, saved: dict[str, Any]) -> None:
-        where = str(self.run_dir)
-        assert self._environment is not None
-        self._environment.check(manifest, where, self._allowed)
-        fits.check_fits(self.objects, saved, where, complete=False)
-        self._environment.resume(manifest, where, self._allowed)
-        self._restored, self._inside = saved, saved.get("inside")
-        self._loops.load(saved["loops"])
-        self._chain.resume(manifest.rolling, manifest.position["loop"], manifest.step)
+        saving, where = self._saving, str(self.run_dir)
+        environment = Environment.here(self.objects, self.world_size)
+        found = saving.ranks.open(saving.find, where)
+        manifest = None if found is None else found[0]
+        settled = saving.ranks.common_origin(origin.settle_seed(manifest, where))
+        saving.begin(settled, environment, manifest)
+        self.key = process.run_key = words.fold(words.root(settled.seed), "run")
+        process.rank_key = saving.ranks.key
+        if found is None:
+            return
+        self._resuming.load(*found, environment, self._allowed)
         self.resumed = True
-        if self.objects.keys() == saved["objects"].keys():  # else run.add is still to come, before the loop
-            self.restore()
-        self._tell(manifest)
-
-    def _tell(self, manifest: Manifest) -> None:
-        at = manifest.position
-        if manifest.finished:
-            text = f"the run in {self.run_dir} has finished ({manifest.step} steps); unless asked for more, only code behind its loops runs"
-        else:
-            text = f"resumed {self.run_dir} at step {at['step']} (epoch {at['epoch']}, batch {at['batch_index']})"
-            if self._inside is not None:
-                text += ", to go on at batch {batch} of {name!r} in step {step}".format_map(
-                    self._inside["at"]
-                )
-        if self._ranks.rank == 0:
-            print(f"samebits: {text}", file=sys.stderr)
-
-    def restore(self) -> None:
-        """Puts the committed state back into the objects (again, where a loop resumes)."""
-        assert self._restored is not None
-        fits.check_fits(self.objects, self._restored, str(self.run_dir))
-        state.restore(self.objects, self._restored, str(self.run_dir))
-        self.state.refill(copy.deepcopy(self._restored["run_state"]))
-
-    def enter_validation(self, first: Position) -> int:
-        """The batch at which this validation begins: 0, or where a commit inside it was made, whose state is put back."""
-        if self._inside is None or not progress.is_at(self._inside, first):
-            return 0
-        saved, self._inside = self._inside, None
-        return progress.go_on(saved, self.objects, self.state, str(self.run_dir))
-
-    def validating(self, position: Position, look: Look | None) -> None:
-        """Between two batches of a validation: commit if it is time, leave if a signal came (of several ranks none alone)."""
-        leaves = self.preemption.requested is not None
-        if self._commits is None or not self.preemption.alone:
-            return
-        if leaves or (process.overrides.commit_steps is None and self._commits.cadence.due(0)):
-            started = time.perf_counter()
-            with self.preemption.saving():
-                self._commit_inside(position, look)
-            self._commits.cadence.took(time.perf_counter() - started)  # what was looked at in vain, too
-        if leaves:
-            self.preemption.leave()
-
-    def _commit_inside(self, position: Position, look: Look | None) -> None:
-        """The newest commit again, with the state between two batches of a validation beside its own."""
-        assert self._commits is not None
-        assert self._environment is not None
-        self._tell_durable(self._commits.settle())
-        found = self._commits.store.newest() if look is not None else None
-        if look is None or found is None:
-            return
-        if changed := look():
-            if not self._told_restart:
-                progress.tell_restart(position.name, changed)
-            self._told_restart = True
-            return
-        base, saved = found
-        at = Position(**base.position)
-        facts = Facts(
-            replace(at, phase="validate", name=position.name, phase_batch=position.phase_batch),
-            finished=base.finished,
-            program=base.program,
-            environment=self._environment.to_dict(),
-            rolling=base.rolling,
-            value=base.value,
-        )
-        saved = {**saved, "inside": progress.inside(position, self.objects, self.state)}
-        self._commits.commit(
-            saved, facts, on_tensors_written=lambda: notify("commit_writing", self, position)
-        )
-
-    def look(self, position: Position, frame: FrameType, loader: Any) -> None:
-        """Between two iterations, before a commit: is everything in it that the loop carries?"""
-        self._completeness.boundary(position, frame, self.objects, self.state, loader)
-
-    def between(self, position: Position, *, over: bool, outermost: bool) -> None:
-        """Between two iterations: commit if it is time and the state is complete, and leave if a signal came."""
-        if not outermost:
-            if self.preemption.requested and self.preemption.alone:
-                self.preemption.leave()
-            return
-        self._boundary(position)
-        wanted = process.overrides.commit_steps
-        commits = self._commits if wanted is None else None
-        wishes = ranks.Wishes(
-            over=over,
-            exact=wanted is not None and position.step in wanted,
-            at_step=commits is not None and commits.cadence.at(position.step),
-            due=lambda: commits is not None and commits.due(position.step),
-            asked=self._commit_asked,
-            leave=self.preemption.requested is not None,
-        )
-        decision = self._ranks.decide(position, wishes)
-        if decision.commit:
-            with self.preemption.saving():
-                self._commit(position, wait=decision.wait)
-        if decision.leave:  # whichever rank was told
-            self.preemption.leave()
-
-    def interrupted(self, position: Position, *, outermost: bool) -> NoReturn:
-        """A signal came while the run waited for the batch of `position`: commit the boundary before it, and leave."""
-        if outermost:
-            with self.preemption.saving():
-                self._commit(position)
-        self.preemption.leave()
-
-    def _boundary(self, position: Position) -> None:
-        """What every boundary of the outermost loop is for, whether there is a commit or not."""
-        self._chain.boundary(position, self._loops.rolled)
-        if self._commits is not None:
-            self._tell_durable(self._commits.heard())
-
-    def _tell_durable(self, positions: Iterable[Position]) -> None:
-        for position in positions:
-            notify("committed", self, position)
+        if self.rank == 0:
+            self._resuming.tell(found[0])
 
     def end_loop(self, loop: str) -> None:
         """Code behind a loop draws from the same generators, whether the loop ran or had finished before."""
@@ -500,53 +342,7 @@ class Run:
         """Whether `stop()` was called in this loop."""
         return self._stop
 
-    def _commit(self, position: Position | None = None, *, wait: bool = True) -> None:
-        """Commits the boundary at `position`; without `wait` it becomes durable later, or never if a newer one does."""
-        self._commit_asked = False
-        if self._commits is None:
-            return
-        assert self._origin is not None
-        assert self._environment is not None
-        position = position or self._loops.position()
-        started = time.perf_counter()
-        saved = state.gather(self.objects)
-        saved["run_state"] = dict(self.state)
-        saved["loops"] = self._loops.state()
-        saved = self._ranks.complete(saved, self._environment.to_dict())
-        facts = Facts(
-            position,
-            finished=self._loops.current is None,
-            program=self._origin.to_dict(),
-            environment=self._environment.to_dict(),
-            rolling=self._chain.digest,
-            value=self._best.take(),
-        )
-        if not wait and (self._ranks.rank or self._commits.snapshot(saved, facts)):
-            self._commits.cadence.took(time.perf_counter() - started)
-            return
-        durable = [position]
-        with self._ranks.following() if wait else nullcontext():
-            if self._ranks.rank == 0:
-                durable = self._commits.commit(
-                    saved, facts, on_tensors_written=lambda: notify("commit_writing", self, position)
-                )
-        self._tell_durable(durable)
 
-    def _planned(self) -> str:
-        """What a signal that came now is going to commit."""
-        if self._loops.current is None:
-            return "the run is between loops, there is nothing to commit"
-        step = self._loops.step + (not self.preemption.waiting)
-        return f"committing step {step} as soon as the program is there"
-
-    def _durable(self) -> str:
-        """What a restart goes on from."""
-        last = None if self._commits is None else self._commits.store.last
-        what = "nothing was committed" if last is None else f"committed at step {last.step}"
-        return f"{what} in {self.run_dir}"
-
-    def _close_store(self) -> None:
-        self._ranks.close()
-        self._chain.close()
-        if self._commits is not None:
-            self._tell_durable(self._commits.close())
+def _tell(run: Run, event: str, position: Position) -> None:
+    """To whoever listens to the run."""
+    notify(event, run, position)

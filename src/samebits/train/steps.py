@@ -6,9 +6,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 from samebits.context import Position, Words, notify, process
 from samebits.determinism import conflicts
@@ -16,10 +14,10 @@ from samebits.errors import RunMismatchError
 from samebits.random import accounting, words
 from samebits.train.continued import Continued, in_epochs_of
 from samebits.train.inside import leave_body
-from samebits.train.loops import Loop, Loops
-from samebits.train.preemption import Interrupted, Preemption
+from samebits.train.loops import Loop
+from samebits.train.owner import Owner
+from samebits.train.preemption import Interrupted
 from samebits.train.source import InsideSource, Source
-from samebits.train.state import Stateful
 
 
 @dataclass(frozen=True)
@@ -32,46 +30,6 @@ class Step:
     ends_epoch: bool
     """Whether this is the epoch's last batch: the place for validation."""
     loop: str
-
-
-class Owner(Protocol):
-    """What the steps need of the run that they belong to."""
-
-    key: Words
-    objects: dict[str, Stateful]
-    run_dir: Path | str | None
-    _loops: Loops
-
-    preemption: Preemption
-
-    @property
-    def stop_asked(self) -> bool:
-        """Whether this loop is to end."""
-        ...
-
-    def restore(self) -> None:
-        """Puts the committed state back."""
-        ...
-
-    def look(self, position: Position, frame: FrameType, loader: Any) -> None:
-        """Between two iterations: the place to look for forgotten state."""
-        ...
-
-    def between(self, position: Position, *, over: bool, outermost: bool) -> None:
-        """Between two iterations: the place for a commit."""
-        ...
-
-    def interrupted(self, position: Position, *, outermost: bool) -> NoReturn:
-        """A signal came while the batch of `position` was awaited."""
-        ...
-
-    def end_loop(self, loop: str) -> None:
-        """The loop is over."""
-        ...
-
-    def end_inner_loop(self) -> None:
-        """A loop inside the body of another's step is over."""
-        ...
 
 
 class Steps(Iterator[tuple[Step, Any]]):
@@ -115,12 +73,12 @@ class Steps(Iterator[tuple[Step, Any]]):
         notify("boundary", run, position, frame)
         outermost = loop is loops.current
         if outermost:
-            run.look(position, frame, self._loader)
+            run._completeness.boundary(position, frame, run.objects, run.state, self._loader)
         if self._ended():
             self._over = True
             self._finish(position, outermost=outermost)
             raise StopIteration
-        run.between(position, over=False, outermost=outermost)
+        run._saving.between(position, over=False, outermost=outermost)
         batch = self._batch(position, outermost=outermost)
         accounting.begin(words.fold(self._key, "step", loops.step, *process.rank_key))
         process.position = position
@@ -141,7 +99,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         except (Exception, Interrupted):
             if preemption.requested is None or not preemption.alone:
                 raise
-            self._run.interrupted(
+            self._run._saving.interrupted(
                 position, outermost=outermost
             )  # a loader raises, too, when its workers were signalled
         finally:
@@ -153,7 +111,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         run, loop, loops = self._run, self._loop, self._run._loops
         if outermost:
             loops.finish(stopped=run.stop_asked)
-            run.between(position, over=True, outermost=True)
+            run._saving.between(position, over=True, outermost=True)
             run.end_loop(loop.name)
             run.preemption.idle = True
         else:
@@ -208,7 +166,7 @@ class Steps(Iterator[tuple[Step, Any]]):
                 f"Run.steps(name={loop.name!r}): the commit in {run.run_dir} stands in the loop {saved['name']!r}. "
                 "Use another run directory, or the program that made it."
             )
-        run.restore()
+        run._resuming.restore()
         loop.epoch, loop.batch_index = saved["epoch"], saved["batch_index"]
         self._source.load(saved["loader"], loop.batch_index)
 
@@ -225,7 +183,7 @@ class Steps(Iterator[tuple[Step, Any]]):
                 f"{end['epoch']} epochs, and others followed. Ask for as many, or use another run directory."
             )
         if last:
-            run.restore()  # what ran in between (a fresh head, say) was part of the state, or came after it
+            run._resuming.restore()  # what ran in between (a fresh head, say) was part of the state, or came after it
         self._source.load(end["loader"], 0)
         if not self._over:
             del loops.done[loop.name]

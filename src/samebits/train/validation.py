@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from samebits.context import Position, Words, notify, process
+from samebits.context import Position, notify, process
 from samebits.errors import InvalidArgumentError
 from samebits.random import accounting, words
 from samebits.train.inside import leave_body
-from samebits.train.loops import Loops
-from samebits.train.preemption import Interrupted, Preemption
-from samebits.train.progress import Carried, is_direct
+from samebits.train.owner import Owner
+from samebits.train.preemption import Interrupted
+from samebits.train.progress import Carried, Look, is_direct
 from samebits.train.source import InsideSource
-from samebits.train.state import Stateful
-
-Look = Callable[[], list[str]]
-"""Says what changes from batch to batch and is not saved."""
-
-
-class Owner(Protocol):
-    """What a validation needs of its run."""
-
-    key: Words
-    objects: dict[str, Stateful]
-    preemption: Preemption
-    _loops: Loops
-
-    def enter_validation(self, first: Position) -> int:
-        """The batch at which the validation begins: 0, or where a commit inside it was made, whose state is put back."""
-        ...
-
-    def validating(self, position: Position, look: Look | None) -> None:
-        """Between two batches of a validation (before the first one: `look` is None)."""
-        ...
 
 
 class Validation(Iterable[Any]):
@@ -70,13 +49,13 @@ class Validation(Iterable[Any]):
         notify("validation_begins", run, self._first)
         try:
             process.position = None
-            start, ends = run.enter_validation(self._first), False
+            start, ends = run._resuming.enter_validation(self._first), False
             begun = Carried.by(sys._getframe(1), run.objects, direct=direct and run.preemption.installed)
             for number in range(start, 2**62):
                 position = replace(self._first, phase_batch=number)
                 process.position = None
                 look = partial(_changed, begun, sys._getframe(1), run) if number > start else None
-                run.validating(position, look)
+                run._saving.validating(position, look)
                 batch, ends = self._await(source, position, look)
                 look = None  # it holds the frame that holds this generator
                 accounting.begin(words.fold(self._key, "batch", number, *process.rank_key))
@@ -98,7 +77,7 @@ class Validation(Iterable[Any]):
             if preemption.requested is None or not preemption.alone:
                 raise
             preemption.waited()
-            self._run.validating(position, look)  # which leaves
+            self._run._saving.validating(position, look)  # which leaves
             raise
         finally:
             preemption.waited()

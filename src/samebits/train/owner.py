@@ -1,0 +1,41 @@
+"""What loops and validations need of the run that they belong to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from samebits.context import Words
+from samebits.train.completeness import Completeness
+from samebits.train.loops import Loops
+from samebits.train.preemption import Preemption
+from samebits.train.resuming import Resuming
+from samebits.train.saving import Saving
+from samebits.train.state import RunState, Stateful
+
+
+class Owner(Protocol):
+    """A `Run`, as its loops see it."""
+
+    key: Words
+    run_dir: Path | str | None
+    objects: dict[str, Stateful]
+    state: RunState
+    preemption: Preemption
+    _loops: Loops
+    _saving: Saving
+    _resuming: Resuming
+    _completeness: Completeness
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the loop under way is to end."""
+        ...
+
+    def end_loop(self, loop: str) -> None:
+        """The loop is over."""
+        ...
+
+    def end_inner_loop(self) -> None:
+        """A loop inside the body of another's step is over."""
+        ...
