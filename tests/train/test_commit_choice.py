@@ -3,13 +3,14 @@
 import os
 import re
 import time
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import samebits
-from samebits.checkpoint import CommitStore
+from samebits.checkpoint import CommitStore, load_commit
 from samebits.context import Overrides, process
 from samebits.errors import InvalidArgumentError, RecordError
 from samebits.train import chain
@@ -105,6 +106,54 @@ def test_bad_choices_of_the_best_are_refused(tmp_path, options):
     with pytest.raises(InvalidArgumentError, match=next(iter(options))):
         samebits.Run(tmp_path / "r", **options)
     assert not (tmp_path / "r").exists()
+
+
+def wander(folder, *, epochs=6, ends=None, **options):
+    """A fit that walks past its optimum and comes back; its history."""
+    samebits.set_random_seed(1)
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data.fill_(-1.0)
+    opt = torch.optim.SGD(model.parameters(), 0.16, momentum=0.95)
+    batches = [(torch.ones(2, 1), torch.ones(2, 1))] * 3
+    callback = samebits.callbacks.Lambda(on_batch_begin=lambda trainer, step: 1 / 0 if step == ends else None)
+    trainer = samebits.Trainer(model, nn.MSELoss(), opt, callbacks=[callback])
+    options = {"save": "explicit", "keep": 1, "verbose": 0, **options}
+    return trainer.fit(batches, epochs, validation_data=batches, run_dir=folder, **options).history
+
+
+@pytest.mark.parametrize(("best", "rises"), [("val_loss", False), ("max:val_loss", True), ("loss", False)])
+def test_fit_keeps_the_epochs_that_validated_best(tmp_path, best, rises):
+    """fit(keep_best=2, best="val_loss") keeps the states behind the two best epochs, killed in one of them, too."""
+    found = wander(tmp_path / "r", keep_best=2, best=best)[best.removeprefix("max:")]
+    order = sorted(range(6), key=lambda epoch: -found[epoch] if rises else found[epoch])
+    assert order[:2] not in ([4, 5], [5, 4]) and steps_of(tmp_path / "r") == sorted(
+        {3 * e + 3 for e in order[:2]} | {18}
+    )
+    if best == "val_loss":
+        weight = load_commit(tmp_path / "r", step=3 * order[0] + 3)["objects"]["model"]["weight"]
+        assert float((weight - 1).square().sum()) == pytest.approx(found[order[0]])
+    with pytest.raises(ZeroDivisionError):
+        wander(tmp_path / "cut", keep_best=2, best=best, ends=13)
+    assert wander(tmp_path / "cut", keep_best=2, best=best)[best.removeprefix("max:")] == found
+    assert steps_of(tmp_path / "cut") == steps_of(tmp_path / "r")
+
+
+def test_a_best_that_nobody_logs_is_warned_of(tmp_path):
+    """fit and Run end with a warning that has the names that there were; a resume that logs no more of it has none."""
+    with pytest.warns(UserWarning, match=r"fit\(best='val_los'\): no value.*There were loss, val_loss"):
+        wander(tmp_path / "r", keep_best=1, best="max:val_los", epochs=1)
+    with pytest.warns(UserWarning, match=r"Run\(best='score'\): no value.*There were loss"):
+        run_of(tmp_path / "s", keep_best=1, best="score")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epochs, scored in ((1, range(12)), (2, ())):
+            run_of(
+                tmp_path / "t",
+                body=lambda run, step: run.log(score=1.0) if step.number in scored else None,
+                epochs=epochs,
+                keep_best=1,
+                best="score",
+            )
 
 
 @pytest.mark.parametrize("leave", ["break", "go on"])

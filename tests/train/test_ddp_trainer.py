@@ -119,3 +119,22 @@ def test_sums_are_taken_in_the_order_of_ranks(ranks):
     samebits.set_random_seed(1)
     results, _ = ranks(3, sums)
     assert results == [((0.1 + 0.2) + 0.3, True, rank, 3) for rank in range(3)]
+
+
+def best_epochs(run_dir):
+    samebits.set_random_seed(3)
+    model = DDP(nn.Linear(8, 3))
+    opt = torch.optim.SGD(model.parameters(), 2.0)  # too much: the loss goes up and down
+    data = samebits.data.Pipeline.from_source(range(24)).map(example).batch(6)
+    trainer = samebits.Trainer(model, nn.functional.cross_entropy, opt)
+    keeping = {"run_dir": run_dir, "keep": 1, "keep_best": 2, "best": "val_loss", "save": "explicit"}
+    return trainer.fit(data, 8, validation_data=data, verbose=0, **keeping).history["val_loss"]
+
+
+def test_the_best_epochs_are_committed_at_their_end(ranks, tmp_path):
+    """On two ranks, too, the commits kept for `best` are those of the boundaries behind the best epochs."""
+    (values, other), _ = ranks(2, best_epochs, tmp_path / "run")
+    best = sorted(range(8), key=lambda epoch: values[epoch])[:2]
+    kept = {int(path.name[:12]) for path in (tmp_path / "run" / "commits").iterdir()}
+    assert values == other and 7 not in best
+    assert kept == {4 * epoch + 4 for epoch in best} | {32}

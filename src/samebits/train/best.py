@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 from samebits.errors import InvalidArgumentError
 
@@ -27,6 +29,28 @@ class Best:
         self.name = name.removeprefix("max:") if name is not None else None
         self.value: float | None = None
         """Of the state at the next boundary."""
+        self.names: set[str] = set()
+        """All that were logged."""
+
+    def of(self, values: Mapping[str, Any]) -> float | None:
+        """What `values` say of the state, smaller is better; None where the name is not among them."""
+        self.names.update(values)
+        if self.name is None or self.name not in values:
+            return None
+        return -float(values[self.name]) if self.rises else float(values[self.name])
+
+    @property
+    def unlogged(self) -> bool:
+        """Whether other names were logged, and not the one that decides."""
+        return self.name is not None and bool(self.names) and self.name not in self.names
+
+    def warn(self, call: str) -> None:
+        """The run is over, and nobody has logged the name."""
+        warnings.warn(
+            f"{call}(best={self.name!r}): no value of this name was logged, so that no commit was kept for it. There were "
+            f"{', '.join(sorted(self.names))}.",
+            stacklevel=4,
+        )
 
     def among(self, value: float, kept: Mapping[str, float | None]) -> bool:
         """Whether a commit of that value would stay."""

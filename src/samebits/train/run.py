@@ -189,6 +189,7 @@ class Run:
             notify("run_closed", self, finished=clean)
         if clean:
             self._completeness.close()
+            self._saving.check_best()
         if self.preemption.requested is not None and (error is None or isinstance(error, Exception)):
             if error is not None:  # of a peer that was told to end, too, perhaps
                 print(f"samebits: after the signal: {type(error).__name__}: {error}", file=sys.stderr)
@@ -262,8 +263,8 @@ class Run:
         values = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
         if "loss" in values:
             self._saving.loss(values["loss"])
-        if self._best.name in values:
-            self.best(-float(values[self._best.name]) if self._best.rises else float(values[self._best.name]))
+        if (value := self._best.of(values)) is not None:
+            self.best(value)
         if self._check_loss and "loss" in values and not math.isfinite(float(values["loss"])):
             at = process.position
             where = (
@@ -295,11 +296,14 @@ class Run:
         """
         return self._saving.ranks.sums(values)
 
-    def best(self, value: float) -> None:
+    def best(self, value: float, *, everywhere: bool = False) -> None:
         """Says how good the state at the end of this iteration is, smaller is better; where it is among the best
         `keep_best`, it is committed, and that commit stays until there are better ones.
+
+        Of several processes rank 0 tells, and the commit may come some steps later, when they ask each other.
+        `everywhere`: all of them call this in this step, and so the commit is of this very state.
         """
-        self._saving.best(value)
+        self._saving.best(value, everywhere=everywhere)
 
     def commit(self) -> None:
         """Asks for a commit at the end of the current iteration (state is complete only between two of them).

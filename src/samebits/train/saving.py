@@ -48,7 +48,7 @@ class Saving:
         self._chain = Chain()
         self._origin: Origin | None = None
         self._environment: Environment | None = None
-        self._asked = self._told_restart = False
+        self._asked = self._told_restart = self._told_everywhere = False
 
     def find(self) -> ranks.Opened:
         """Opens the run directory and reads the newest commit; on rank 0 alone."""
@@ -75,11 +75,23 @@ class Saving:
         """A loss of the step under way."""
         self._chain.loss(value)
 
-    def best(self, value: float) -> None:
-        """How good the state at the next boundary is; among the best, it is committed."""
-        self._best.value = value
-        if self.commits is not None and self._best.among(value, self.commits.store.values()):
+    def best(self, value: float, *, everywhere: bool) -> None:
+        """How good the state at the next boundary is; among the best, it is committed.
+
+        `everywhere`: all ranks say so at this step. Else the commit waits until they ask each other.
+        """
+        self._best.value, self._told_everywhere = value, everywhere
+        if self.commits is None or self.ranks.rank:  # rank 0 knows what is kept
+            return
+        if self._best.among(value, self.commits.store.values()):
             self._asked = True
+
+    def check_best(self) -> None:
+        """Warns where what decides about the best commits was never logged, before a resume neither."""
+        if self.commits is None or not self._best.unlogged:
+            return
+        if all(value is None for value in self.commits.store.values().values()):
+            self._best.warn("Run")
 
     def ask(self) -> None:
         """A commit is wanted at the next boundary: now, behind a loop that has ended."""
@@ -140,11 +152,12 @@ class Saving:
 
     def _wishes(self, position: Position, *, over: bool) -> ranks.Wishes:
         wanted = process.overrides.commit_steps
+        told, self._told_everywhere = self._told_everywhere, False
         commits = self.commits if wanted is None else None
         return ranks.Wishes(
             over=over,
             exact=wanted is not None and position.step in wanted,
-            at_step=commits is not None and commits.cadence.at(position.step),
+            at_step=told or (commits is not None and commits.cadence.at(position.step)),
             due=lambda: commits is not None and commits.due(position.step),
             asked=self._asked,
             leave=self.preemption.requested is not None,

@@ -18,6 +18,7 @@ from samebits.callbacks.progress import bars
 from samebits.context import observed
 from samebits.train import arguments
 from samebits.train.batches import device_of
+from samebits.train.best import Best
 from samebits.train.continued import check_steps, epoch_length
 from samebits.train.evaluation import Evaluation, evaluating
 from samebits.train.forward import Forward, ForwardHook
@@ -149,7 +150,8 @@ class Trainer:
             validation_steps: batches per validation; each begins with the first one.
             validation_freq: validate after every so many epochs, or after those listed (the first is 1).
             run_dir: where commits go, and where training is resumed from; None: nothing is saved.
-            run_options: further arguments of `Run`: its options, and further objects to save.
+            run_options: further arguments of `Run`: its options, and further objects to save. `best` is a name in the
+                epochs' logs ("val_loss", "max:val_accuracy").
 
         Raises:
             InvalidArgumentError: the arguments contradict each other or the loaders.
@@ -165,14 +167,20 @@ class Trainer:
         if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
             run_options.setdefault("check_loss", False)  # what is raised cannot be stopped at
         self._logbook = Logbook()
+        best = Best(run_options.get("keep_best", 0), run_options.pop("best", None))
         with self._running(Run(run_dir, **self._stateful(), **run_options), plan, callbacks) as run:
             epochs = plan.epochs - self._logbook.initial_epoch
             for step, batch in run.steps(loader, epochs, steps_per_epoch=steps_per_epoch):
                 self._step(run, forward, step, batch, callbacks)
                 if step.ends_epoch:
-                    self._end_epoch(run, plan, callbacks)
+                    logs = self._end_epoch(run, plan, callbacks)
+                    if (value := best.of(logs)) is not None:
+                        run.best(value, everywhere=True)
             for callback in callbacks:
                 callback.on_train_end(self)
+        best.names.update(self._logbook.history.history)
+        if best.unlogged:
+            best.warn("Trainer.fit")
         return copy.deepcopy(self._logbook.history)
 
     def evaluate(self, loader: Iterable[Any], steps: int | None = None) -> dict[str, float]:
@@ -279,7 +287,7 @@ class Trainer:
         for callback in callbacks:
             callback.on_batch_end(self, step.number, logs)
 
-    def _end_epoch(self, run: Run, plan: Plan, callbacks: Sequence[Callback]) -> None:
+    def _end_epoch(self, run: Run, plan: Plan, callbacks: Sequence[Callback]) -> dict[str, float]:
         epoch = self._logbook.next_epoch
         over = run.sum_over_ranks
         logs = self._logbook.means.take(over) | mean_over_ranks(self._metrics.take(), over)
@@ -289,6 +297,7 @@ class Trainer:
         for callback in callbacks:
             callback.on_epoch_end(self, epoch, logs)
         self._logbook.end_epoch(epoch, logs)
+        return logs
 
     def _validate(self, run: Run, plan: Plan, callbacks: Sequence[Callback]) -> dict[str, float]:
         assert plan.validation_data is not None
