@@ -39,6 +39,10 @@ class Position:
     phase_batch: int = 0
     """The batch of the validation, from 0."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """What a commit keeps."""
+        return dict(vars(self))
+
     @property
     def inside(self) -> tuple[str | int, ...]:
         """Where in the step's body this is; what is drawn in a validation is keyed by it, besides loop and step."""

@@ -1,6 +1,8 @@
 """Snapshots: whatever the state looks like and becomes, the writer process writes the bytes that the run itself would."""
 
+import mmap
 import os
+import time
 from collections import Counter, OrderedDict, defaultdict, deque
 
 import numpy as np
@@ -11,6 +13,8 @@ from torch import nn
 from samebits.checkpoint import CommitStore, encode
 from samebits.checkpoint.manifest import canonical
 from samebits.checkpoint.plan import Plan, PlanError
+from samebits.checkpoint.writer.process import LAG
+from samebits.checkpoint.writer.shelf import write_image
 from samebits.context import Position
 from samebits.train import state as states
 from samebits.train.cadence import Cadence
@@ -31,6 +35,8 @@ def tensors():
         "plain": base, "transposed": base.transpose(0, 2), "last": torch.ones(1, 3, 4, 4).contiguous(memory_format=torch.channels_last),
         "half": torch.randn(5).bfloat16(), "eight": torch.randn(7).to(torch.float8_e4m3fn), "none": torch.empty(0, 3),
         "number": torch.tensor(3), "complex": torch.randn(3, dtype=torch.complex128), "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+        "negative": torch.randn(3, dtype=torch.complex64).conj().imag, "bytes": [torch.randint(0, 255, (n,), dtype=torch.uint8) for n in (1, 7, 63, 64, 65, 200, 4097)],
+        "offset": torch.arange(300, dtype=torch.int16)[3:],
         "tied": [base, base.view(24)], "bool": torch.tensor([True, False]), "parameter": nn.Parameter(torch.ones(2)),
         "array": np.arange(6).reshape(2, 3), "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "dates": np.array(["2026-11-20"], "M8[D]"),
         "words": np.array(["a", "bcd"]), "ordered": OrderedDict(a=torch.zeros(2), b=1),
@@ -228,3 +234,28 @@ def test_nothing_is_left_when_a_run_has_closed(tmp_path):
     del commits
     assert there() == before
     assert snapshots() == 0
+
+
+def test_the_writer_leaves_out_what_the_lag_allows(both):
+    """Of 100 snapshots, 2 ms apart, at most one in 40 ms is written; whoever waits gets the last one at once."""
+    beside, _ = both
+    assert beside.snapshot({"run_state": {}, "objects": {}, "step": 0}, facts(0))
+    beside.settle()
+    began = time.monotonic()
+    for step in range(1, 101):
+        assert beside.snapshot({"run_state": {}, "objects": {}, "step": step}, facts(step))
+        beside.heard()
+        time.sleep(0.002)
+    passed = time.monotonic() - began
+    assert 2 <= beside.written <= passed / (LAG / 2) + 2
+    assert beside.settle()[-1].step == 100
+    assert beside.store.newest()[1]["step"] == 100
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, (1 << 20) + 3])
+def test_an_image_of_any_size_is_written_whole(tmp_path, size):
+    """What goes past the page cache by whole pages, and the rest of it, are the bytes that were given."""
+    with mmap.mmap(-1, size + 1) as memory:
+        memory[:size] = os.urandom(size)
+        write_image(tmp_path / "image", memoryview(memory)[:size])
+        assert (tmp_path / "image").read_bytes() == memory[:size]

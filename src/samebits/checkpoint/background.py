@@ -65,6 +65,7 @@ class Background:
         self._line = b""
         self._taken, self._requests = os.pipe()
         self._reports, reports = os.pipe()
+        self._hurry = os.eventfd(0, os.EFD_NONBLOCK)
         os.set_blocking(self._taken, False)
         os.set_blocking(self._reports, False)
         slots = [slot.fd for slot in self._slots]
@@ -75,9 +76,10 @@ class Background:
             "slots": slots,
             "requests": self._taken,
             "reports": reports,
+            "hurry": self._hurry,
         }
         try:
-            self._process = _start(json.dumps(told), [held, *slots, self._taken, reports])
+            self._process = _start(json.dumps(told), [held, *slots, self._taken, reports, self._hurry])
         except BaseException:
             self._close_files()
             raise
@@ -134,6 +136,8 @@ class Background:
     def drain(self) -> Iterable[Report]:
         """Waits until nothing is under way. Raises WriterDiedError."""
         heard = time.monotonic()
+        if self._pending:
+            os.eventfd_write(self._hurry, 1)
         while self._pending:
             reports = self.poll(timeout=1.0)
             if reports:
@@ -147,6 +151,7 @@ class Background:
         if os.getpid() == self._owner:
             if kill:
                 self._process.kill()
+            os.eventfd_write(self._hurry, 1)
             with suppress(BrokenPipeError):  # a word, since forked workers keep the pipe open
                 os.write(self._requests, PACKED.pack(*END))
             try:
@@ -193,7 +198,7 @@ class Background:
     def _close_files(self) -> None:
         for slot in self._slots:
             slot.close()
-        for descriptor in (self._taken, self._reports, self._requests):
+        for descriptor in (self._taken, self._reports, self._requests, self._hurry):
             os.close(descriptor)
 
 

@@ -154,7 +154,10 @@ def draft(
 
 def canonical(value: Any) -> str:
     """The one JSON of a value: sorted keys, no spaces. Raises ValueError for NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def check_plain(value: Any, path: tuple[Any, ...]) -> None:

@@ -51,8 +51,13 @@ class Plan:
         self._arrays = [number for number, kind in enumerate(self._types) if kind is np.ndarray]
         self._kinds = _kinds([values[number] for number in self._tensors])
         self._array_kinds = _array_kinds([values[number] for number in self._arrays])
-        self._memory = _addresses([values[number] for number in self._tensors])
-        self._ties = _partition(self._memory)
+        self.memory = _addresses([values[number] for number in self._tensors])
+        """Where the tensors of the state that was read last lie."""
+        self._ties = _partition(self.memory)
+        self.dense = {
+            number: place for place, number in enumerate(self._tensors) if _is_dense(values[number])
+        }
+        """Of the tensors whose bytes lie in memory as in the file: flat number -> place in `memory`."""
         self.layout = Layout({name: tensorfile.describe(t) for name, t in encoder.tensors.items()})
         named: dict[str, int] = {}
         for number in (*self._tensors, *self._arrays):
@@ -74,7 +79,7 @@ class Plan:
         """By name: dtype and shape."""
         self.number = next(_numbers)
         """No other plan of this process has it."""
-        self.on_device = any(device.type != "cpu" for _, _, _, device in self._kinds)
+        self.on_device = any(device.type != "cpu" for _, _, _, device, _ in self._kinds)
 
     def read(self, state: dict[str, Any]) -> list[Any] | None:
         """The flat values of a state with this structure; None for any other."""
@@ -118,8 +123,8 @@ class Plan:
             memory = _addresses(tensors)
         except (RuntimeError, NotImplementedError):  # sparse by now, or nested
             return False
-        if memory != self._memory:
-            self._memory = memory
+        if memory != self.memory:
+            self.memory = memory
             if _partition(memory) != self._ties:
                 return False
         return (
@@ -182,7 +187,12 @@ _DEEP = 100
 
 
 def _kinds(tensors: list[torch.Tensor]) -> list[Any]:
-    return [(t.dtype, t.shape, t.stride(), t.device) for t in tensors]
+    return [(t.dtype, t.shape, t.stride(), t.device, t.is_conj() or t.is_neg()) for t in tensors]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not lazy
 
 
 def _array_kinds(arrays: list[np.ndarray]) -> list[Any]:

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from samebits.checkpoint.copying import copy
 from samebits.checkpoint.plan import Plan
+
+_NONE = np.empty(0, np.int64)
 
 
 class Slot:
@@ -22,12 +25,16 @@ class Slot:
         self._map: mmap.mmap | None = None
         self._size = 0
         self._plan: Plan | None = None
+        self._dense: tuple[list[int], np.ndarray, np.ndarray] = ([], _NONE, _NONE)
+        """Tensors that are copied as bytes: where the plan has their addresses, where they go, how many bytes."""
         self._tensors: tuple[list[torch.Tensor], list[int]] = ([], [])
         self._arrays: list[tuple[np.ndarray, int]] = []
 
     def copy(self, plan: Plan, values: list[Any]) -> None:
         """Copies head and tensors to where they lie in the file; all of it is done when this returns. Raises OSError."""
         self._prepare(plan)
+        dense, to, sizes = self._dense
+        copy(to, np.array([plan.memory[place] for place in dense], np.int64), sizes)
         places, numbers = self._tensors
         if places:
             sources = [values[number] for number in numbers]
@@ -48,6 +55,7 @@ class Slot:
     def close(self) -> None:
         """Lets go of the memory."""
         self._plan, self._tensors, self._arrays, self._map = None, ([], []), [], None
+        self._dense = ([], _NONE, _NONE)
         os.close(self.fd)
 
     def _prepare(self, plan: Plan) -> None:
@@ -60,6 +68,8 @@ class Slot:
             self._pin()
         places: list[torch.Tensor] = []
         numbers: list[int] = []
+        dense: list[tuple[int, int, int]] = []
+        start = np.frombuffer(memory, np.uint8).ctypes.data
         self._arrays = []
         for name, (begin, end), number in zip(
             plan.layout.names, plan.layout.spans, plan.sources, strict=True
@@ -69,10 +79,17 @@ class Slot:
             if name in plan.arrays:
                 dtype, shape = plan.arrays[name]
                 self._arrays.append((np.ndarray(shape, dtype, memory, begin), number))
+            elif number in plan.dense:
+                dense.append((plan.dense[number], start + begin, end - begin))
             else:
                 dtype, shape = plan.tensors[name]
                 places.append(_view(memory, dtype, shape, begin, end))
                 numbers.append(number)
+        self._dense = (
+            [place for place, _, _ in dense],
+            np.array([address for _, address, _ in dense], np.int64),
+            np.array([size for _, _, size in dense], np.int64),
+        )
         self._tensors, self._plan = (places, numbers), plan
 
     def _mapped(self, size: int) -> mmap.mmap:
@@ -87,7 +104,8 @@ class Slot:
 
     def _pin(self) -> None:
         """Copies from a GPU into pinned memory need no buffer of the driver's in between."""
-        address = np.frombuffer(self._map, np.uint8).ctypes.data  # type: ignore[arg-type] (a map is a buffer)
+        assert self._map is not None
+        address = np.frombuffer(self._map, np.uint8).ctypes.data
         torch.cuda.cudart().cudaHostRegister(address, self._size, 0)  # type: ignore[attr-defined]
 
 

@@ -8,7 +8,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +80,7 @@ class Commits:
         self.store.commit(
             facts.position.step,
             state,
-            position=asdict(facts.position),
+            position=facts.position.to_dict(),
             finished=facts.finished,
             program=facts.program,
             environment=facts.environment,
@@ -172,7 +171,7 @@ class Commits:
         program, environment = self._constants(facts)
         made = draft(
             plan.layout, step=facts.position.step, finished=facts.finished, tree=tree, rolling=facts.rolling,
-            position=canonical(asdict(facts.position)), program=program, environment=environment, value=facts.value,
+            position=canonical(facts.position.to_dict()), program=program, environment=environment, value=facts.value,
         )  # fmt: skip
         if self._background is None:
             self._background = Background(self.store.run_dir, self._options())

@@ -46,7 +46,7 @@ class Saving:
         self._run_dir, self._best, self._tell = run_dir, best, tell
         self._objects, self._run_state, self._loops = objects, run_state, loops
         self._chain = Chain()
-        self._origin: Origin | None = None
+        self._program: dict[str, Any] = {}
         self._environment: Environment | None = None
         self._asked = self._told_restart = self._told_everywhere = False
 
@@ -67,7 +67,7 @@ class Saving:
 
     def begin(self, origin: Origin, environment: Environment, found: Manifest | None) -> None:
         """The run is open; it goes on from the commit that was `found`."""
-        self._origin, self._environment = origin, environment
+        self._program, self._environment = origin.to_dict(), environment
         if found is not None:
             self._chain.resume(found.rolling, found.position["loop"], found.step)
 
@@ -174,7 +174,6 @@ class Saving:
         self._asked = False
         if self.commits is None:
             return
-        assert self._origin is not None
         assert self._environment is not None
         started = time.perf_counter()
         saved = state.gather(self._objects)
@@ -184,7 +183,7 @@ class Saving:
         facts = Facts(
             position,
             finished=self._loops.current is None,
-            program=self._origin.to_dict(),
+            program=self._program,
             environment=self._environment.to_dict(),
             rolling=self._chain.digest,
             value=self._best.take(),

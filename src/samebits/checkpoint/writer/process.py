@@ -21,6 +21,9 @@ from .shelf import Shelf
 
 LOOK_MS = 500
 """Between two looks at whether the run lives, where the kernel does not tell."""
+LAG = 0.08
+"""Seconds within which a snapshot, or a later one, is durable. As many are left out as that allows: each write slows the
+training down, which shares memory and caches with it. What was taken last when the run is killed is written in any case."""
 
 
 def main(arguments: str) -> None:
@@ -31,12 +34,15 @@ def main(arguments: str) -> None:
     shelf = Shelf(Path(options["commits"]), options["keep"], options["keep_best"])
     writer = _Writer(shelf, options["slots"], options["reports"])
     run, requests = options["run"], options["requests"]
-    poll, lives = select.poll(), True
+    poll, hurry, lives = select.poll(), select.poll(), True
+    hurry.register(options["hurry"], select.POLLIN)
     poll.register(requests, select.POLLIN)
     with contextlib.suppress(OSError, AttributeError):  # an older kernel
         poll.register(os.pidfd_open(run), select.POLLIN)
     while lives:
         poll.poll(LOOK_MS)
+        if hurry.poll(writer.pause() * 1e3):
+            os.eventfd_read(options["hurry"])
         lives = os.getppid() == run
         lives &= writer.serve(requests)
     os._exit(0)
@@ -48,6 +54,12 @@ class _Writer:
         self.maps: dict[int, mmap.mmap] = {}
         self.static: dict[str, Any] = {"plan": -1}
         self.base = -1
+        self.began = self.took = 0.0
+        """Of the last write: when, by the monotonic clock, and for how long, in seconds."""
+
+    def pause(self) -> float:
+        """Seconds until the next write should begin, unless somebody waits for it."""
+        return max(0.0, self.began + max(LAG - self.took, self.took) - time.monotonic())
 
     def serve(self, requests: int) -> bool:
         """Writes the newest of the snapshots that wait; whether there may be more."""
@@ -87,7 +99,8 @@ class _Writer:
         finally:
             memory.release()
         troubles, self.shelf.troubles = self.shelf.troubles, []
-        took = {"seconds": time.monotonic() - began, "cpu": time.process_time() - worked}
+        self.began, self.took = began, time.monotonic() - began
+        took = {"seconds": self.took, "cpu": time.process_time() - worked}
         self.report(record, at=time.monotonic(), troubles=troubles[:3], **took, **told)
 
     def store(self, record: Record, memory: memoryview) -> dict[str, Any]:

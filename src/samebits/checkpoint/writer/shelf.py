@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import mmap
 import os
 import re
 import shutil
@@ -51,7 +54,10 @@ class Shelf:
         temporary = self.commits / f"{TMP}{os.urandom(16).hex()}"
         try:
             temporary.mkdir()
-            write_file(temporary / TENSORS, (head, *tensors) if image is None else (image,))
+            if image is None:
+                write_file(temporary / TENSORS, (head, *tensors))
+            else:
+                write_image(temporary / TENSORS, image)
             if on_tensors_written is not None:
                 on_tensors_written()
             write_file(temporary / MANIFEST, (memoryview(manifest),))
@@ -131,6 +137,43 @@ def write_file(path: Path, blocks: Sequence[memoryview]) -> None:
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_image(path: Path, image: memoryview) -> None:
+    """As `write_file`, of memory that begins at a page; where it can, past the page cache, for a tenth of the processor time.
+
+    Raises OSError.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(path, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        path.unlink(missing_ok=True)  # refused, and made
+        write_file(path, (image,))
+        return
+    try:
+        done = _write_pages(descriptor, image)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)  # the rest is not a whole page
+        while done < len(image):
+            done += os.write(descriptor, image[done:])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_pages(descriptor: int, image: memoryview) -> int:
+    """Writes as many whole pages as go past the page cache; how many bytes that is."""
+    done, whole = 0, len(image) // mmap.PAGESIZE * mmap.PAGESIZE
+    while done < whole and done % mmap.PAGESIZE == 0:
+        try:
+            done += os.write(descriptor, image[done:whole])
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # its file system opens files so, and does not write so
+                break
+            raise
+    return done
 
 
 def sync_folder(path: Path) -> None:
