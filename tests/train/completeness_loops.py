@@ -64,6 +64,110 @@ def update(model, optimizer, x, y):
 # Ordinary loops.
 
 
+def fetched(steps, model, optimizer, weight=None):
+    """One step, by a function that asks for its batch itself."""
+    before = model[0].weight.detach().clone() if weight is None else weight
+    step, (x, y) = next(steps)
+    loss = update(model, optimizer, x, y)
+    return loss.item(), float((model[0].weight.detach() - before).norm())
+
+
+@ordinary
+def next_in_a_function(make):
+    model, optimizer, loader = parts()
+    with make(model=model, optimizer=optimizer) as run:
+        steps = run.steps(loader, epochs=3)
+        while True:
+            try:
+                loss, _ = fetched(steps, model, optimizer)
+            except StopIteration:
+                break
+    return loss
+
+
+@ordinary
+def next_behind_what_it_needs(make):
+    model, optimizer, loader = parts()
+    run = make(model=model, optimizer=optimizer)
+    with run:
+        run.state.setdefault("n", 0)
+        steps = run.steps(loader, epochs=3)
+        while True:
+            scale = 1 / (1 + run.state.n)
+            step, (x, y) = next(steps, (None, (None, None)))
+            if step is None:
+                break
+            update(model, optimizer, x * scale, y)
+            run.state.n += 1
+
+
+@ordinary
+def next_without_a_loop(make):
+    model, optimizer, loader = parts()
+    with make(model=model, optimizer=optimizer) as run:
+        steps = run.steps(loader, epochs=1)
+        fetched(steps, model, optimizer)
+        fetched(steps, model, optimizer)
+        fetched(steps, model, optimizer)
+        for step, (x, y) in steps:
+            update(model, optimizer, x, y)
+
+
+@ordinary
+def next_in_the_condition(make):
+    model, optimizer, loader = parts()
+    with make(model=model, optimizer=optimizer) as run:
+        steps = run.steps(loader, epochs=3)
+        while (item := next(steps, None)) is not None:
+            update(model, optimizer, *item[1])
+
+
+@forgetful("count")
+def a_count_for_the_function_that_fetches(make):
+    model, optimizer, loader = parts()
+    with make(model=model, optimizer=optimizer) as run:
+        steps, count = run.steps(loader, epochs=3), 0.0
+        while True:
+            try:
+                fetched(steps, model, optimizer, weight=count)
+            except StopIteration:
+                break
+            count += 0.5
+
+
+@forgetful("best")
+def a_best_around_the_function_that_fetches(make):
+    model, optimizer, loader = parts()
+    with make(model=model, optimizer=optimizer) as run:
+        steps, best = run.steps(loader, epochs=3), 9.0
+        for _ in range(12):
+            loss, _ = fetched(steps, model, optimizer)
+            best = best / 2 + loss
+        return best
+
+
+@forgetful("loss")
+def a_loss_that_scales_the_next_fetch(make):
+    model, optimizer, loader = parts()
+    with make(model=model, optimizer=optimizer) as run:
+        steps, loss = run.steps(loader, epochs=3), 1.0
+        while True:
+            scale = 1 + loss
+            item = next(steps, None)
+            if item is None:
+                break
+            loss = update(model, optimizer, item[1][0] * scale, item[1][1]).item()
+
+
+@forgetful("hidden")
+def a_state_behind_a_condition(make):
+    model, optimizer, loader = parts()
+    with make(model=model, optimizer=optimizer) as run:
+        steps, hidden = run.steps(loader, epochs=3), 0.0
+        while (item := next(steps, None)) is not None:
+            hidden = hidden / 2 + update(model, optimizer, item[1][0] + hidden, item[1][1]).item()
+
+
 @ordinary
 def recomputed_locals(make):
     model, optimizer, loader = parts()

@@ -92,8 +92,7 @@ class Judge:
         left = [c for c in left if not self._is_copy(c, saved)]
         if not left:
             return []
-        loop = loop_locals.loop_frames(frame)[0]
-        order = _order(loop, own, left[0].taken)
+        order = _order(loop_locals.asking(frame), own, left[0].taken)
         return [c for c in left if not self._is_harmless(c, order, changed)]
 
     def _is_first(self, change: Change) -> bool:
@@ -209,7 +208,7 @@ def _shown(path: str) -> str:
     )
 
 
-def _order(loop: FrameType, own: program.Program, taken: snapshot.Snapshot) -> Order:
+def _order(asking: list[tuple[CodeType, int]], own: program.Program, taken: snapshot.Snapshot) -> Order:
     for kind in taken.kinds:
         own.add_kind(kind)
     fetches: list[CodeType] = [
@@ -219,7 +218,7 @@ def _order(loop: FrameType, own: program.Program, taken: snapshot.Snapshot) -> O
         for code in program.methods(base)
         if code.co_name in _FETCHES
     ]
-    return Order(own, loop.f_code, loop.f_lasti, taken.callables, fetches)
+    return Order(own, asking, taken.callables, fetches)
 
 
 def _is_state(change: Change) -> bool:

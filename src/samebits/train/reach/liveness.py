@@ -8,42 +8,51 @@ do not count: a loop variable that is only printed after the loop is written aga
 
 from __future__ import annotations
 
-import bisect
 import dis
 import re
 from types import CodeType
 
+from samebits.train.reach.flow import Edge, Flow, Ring
+
 _VARIABLE = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|NAME|CLOSURE)")
-_ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
-_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+_Names = tuple[tuple[str, ...], tuple[str, ...]]
 
-
-_CARRIED: dict[tuple[int, int], tuple[CodeType, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
+_FOUND: dict[tuple[int, int], tuple[CodeType, _Names, bool]] = {}
 """By identity of the code object (kept alive here): to hash one costs more than the walk over the locals."""
 
 
-def carried(code: CodeType, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def carried(code: CodeType, offset: int) -> _Names:
     """`carried_names`, remembered."""
+    return _found(code, offset)[1]
+
+
+def drives(code: CodeType, offset: int) -> bool:
+    """Whether the instruction at `offset` is one of a loop."""
+    return _found(code, offset)[2]
+
+
+def _found(code: CodeType, offset: int) -> tuple[CodeType, _Names, bool]:
     key = (id(code), offset)
-    if key not in _CARRIED:
-        _CARRIED[key] = (code, carried_names(code, offset))
-    return _CARRIED[key][1]
+    if key not in _FOUND:
+        flow = Flow(code, offset)
+        ring = flow.ring()
+        _FOUND[key] = (code, carried_names(flow, ring), ring is not None)
+    return _FOUND[key]
 
 
-def carried_names(code: CodeType, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names that are live when the instruction at `offset` (a FOR_ITER, or a call of `next`) goes on to a body.
+def carried_names(flow: Flow, ring: Ring | None) -> _Names:
+    """Names that are live when a FOR_ITER, or a call that fetches a batch, goes on to a body.
 
     Returns two groups: those that a following body may read, and those that only the code behind the loop reads
     (which count when the loop ends: until then a body may write them again). Cells count where a closure may read
-    them: captured before the loop, or owned by an outer function.
+    them: captured before the loop, or owned by an outer function. Where a call fetches the batch, what the loop
+    computes before it is computed again by a resumed program; a call in no loop carries nothing but such cells.
     """
-    instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
-    starts = [item.offset for item in instructions]
-    head = bisect.bisect_right(starts, offset) - 1
-    handlers = _handlers(code, starts, offset)
-    everything = _live(instructions, handlers, None)[head + 1]
-    inside = _live(instructions, handlers, head)[head + 1]
-    inside |= _captured(instructions[:head]) | set(code.co_freevars)
+    inside = _captured(flow.instructions[: flow.head]) | flow.cells
+    everything = frozenset[str]()
+    if ring is not None:
+        everything = _live(flow, frozenset())[ring.begins]
+        inside |= _live(flow, ring.exits)[ring.begins]
     return _named(inside), _named(everything - inside)
 
 
@@ -51,23 +60,18 @@ def _named(names: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if not name.startswith(".")))
 
 
-def _live(
-    instructions: list[dis.Instruction], handlers: dict[int, int], closed: int | None
-) -> list[frozenset[str]]:
-    """Names live before each instruction; the jump out of the loop at `closed` is not taken."""
-    number = {item.offset: position for position, item in enumerate(instructions)}
-    live: list[frozenset[str]] = [frozenset()] * (len(instructions) + 1)
+def _live(flow: Flow, closed: frozenset[Edge]) -> list[frozenset[str]]:
+    """Names live before each instruction; the `closed` ways are not taken."""
+    live: list[frozenset[str]] = [frozenset()] * (len(flow.instructions) + 1)
     changed = True
     while changed:
         changed = False
-        for position in range(len(instructions) - 1, -1, -1):
-            item = instructions[position]
-            followers = _followers(item, position, number)
-            if (position == closed and item.opname == "FOR_ITER") or _suppresses(instructions, position):
-                followers = [position + 1]
-            before = _before(item, frozenset().union(*(live[follower] for follower in followers)))
-            if position in handlers:
-                before |= live[handlers[position]]
+        for position in range(len(flow.instructions) - 1, -1, -1):
+            after = [live[one] for one in flow.following[position] if (position, one) not in closed]
+            before = _before(flow.instructions[position], frozenset().union(*after))
+            handler = flow.handlers.get(position)
+            if handler is not None and (position, handler) not in closed:
+                before |= live[handler]
             if before != live[position]:
                 live[position], changed = before, True
     return live
@@ -98,21 +102,6 @@ def names_used(code: CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
-def _followers(item: dis.Instruction, position: int, number: dict[int, int]) -> list[int]:
-    followers = [number[item.argval]] if item.opcode in _JUMPS and item.argval in number else []
-    always = item.opname.startswith("JUMP") and "IF" not in item.opname
-    if item.opname not in _ENDS and not always:
-        followers.append(position + 1)
-    return followers
-
-
-def _suppresses(instructions: list[dis.Instruction], position: int) -> bool:
-    """Whether this jump is taken only when a `with` block swallowed an exception: left out, it hardly ever does."""
-    if "JUMP" not in instructions[position].opname or "IF_TRUE" not in instructions[position].opname:
-        return False
-    return any(item.opname == "WITH_EXCEPT_START" for item in instructions[max(0, position - 2) : position])
-
-
 def _before(item: dis.Instruction, after: frozenset[str]) -> frozenset[str]:
     """Live before `item`, given what is live after it; two-variable instructions act left to right."""
     kinds = _VARIABLE.findall(item.opname)
@@ -125,19 +114,6 @@ def _before(item: dis.Instruction, after: frozenset[str]) -> frozenset[str]:
             after = after | {name} if action == "LOAD" else after - {name}
         return after
     return after
-
-
-def _handlers(code: CodeType, starts: list[int], offset: int) -> dict[int, int]:
-    """Instruction number to the number of its exception handler, for handlers inside one iteration only."""
-    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
-    outside = {entry.target for entry in entries if entry.start <= offset < entry.end}
-    return {
-        position: starts.index(entry.target)
-        for entry in entries
-        if entry.target not in outside
-        for position, start in enumerate(starts)
-        if entry.start <= start < entry.end
-    }
 
 
 def _captured(before_the_loop: list[dis.Instruction]) -> frozenset[str]:

@@ -34,7 +34,7 @@ def take(
         if name not in carried:
             others.value(name, value, 0)
     if loader is not None:
-        others.value(name_of(loader, frame), loader, 0)
+        others.value(name_of(loader, loop_frames(frame)), loader, 0)
     for name, value in objects.items():
         others.value(name, value, 0)
     taken = {"scalars": scalars.leaves(), "locals": others.leaves()}
@@ -45,21 +45,38 @@ def take(
     return taken
 
 
-def name_of(loader: Any, frame: types.FrameType | None) -> str:
-    """What the loop's function calls its loader."""
-    names = [] if frame is None else [name for name, value in frame.f_locals.items() if value is loader]
+def name_of(loader: Any, frames: list[types.FrameType]) -> str:
+    """What the functions around a loop call its loader."""
+    names = [name for frame in frames for name, value in frame.f_locals.items() if value is loader]
     return names[0] if names else "loader"
 
 
 def loop_frames(frame: types.FrameType | None) -> list[types.FrameType]:
-    """The frame of the user's loop; around a loop in a generator of the user's also its consumer, which carries locals, too."""
-    while frame is not None and frame.f_back is not None and is_foreign(frame.f_code.co_filename):
-        frame = frame.f_back
-    frames = []
+    """The user's frames from the one that asks for a batch up to that of the loop that has it ask, again and again.
+
+    Around a loop in a generator of the user's also its consumer, which carries locals, too.
+    """
+    frames, asking = [], frame
     while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back if frame.f_code.co_flags & inspect.CO_GENERATOR else None
-    return frames
+        if not is_foreign(frame.f_code.co_filename):
+            frames.append(frame)
+            loops = liveness.drives(frame.f_code, frame.f_lasti)
+            if (
+                loops and not frame.f_code.co_flags & inspect.CO_GENERATOR
+            ) or frame.f_code.co_name == "<module>":
+                break
+        frame = frame.f_back
+    return frames or ([] if asking is None else [asking])
+
+
+def asking(frame: types.FrameType) -> list[tuple[types.CodeType, int]]:
+    """Code and place in it of the frames from the one that asks for a batch up to the innermost loop."""
+    places = []
+    for one in loop_frames(frame):
+        places.append((one.f_code, one.f_lasti))
+        if liveness.drives(*places[-1]):
+            return places
+    return places[:1]
 
 
 def of_frames(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -13,10 +13,9 @@ import functools
 from types import CodeType
 from typing import NamedTuple
 
+from samebits.train.reach.flow import followers
 from samebits.train.reach.program import Program, nested
 
-_ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
-_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _CALLED = ("forward", "__call__")
@@ -55,19 +54,24 @@ class _Seen(NamedTuple):
 
 
 class Order:
-    """The loop at `offset` of `code` (its FOR_ITER, or a call of `next`), with everything that its body may call.
+    """A loop, with everything that its body may call.
 
     Args:
+        asking: code and place in it, from the call that asks for a batch up to the loop (a FOR_ITER, or a call).
         callables: names that hold the user's callable objects (a model): to use one is to run every `forward`.
         fetches: what draws the next batch, before the body runs: methods of the dataset and of the sampler.
     """
 
     def __init__(
-        self, program: Program, code: CodeType, offset: int, callables: set[str], fetches: list[CodeType]
+        self,
+        program: Program,
+        asking: list[tuple[CodeType, int]],
+        callables: set[str],
+        fetches: list[CodeType],
     ) -> None:
         self._program = program
-        self._code = code
-        self._offset = offset
+        self._asking = asking
+        self._code = asking[-1][0]
         self._callables = callables
         self._fetches = fetches
         self._hooks = [
@@ -82,8 +86,11 @@ class Order:
             return True  # the loader tells its sampler the epoch
         if any(self._of(code, place).reads for code in self._fetches):
             return False
-        seen = self._search(self._code, place, self._offset)
-        return seen.writes and not seen.reads
+        for code, offset in self._asking:
+            seen = self._search(code, place, offset)
+            if seen.reads or seen.writes:
+                return not seen.reads
+        return False
 
     def timed(self, name: str) -> bool:
         """Whether all that is assigned to a name in the loop comes from a clock, on the same line."""
@@ -146,7 +153,7 @@ class Order:
             reads |= found.reads
             writes |= found.writes
             if not found.writes:
-                waiting += _followers(instructions[at], at, number)
+                waiting += followers(instructions[at], at, number)
         return _Seen(reads, writes)
 
     def _event(self, instructions: list[dis.Instruction], at: int, place: Place) -> _Seen:
@@ -197,14 +204,6 @@ def _cached(code: CodeType) -> list[dis.Instruction]:
 
 def _instructions(code: CodeType) -> list[dis.Instruction]:
     return _cached(code)
-
-
-def _followers(item: dis.Instruction, at: int, number: dict[int, int]) -> list[int]:
-    followers = [number[item.argval]] if item.opcode in _JUMPS and item.argval in number else []
-    always = item.opname.startswith("JUMP") and "IF" not in item.opname
-    if item.opname not in _ENDS and not always:
-        followers.append(at + 1)
-    return followers
 
 
 def _is_filled(instructions: list[dis.Instruction], at: int) -> bool:

@@ -193,7 +193,7 @@ def take(
         for name, value in objects.items():
             walk.root("given", name, value)
         if loader is not None:
-            walk.root("loader", loop_locals.name_of(loader, frames[0]), loader)
+            walk.root("loader", loop_locals.name_of(loader, frames), loader)
         for name, value in sorted(carried.items()):
             walk.root("local", name, value)
         for name, value in sorted(_globals(frames[-1], program).items()):
