@@ -176,10 +176,29 @@ def test_a_hook_of_keras_is_named():
         type("Mine", (samebits.callbacks.Callback,), {"on_train_batch_end": print})
 
 
-def test_the_order_of_keras_arguments_is_not_ours():
-    """A validation set given in place of the number of epochs is an error about that argument."""
-    with pytest.raises(InvalidArgumentError, match="epochs="):
-        trainer().fit(BATCHES, BATCHES)
+X, Y = torch.ones(6, 2), torch.zeros(6, dtype=torch.long)
+HABITS = [
+    (lambda: trainer().fit(BATCHES, BATCHES), "epochs=list.*the second argument is the number of epochs"),
+    (lambda: trainer().fit(X, Y), "epochs=Tensor.*takes a loader of"),
+    (lambda: trainer().fit(X, Y, epochs=3), "epochs=Tensor.*takes a loader of"),
+    (lambda: trainer().fit(X.numpy(), Y.numpy(), batch_size=2), "epochs=ndarray.*takes a loader of"),
+    (lambda: trainer().fit(x=X, y=Y), "fit.x=....*DataLoader.torch.utils.data.TensorDataset"),
+    (lambda: fit(batch_size=3), "fit.batch_size=...*loader"),
+    (lambda: fit(shuffle=True), "fit.shuffle=...*loader"),
+    (
+        lambda: fit(callbacks=[]),
+        "callbacks belong to the trainer.*Trainer.model, loss_fn, optimizer, callbacks=",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "named"), HABITS, ids=range(len(HABITS)))
+def test_a_call_in_the_way_of_keras_is_named_with_the_line_to_type(call, named):
+    """fit(x, y), fit(batch_size=...) and fit(callbacks=...) raise an error that has the line to type."""
+    with pytest.raises(InvalidArgumentError, match=f"(?s){named}") as error:
+        call()
+    assert "\n    trainer" in str(error.value)
+    fit(batch_size=Vector())  # an object to save may be called so
 
 
 @pytest.mark.parametrize(("verbose", "lines"), [(0, 0), (1, 2), ("auto", 2), (2, 2), (True, 2), (False, 0)])

@@ -22,6 +22,7 @@ from samebits.train.best import Best
 from samebits.train.continued import check_steps, epoch_length
 from samebits.train.evaluation import Evaluation, evaluating
 from samebits.train.forward import Forward, ForwardHook
+from samebits.train.habits import without_habits
 from samebits.train.logbook import History, Logbook, mean_over_ranks
 from samebits.train.losses import Loss, LossFunction
 from samebits.train.metrics import Metric, Metrics
@@ -118,6 +119,7 @@ class Trainer:
         self._run: Run | None = None
         self._logbook = Logbook()
 
+    @without_habits
     def fit(
         self,
         loader: Iterable[Any],
