@@ -64,10 +64,11 @@ def steps(run_dir):
 
 
 def test_commits_are_listed_newest_first(run, command):
-    """A line each: step, position, age, size, digest, parent, state; exit 0, nothing on standard error."""
+    """A line with the names, then one each: step, position, age, size, digest, parent, state; exit 0, no standard error."""
     code, out, err = command(run)
     assert (code, err) == (0, "")
-    lines = out.splitlines()
+    names, *lines = out.splitlines()
+    assert names.split() == ["step", "position", "age", "size", "digest", "parent", "state"]
     assert [line.split()[0] for line in lines] == ["4", "3", "2", "1"]
     digests = [listed.manifest.digest.split(":")[1][:8] for listed in list_commits(run)]
     for line, own, parent in zip(lines, digests, [*digests[1:], "-"]):
@@ -87,6 +88,32 @@ def test_damage_is_exit_1_and_verify_finds_what_listing_cannot(run, command):
     assert "tensor 'objects.model.w' does not have the digest" in out
     damage(run, 3, "manifest.json")
     assert command(run)[0] == 1
+
+
+def test_a_missing_file_is_named_in_words(run, command):
+    """Without its tensors, or its manifest, a commit is damaged: the file is missing, with no number of an error."""
+    (folder(run, 2) / "tensors.safetensors").unlink()
+    (folder(run, 3) / "manifest.json").unlink()
+    for more in ([], ["--verify"]):
+        code, out, _ = command(run, *more)
+        assert code == 1 and "Errno" not in out
+        assert f"{folder(run, 2)}/tensors.safetensors is missing" in out
+        assert f"{folder(run, 3)}/manifest.json is missing" in out
+
+
+def test_run_state_is_exported_by_its_name(tmp_path, command):
+    """--object run.state, and run.state.NAME for weights or a tensor that were kept in it; another name lists them."""
+    kept = {"best": 0.5, "best_weights": {"w": torch.ones(3)}, "centre": torch.zeros(2)}
+    with CommitStore(tmp_path / "run") as store:
+        store.commit(1, {"objects": {"model": {"w": torch.zeros(3)}}, "run_state": kept}, **FACTS)
+    for name, file in (("", "a.pt"), (".best_weights", "b.safetensors"), (".centre", "c.safetensors")):
+        call = ["--export", "newest", tmp_path / file, "--object", f"run.state{name}"]
+        assert command(tmp_path / "run", *call)[0] == 0
+    assert torch.load(tmp_path / "a.pt", weights_only=True)["best"] == 0.5
+    assert safetensors.torch.load_file(tmp_path / "b.safetensors")["w"].sum() == 3
+    assert safetensors.torch.load_file(tmp_path / "c.safetensors")["centre"].shape == (2,)
+    code, _, err = command(tmp_path / "run", "--export", "newest", tmp_path / "d.pt", "--object", "ema")
+    assert code == 2 and "'run.state.best_weights'" in " ".join(err.split())
 
 
 def test_json_says_the_same_for_scripts(run, command, tmp_path):
@@ -236,7 +263,7 @@ def test_urls_are_listed_and_pruned_too(command, tmp_path):
             commit(store, step)
     assert command(url, "--verify")[0] == 0
     assert command(url, "--prune", "--keep", "1")[0] == 0
-    assert [line.split()[0] for line in command(url)[1].splitlines()] == ["3"]
+    assert [line.split()[0] for line in command(url)[1].splitlines()[1:]] == ["3"]
 
 
 def test_an_empty_run_has_no_commits(command, tmp_path):

@@ -177,7 +177,7 @@ def test_every_truncation_is_detected(store, name):
     assert store.newest()[0].step == 1
     path.unlink()
     assert store.newest()[0].step == 1
-    assert "No such file" in store.skipped[0][1]
+    assert "is missing" in store.skipped[0][1]
 
 
 def test_a_corrupt_newer_commit_stays_until_a_valid_newer_one_exists(store):

@@ -25,6 +25,7 @@ from samebits.context import is_url
 from samebits.errors import InvalidArgumentError, UnsavableStateError, WeightsMismatchError
 
 MODEL = "model"
+RUN_STATE = "run.state"
 
 
 def load_commit(run_dir: str | os.PathLike[str], step: int | None = None, *, rank: int = 0) -> dict[str, Any]:
@@ -222,12 +223,16 @@ def _state_of(source: str | os.PathLike[str], object: str, step: int | None) -> 
 
 
 def _object(state: Mapping[str, Any], name: str, where: Any) -> Mapping[str, Any]:
-    objects = state.get("objects", {})
-    if name not in objects:
+    """The state_dict of an object by its name; `run.state`, or `run.state.weights` of what is kept in it."""
+    kept = state.get("run_state", {})
+    found = {**state.get("objects", {})}
+    if kept:
+        found |= {RUN_STATE: kept, **{f"{RUN_STATE}.{key}": value for key, value in kept.items()}}
+    if name not in found:
         raise InvalidArgumentError(
-            f"{os.fspath(where)} has no object {name!r}. It has {', '.join(map(repr, objects))}."
+            f"{os.fspath(where)} has no object {name!r}. It has {', '.join(map(repr, found))}."
         )
-    return objects[name]
+    return found[name] if isinstance(found[name], Mapping) else {name.rpartition(".")[2]: found[name]}
 
 
 def _prove(state: Any, file: Path, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from samebits.checkpoint.manifest import Manifest
 from samebits.checkpoint.place import commit_folders, locked
-from samebits.checkpoint.reading import Folder, check_sizes, newness, read_manifest, read_state
+from samebits.checkpoint.reading import Folder, check_sizes, newness, read_manifest, read_state, why
 from samebits.checkpoint.writer.shelf import best, step_of
 from samebits.errors import CorruptCommitError, InvalidArgumentError, NewerCommitError
 
@@ -99,7 +99,7 @@ def look(folder: Folder, *, verify: bool) -> Listed:
     except NewerCommitError as error:
         return Listed(folder, NEWER, None, str(error))
     except (OSError, CorruptCommitError) as error:
-        return Listed(folder, DAMAGED, manifest, str(error))
+        return Listed(folder, DAMAGED, manifest, why(error))
     return Listed(folder, VALID if verify else WHOLE, manifest)
 
 

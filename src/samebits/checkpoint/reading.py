@@ -156,7 +156,7 @@ def readable(folders: Iterable[F]) -> tuple[list[tuple[F, Manifest]], list[tuple
         except NewerCommitError:
             raise
         except (OSError, CorruptCommitError) as error:
-            bad.append((folder, str(error)))
+            bad.append((folder, why(error)))
     parents = {manifest.parent for _, manifest in good}
     good.sort(key=lambda item: newness(item[1], parents), reverse=True)
     return good, bad
@@ -178,8 +178,17 @@ def newest_valid(folders: Iterable[F]) -> tuple[tuple[F, Manifest, Any] | None, 
         try:
             return (folder, manifest, read_state(folder, manifest)), skipped
         except (OSError, CorruptCommitError) as error:
-            skipped.append((folder, str(error)))
+            skipped.append((folder, why(error)))
     return None, skipped
+
+
+def why(error: OSError | SamebitsError) -> str:
+    """Why a commit cannot be used, without the operating system's numbers."""
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return f"{error.filename} is missing"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"{error.filename} cannot be read: {error.strerror}"
+    return str(error)
 
 
 def none_valid(run_dir: object, skipped: Iterable[tuple[Folder, str]]) -> CorruptCommitError:

@@ -41,7 +41,7 @@ def commits(
         typer.Option(
             "--object",
             metavar="NAME",
-            help="Export this object only. [default: model for safetensors, else all]",
+            help="Export this object only; run.state, or run.state.NAME. [default: model for safetensors, else all]",
         ),
     ] = None,
     json_file: Annotated[

@@ -29,8 +29,8 @@ def show(found: Sequence[Listed], deleted: Sequence[Listed]) -> None:
     if terminal:
         console.print(_table(found))
     else:
-        for commit in found:
-            console.print(Text("  ".join(_cells(commit))), soft_wrap=True)
+        for cells in [COLUMNS, *map(_cells, found)] if found else []:
+            console.print(Text("  ".join(cells)), soft_wrap=True)
     for commit in found:
         if commit.reason:
             console.print(

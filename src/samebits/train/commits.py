@@ -157,8 +157,9 @@ class Commits:
             with suppress(OSError):
                 self.store.close()
         if self.written:
+            commits = "1 commit was" if self.written == 1 else f"{self.written} commits were"
             print(
-                f"samebits: {self.store.run_dir}: {self.written} commits were written beside the training, each durable within "
+                f"samebits: {self.store.run_dir}: {commits} written beside the training, each durable within "
                 f"{self.lag * 1e3:.0f} ms ({self.lag_steps} steps)",
                 file=sys.stderr,
             )
