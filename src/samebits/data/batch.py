@@ -18,7 +18,7 @@ from samebits.data.engine.inline import one_thread
 from samebits.data.engine.slots import Slot
 from samebits.data.order import Task
 from samebits.data.purity import may_draw
-from samebits.data.scope import Draws, fill_if_needed
+from samebits.data.scope import Draws, fill, fill_if_needed, filling
 from samebits.random import words
 
 
@@ -68,7 +68,7 @@ class BatchWork:
 
     def _computed(self, job: Task, slot: Slot | None) -> Any:
         data = self._single_element(job) if self._single else self._elements(job)
-        fill_if_needed(words.fold(job.key, "collate", job.batch_index))
+        fill_if_needed(job.key, "collate", job.batch_index)
         with slot.filled() if slot is not None and self._in_slot else nullcontext():
             return self._collate(data)
 
@@ -81,7 +81,7 @@ class BatchWork:
         return f"batch {job.batch_index} of samebits.data.DataLoader({type(self._dataset).__name__})"
 
     def _single_element(self, task: Task) -> Any:
-        fill_if_needed(words.fold(task.key, "element", task.first))
+        fill_if_needed(task.key, "element", task.first)
         return self._dataset[task.indices]
 
     def _elements(self, task: Task) -> Any:
@@ -89,10 +89,12 @@ class BatchWork:
         if getattr(
             self._dataset, "__getitems__", None
         ):  # torch's own protocol: the dataset reads a batch at once
-            fill_if_needed(words.fold(key, task.first))
+            fill_if_needed(key, task.first)
             return self._dataset.__getitems__(task.indices)
+        if not filling():
+            return [self._dataset[index] for index in task.indices]
         elements = []
         for ordinal, index in enumerate(task.indices, task.first):
-            fill_if_needed(words.fold(key, ordinal))
+            fill(words.fold(key, ordinal))
             elements.append(self._dataset[index])
         return elements

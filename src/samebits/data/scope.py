@@ -16,7 +16,7 @@ import torch
 
 from samebits.context import Words
 from samebits.errors import PipelineError, UnseededError
-from samebits.random import generators
+from samebits.random import generators, words
 
 T = TypeVar("T")
 
@@ -35,10 +35,10 @@ def fill(key: Words) -> None:
     generators.fill(key, initial_seed=key[0] >> 1)
 
 
-def fill_if_needed(key: Words) -> None:
-    """Sets the generators, unless nothing that follows draws from them."""
+def fill_if_needed(key: Words, *path: int | str) -> None:
+    """Sets the generators, by `key` with `path` folded in, unless nothing that follows draws from them."""
     if filling():
-        fill(key)
+        fill(words.fold(key, *path))
 
 
 class Draws:

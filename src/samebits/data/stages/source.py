@@ -161,12 +161,12 @@ class Iterated(Streamed):
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        scope.fill_if_needed(words.fold(self.key, repetition, 0))
+        scope.fill_if_needed(self.key, repetition, 0)
         iterator = iter(self.iterable() if callable(self.iterable) else self.iterable)
         number = 0
         while True:
             number += 1
-            scope.fill_if_needed(words.fold(self.key, repetition, number))
+            scope.fill_if_needed(self.key, repetition, number)
             try:
                 element = next(iterator)
             except StopIteration:
