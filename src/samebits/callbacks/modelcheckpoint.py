@@ -85,7 +85,10 @@ class ModelCheckpoint(Monitored):
                 hidden.replace(path)
             if not path.exists():
                 warnings.warn(
-                    f"ModelCheckpoint: {path}, written after epoch {epoch + 1}, is gone.", stacklevel=2
+                    f"ModelCheckpoint: {path}, written after epoch {epoch + 1}, is gone. Training goes on to the same weights; "
+                    "the file counts as written, and comes again only in its turn. Stop and put a copy of it back if you need "
+                    "it, or write the weights of a commit: samebits commits RUN_DIR --export newest FILE.",
+                    stacklevel=2,
                 )
         shutil.rmtree(self._aside, ignore_errors=True)
 
