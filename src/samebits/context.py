@@ -153,3 +153,13 @@ def resolve_run_dir(path: str | os.PathLike[str]) -> Path | str:
     if root is None or absolute.is_relative_to(root):
         return absolute
     return root / absolute.relative_to(absolute.anchor)
+
+
+def run_dirs(resolved: Path | str | None) -> list[Path]:
+    """The folder of a run, and what the program calls it where a check has moved it: other files of its may lie there."""
+    if not isinstance(resolved, Path):
+        return []
+    root = process.overrides.run_root
+    if root is None or not resolved.is_relative_to(root):
+        return [resolved]
+    return [resolved, Path(resolved.anchor) / resolved.relative_to(root)]

@@ -7,11 +7,15 @@ import pathlib
 import pytest
 import torch
 
+import samebits
 from samebits.audit.loaders import loader_workers
 from samebits.audit.record.observe import TorchListener, torch_hooks
 from samebits.audit.perturb import listing_order
 from samebits.audit.spec import LaunchSpec, read_spec
-from samebits.audit.record.writes import outside_writes
+from samebits.audit.record.file import RecordFile
+from samebits.audit.record.recorder import Recorder, recording
+from samebits.audit.record.writes import outside, writes
+from samebits.context import Overrides, process
 from samebits.errors import InvalidArgumentError
 
 
@@ -68,15 +72,36 @@ def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch
     monkeypatch.setattr("samebits.audit.record.writes._SCRATCH", ("/dev",))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
-    notes = []
-    with outside_writes([tmp_path / "run"], notes.append):
+    files = {}
+    with writes(files):
         for _ in range(2):
             open("metrics.csv", "a").close()
         open("metrics.csv").close()
         open("run/commit", "w").close()
         open("/dev/null", "w").close()
     open("later.csv", "w").close()
-    assert notes == ["writes outside its run directory: metrics.csv"]
+    assert outside(files, [tmp_path / "run"], str(tmp_path)) == [
+        "writes outside its run directory: metrics.csv"
+    ]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_files_in_the_run_directory_are_inside_it(tmp_path, monkeypatch, moved):
+    """A log in the folder of a Run is not named, where `verify` has moved the run either; one beside it (control) is."""
+    monkeypatch.setattr("samebits.audit.record.writes._SCRATCH", ("/dev",))
+    monkeypatch.chdir(tmp_path)
+    if moved:
+        process.overrides = Overrides(run_root=tmp_path / "scratch")
+    recorder = Recorder(RecordFile(tmp_path / "record"))
+    allowed = (str(tmp_path / "record"), str(tmp_path / "scratch"))
+    with recording(recorder, "script.py", level="state", every=1, allowed=allowed):
+        samebits.set_random_seed(1)
+        with samebits.Run("runs/fit"):
+            os.makedirs("runs/fit", exist_ok=True)
+            open("runs/fit/log.csv", "w").close()
+            open("runs/log.csv", "w").close()
+        recorder.finish()
+    assert recorder.notes == ["writes outside its run directory: runs/log.csv"]
 
 
 class Net(torch.nn.Module):

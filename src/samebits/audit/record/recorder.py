@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,8 +17,8 @@ import xxhash
 from samebits.audit.record.file import RecordFile, start_line
 from samebits.audit.record.observe import TorchListener, torch_hooks
 from samebits.audit.record.subjects import Subjects
-from samebits.audit.record.writes import outside_writes
-from samebits.context import Observer, Position, observed, process
+from samebits.audit.record.writes import outside, writes
+from samebits.context import Observer, Position, observed, process, run_dirs
 from samebits.determinism.notices import notices
 from samebits.determinism.settings import active
 from samebits.digest import ALGORITHM
@@ -71,6 +73,11 @@ class Recorder(Observer, TorchListener):
     ) -> None:
         self.file = file
         self.notes: list[str] = []
+        self.folders: list[str | Path | None] = []
+        """Where the script may write."""
+        self.files: dict[str, None] = {}
+        """What it opened for writing."""
+        self._start = os.getcwd()
         self.loaders: list[int] = []
         """The number of workers that the script gave each loader it made."""
         self._full = level == "state"
@@ -100,6 +107,7 @@ class Recorder(Observer, TorchListener):
     def run_opened(self, run: Any) -> None:
         """Takes over from the counting of optimizer steps."""
         self._runs += 1
+        self.folders += run_dirs(run.run_dir)
         self._trains, self._begun, self._step = True, False, None
         self._subjects.open_run(run)
 
@@ -196,7 +204,7 @@ class Recorder(Observer, TorchListener):
     def finish(self, error: BaseException | None = None) -> str | None:
         """Writes the last line, after the script's end, and returns the final digest (None: no model was seen)."""
         self._flush_inference()
-        for text in notices():
+        for text in (*outside(self.files, self.folders, self._start), *notices()):
             self.note(text)
         final, seen = None, []
         try:
@@ -305,7 +313,8 @@ def recording(
 ) -> Iterator[None]:
     """Subscribes `recorder` to everything while the block runs; what it hooked is as before afterwards."""
     recorder.file.write(start_line(script, level, every))
-    with observed(recorder), torch_hooks(recorder), outside_writes(allowed, recorder.note):
+    recorder.folders += allowed
+    with observed(recorder), torch_hooks(recorder), writes(recorder.files):
         yield
 
 

@@ -25,24 +25,14 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def outside_writes(
-    allowed: Iterable[str | os.PathLike[str] | None], note: Callable[[str], None]
-) -> Iterator[None]:
-    """Names through `note`, once each, files opened for writing below none of `allowed` while the block runs.
+def writes(files: dict[str, None]) -> Iterator[None]:
+    """Adds to `files`, once each and in order, what is opened for writing while the block runs, by its real path.
 
     Python's audit hooks cannot be removed: afterwards ours stays and does nothing.
     """
-    roots = [os.path.realpath(root) + os.sep for root in (*allowed, *_SCRATCH) if root]
-    start, seen = os.getcwd(), set()
 
     def opened(path: str) -> None:
-        if path in seen:
-            return
-        seen.add(path)
-        full = os.path.realpath(path)
-        if not full.startswith(tuple(roots)) and not any(cache in full for cache in _CACHES):
-            relative = os.path.relpath(full, start)
-            note(f"writes outside its run directory: {full if relative.startswith('..') else relative}")
+        files.setdefault(os.path.realpath(path))
 
     if not _hooked:
         sys.addaudithook(_hook)
@@ -52,3 +42,16 @@ def outside_writes(
         yield
     finally:
         _listeners.remove(opened)
+
+
+def outside(files: Iterable[str], allowed: Iterable[str | os.PathLike[str] | None], start: str) -> list[str]:
+    """A line for each of `files` below none of `allowed`; those below the folder `start` by their relative path."""
+    roots = tuple(os.path.realpath(root) + os.sep for root in (*allowed, *_SCRATCH) if root)
+    lines = []
+    for full in files:
+        if not full.startswith(roots) and not any(cache in full for cache in _CACHES):
+            relative = os.path.relpath(full, start)
+            lines.append(
+                f"writes outside its run directory: {full if relative.startswith('..') else relative}"
+            )
+    return lines
