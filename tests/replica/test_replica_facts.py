@@ -359,6 +359,43 @@ def test_constants_that_share_memory_are_one():
     assert of(step, square(), inputs={"x": Equal()}).is_replica_equal("output")
 
 
+def test_a_write_through_a_view_of_a_constant_reaches_it():
+    """Each use of a closed-over tensor is traced as a tensor of its own: what a view of it writes is read from it all the same."""
+    base = torch.zeros(8, 8)
+
+    def step(x):
+        base[:2].add_(x[:2])
+        first, second = base.split(4)
+        second.mul_(2)
+        return base * 1
+
+    assert not of(step, square()).is_replica_equal("output")
+    assert of(step, square(), inputs={"x": Equal()}).is_replica_equal("output")
+
+
+def test_a_collective_on_a_constant_writes_it():
+    """`dist.all_reduce(total)` of a tensor that the code closes over: its members get the same bits, others do not."""
+    total, own = torch.zeros(8), torch.zeros(8)
+
+    def step(x):
+        total.add_(x[0])
+        own.add_(x[0])
+        dist.all_reduce(total)
+        return total * 1, own * 1
+
+    report = analyze(capture(step, square(), world_size=4))
+    assert report.is_replica_equal("output.0") and not report.is_replica_equal("output.1")
+
+
+def test_what_is_read_counts_though_it_is_written_over():
+    """`torch.add(p, g, out=p)` reads p; `torch.add(g, g, out=p)` does not."""
+    inputs = {"p": PerReplica(), "g": Equal()}
+    read = of(lambda p, g: torch.add(p, g, out=p) * 1, square(), square(), inputs=inputs)
+    assert not read.is_replica_equal("output")
+    over = of(lambda p, g: torch.add(g, g, out=p) * 1, square(), square(), inputs=inputs)
+    assert over.is_replica_equal("output")
+
+
 def test_a_tensor_given_twice_is_one():
     """Two inputs with one memory: a write to one is read from the other, and both are as equal as both are."""
     x = square()

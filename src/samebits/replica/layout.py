@@ -2,7 +2,7 @@
 
 The fake tensors of a captured graph share storages as the real ones will, through views, `.data`, `detach`, and
 reshapes that copy or do not; so aliases need no rules of their own. Two things tracing does not show are added: an
-in-place op on a captured constant, and `wait_tensor`, whose result is the tensor that was waited for.
+in-place op on a captured constant or a view of one, and `wait_tensor`, whose result is the tensor that was waited for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from samebits.replica.collectives import COLLECTIVES
 from samebits.replica.memory import Place, place_of
 from samebits.replica.schema import argument, signature_of
 
@@ -69,6 +70,18 @@ class Layout:
         for index, operand in _returned_inputs(node):
             if index < len(found) and len(self.places.get(operand, ())) == 1:
                 self._alias(found[index], self.places[operand][0].storage)
+        for viewed in self._viewed_constant(node):
+            for leaf in found:
+                self._alias(leaf, viewed.storage)
+
+    def _viewed_constant(self, node: Node) -> tuple[Place, ...]:
+        """The constant that a view op looks at: each use of one is traced as a tensor of its own."""
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.target.is_view:
+            return ()
+        if torch.Tag.maybe_aliasing_or_mutating in node.target.tags:
+            return ()
+        given = node.args[0]
+        return self.places[given] if isinstance(given, Node) and given.op == "get_attr" else ()
 
 
 def constant_place(value: torch.Tensor) -> Place:
@@ -97,6 +110,10 @@ def _returned_inputs(node: Node) -> Iterator[tuple[int, Node]]:
         return
     if node.target.name() in _WAITS:
         yield 0, node.args[0]  # type: ignore[misc]
+    collective = COLLECTIVES.get(node.target.name())
+    if collective is not None and collective.writes:  # c10d's schemas do not say it
+        targets = pytree.tree_leaves(argument(node, collective.writes))
+        yield from ((index, one) for index, one in enumerate(targets) if isinstance(one, Node))
     for index, name in signature_of(node).returned:
         given = argument(node, name)
         if isinstance(given, Node):

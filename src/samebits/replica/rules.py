@@ -161,7 +161,9 @@ def _written(node: Node, target: torch._ops.OpOverload) -> list[Node]:
 
 def _read(node: Node, operands: tuple[Node, ...]) -> tuple[Node, ...]:
     """The operands whose content counts."""
-    outs = {one for name in signature_of(node).outs for one in _nodes(argument(node, name))}
+    names = signature_of(node).outs
+    outs = {one for name in names for one in _nodes(argument(node, name))}
+    outs -= {*_nodes(node.args), *_nodes([one for name, one in node.kwargs.items() if name not in names])}
     first = node.args[0] if node.args else None
     if signature_of(node).packet in _SHAPE_ONLY and isinstance(first, Node) and _static(first):
         again = {*_nodes(node.args[1:]), *_nodes(list(node.kwargs.values()))}
