@@ -4,7 +4,9 @@ import os
 import random
 import resource
 import signal
+import time
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -406,3 +408,36 @@ def test_a_rank_that_raises_leaves_nobody_waiting(ranks):
     """The others are told at their next asking, although the process of the rank that raised lives on."""
     results, _ = ranks(3, leaves_early)
     assert results == ["InterruptedError", "RanksError", "RanksError"]
+
+
+def refused_in_the_background(run_dir):
+    """A disk takes no more of what the writer process of rank 0 writes."""
+    samebits.set_random_seed(1)
+    model = DDP(nn.Linear(300, 300))
+
+    def fills_up():
+        if dist.get_rank() == 0:
+            (writer,) = map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+            resource.prlimit(writer, resource.RLIMIT_FSIZE, (500, 500))
+
+    with samebits.Run(run_dir, model=model, save=1) as run:
+        for step, x in run.steps([torch.ones(2, 300)] * 400):
+            time.sleep(0.002)
+            if step.number == 30:
+                fills_up()
+            model(x).sum().backward()
+
+
+def test_a_commit_that_fails_beside_the_training_ends_all_ranks_alike(ranks, tmp_path):
+    """The writer process is refused by the disk: both ranks raise the same CommitError, with the cure, at the same step."""
+
+    def message():
+        try:
+            refused_in_the_background(tmp_path / "r")
+        except errors.SamebitsError as error:
+            return type(error).__name__, str(error)
+
+    results, _ = ranks(2, message)
+    assert [name for name, _ in results] == ["CommitError"] * 2
+    assert results[1][1] == f"rank 0: {results[0][1]}" and "ulimit -f" in results[0][1]
+    assert CommitStore(tmp_path / "r").newest()[0].step > 5

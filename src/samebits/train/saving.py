@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from samebits.checkpoint import Manifest
 from samebits.context import Position, process
+from samebits.errors import SamebitsError
 from samebits.train import fits, progress, ranks, state
 from samebits.train.best import Best
 from samebits.train.chain import Chain
@@ -49,6 +50,8 @@ class Saving:
         self._program: dict[str, Any] = {}
         self._environment: Environment | None = None
         self._asked = self._told_restart = self._told_everywhere = False
+        self._refused: SamebitsError | None = None
+        """Why a commit that nobody waited for failed: on rank 0, which raises it where all ranks do."""
 
     def find(self) -> ranks.Opened:
         """Opens the run directory and reads the newest commit; on rank 0 alone."""
@@ -147,6 +150,8 @@ class Saving:
         """The run is over: what is under way becomes durable, and the directory is given back."""
         self.ranks.close()
         self._chain.close()
+        if self._refused is not None:
+            warnings.warn(str(self._refused), stacklevel=4)
         if self.commits is not None:
             self._tell_durable(self.commits.close())
 
@@ -159,7 +164,7 @@ class Saving:
             exact=wanted is not None and position.step in wanted,
             at_step=told or (commits is not None and commits.cadence.at(position.step)),
             due=lambda: commits is not None and commits.due(position.step),
-            asked=self._asked,
+            asked=self._asked or self._refused is not None,
             leave=self.preemption.requested is not None,
         )
 
@@ -167,7 +172,18 @@ class Saving:
         """What every boundary of the outermost loop is for, whether there is a commit or not."""
         self._chain.boundary(position, self._loops.rolled)
         if self.commits is not None:
-            self._tell_durable(self.commits.heard())
+            with self._raising_together():
+                self._tell_durable(self.commits.heard())
+
+    @contextmanager
+    def _raising_together(self) -> Iterator[None]:
+        """What only rank 0 does: an error waits until all ranks hear of it, at their next asking."""
+        try:
+            yield
+        except SamebitsError as error:
+            if self.ranks.world_size == 1:
+                raise
+            self._refused = error
 
     def _commit(self, position: Position, *, wait: bool = True) -> None:
         """Commits the boundary at `position`; without `wait` it becomes durable later, or never if a newer one does."""
@@ -188,11 +204,17 @@ class Saving:
             rolling=self._chain.digest,
             value=self._best.take(),
         )
-        if not wait and (self.ranks.rank or self.commits.snapshot(saved, facts)):
+        if not wait and self.ranks.rank:
             self.commits.cadence.took(time.perf_counter() - started)
             return
-        durable = [position]
-        with self.ranks.following() if wait else nullcontext():
+        durable = [position] if self.ranks.rank else []
+        with self.ranks.following() if wait else self._raising_together():
+            refused, self._refused = self._refused, None
+            if refused is not None:
+                raise refused
+            if not wait and self.commits.snapshot(saved, facts):
+                self.commits.cadence.took(time.perf_counter() - started)
+                return
             if self.ranks.rank == 0:
                 durable = self.commits.commit(saved, facts, lambda: self._tell("commit_writing", position))
         self._tell_durable(durable)
