@@ -252,3 +252,20 @@ def test_a_run_function_that_ignores_its_run_dir_is_told(tmp_path):
     """Negative control: a function whose run starts anew is equal to itself, and is refused all the same."""
     with pytest.raises(AssertionError, match="began at step 0"):
         assert_resumes_exactly(lambda run_dir: train(None), cut=3)
+
+
+def test_a_forward_before_the_run_is_no_step_of_it():
+    """A program that calls its model once before it enters the run (a lazy layer, a warm-up) resumes exactly, too."""
+
+    def program(run_dir):
+        samebits.set_random_seed(1)
+        model = torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.Dropout(0.1))
+        model(torch.ones(1, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with samebits.Run(run_dir, model=model, optimizer=optimizer) as run:
+            for _, x in run.steps(samebits.data.DataLoader(torch.randn(6, 3), batch_size=2)):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+
+    assert_resumes_exactly(program, cut=[0, 2])

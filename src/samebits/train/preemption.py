@@ -228,6 +228,10 @@ class Preemption:
 
     def _watch_exit(self) -> None:
         """At the interpreter's end: what hangs there (a child that is waited for) does not hang longer than the grace."""
+        for (
+            number
+        ) in self._previous:  # Python puts the default back before it frees modules: exit code -15, not 75
+            signal.signal(number, signal.SIG_IGN)
         left = self._deadline - _RESERVE * self._grace - time.monotonic()
         timer = threading.Timer(max(left, 0.0), self._end, ["the interpreter did not end by itself"])
         timer.daemon = True

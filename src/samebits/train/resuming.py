@@ -69,7 +69,7 @@ class Resuming:
         assert self._saved is not None
         fits.check_fits(self._objects, self._saved, self._where)
         state.restore(self._objects, self._saved, self._where)
-        self._run_state.refill(copy.deepcopy(self._saved["run_state"]))
+        self._run_state.refill(copy.deepcopy(self._saved["run_state"]), self._saved.get("in_hand"))
 
     def enter_validation(self, first: Position) -> int:
         """The batch at which this validation begins: 0, or where a commit inside it was made, whose state is put back."""

@@ -18,6 +18,7 @@ from samebits.train.best import Best
 from samebits.train.chain import Chain
 from samebits.train.commits import Commits, Facts
 from samebits.train.environment import Environment
+from samebits.train.inhand import InHand
 from samebits.train.loops import Loops
 from samebits.train.origin import Origin
 from samebits.train.preemption import Preemption
@@ -46,6 +47,7 @@ class Saving:
         self.preemption = Preemption(grace, self._planned, self._durable)
         self._run_dir, self._best, self._tell = run_dir, best, tell
         self._objects, self._run_state, self._loops = objects, run_state, loops
+        self.in_hand = InHand()
         self._chain = Chain()
         self._program: dict[str, Any] = {}
         self._environment: Environment | None = None
@@ -194,6 +196,7 @@ class Saving:
         started = time.perf_counter()
         saved = state.gather(self._objects)
         saved["run_state"] = dict(self._run_state)
+        saved["in_hand"] = self.in_hand.state(self._run_state)
         saved["loops"] = self._loops.state()
         saved = self.ranks.complete(saved, self._environment.to_dict())
         facts = Facts(

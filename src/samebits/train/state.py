@@ -10,6 +10,7 @@ import torch
 
 from samebits import digest
 from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.train import inhand
 
 
 @runtime_checkable
@@ -46,9 +47,11 @@ class RunState(dict[str, Any]):
     def __delattr__(self, name: str) -> None:
         del self[name]
 
-    def refill(self, saved: dict[str, Any]) -> None:
-        """Takes the saved values, inside lists and dicts that the program may have in hand already."""
-        _refill(self, saved)
+    def refill(self, saved: dict[str, Any], in_hand: Mapping[str, Any] | None = None) -> None:
+        """Takes the saved values, inside the objects that the program has in hand (`inhand`); by default lists and dicts."""
+        if in_hand is not None:
+            inhand.share(saved, in_hand["same"])
+        inhand.fill(self, saved, None if in_hand is None else in_hand["kept"])
 
 
 def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
@@ -137,19 +140,6 @@ def _check_came_back(objects: Mapping[str, Stateful], saved: Mapping[str, Any], 
                 f"{where}: {name} does not have the saved state after load_state_dict ({', '.join(lost[:3])}): the "
                 "program is another one (another dtype?), or the class loses it. Use the program that made the commit."
             )
-
-
-def _refill(target: Any, saved: Any) -> Any:
-    if isinstance(target, list) and isinstance(saved, list):
-        target[:] = saved
-        return target
-    if isinstance(target, dict) and isinstance(saved, dict):
-        for name in [name for name in target if name not in saved]:
-            del target[name]
-        for name, value in saved.items():
-            target[name] = _refill(target.get(name), value)
-        return target
-    return saved
 
 
 def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -93,17 +93,18 @@ class Steps(Iterator[tuple[Step, Any]]):
         preemption = self._run.preemption
         if preemption.installed:
             source.hold()
-        preemption.wait()
         try:
-            batch, self._loop.ends_epoch = source.next(position.epoch, position.batch_index)
+            try:
+                preemption.wait()
+                batch, self._loop.ends_epoch = source.next(position.epoch, position.batch_index)
+            finally:
+                preemption.waited()  # where a signal may still interrupt
         except (Exception, Interrupted):
             if preemption.requested is None or not preemption.alone:
                 raise
             self._run._saving.interrupted(
                 position, outermost=outermost
             )  # a loader raises, too, when its workers were signalled
-        finally:
-            preemption.waited()
         source.release()
         return batch
 
@@ -150,6 +151,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         self._source = loop.source = in_epochs_of(
             Source(self._loader, self._key, limit), self._steps_per_epoch
         )
+        run._saving.in_hand.begin(run.state)
         if loop.name in loops.done:
             self._resume_done(loops.done[loop.name])
             return

@@ -70,17 +70,17 @@ class Validation(Iterable[Any]):
 
     def _await(self, source: InsideSource, position: Position, look: Look | None) -> tuple[Any, bool]:
         preemption = self._run.preemption
-        preemption.wait()
         try:
-            return source.next(0, position.phase_batch)
+            try:
+                preemption.wait()
+                return source.next(0, position.phase_batch)
+            finally:
+                preemption.waited()  # where a signal may still interrupt
         except (Exception, Interrupted):
             if preemption.requested is None or not preemption.alone:
                 raise
-            preemption.waited()
             self._run._saving.validating(position, look)  # which leaves
             raise
-        finally:
-            preemption.waited()
 
 
 def _changed(begun: Carried, frame: FrameType, run: Owner) -> list[str]:

@@ -62,9 +62,10 @@ class Record:
     @property
     def resumed_from(self) -> int | None:
         """The boundary at which this process took up a run; None for a fresh one."""
-        if self.initial and self.initial[0].step >= 0:
-            return self.initial[0].step + 1
-        return None
+        began = next(
+            (line for line in self.initial if line.loop), None
+        )  # a forward before the run has a line, too
+        return began.step + 1 if began is not None and began.step >= 0 else None
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:

@@ -1,0 +1,138 @@
+"""What a program took out of `run.state` before its loop is still in `run.state` after a resume."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import samebits
+from samebits.testing import assert_resumes_exactly
+
+CUT = [0, 3]
+
+
+def train(run_dir: Path, prepare: Callable[[Any], Any], use: Callable[[Any, Any, int], float]) -> Any:
+    """Trains on what `use` makes, in each step, of the run's state and of what `prepare` took out of it."""
+    samebits.set_random_seed(1)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = samebits.data.DataLoader(torch.randn(12, 2), batch_size=2, shuffle=True)
+    with samebits.Run(run_dir, model=model, optimizer=optimizer) as run:
+        held = prepare(run.state)
+        for step, x in run.steps(loader):
+            optimizer.zero_grad()
+            (model(x).square().mean() * use(run.state, held, step.number)).backward()
+            optimizer.step()
+    return model.weight.detach(), dict(run.state)
+
+
+def resumes(prepare: Callable[[Any], Any], use: Callable[[Any, Any, int], float]) -> None:
+    def program(run_dir: Path) -> Any:
+        return train(run_dir, prepare, use)
+
+    assert_resumes_exactly(program, cut=CUT)
+
+
+def push(state: Any, held: Any, number: int) -> float:
+    held.append(number)
+    return len(state.kept)
+
+
+def put(state: Any, held: Any, number: int) -> float:
+    held[number] = number + 1
+    return float(state.kept.sum())
+
+
+def add(state: Any, held: Any, number: int) -> float:
+    held.add(number)
+    return len(state.kept)
+
+
+KINDS = [
+    (list, push),
+    (partial(deque, maxlen=4), push),
+    (bytearray, push),
+    (set, add),
+    (partial(torch.zeros, 6), put),
+    (partial(np.zeros, 6), put),
+]
+
+
+@pytest.mark.parametrize(("make", "use"), KINDS)
+@pytest.mark.parametrize("always", [False, True])
+def test_what_the_loop_began_with_is_filled_in_place(make: Any, use: Any, always: bool) -> None:
+    """A value that the program holds under a name of its own, too, is one object with that of `run.state` after a resume."""
+
+    def prepare(state: Any) -> Any:
+        if always:
+            state.kept = make()
+        return state.setdefault("kept", make())
+
+    resumes(prepare, use)
+
+
+@pytest.mark.parametrize("make", [list, partial(torch.zeros, 3), dict])
+def test_what_the_loop_replaced_is_replaced_by_a_resume(make: Any) -> None:
+    """A value that the loop gave to `run.state` anew leaves the object alone that was there before."""
+
+    def prepare(state: Any) -> Any:
+        state.latest = first = make()
+        return first
+
+    def use(state: Any, held: Any, number: int) -> float:
+        state.latest = (
+            torch.full((3,), float(number)) if isinstance(held, torch.Tensor) else type(held)([(number, 1)])
+        )
+        return 1 + len(held) + float(sum(held))
+
+    resumes(prepare, use)
+
+
+@pytest.mark.parametrize("make", [list, dict, partial(torch.zeros, 6), partial(np.zeros, 6)])
+def test_one_object_at_two_paths_stays_one(make: Any) -> None:
+    """Two names in `run.state` for one object are two names for one object after a resume."""
+
+    def prepare(state: Any) -> None:
+        if "a" not in state:
+            state.a = make()
+            state.inner = {"b": state.a}
+
+    def use(state: Any, held: Any, number: int) -> float:
+        if isinstance(state.a, list):
+            state.a.append(number)
+        else:
+            state.a[number] = 1
+        return 1 + float(sum(state.inner["b"]))
+
+    resumes(prepare, use)
+
+
+def test_the_order_of_a_dict_in_hand_is_restored() -> None:
+    """A dict that the program holds has its keys in the order that they had."""
+
+    def prepare(state: Any) -> Any:
+        state.recent = recent = {"a": 1.0, "b": 2.0, "c": 3.0}
+        return recent
+
+    def use(state: Any, held: Any, number: int) -> float:
+        held["abc"[number % 3]] = held.pop("abc"[number % 3])
+        return next(iter(held.values()))
+
+    resumes(prepare, use)
+
+
+def test_a_copy_that_is_kept_beside_is_found_out() -> None:
+    """The same program with a copy in its hands does not resume exactly (so the tests above can fail)."""
+
+    def prepare(state: Any) -> Any:
+        return list(state.setdefault("kept", []))
+
+    with pytest.raises(AssertionError, match="differ"):
+        resumes(prepare, lambda state, held, number: held.append(number) or len(held))
