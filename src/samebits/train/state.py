@@ -66,7 +66,7 @@ def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
     return {
         "types": {name: type(thing).__qualname__ for name, thing in objects.items()},
         "objects": saved,
-        "grads": {path: parameter.grad for path, parameter in parameters.items()},
+        "grads": {path: _dense(parameter.grad) for path, parameter in parameters.items()},
         "requires_grad": {path: parameter.requires_grad for path, parameter in parameters.items()},
         "optimizer_only": {path: p.detach() for path, p in parameters.items() if ".param_groups." in path},
         "training": {name: [m.training for m in module.modules()] for name, module in modules.items()},
@@ -94,8 +94,7 @@ def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: st
         if path in own["optimizer_only"]:
             parameter.data.copy_(own["optimizer_only"][path])
         parameter.requires_grad_(own["requires_grad"][path])
-        grad = own["grads"][path]
-        parameter.grad = None if grad is None else grad.to(parameter.device)
+        parameter.grad = _gradient(own["grads"][path], parameter.device)
     for name, modes in own["training"].items():
         _restore_module(objects[name], modes, own["buffers"][name])
     _check_came_back(objects, saved, where)
@@ -110,6 +109,26 @@ def restore_changed(objects: Mapping[str, Stateful], saved: Mapping[str, Any], w
     for name, thing in objects.items():
         if digest.of_value(now["objects"][name]) != digest.of_value(saved["objects"][name]):
             thing.load_state_dict(copy.deepcopy(saved["objects"][name]))
+
+
+def _dense(grad: torch.Tensor | None) -> Any:
+    """A gradient as what commits hold: a sparse one (of an embedding, say) as the tensors that it is made of."""
+    if grad is None or grad.layout is not torch.sparse_coo:
+        return grad
+    return {
+        "indices": grad._indices(), "values": grad._values(), "size": list(grad.shape),
+        "coalesced": grad.is_coalesced(),
+    }  # fmt: skip
+
+
+def _gradient(saved: Any, device: torch.device) -> torch.Tensor | None:
+    """A gradient that `_dense` took apart."""
+    if saved is None or isinstance(saved, torch.Tensor):
+        return None if saved is None else saved.to(device)
+    return torch.sparse_coo_tensor(
+        saved["indices"], saved["values"], saved["size"], device=device, is_coalesced=saved["coalesced"],
+        check_invariants=False,
+    )  # fmt: skip
 
 
 def _restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.Tensor]) -> None:
