@@ -138,3 +138,54 @@ def test_the_best_epochs_are_committed_at_their_end(ranks, tmp_path):
     kept = {int(path.name[:12]) for path in (tmp_path / "run" / "commits").iterdir()}
     assert values == other and 7 not in best
     assert kept == {4 * epoch + 4 for epoch in best} | {32}
+
+
+class Ending(Observer):
+    """Ends the training of this rank by an exception at a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def step_begins(self, run, step, batch, *, ends_epoch):
+        if step.step == self.step:
+            raise InterruptedError
+
+
+def accumulated(run_dir, cut=None):
+    """Groups of three batches, five batches per epoch, a validation by the DDP model itself; what each step left behind."""
+    samebits.set_random_seed(3)
+    process.overrides = Overrides(commit_steps=None if cut is None else (cut,))
+    process.observers[:] = [] if cut is None else [Ending(cut)]
+    model = DDP(nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)))
+    opt = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    data = samebits.data.Pipeline.from_source(range(30)).shuffle().map(example).batch(6)
+    seen = []
+
+    def look(trainer, step, logs):
+        grad = model.module[0].weight.grad
+        seen.append((grad is not None and digest.of_value(grad), digest.of_value(model.state_dict())))
+
+    look = callbacks.Lambda(on_batch_end=look)
+    trainer = samebits.Trainer(model, nn.functional.cross_entropy, opt, accumulate=3, callbacks=[look])
+    trainer.fit(data, 2, validation_data=data, run_dir=run_dir, verbose=0, check_complete=False)
+    return seen
+
+
+def cut_in_each_place_of_a_group(folder):
+    whole = accumulated(None)
+    resumed = []
+    for cut in range(1, 9):
+        with pytest.raises(InterruptedError):
+            accumulated(folder / f"{cut}", cut)
+        resumed.append(accumulated(folder / f"{cut}"))
+    return whole, resumed
+
+
+def test_gradients_are_summed_once_per_group_and_resume(ranks, tmp_path):
+    """accumulate=3 on three ranks: until a group's last batch each rank has a gradient of its own, which a commit there keeps:
+    cut behind each step of the first two epochs, each step behind it leaves the same bits on each rank."""
+    results, _ = ranks(3, cut_in_each_place_of_a_group, tmp_path)
+    for whole, resumed in results:
+        assert resumed == [whole[cut:] for cut in range(1, 9)]
+    for step, of_ranks in enumerate(zip(*(whole for whole, _ in results), strict=True)):
+        assert len({grad for grad, _ in of_ranks}) == (1 if step % 5 in (2, 4) else 3)  # 1: there is none

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from samebits import digest
 from samebits.errors import InvalidArgumentError, RunMismatchError
@@ -71,7 +72,20 @@ def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
         "optimizer_only": {path: p.detach() for path, p in parameters.items() if ".param_groups." in path},
         "training": {name: [m.training for m in module.modules()] for name, module in modules.items()},
         "buffers": {name: unsaved_buffers(module, saved[name]) for name, module in modules.items()},
+        **_forward_syncs(modules),
     }
+
+
+def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, bool]]:
+    """Whether a DistributedDataParallel is about to give rank 0's buffers to all: not behind a forward without gradients,
+    nor under `no_sync`. Nothing where there is none.
+    """
+    found = {
+        name: module.require_forward_param_sync
+        for name, module in modules.items()
+        if isinstance(module, DistributedDataParallel)
+    }
+    return {"forward_syncs": found} if found else {}
 
 
 def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
@@ -97,6 +111,8 @@ def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: st
         parameter.grad = _gradient(own["grads"][path], parameter.device)
     for name, modes in own["training"].items():
         _restore_module(objects[name], modes, own["buffers"][name])
+    for name, syncs in own.get("forward_syncs", {}).items():
+        objects[name].require_forward_param_sync = syncs  # type: ignore[attr-defined]
     _check_came_back(objects, saved, where)
 
 
@@ -127,7 +143,7 @@ def _gradient(saved: Any, device: torch.device) -> torch.Tensor | None:
         return None if saved is None else saved.to(device)
     return torch.sparse_coo_tensor(
         saved["indices"], saved["values"], saved["size"], device=device, is_coalesced=saved["coalesced"],
-        check_invariants=False,
+        check_invariants=True,
     )  # fmt: skip
 
 

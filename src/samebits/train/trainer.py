@@ -277,10 +277,11 @@ class Trainer:
             callback.on_epoch_begin(self, self.initial_epoch + step.epoch)
         for callback in callbacks:
             callback.on_batch_begin(self, step.number)
-        result = forward(self.model, batch)
-        run.log(loss=result.loss)
         group = group_of(step.batch_index, self.accumulate, self.steps_per_epoch, ends_epoch=step.ends_epoch)
-        self._update(result.loss, group)
+        with self._update.summing(group):
+            result = forward(self.model, batch)
+            run.log(loss=result.loss)
+            self._update(result.loss, group)
         values = forward.measured(result)
         self._logbook.means.add(values, result.count)
         logs = {"loss": values["loss"]}

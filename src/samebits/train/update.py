@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,15 @@ class Update:
     scaler: torch.amp.GradScaler | None = None
     ema: AveragedModel | None = None
     schedule: Schedule | None = None
+
+    def summing(self, group: Group) -> AbstractContextManager[None]:
+        """Around forward and backward: the ranks sum gradients in a group's last backward; until then each has its own.
+
+        A static graph is what its first backward was, so those are summed every time.
+        """
+        if group.ends or not isinstance(self.model, DistributedDataParallel) or self.model.static_graph:
+            return nullcontext()
+        return self.model.no_sync()
 
     def __call__(self, loss: torch.Tensor, group: Group) -> None:
         """Adds the gradient of the group's mean loss; with the group's last batch steps, and lets go of the gradients.
