@@ -67,7 +67,6 @@ CHANGES = {
     "cpu": ("cpu",),
     "gpu": ("gpus",),
     "flags": ("flags", "float32_matmul_precision"),
-    "world_size": ("world_size",),
 }
 
 
@@ -123,6 +122,14 @@ def test_an_unknown_name_lists_the_known(tmp_path, given):
     """A name that is none, or a string for a list, is an error that lists the names."""
     with pytest.raises(InvalidArgumentError, match=", ".join(KNOWN)):
         samebits.Run(tmp_path, allow_changes=given)
+
+
+@pytest.mark.parametrize("given", [["world_size"], "world_size", ["torch", "world_size"]])
+def test_another_world_size_cannot_be_allowed(tmp_path, given):
+    """allow_changes=["world_size"] is refused with the reason and the way out, before a folder is made."""
+    with pytest.raises(InvalidArgumentError, match="as many processes as it began with.*load_weights"):
+        samebits.Run(tmp_path / "r", allow_changes=given)
+    assert "world_size" not in KNOWN and not (tmp_path / "r").exists()
 
 
 def test_threads_are_put_back_unless_allowed(committed, forked, capfd):

@@ -39,7 +39,6 @@ _NAMES = {
     "threads": "threads",
     "op_determinism": "flags",
     "flags": "flags",
-    "world_size": "world_size",
     "scripts": "script",
 }
 """What an entry of the fingerprint is called in `allow_changes`; those not here say nothing about bits."""
@@ -159,8 +158,14 @@ class Environment:
 
 
 def check_names(allowed: Any) -> frozenset[str]:
-    """The names in `allow_changes`. Raises `InvalidArgumentError` for one that is not known."""
+    """The names in `allow_changes`. Raises `InvalidArgumentError` for one that is not known, and for "world_size"."""
     names = [allowed] if isinstance(allowed, str) else list(allowed)
+    if "world_size" in names:
+        raise InvalidArgumentError(
+            f"Run(allow_changes={allowed!r}): a run goes on with as many processes as it began with. A commit holds a state of "
+            "each rank's own, and its position counts batches of one rank. Begin a new run directory with its weights "
+            "(samebits.checkpoint.load_weights)."
+        )
     unknown = [name for name in names if name not in KNOWN]
     if unknown or isinstance(allowed, str):
         raise InvalidArgumentError(
