@@ -384,7 +384,7 @@ def _key_on(rank):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     local = torch.zeros(4, 4)
     of = lambda *placements: _streams.keys(
-        (1, 2), 3, "w", DTensor.from_local(local, mesh, placements, run_check=False), 1
+        (1, 2), 3, "w", _streams.shard(DTensor.from_local(local, mesh, placements, run_check=False)), 1
     )
     return of(Replicate(), Shard(0)), of(Replicate(), Replicate()), of(Shard(0), Shard(1))
 
@@ -396,6 +396,6 @@ def test_replicas_of_shards_share_their_numbers(forked):
 
     hybrid, replicated, sharded = zip(*(forked(_key_on, rank).value for rank in range(4)), strict=True)
     assert hybrid[0] == hybrid[2] != hybrid[1] == hybrid[3]
-    plain = _streams.keys((1, 2), 3, "w", torch.zeros(4, 4), 1)
+    plain = _streams.keys((1, 2), 3, "w", _streams.shard(torch.zeros(4, 4)), 1)
     assert all(keys == plain for keys in replicated)
     assert len({tuple(keys) for keys in sharded}) == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ def replica(
     function: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:FUNCTION",
+            metavar="MODULE:FUNCTION|FILE.py:FUNCTION",
             help="A function without arguments that returns (step, args), or (step, args, declarations).",
         ),
     ],
@@ -43,7 +42,7 @@ def replica(
 ) -> None:
     """Prove that a training step keeps its replicas equal, or name the line where they part. No GPU, no second process.
 
-    FUNCTION is imported from the current folder and called once; `step(*args)` is captured as it runs on every rank.
+    FUNCTION is imported from the current folder, or that of FILE.py, and called once; `step(*args)` is captured as it runs on every rank.
     `declarations` says of inputs what samebits.replica.analyze takes: {"x": Equal()}.
 
     Exit status: 0 parameters, buffers and optimizer state stay as equal as declared, 1 one does not or a collective
@@ -82,15 +81,20 @@ def _made(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] | None]:
     """What the user's function returns: the step, its arguments, and declarations or None."""
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
-        raise InvalidArgumentError(f"replica {text!r}: give MODULE:FUNCTION, as in train:replica_step.")
-    sys.path.insert(0, os.getcwd())
+        raise InvalidArgumentError(
+            f"replica {text!r}: give MODULE:FUNCTION, as in train:replica_step or steps/train.py:replica_step."
+        )
+    folder = Path.cwd()
+    if module_name.endswith(".py"):
+        folder, module_name = Path(module_name).absolute().parent, Path(module_name).stem
+    sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # one that the user's module imports
         raise InvalidArgumentError(
-            f"replica {text}: there is no module {module_name!r} in {os.getcwd()} or on sys.path."
+            f"replica {text}: there is no module {module_name!r} in {folder} or on sys.path."
         ) from None
     function = getattr(module, name, None)
     if not callable(function):

@@ -78,6 +78,14 @@ def declare_op(name: str, *, deterministic: bool) -> None:
         _watch(full for full in torch._C._dispatch_get_all_op_names() if _packet(full) == name)
 
 
+def declared(name: str) -> bool | None:
+    """Whether an op that is not aten's (`namespace::name`) is deterministic, as declared; None if nobody has said it.
+
+    Those of torch's other namespaces, and samebits' own, are.
+    """
+    return _declared.get(name, True if name.partition("::")[0] in _KNOWN_NAMESPACES else None)
+
+
 def watch(patches: Patches) -> None:
     """Watches every custom op that is registered, and those to come. For the switch."""
     look_for_new_ops(anyway=True)

@@ -11,6 +11,7 @@ from samebits.replica.capture import capture as capture
 from samebits.replica.declarations import Equal as Equal
 from samebits.replica.declarations import Partition as Partition
 from samebits.replica.declarations import PerReplica as PerReplica
+from samebits.replica.listing import listing as listing
 from samebits.replica.parallel import DataParallel as DataParallel
 from samebits.replica.picture import write_html as write_html
 from samebits.replica.report import Report as Report

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Any
 
 from torch.fx import Node
@@ -125,7 +126,7 @@ def _round(program: Program, start: Mapping[str, int], looked: Callable[[int, in
     placeholders = iter([node for node in frame.layout.nodes if node.op == "placeholder"])
     nodes: dict[str, Node] = {}
     constants = {
-        name: constant_place(getattr(step.module, name))
+        name: constant_place(attrgetter(name)(step.module))
         for name, kind in step.kinds.items()
         if kind == CONSTANT
     }

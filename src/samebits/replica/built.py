@@ -6,7 +6,8 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -52,13 +53,14 @@ def name_constants(module: GraphModule, made: dict[str, Any]) -> dict[str, Group
     shards: dict[int, Groups] = {}
     names: dict[int, str] = {}
     for argument, tree in made.items():
+        root = argument + "_" * hasattr(module, argument)  # such as "graph"
         for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
-            for name, tensor in _tensors(leaf):
+            for name, tensor in _tensors(leaf, tree):
                 local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 if isinstance(tensor, DTensor):
                     shards[local.untyped_storage()._cdata] = holders(tensor)
                 names.setdefault(
-                    local.untyped_storage()._cdata, "_".join(filter(None, (argument, dotted(path), name)))
+                    local.untyped_storage()._cdata, ".".join(filter(None, (root, dotted(path), name)))
                 )
     renamed: dict[str, str] = {}
     for node in module.graph.nodes:
@@ -67,17 +69,22 @@ def name_constants(module: GraphModule, made: dict[str, Any]) -> dict[str, Group
             continue
         held = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(held, torch.Tensor) and (name := names.get(held.untyped_storage()._cdata)):
-            renamed[str(node.target)] = new = _free(module, name.replace(".", "_"))
-            setattr(module, new, held)
-            node.target = new
-    held = {name: getattr(module, name).untyped_storage()._cdata for name in renamed.values()}
+            renamed[str(node.target)] = node.target = _put(module, name, held)
+    held = {name: attrgetter(name)(module).untyped_storage()._cdata for name in renamed.values()}
     return {name: shards[memory] for name, memory in held.items() if memory in shards}
 
 
-def _free(module: GraphModule, name: str) -> str:
-    """The name, or with a number where several tensors look at one memory."""
-    numbered = (f"{name}_{number}" for number in count(1))
-    return name if not hasattr(module, name) else next(one for one in numbered if not hasattr(module, one))
+def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> str:
+    """Makes a tensor the attribute `a.b.c` of a module; the name, with a number where several look at one memory."""
+    *path, last = name.split(".")
+    for part in path:
+        if not hasattr(module, part):
+            module.add_module(part, nn.Module())
+        module = getattr(module, part)
+    numbered = chain([last], (f"{last}_{number}" for number in count(1)))
+    free = next(one for one in numbered if not hasattr(module, one))
+    setattr(module, free, tensor)
+    return ".".join([*path, free])
 
 
 def holders(tensor: DTensor) -> Groups:
@@ -89,12 +96,16 @@ def holders(tensor: DTensor) -> Groups:
     return tuple(map(tuple, mesh.permute(*apart, *along).reshape(parts, -1).tolist()))
 
 
-def _tensors(leaf: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(leaf: Any, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors of one leaf; the state of an optimizer by the names of the parameters in the same tree."""
     if isinstance(leaf, nn.Module):
         yield from leaf.named_parameters()
         yield from leaf.named_buffers()
     elif isinstance(leaf, torch.optim.Optimizer):
-        for index, state in enumerate(leaf.state.values()):
-            yield from (
-                (f"{index}_{key}", one) for key, one in state.items() if isinstance(one, torch.Tensor)
-            )
+        modules = (one for one in pytree.tree_leaves(tree) if isinstance(one, nn.Module))
+        known: dict[torch.Tensor, str] = {
+            parameter: name for one in modules for name, parameter in one.named_parameters()
+        }
+        for index, (parameter, state) in enumerate(leaf.state.items()):
+            name = known.get(parameter, str(index))
+            yield from ((f"{name}.{key}", one) for key, one in state.items() if isinstance(one, torch.Tensor))

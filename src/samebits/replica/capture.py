@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -174,7 +175,7 @@ def _of_the_user(tracer: PythonKeyTracer, frames: Any) -> Any:
 
 _MACHINERY = (
     os.path.dirname(torch.__file__),
-    os.path.dirname(os.path.abspath(__file__)),
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
     os.path.dirname(contextlib.__file__),
     "<",
 )
@@ -192,7 +193,5 @@ def _looked_at(ranks: int, axes: Mapping[str, int]) -> list[int]:
 def _constants(module: GraphModule) -> list[str]:
     nodes = (node for node in module.graph.nodes if node.op == "get_attr")
     return [
-        str(node.target)
-        for node in nodes
-        if isinstance(getattr(module, str(node.target), None), torch.Tensor)
+        str(node.target) for node in nodes if isinstance(attrgetter(str(node.target))(module), torch.Tensor)
     ]

@@ -17,7 +17,7 @@ from samebits.replica.events import Events
 from samebits.replica.layout import tensors
 from samebits.replica.memory import Memory, Place
 from samebits.replica.program import Program
-from samebits.replica.rules import Flow, Plan
+from samebits.replica.rules import SEED, Flow, Plan
 
 _TOLD_EVERY = 1000
 """Nodes; a pass over so many takes some milliseconds."""
@@ -39,6 +39,8 @@ class Frame:
         self.defined: dict[Node, tuple[int, tuple[int, ...]]] = {}
         self.computed: dict[Node, tuple[int, ...]] = {}
         """What each op computed, wherever it went: one partition, or one for each tensor of an op over lists."""
+        self.consumed: dict[Node, dict[Node, int]] = {}
+        """What each op read of its operands, at the time."""
         self.bodies: dict[Node, dict[Node, Frame]] = {}
         """Of each higher-order op: the last run, which is the finest, of each body, by the node that names it."""
         self.calling: Node | None = None
@@ -188,6 +190,8 @@ class Frame:
         """The state that an op draws from; afterwards it is as equal as what decides how much was drawn."""
         name = str(plan.generator.storage)  # type: ignore[union-attr]
         state, event = self.generators[name]
+        if name == SEED:
+            return state, (event,)
         self.drawn.add(name)
         read = [self.read(one) for one in (plan.indices if plan.counted else node.all_input_nodes)]
         moved_by = self.meet(literal, *(one for one, _ in read))
@@ -200,8 +204,10 @@ class Frame:
 
     def _flow(self, node: Node, plan: Plan, flow: Flow, own: int) -> tuple[int, tuple[int, ...]]:
         partition, parents = own, ()
+        consumed = self.consumed.setdefault(node, {})
         for one in (*flow.reads, *plan.indices):
             held, made = self.read(one)
+            consumed[one] = held
             partition, parents = self.known.meet(partition, held), parents + made
         if plan.collective is not None:
             groups = self.program.step.groups[node]
@@ -239,6 +245,7 @@ class Frame:
     def _look(self, node: Node, plan: Plan, literal: int) -> None:
         """A view writes nothing; where it looks may differ."""
         read = [self.read(one) for one in plan.indices]
+        self.consumed[node] = {one: self.read(one)[0] for one in node.all_input_nodes}
         where = self.meet(literal, *(one for one, _ in read))
         if where != self.known.equal:
             made = tuple(itertools.chain(*(one for _, one in read)))
@@ -290,6 +297,7 @@ class Frame:
         name = str(node.target)
         generators = {one: state for one, (state, _) in self.generators.items()}
         operands = node.all_input_nodes
+        self.consumed[node] = {one: self.read(one)[0] for one in operands if self.layout.places[one]}
         parents = tuple(itertools.chain(*(self.read(one)[1] for one in operands)))
         if name not in HANDLERS:
             self.program.find("unknown", node, f"{name}: nothing is known of this op, so its results vary")

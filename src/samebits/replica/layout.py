@@ -8,6 +8,7 @@ in-place op on a captured constant or a view of one, and `wait_tensor`, whose re
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -34,10 +35,7 @@ class Layout:
 
     def constant(self, node: Node) -> Any:
         """What a `get_attr` node names."""
-        found: Any = self.module
-        for part in str(node.target).split("."):
-            found = getattr(found, part)
-        return found
+        return attrgetter(str(node.target))(self.module)
 
     def _places(self, node: Node) -> Iterator[Place]:
         if node.op == "get_attr":

@@ -125,9 +125,16 @@ def dotted(path: tuple[Any, ...]) -> str:
 
 
 def names_of(step: Callable[..., Any], count: int) -> list[str]:
-    """The names of the first `count` arguments of a step. Raises `InvalidArgumentError` if it takes fewer."""
+    """The names of the first `count` arguments of a step. Raises `InvalidArgumentError` if it takes fewer, or has no names."""
     names = []
-    for one in inspect.signature(step).parameters.values():
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # a function written in C, or no function
+        raise InvalidArgumentError(
+            f"capture: {step} does not say what its arguments are called; capture a Python function that calls it: "
+            "capture(lambda a, b: torch.mm(a, b), a, b, world_size=8)."
+        ) from None
+    for one in parameters:
         if one.kind is one.VAR_POSITIONAL:
             names += [f"{one.name}{index}" for index in range(count - len(names))]
         elif one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}:

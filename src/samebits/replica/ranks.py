@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -136,7 +137,7 @@ def _operands(node: Node) -> str:
 
 def _literals(node: Node, owner: GraphModule, is_collective: bool) -> Any:
     if node.op == "get_attr":
-        value = _attribute(owner, node)
+        value = attrgetter(str(node.target))(owner)
         return _bits(value) if isinstance(value, torch.Tensor) else None
     names = list(signature_of(node).position) if is_collective else []
     kept = [
@@ -165,12 +166,6 @@ def _group(node: Node, owner: GraphModule) -> tuple[int, ...] | None:
         if name == "group_name":
             return tuple(dist.get_process_group_ranks(_resolve_process_group(given)))  # type: ignore[arg-type]
         if name == "process_group":
-            return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(_attribute(owner, given))))  # type: ignore[arg-type]
+            boxed = attrgetter(str(given.target))(owner)  # type: ignore[union-attr]
+            return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(boxed)))
     return None
-
-
-def _attribute(owner: GraphModule, node: Node) -> Any:
-    found: Any = owner
-    for part in str(node.target).split("."):
-        found = getattr(found, part)
-    return found

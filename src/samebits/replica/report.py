@@ -15,6 +15,7 @@ from samebits.replica.events import Event, Events
 from samebits.replica.frame import Frame
 from samebits.replica.partitions import Partitions
 from samebits.replica.program import Finding
+from samebits.replica.rules import SEED
 from samebits.replica.source import line_of
 from samebits.replica.step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep
 
@@ -160,6 +161,11 @@ class Report:
     def _cure(self, name: str, path: list[Event], over: Over) -> str:
         source = path[0]
         group = "the group of all ranks" if over is None else f"over {over}"
+        if source.what == SEED:
+            return (
+                "seed these ranks alike, samebits.set_random_seed(seed) with one seed, and say so: "
+                f"inputs={{{SEED!r}: Equal()}}"
+            )
         reduced = any(not isinstance(event.what, str) and _is_collective(event.what) for event in path)
         if any("batch_norm" in str(event.what) for event in path[-1:] if not isinstance(event.what, str)):
             return f"{name} has the statistics of each rank's own batch: use SyncBatchNorm, or broadcast it before it is read"

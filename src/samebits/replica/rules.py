@@ -31,6 +31,8 @@ _COUNTED = frozenset(
     exponential_ geometric_ cauchy_ log_normal_ native_dropout dropout multinomial""".split()  # noqa: SIM905
 )
 """Random ops that take as many words from the generator as the shapes say, whatever the data."""
+SEED = "generator:samebits"
+"""The seed of the process, or key of the run, by which `samebits.rounding.optim` rounds. It has no position that a draw moves."""
 _SILENT_WRITES = {
     f"aten::{name}": ("running_mean", "running_var")
     for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
@@ -197,6 +199,8 @@ def _generator(node: Node, target: torch._ops.OpOverload) -> Place | None:
     name = target.name()
     if torch.Tag.nondeterministic_seeded not in target.tags or name.startswith("aten::_philox"):
         return None
+    if target.namespace == "samebits":
+        return Place(SEED)
     own = argument(node, "generator")
     if own is None:
         return Place(f"generator:{_device(node)}")
@@ -221,8 +225,8 @@ def _verdict(target: torch._ops.OpOverload, device: str) -> str:
     """Why the op gives other bits for equal inputs; empty if it does not."""
     name, packet = target.name(), target._schema.name
     if target.namespace != "aten":
-        declared = custom._declared.get(packet)
-        if declared or (declared is None and target.namespace in custom._KNOWN_NAMESPACES):
+        declared = custom.declared(packet)
+        if declared:
             return ""
         said = "nondeterministic" if declared is False else "of unknown determinism: samebits.declare_op says"
         return f"{name} is {said}"
@@ -248,12 +252,17 @@ def generator_names(module: torch.fx.GraphModule) -> list[str]:
 
 
 def written_inputs(module: torch.fx.GraphModule) -> set[int]:
-    """The placeholders of a graph, by index, that an op writes to."""
+    """The placeholders of a graph, by index, that an op writes to, in the graph or in a body that it calls."""
     layout = Layout(module)
     inputs = [node for node in layout.nodes if node.op == "placeholder"]
     calls = [node for node in layout.nodes if isinstance(node.target, torch._ops.OpOverload)]
     plans = (plan_of(node, layout) for node in calls)
     written = {place.storage for plan in plans for flow in plan.flows for place in flow.writes}
+    for node in layout.nodes:
+        if str(node.target) == "invoke_subgraph":
+            body, _, *given = node.args
+            touched = (given[index] for index in written_inputs(layout.constant(body)))  # type: ignore[arg-type]
+            written |= {place.storage for one in touched for place in layout.places[one]}  # type: ignore[index]
     return {
         index for index, node in enumerate(inputs) if any(p.storage in written for p in layout.places[node])
     }

@@ -37,10 +37,11 @@ class _Seen(NamedTuple):
 
 
 class Witness(Observer):
-    """Compares digests of parameters, buffers and optimizer state over the ranks, at every `every`-th step.
+    """Compares digests of parameters, buffers and optimizer state over the ranks, at every `every`-th step:
 
         with samebits.Run("runs/a", model=ddp, opt=opt) as run, replica.Witness(run, every=100):
 
+    and once more at the end of the block, which all ranks must leave alike; not after an error.
     Without a `Run`: `Witness({"model": ddp, "optimizer": optimizer})`, and `witness.check(step)` where all ranks are at the
     same step. Every rank makes the witness (it opens a gloo group of its own). With one process there is nothing to compare.
 
@@ -75,6 +76,8 @@ class Witness(Observer):
             )
         self._group = dist.new_group(backend="gloo") if self._ranks > 1 else None
         self._held: int | None = None
+        self._last: int | None = None
+        """The step before which the run stood last; None before the first, and after the check at the end."""
         self._subscribed: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> Self:
@@ -88,11 +91,16 @@ class Witness(Observer):
         if self._subscribed is not None:
             self._subscribed.__exit__(kind, error, trace)
             self._subscribed = None
+        if kind is None and self._last is not None:  # after an error on one rank the others would wait
+            last, self._last = self._last, None
+            self.check(last)
 
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
         """Checks, if this is a step to be checked."""
-        if run is self._run and step.step % self._every == 0:
-            self.check(step.step)
+        if run is self._run:
+            self._last = step.step
+            if step.step % self._every == 0:
+                self.check(step.step)
 
     def check(self, step: int) -> None:
         """Compares now, by one all_gather of 32 bytes per rank, or two where not all claims are over all ranks.

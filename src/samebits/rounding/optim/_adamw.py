@@ -64,6 +64,13 @@ def factors(
     )
 
 
+def arguments(
+    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: float
+) -> tuple[Factors]:
+    """What `fused` and `plain` take beside tensors and keys."""
+    return (factors(step, lr, (beta1, beta2), eps, weight_decay, bool(maximize)),)
+
+
 def fused(tensors: list[torch.Tensor], keys: list[Words], by: Factors) -> None:
     """One pass over weight, gradient, exp_avg, exp_avg_sq and perhaps max_exp_avg_sq: contiguous, on the CPU.
 

@@ -51,6 +51,12 @@ def factors(
     )
 
 
+def arguments(step: int, begins: float, *numbers: float) -> tuple[Factors, bool]:
+    """What `fused` and `plain` take beside tensors and keys; the last number says whether it is Nesterov's momentum."""
+    *known, maximize, nesterov = numbers
+    return factors(bool(begins), *known, bool(maximize)), bool(nesterov)
+
+
 def fused(tensors: list[torch.Tensor], keys: list[Words], by: Factors, nesterov: bool) -> None:
     """One pass over weight, gradient and perhaps momentum buffer: contiguous, on the CPU, dtypes as in `_adamw`."""
     kernel = _kernel(tensors[0].dtype, tensors[2].dtype if len(tensors) == 3 else None, nesterov)

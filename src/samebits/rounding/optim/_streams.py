@@ -7,6 +7,7 @@ rank's coordinate comes in along the dimensions of the mesh over which the param
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,13 +32,13 @@ def of_process(what: str) -> Words:
     return words.fold(words.root(seed), _STREAM)
 
 
-def keys(base: Words, step: int, name: int | str, param: torch.Tensor, number: int) -> list[Words]:
+def keys(base: Words, step: int, name: int | str, shard: Sequence[int], number: int) -> list[Words]:
     """Keys of `number` tensors of one parameter: its own, then those of its state."""
-    key = words.fold(base, step, name, *_shard(param))
+    key = words.fold(base, step, name, *shard)
     return [words.fold(key, stream) for stream in range(number)]
 
 
-def _shard(param: Any) -> list[int]:
+def shard(param: Any) -> list[int]:
     """(dimension, coordinate) of this rank for each dimension of the mesh that a DTensor is sharded over."""
     if not hasattr(param, "placements"):
         return []

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from samebits.context import Words
-from samebits.rounding.optim import _adamw
 from samebits.rounding.optim.base import RoundingOptimizer, new_state
 
 
@@ -56,9 +55,8 @@ class AdamW(RoundingOptimizer, torch.optim.AdamW):
             if group["amsgrad"]:
                 state["max_exp_avg_sq"] = new_state(param, group)
         state["step"] += 1
-        step = int(state["step"])
-        numbers = group["lr"], tuple(group["betas"]), group["eps"], group["weight_decay"], group["maximize"]
+        numbers = group["lr"], *group["betas"], group["eps"], group["weight_decay"], group["maximize"]
         tensors = [state["exp_avg"], state["exp_avg_sq"]]
         if group["amsgrad"]:
             tensors.append(state["max_exp_avg_sq"])
-        self._run(_adamw, (base, step, name), param, tensors, _adamw.factors(step, *numbers))
+        self._run("AdamW", (base, name), param, tensors, numbers)

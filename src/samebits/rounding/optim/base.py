@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
+from torch._C import _len_torch_dispatch_stack
 
 from samebits.context import Words
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.rounding.optim import _streams
-
-_HALVES = (torch.bfloat16, torch.float16)
-_STATE_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+from samebits.rounding.optim import _streams, _update
+from samebits.rounding.optim._update import HALVES, STATE_DTYPES
 
 
 class RoundingOptimizer(torch.optim.Optimizer):
@@ -23,7 +21,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
 
     def _init_rounding(self, state_dtype: torch.dtype, **given: Any) -> None:
         """Checks before torch's own `__init__` takes the parameters. `given`: arguments by name."""
-        if state_dtype not in _STATE_DTYPES:
+        if state_dtype not in STATE_DTYPES:
             raise InvalidArgumentError(
                 f"{self._what}: state_dtype must be torch.float32 or torch.bfloat16, got {state_dtype}"
             )
@@ -34,7 +32,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
                     "kernels are not recorded by autograd; leave it away"
                 )
         _check_numbers(self._what, given)
-        self._state_dtype = _STATE_DTYPES[state_dtype]
+        self._state_dtype = STATE_DTYPES[state_dtype]
 
     @property
     def _what(self) -> str:
@@ -47,7 +45,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for param in group["params"]:
-            if param.dtype not in (*_HALVES, torch.float32):
+            if param.dtype not in (*HALVES, torch.float32):
                 self.param_groups.pop()
                 raise InvalidArgumentError(
                     f"{self._what}: parameters are bfloat16, float16 or float32; got {param.dtype} of shape "
@@ -83,7 +81,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         work = list(self._with_gradient())
-        base = _streams.of_process(self._what) if any(p.dtype in _HALVES for _, _, p in work) else (0, 0)
+        base = _streams.of_process(self._what) if any(p.dtype in HALVES for _, _, p in work) else (0, 0)
         for group, name, param in work:
             self._update(group, name, param, base)
         return loss
@@ -108,33 +106,21 @@ class RoundingOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _run(
-        self, form: Any, place: tuple[Words, int, int | str], param: Any, state: list[Any], *by: Any
+        self,
+        rule: str,
+        place: tuple[Words, int | str],
+        param: Any,
+        state: list[torch.Tensor],
+        numbers: Sequence[float],
     ) -> None:
-        """Runs the step `form` (`_adamw` or `_sgd`) with the factors `by`; `place`: base key, step, name."""
-        tensors, readable = _tensors_of(param, state)
-        weight, _, *others = tensors
-        narrow = any(t.dtype in _HALVES for t in others)
-        keys = _streams.keys(*place, param, 1 + min(2, len(others)) * narrow)
-        if readable:
-            form.fused(tensors, keys, *by)
-            increment_version([weight, *others])
-        else:
-            form.plain(tensors, keys, *by)
-
-
-def _tensors_of(param: Any, state: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
-    """What a rank holds of weight, gradient and state, and whether the kernels read it: dtypes, device, layout."""
-    if hasattr(param, "to_local"):
+        """Runs a step of `rule` on what this rank holds of a parameter. `place`: base key, name."""
+        base, name = place
         tensors = [_streams.local(t, param) for t in (param, param.grad, *state)]
-    else:
-        tensors = [param, param.grad, *state]
-    weight, gradient, *others = tensors
-    readable = weight.is_cpu and weight.dtype in _HALVES and gradient.dtype is weight.dtype
-    for tensor in tensors:
-        readable = readable and tensor.is_contiguous() and not tensor.is_neg()
-    for tensor in others:
-        readable = readable and tensor.dtype in _STATE_DTYPES and tensor.dtype is others[0].dtype
-    return tensors, readable
+        step, place_of = self.state[param]["step"], (name, _streams.shard(param))
+        if _len_torch_dispatch_stack():
+            _update.update_in_graph(rule, tensors, step, place_of, numbers)
+        else:
+            _update.update(rule, tensors, base, int(step), place_of, numbers)
 
 
 def new_state(param: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from samebits.context import Words
-from samebits.rounding.optim import _sgd
 from samebits.rounding.optim.base import RoundingOptimizer, new_state
 
 
@@ -53,12 +52,13 @@ class SGD(RoundingOptimizer, torch.optim.SGD):
             state["momentum_buffer"] = new_state(param, group)
         state["step"] += 1
         numbers = (
+            begins,
             group["lr"],
             group["momentum"],
             group["dampening"],
             group["weight_decay"],
             group["maximize"],
+            group["nesterov"],
         )
         tensors = [state["momentum_buffer"]] if group["momentum"] else []
-        by = _sgd.factors(begins, *numbers)
-        self._run(_sgd, (base, int(state["step"]), name), param, tensors, by, group["nesterov"])
+        self._run("SGD", (base, name), param, tensors, numbers)

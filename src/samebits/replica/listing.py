@@ -1,0 +1,40 @@
+"""A step as text: every op in the order of time, with the ranks on which what it read and gave holds the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from samebits.replica.frame import Frame
+from samebits.replica.report import Report
+
+
+def listing(report: Report) -> str:
+    """One line per input, `w (state): equal`, then one per op, in the order in which they run, bodies indented:
+
+        all_reduce = _c10d_functional.all_reduce.default(mm_1: all differ) -> equal
+
+    An operand shows what it held when the op read it; one of which the op takes the shape only is not shown.
+    A body is listed once for each of its call sites, with what is true on every trip.
+    """
+    step, frame = report.step, report.frame
+    placeholders = (node for node in frame.layout.nodes if node.op == "placeholder")
+    names = dict(zip(placeholders, step.kinds, strict=False))
+    text = report.partitions.text
+    starts = [f"{name} ({kind}): {text(report.starts[name].partition)}" for name, kind in step.kinds.items()]
+    return "\n".join([*starts, *_ops(frame, names, "")])
+
+
+def _ops(frame: Frame, names: dict[Node, str], indent: str) -> Iterator[str]:
+    text = frame.known.text
+    for node in frame.layout.nodes:
+        if node.op != "call_function":
+            continue
+        consumed = frame.consumed.get(node, {})
+        read = ", ".join(f"{names.get(one, one.name)}: {text(held)}" for one, held in consumed.items())
+        gave = text(frame.meet(frame.defined[node][0], *frame.computed.get(node, ())))
+        yield f"{indent}{node.name} = {node.target}({read}) -> {gave}"
+        for graph, body in frame.bodies.get(node, {}).items():
+            yield f"{indent}  {graph.target}:"
+            yield from _ops(body, {}, indent + "    ")
