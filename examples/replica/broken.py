@@ -1,19 +1,21 @@
-"""Three ways in which replicas drift apart, each found before a run: python examples/replica/broken.py
+"""Three ways in which replicas drift apart, each found before a run, and its cure: python examples/replica/broken.py
 
-A gradient that nobody reduces, a BatchNorm buffer, a parameter outside of the wrapped module. No GPU, no second process.
-On the command line: samebits replica examples.replica.broken:forgotten --world-size 4 --html forgotten.html
+A gradient that nobody reduces, a parameter outside of the wrapped module, a BatchNorm buffer. No GPU, no second process.
+On the command line: samebits replica examples/replica/broken.py:forgotten --world-size 8 --html forgotten.html
 """
 
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 from torch import nn
 
 from samebits.replica import DataParallel, analyze, capture
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, norm):
         super().__init__()
-        self.fc, self.norm, self.out = nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+        self.fc, self.norm, self.out = nn.Linear(16, 16), norm, nn.Linear(16, 4)
 
     def forward(self, x):
         return self.out(torch.relu(self.norm(self.fc(x))))
@@ -27,44 +29,67 @@ def step(model, head, optimizer, x, y):
     return loss.detach()
 
 
-def step_and_args(model, head):
+def step_that_reduces(model, head, optimizer, x, y):
+    loss = nn.functional.cross_entropy(head(model(x)), y)
+    loss.backward()
+    for parameter in (*model.parameters(), *head.parameters()):
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def step_that_broadcasts(model, head, optimizer, x, y):
+    loss = step(model, head, optimizer, x, y)
+    for buffer in model.buffers():
+        buffer.copy_(collectives.broadcast(buffer, 0, dist.group.WORLD))
+    return loss
+
+
+def made(step, model, head):
     optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=1e-3)
     return step, (model, head, optimizer, torch.randn(8, 16), torch.randint(0, 4, (8,)))
 
 
 def forgotten():
-    return step_and_args(Net(), nn.Linear(4, 4))
+    """No DDP, and the loop has no all-reduce of its own."""
+    return made(step, Net(nn.LayerNorm(16)), nn.Linear(4, 4))
+
+
+def reduced():
+    """The cure: the loop averages what backward gives."""
+    return made(step_that_reduces, Net(nn.LayerNorm(16)), nn.Linear(4, 4))
 
 
 def outside():
-    return step_and_args(DataParallel(Net()), nn.Linear(4, 4))
+    """DDP, and a head that it does not wrap."""
+    return made(step, DataParallel(Net(nn.LayerNorm(16))), nn.Linear(4, 4))
 
 
-def whole():
-    return step_and_args(DataParallel(Net()), DataParallel(nn.Linear(4, 4)))
+def inside():
+    """The cure: DDP around the head, too."""
+    return made(step, DataParallel(Net(nn.LayerNorm(16))), DataParallel(nn.Linear(4, 4)))
+
+
+def unsynchronised():
+    """DDP around everything, but the batch statistics are those of each rank's own batch."""
+    return made(step, DataParallel(Net(nn.BatchNorm1d(16))), DataParallel(nn.Linear(4, 4)))
 
 
 def synchronised():
-    """The cure of all three: DDP around everything, and batch statistics that all ranks share (here: none)."""
-    model = Net()
-    model.norm = nn.LayerNorm(16)
-    return step_and_args(DataParallel(model), DataParallel(nn.Linear(4, 4)))
-
-
-def report(made):
-    step, args = made
-    return analyze(capture(step, *args, world_size=4))
+    """The cure: after the step all ranks have the statistics of rank 0."""
+    return made(step_that_broadcasts, DataParallel(Net(nn.BatchNorm1d(16))), DataParallel(nn.Linear(4, 4)))
 
 
 def main():
-    print("-- no DDP\n" + report(forgotten()).explain("model.fc.weight"))
-    found = report(outside())
-    print("-- a parameter outside of DDP\n" + found.explain("head.weight"))
-    print("-- a buffer of batch statistics\n" + found.explain("model.module.norm.running_mean"))
-    found = report(whole())
-    trained = [name for name in found.step.input_names if name.endswith((".weight", ".bias", ".exp_avg"))]
-    found.expect_equal(*trained)
-    print(f"-- all of it in DDP: {len(trained)} parameters and moments are replica-equal")
+    for broken, repaired in ((forgotten, reduced), (outside, inside), (unsynchronised, synchronised)):
+        step, args = broken()
+        report = analyze(capture(step, *args, world_size=4))
+        print(f"-- {broken.__name__}: {broken.__doc__}\n{report.explain_drift(report.drifting[0])}")
+        step, args = repaired()
+        assert not analyze(capture(step, *args, world_size=4)).drifting
+        print(f"-- {repaired.__name__}: {repaired.__doc__} Nothing drifts.")
 
 
 if __name__ == "__main__":

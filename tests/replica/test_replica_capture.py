@@ -178,6 +178,9 @@ def test_wrong_calls():
     """Each wrong call is refused with what to do."""
     with pytest.raises(InvalidArgumentError, match="world_size"):
         capture(lambda x: x, torch.ones(1))
+    for step in (torch.mm, 3):  # written in C, and no function
+        with pytest.raises(InvalidArgumentError, match="capture a Python function that calls it"):
+            capture(step, torch.ones(2, 2), torch.ones(2, 2), world_size=2)
     with pytest.raises(InvalidArgumentError, match="pass the module, too"):
         capture(lambda optimizer: None, torch.optim.SGD(Net().parameters(), lr=1), world_size=2)
     report = analyze(capture(lambda x: x + 1, torch.ones(1), world_size=2))

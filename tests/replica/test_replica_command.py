@@ -3,7 +3,6 @@
 import json
 import linecache
 import re
-import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -45,10 +44,9 @@ def nothing():
 def command(monkeypatch, capsys, tmp_path):
     """Runs `samebits replica ...` in a folder with a module; gives exit code, standard output and standard error."""
     (tmp_path / "own_steps.py").write_text(STEPS)
-    shutil.copy(EXAMPLE, tmp_path / "broken_steps.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("own_steps", "broken_steps"):
+    for name in ("own_steps", EXAMPLE.stem):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
     def call(*args):
@@ -69,28 +67,32 @@ def test_a_step_that_keeps_its_state_equal_ends_with_0(command):
     assert out.splitlines()[-1] == "all 1 parameters, buffers and optimizer states stay as equal as declared"
 
 
-def test_the_broken_example_ends_with_1_and_the_explanation(command):
-    """A parameter outside of DDP and the batch statistics drift: their lines and cures are printed, JSON has all of them."""
-    code, out, _ = command("broken_steps:outside", "--world-size", 4, "--json", "r.json", "--html", "r.html")
-    assert code == 1
-    assert re.search(r"head\.weight +state .*DRIFTS", out) and re.search(
-        r"module\.fc\.weight +state +equal +equal +ok", out
-    )
-    assert "broken_steps.py:24: loss.backward()" in out and "DDP does that for the module it wraps" in out
+REDUCED = "average its gradient with all_reduce"
+EXAMPLES = {
+    "forgotten": ("reduced", {"model.fc.weight", "head.bias"}, set(), REDUCED),
+    "outside": ("inside", {"head.weight", "head.bias"}, {"model.module.fc.weight"}, REDUCED),
+    "unsynchronised": (
+        "synchronised",
+        {"model.module.norm.running_mean", "model.module.norm.running_var"},
+        {"model.module.fc.weight", "head.module.weight"},
+        "has the statistics of each rank's own batch: use SyncBatchNorm, or broadcast it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_broken_example_ends_with_1_and_its_cure_and_its_twin_with_0(command, name):
+    """A forgotten all-reduce, a parameter outside of DDP, a BatchNorm buffer: named with line and cure; the repaired step is clean."""
+    twin, wrong, right, cure = EXAMPLES[name]
+    code, out, _ = command(f"{EXAMPLE}:{name}", "--world-size", 8, "--json", "r.json", "--html", "r.html")
+    assert code == 1 and cure in out and "broken.py:" in out
     found = json.loads(Path("r.json").read_text())
-    assert found["schema"] == "samebits.replica/1" and found["world_size"] == 4
+    assert found["schema"] == "samebits.replica/1" and found["world_size"] == 8
     drifting = {one["name"] for one in found["values"] if one.get("as_declared") is False}
-    assert (
-        {"head.weight", "head.bias", "model.module.norm.running_mean"}
-        <= drifting
-        == set(found["explanations"])
-    )
+    assert wrong <= drifting == set(found["explanations"]) and not right & drifting
     assert Page.read("r.html")
-
-
-def test_the_repaired_example_ends_with_0(command):
-    """The twin of the broken steps, with everything in DDP and no batch statistics, is clean."""
-    assert command("broken_steps:synchronised", "--world-size", 4)[0] == 0
+    code, out, _ = command(f"{EXAMPLE}:{twin}", "--world-size", 8)
+    assert code == 0 and "stay as equal as declared" in out.splitlines()[-1]
 
 
 def test_state_is_held_to_what_was_declared(command):
@@ -114,6 +116,7 @@ def test_a_hang_ends_with_1(command):
         (["own_steps:reduced"], "--world-size 8, or --mesh"),
         (["own_steps", "--world-size", "2"], "give MODULE:FUNCTION"),
         (["no_such_module:f", "--world-size", "2"], "no module 'no_such_module'"),
+        (["no/such/file.py:f", "--world-size", "2"], "no module 'file' in "),
         (["own_steps:f", "--world-size", "2"], "no function 'f'"),
         (["own_steps:nothing", "--world-size", "2"], "must return (step, args)"),
         (["own_steps:reduced", "--mesh", "dp"], "dp=2,tp=4"),
@@ -151,7 +154,7 @@ class Page(HTMLParser):
 
 def test_the_page_colours_what_varies_and_needs_nothing_else(command):
     """Varying boxes and lines are marked, the way to what drifts is thick, the clean twin has none; nothing is loaded."""
-    command("broken_steps:forgotten", "--world-size", 2, "--html", "bad.html")
+    command(f"{EXAMPLE}:forgotten", "--world-size", 2, "--html", "bad.html")
     command("own_steps:reduced", "--world-size", 2, "--html", "good.html")
     bad, good = Page.read("bad.html"), Page.read("good.html")
     assert bad.loads == good.loads == []

@@ -1,7 +1,8 @@
-"""PopART's facts on captured graphs, its weak points, and the programs that JAX's check_vma accepts."""
+"""PopART's facts on captured graphs: the shapes of its tests rebuilt, and its store of results as it is here."""
 
 import dataclasses
 import logging
+import re
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 from samebits.errors import InvalidArgumentError
-from samebits.replica import Equal, Partition, PerReplica, analyze, capture
+from samebits.replica import Equal, Partition, PerReplica, analyze, capture, listing
 from samebits.replica.partitions import Partitions
 
 logging.getLogger("torch.__trace").propagate = False
@@ -33,10 +34,14 @@ def flag():
     return torch.tensor(True)
 
 
+def captured(step, *args, ranks=4):
+    """A step without collectives is captured once: no code of the rank in it."""
+    return dataclasses.replace(capture(step, *args, world_size=1), world_size=ranks)
+
+
 def of(step, *args, inputs=None, ranks=4, **options):
-    """The report of a step without collectives is captured once: no code of the rank in it."""
-    captured = capture(step, *args, world_size=1)
-    return analyze(dataclasses.replace(captured, world_size=ranks), inputs, **options)
+    """The report of a step without collectives."""
+    return analyze(captured(step, *args, ranks=ranks), inputs, **options)
 
 
 def world():
@@ -65,28 +70,69 @@ def test_fact_2_a_replicated_stream_flips_the_initial_value():
     assert not report.is_replica_equal("w", when="start")
 
 
-def train(w, x, y, reduce):
+def reduced(grad):
+    return fc.all_reduce(grad, "sum", world())
+
+
+def updated(w, grad):
+    w.sub_(grad, alpha=0.1)
+    return w * 1
+
+
+def outlined(function, name):
+    """The function as a subgraph of its own, which is called, as PopART outlines it."""
+    return lambda *args: invoke_subgraph(lambda *given: (function(*given),), name, *args)[0]
+
+
+def train(w, x, y, reduce, update=updated):
     leaf = w.detach().requires_grad_()
     loss = (x @ leaf - y).abs().sum()
     (grad,) = torch.autograd.grad(loss, leaf)
-    w.sub_(reduce(grad), alpha=0.1)
+    with torch.no_grad():
+        update(w, reduce(grad))
     return loss.detach()
 
 
-def test_fact_3_a_training_step_keeps_its_weights_equal():
-    """PopART 3 to 6: inputs, matmul, loss, gradient unequal; loss seed, reduced gradient, updated weights equal."""
-    reduced = capture(
-        lambda w, x, y: train(w, x, y, lambda g: fc.all_reduce(g, "sum", world())),
-        square(),
-        square(),
-        square(),
-        world_size=4,
-    )
-    report = analyze(reduced, {"w": Equal()})
-    equal = {name for name in report.values if report.is_replica_equal(name)}
-    assert {"all_reduce", "wait_tensor", "sub_", "ones_like"} <= equal
-    assert not {"mm", "sub", "abs_1", "sum_1", "mm_1", "output"} & equal
+def of_training(reduce, update):
+    step = lambda w, x, y: train(w, x, y, reduce, update)
+    return analyze(capture(step, square(), square(), square(), world_size=4), {"w": Equal()})
+
+
+def lines_of(report):
+    """Op, what it read, and what it gave, of each line of the listing, bodies included."""
+    found = re.findall(r"^ *\S+ = (.+?)\((.*)\) -> (.*)$", listing(report), re.MULTILINE)
+    return {op.split(".")[1] if "." in op else op: (read, gave) for op, read, gave in found}
+
+
+@pytest.mark.parametrize(
+    ("reduce", "update"),
+    [
+        pytest.param(reduced, updated, id="fact_3_nothing_outlined"),
+        pytest.param(outlined(reduced, "reduce"), updated, id="fact_4_all_reduce_outlined"),
+        pytest.param(reduced, outlined(updated, "update"), id="fact_5_update_outlined"),
+        pytest.param(outlined(reduced, "reduce"), outlined(updated, "update"), id="fact_6_both_outlined"),
+    ],
+)
+def test_fact_3_to_fact_6_a_training_step_keeps_its_weights_equal(reduce, update):
+    """PopART 3 to 6: inputs, matmul, loss, gradient unequal; loss seed, reduced gradient, updated weights equal; outlined or not."""
+    report = of_training(reduce, update)
+    values = {name: name in report.values and report.is_replica_equal(name) for name in report.values}
+    assert not any(values[name] for name in ("mm", "sub", "abs_1", "sum_1", "mm_1", "output"))
+    assert values["ones_like"]
+    calls = [node for node in report.step.module.graph.nodes if str(node.target) == "invoke_subgraph"]
+    assert len(calls) == (reduce is not reduced) + (update is not updated)
+    ops = lines_of(report)
+    assert ops["all_reduce"][0].endswith(": all differ") and ops["all_reduce"][1] == "equal"
+    assert ops["sub_"][1] == "equal" and "differ" not in ops["sub_"][0]
+    assert report.step.kinds["w"] == "state"
     report.expect_equal("w")
+    assert report.drifting == ()
+
+
+@pytest.mark.parametrize("update", [updated, outlined(updated, "update")])
+def test_without_its_all_reduce_the_step_of_facts_3_to_6_drifts(update):
+    """Negative control: the same shapes, outlined or not, with no reduction: the weight is named as drifting."""
+    assert of_training(lambda grad: grad, update).drifting == ("w",)
 
 
 def test_a_forgotten_all_reduce_is_found_and_explained():
@@ -101,21 +147,101 @@ def test_a_forgotten_all_reduce_is_found_and_explained():
     assert "test_replica_facts.py" in text and "torch.autograd.grad(loss, leaf)" in text
 
 
-def test_fact_7_the_report_prints_equality_of_inputs_and_outputs():
-    """PopART 7: the printed form says of each value whether it is equal."""
-    printed = str(of(accumulate, square(), square(), inputs={"x": PerReplica()}, ranks=2))
-    assert [line.split()[:2] for line in printed.splitlines()[1:4]] == [
-        ["w", "state"],
-        ["x", "batch"],
-        ["output", "output"],
-    ]
-    assert "all differ" in printed
+def test_fact_7_the_listing_prints_equality_of_inputs_and_outputs():
+    """PopART 7: all-reduce `In0: 0, Out0: 1`, identity `0 -> 0`, update `In0: 1, In1: 1, Out0: 1`; and the table of inputs."""
+    report = of_training(reduced, updated)
+    lines = lines_of(report)
+    assert lines["all_reduce"] == ("mm_1: all differ", "equal")
+    assert lines["t"] == ("x: all differ", "all differ")
+    assert lines["sub_"] == ("w: equal, wait_tensor: equal", "equal")
+    table = [re.split(r"  +", line) for line in str(report).splitlines()[1:3]]
+    assert table == [["w", "state", "equal", "equal"], ["x", "batch", "all differ all differ"]]
+
+
+# --- PopART's store of results: here memory, its times, and the fixpoint over them ---
 
 
 def test_fact_8_a_value_that_is_not_there_raises():
-    """PopART 8 and 9: asking for a value with nothing stored names what there is."""
+    """PopART 8: asking for a value with nothing stored raises, and names what there is."""
     with pytest.raises(InvalidArgumentError, match="w, x, output"):
         of(accumulate, square(), square()).is_replica_equal("nothing")
+
+
+def test_fact_9_the_start_is_before_every_op_and_no_time_of_an_op():
+    """PopART 9: an initial value holds before the ops; the result of an op has none, and asking for it raises."""
+    report = of(accumulate, square(), square(), inputs={"x": Equal()})
+    assert report.is_replica_equal("w", when="start")
+    with pytest.raises(InvalidArgumentError, match="'add_' at the start"):
+        report.is_replica_equal("add_", when="start")
+
+
+def test_fact_10_what_became_unequal_stays_so():
+    """PopART 10: true, then false is false; a true after it, the same bits written at the end of a step, does not raise the start."""
+
+    def step(w, x):
+        old = w * 1
+        w.copy_(x)
+        return old
+
+    report = of(step, square(), square(), inputs={"w": Equal()})
+    assert not report.is_replica_equal("w", when="start") and not report.is_replica_equal("output")
+    zeroed = of(lambda w, x: (w * x, w.zero_())[0], square(), square(), inputs={"w": PerReplica()})
+    assert not zeroed.is_replica_equal("w", when="start") and zeroed.is_replica_equal("w")
+
+
+def test_fact_11_a_later_write_leaves_the_times_before_it():
+    """PopART 11: equal from its write on, a value stays unequal at the start, and for the ops that read it before."""
+
+    def step(p):
+        before = p * 1
+        p.zero_()
+        return before, p * 1
+
+    report = of(step, square(), inputs={"p": PerReplica()})
+    assert not report.is_replica_equal("p", when="start") and report.is_replica_equal("p", when="end")
+    assert [report.is_replica_equal(f"output.{index}") for index in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("w", "x", "passes"),
+    [
+        pytest.param(Equal(), Equal(), 1, id="the same value is no change"),
+        pytest.param(PerReplica(), PerReplica(), 1, id="nor is false again"),
+        pytest.param(PerReplica(), Equal(), 1, id="nor is false to true"),
+        pytest.param(Equal(), PerReplica(), 2, id="true to false is"),
+    ],
+)
+def test_fact_12_only_what_falls_is_a_change(w, x, passes):
+    """PopART 12: a pass after which no initial value has fallen is the last."""
+    begun = []
+    step = captured(lambda w, x: w.copy_(x).sum(), square(), square())
+    analyze(step, {"w": w, "x": x}, looked=lambda done, _: begun.append(done))
+    assert begun == [0] * passes
+
+
+def test_fact_13_a_disagreement_is_one_body_called_with_an_equal_and_an_unequal_value():
+    """PopART 13: reported once with the tensor, in either order of the calls; agreeing calls, or one value at two times, are none."""
+    region = call_site(2.0)
+
+    def kinds(step, **inputs):
+        return [one.kind for one in of(step, square(), square(), inputs=inputs).findings]
+
+    both = lambda x, y: (region(x), region(y))
+    assert kinds(both, x=Equal()) == kinds(both, y=Equal()) == ["call sites"]
+    assert kinds(both) == kinds(both, x=Equal(), y=Equal()) == []
+    assert kinds(lambda x, y: (x.copy_(y), x.zero_(), x * 1)[2], x=Equal()) == []
+
+
+def test_fact_14_the_listing_is_in_the_order_of_time():
+    """PopART 14: initial values first, then a line per op in the order in which they run, each with what it is."""
+    lines = listing(of(accumulate, square(), square(), inputs={"x": PerReplica()}, ranks=2)).splitlines()
+    assert lines[:2] == ["w (state): all differ", "x (batch): all differ"]
+    assert lines[2:] == [
+        "zeros = aten.zeros.default() -> equal",
+        "copy_ = aten.copy_.default(x: all differ) -> all differ",
+        "add_ = aten.add_.Tensor(w: all differ, copy_: all differ) -> all differ",
+        "add = aten.add.Tensor(add_: all differ) -> all differ",
+    ]
 
 
 LABELS = st.lists(st.integers(0, 3), min_size=6, max_size=6)
@@ -123,7 +249,7 @@ LABELS = st.lists(st.integers(0, 3), min_size=6, max_size=6)
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(LABELS, LABELS, LABELS)
-def test_facts_10_to_12_values_only_go_down(one, two, three):
+def test_fact_10_to_fact_12_values_only_go_down(one, two, three):
     """PopART 10 to 12: meet is commutative, associative and idempotent; what is unequal stays so; equal sets change nothing."""
     known = Partitions(6)
     a, b, c = (known.of_values(labels) for labels in (one, two, three))
@@ -139,7 +265,7 @@ def call_site(scale):
     return lambda x: invoke_subgraph(body, "region", x)[0]
 
 
-def test_facts_4_to_6_calls_are_followed_per_call_site():
+def test_calls_are_followed_per_call_site():
     """PopART's outlined subgraphs: one body, an equal and an unequal call site, each with its own result."""
     region = call_site(2.0)
     report = of(lambda x, y: (region(x), region(y)), square(), square(), inputs={"x": Equal()})
@@ -162,32 +288,7 @@ def test_call_sites_that_disagree_are_reported():
     assert agreeing.findings == ()
 
 
-# --- where PopART and check_vma are unsound ---
-
-
-def test_a_predicate_counts():
-    """PopART's If and JAX's cond look at the branches only: an unequal predicate over equal operands varies."""
-    step = lambda p, x: torch.cond(p, lambda a: a * 2, lambda a: a * 3, (x,))
-    report = of(step, flag(), square(), inputs={"x": Equal()})
-    assert not report.is_replica_equal("output")
-    assert "p (batch)" in report.explain("output")
-    assert of(step, flag(), square(), inputs={"*": Equal()}).is_replica_equal("output")
-
-
-def test_a_trip_count_counts():
-    """JAX's while with a varying bound: carried values differ though the operands are equal."""
-    step = lambda n, x: while_loop(lambda i, a: i < n, lambda i, a: (i + 1, a * 2), (torch.tensor(0), x))[1]
-    assert not of(step, torch.tensor(3), square(), inputs={"x": Equal()}).is_replica_equal("output")
-    assert of(step, torch.tensor(3), square(), inputs={"*": Equal()}).is_replica_equal("output")
-
-
-def test_a_carry_is_followed_to_its_fixpoint():
-    """PopART's Loop runs its body once: (a, b) -> (b, unequal) leaves `a` equal there."""
-    step = lambda x, z: while_loop(
-        lambda i, a, b: i < 3, lambda i, a, b: (i + 1, b.clone(), b * z), (torch.tensor(0), x, x + 1)
-    )
-    report = of(step, square(), square(), inputs={"x": Equal()})
-    assert [report.is_replica_equal(f"output.{index}") for index in range(3)] == [True, False, False]
+# --- control flow, generators, memory ---
 
 
 def test_a_scan_mixes_what_it_scans():
@@ -200,10 +301,10 @@ def test_a_scan_mixes_what_it_scans():
 def test_a_collective_that_not_all_reach_is_reported():
     """An all-reduce under a predicate that differs within its group hangs; under an equal one it does not."""
     step = lambda p, x: torch.cond(p, lambda a: fc.all_reduce(a, "sum", world()) * 2, lambda a: a.cos(), (x,))
-    captured = capture(step, flag(), square(), world_size=4)
-    assert [one.kind for one in analyze(captured, {"x": Equal()}).findings] == ["hang"]
-    assert "it hangs" in str(analyze(captured, {"x": Equal()}))
-    assert not analyze(captured, {"p": Equal()}).findings
+    step = capture(step, flag(), square(), world_size=4)
+    assert [one.kind for one in analyze(step, {"x": Equal()}).findings] == ["hang"]
+    assert "it hangs" in str(analyze(step, {"x": Equal()}))
+    assert not analyze(step, {"p": Equal()}).findings
 
 
 def test_a_draw_in_a_branch_poisons_the_generator():

@@ -46,6 +46,19 @@ def test_shards_differ_and_what_is_gathered_is_equal():
     assert report.drifting == ()
 
 
+def test_shards_have_the_names_of_their_parameters():
+    """Parameters and optimizer state that a rank makes itself are named by their paths, with dots, as those that it is given."""
+    report = analyze(capture(step, PerRank(make), torch.randn(3, 4), mesh={"dp": 2}))
+    assert {"made.0.0.weight", "made.0.2.bias", "made.1.0.weight.momentum_buffer"} <= set(
+        report.step.input_names
+    )
+    assert report.partition("made.1.2.bias.momentum_buffer") == ((0,), (1,))
+    graph = lambda graph, x, mesh: step(graph, x, mesh)  # an argument named as an attribute of a graph module
+    assert names(
+        analyze(capture(graph, PerRank(make), torch.randn(3, 4), mesh={"dp": 2})), "graph_.0.0.weight"
+    )
+
+
 def test_replicas_of_a_shard_stay_equal():
     """Hybrid sharding: a shard is equal over the replicas before and after; a write of the rank's own data is a drift."""
     mesh = {"dp": 2, "tp": 2}

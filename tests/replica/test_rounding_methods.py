@@ -70,7 +70,7 @@ def region(scale):
     return lambda x: invoke_subgraph(body, "region", x)[0]
 
 
-def test_facts_4_to_6_each_call_of_a_body_has_its_own_methods():
+def test_each_call_of_a_body_has_its_own_methods():
     """PopART 4 to 6: one body, called with an equal and with a varying value: IDENTICAL in one call, DIFFERING in the other."""
     body = region(1.7)
     _, methods = of(lambda x, y: (body(x), body(y)), square(), square(), inputs={"x": Equal()})

@@ -124,10 +124,11 @@ class Report:
 
     def _value(self, name: str, when: str) -> Value:
         inputs = self.starts if when == "start" else self.ends
-        found = inputs.get(name) or self.values.get(name)
+        found = inputs.get(name) or (None if when == "start" else self.values.get(name))
         if found is None:
-            known = ", ".join([*self.step.kinds, *self.step.output_names])
-            raise InvalidArgumentError(f"report: there is no value {name!r}. Inputs and outputs: {known}.")
+            known = ", ".join([*self.step.kinds, *([] if when == "start" else self.step.output_names)])
+            where = " at the start of a step: only inputs have one" if when == "start" else ""
+            raise InvalidArgumentError(f"report: there is no value {name!r}{where}. There are {known}.")
         return found
 
     def _over(self, over: Over) -> int:
