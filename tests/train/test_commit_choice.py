@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import time
 import warnings
 
@@ -12,7 +13,7 @@ from torch import nn
 import samebits
 from samebits.checkpoint import CommitStore, load_commit
 from samebits.context import Overrides, process
-from samebits.errors import InvalidArgumentError, RecordError
+from samebits.errors import InvalidArgumentError, RecordError, RunDirectoryError
 from samebits.train import chain
 from samebits.train.cadence import Cadence
 
@@ -244,3 +245,30 @@ def test_a_damaged_tail_of_the_chain_is_left_out_and_written_again(tmp_path, dam
     )
     with pytest.raises(RecordError, match="has no chain.jsonl"):
         chain.read_chain(tmp_path)
+
+
+def test_a_chain_that_the_disk_refuses_names_its_file_and_the_run_goes_on(tmp_path, forked):
+    """A full disk under chain.jsonl is an error with the path; started again, the run ends with the chain of another one."""
+
+    def train(folder, *, limit=None):
+        samebits.set_random_seed(1)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            with samebits.Run(folder, save="explicit") as run:
+                for step, _ in run.steps(list(range(20))):
+                    if step.number == 4:
+                        run.commit()
+                    if step.number == 9 and limit is not None:
+                        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        except RunDirectoryError as error:
+            return str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        return (folder / "chain.jsonl").read_bytes()
+
+    whole = forked(lambda: train(tmp_path / "whole")).value
+    refused = forked(
+        lambda: train(tmp_path / "r", limit=len(whole) * 3 // 4)
+    ).value  # in the middle of a line
+    assert "chain.jsonl cannot be written" in refused
+    assert forked(lambda: train(tmp_path / "r")).value == whole

@@ -280,3 +280,28 @@ def test_signals_of_the_process_group_do_not_touch_the_writer(tmp_path, forked):
 
     _, pids, after = forked(run).value
     assert pids[0] == pids[1] is not None and after is None
+
+
+@pytest.mark.parametrize("save", [1, "explicit"], ids=["writer process", "the run itself"])
+def test_a_run_does_not_write_into_another_one_that_took_its_name(tmp_path, save):
+    """Renamed while it runs, and its name given to a new run: an error, and the new run's commits are as they were."""
+    folder = tmp_path / "r"
+
+    def run_to_the_end(step_of_theft=None):
+        samebits.set_random_seed(1)
+        with samebits.Run(folder, save=save, keep=1) as run:
+            for step, _ in run.steps(list(range(40))):
+                if step.number == step_of_theft:
+                    run.commit()
+                elif step_of_theft is not None and step.number == step_of_theft + 1:
+                    folder.rename(tmp_path / "old")
+                    (folder / "commits" / "000000000007-00000000").mkdir(parents=True)
+                    run.commit()
+
+    with pytest.raises(CommitError, match="was renamed, and another folder has its name now"):
+        run_to_the_end(10)
+    assert [path.name for path in (folder / "commits").iterdir()] == ["000000000007-00000000"]
+    shutil.rmtree(folder)
+    (tmp_path / "old").rename(folder)
+    run_to_the_end()
+    assert CommitStore(folder).newest()[0].step == 40

@@ -16,6 +16,7 @@ CURES = {
     errno.EFBIG: "Raise the limit on file sizes (ulimit -f)",
     errno.EROFS: "Mount the file system writable again",
     errno.EIO: "The disk is failing: copy the run directory to another one",
+    errno.ESTALE: "The run directory was renamed, and another folder has its name now: put it back",
     errno.EACCES: "Give this user write permission",
 }
 

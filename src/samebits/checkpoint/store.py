@@ -21,7 +21,7 @@ from samebits.checkpoint.manifest import Manifest
 from samebits.checkpoint.reading import LocalFolder, newest_valid, none_valid, read_manifest
 from samebits.checkpoint.rundir import COMMITS, RunDirectory
 from samebits.checkpoint.writer.draft import Commit
-from samebits.checkpoint.writer.shelf import Shelf, names_in
+from samebits.checkpoint.writer.shelf import Shelf, identity_of, names_in
 from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError, SamebitsError
 
 
@@ -58,6 +58,7 @@ class CommitStore:
             RunDirectoryError: the folder holds other things, cannot be written, or a live process writes here.
         """
         self._directory.open()
+        self.shelf.identity = identity_of(self.shelf.commits)
         self.shelf.sweep()
         self.warn()
 

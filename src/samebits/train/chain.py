@@ -37,6 +37,7 @@ class Chain:
         self._at: tuple[str, int] | None = None
         self._losses: list[float] = []
         self._file: int | None = None
+        self._path = Path(FILE)
         self._check = 0
 
     @property
@@ -61,7 +62,7 @@ class Chain:
         self._rolled = xxhash.xxh3_64_intdigest(position.loop.encode() + data, self._rolled)
         if self._file is not None and position.step % stride(position.step) == 0:
             text, self._check = _line(position.step, self.digest, self._check)
-            os.write(self._file, text)
+            self._write(text)
 
     def resume(self, digest: str | None, loop: str, step: int) -> None:
         """Goes on from a commit."""
@@ -70,7 +71,7 @@ class Chain:
 
     def open(self, run_dir: Path, step: int) -> None:
         """Keeps lines in the folder; those behind `step` come again. Raises RunDirectoryError."""
-        path = run_dir / FILE
+        self._path = path = run_dir / FILE
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         except OSError as error:
@@ -82,6 +83,17 @@ class Chain:
             _, end, self._check = _read(file.read(_MAX_BYTES), step)
         os.ftruncate(self._file, end)
         os.lseek(self._file, end, os.SEEK_SET)
+
+    def _write(self, text: bytes) -> None:
+        assert self._file is not None
+        try:
+            while text:  # a disk that is nearly full takes a part
+                text = text[os.write(self._file, text) :]
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self._path} cannot be written: {error.strerror}. Free some space (or raise the limit), and run again: it "
+                "resumes from the newest commit."
+            ) from error
 
     def close(self) -> None:
         """No more lines."""

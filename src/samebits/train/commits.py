@@ -214,6 +214,7 @@ class Commits:
             "commits": str(self.store.shelf.commits),
             "keep": self._keep,
             "keep_best": self._keep_best,
+            "identity": self.store.shelf.identity,
         }
 
     def _durable(self, reports: list[Report]) -> list[Position]:

@@ -118,7 +118,8 @@ class Judge:
     def _is_harmless(self, change: Change, order: Order, changed: Mapping[str, Change]) -> bool:
         last = change.now.places[-1]
         filled = change.path.endswith(".keys()")
-        places = [*change.now.places, *([Place("item", last.name)] if filled else [])]
+        held = filled or change.path.startswith("len(")
+        places = [*change.now.places, *([Place("item", last.name)] if held else [])]
         if any(order.recomputed(place) for place in places if place.kind in {"attr", "name", "item"}):
             return True
         if isinstance(change.now.value, float | int) and last.kind != "item" and order.timed(last.name):
@@ -161,6 +162,11 @@ def _line(subject: str, group: list[Change]) -> str:
         if change.now.root == "local"
         else "a global variable"
     )
+    if any(place.kind == "hook" for place in change.now.places):
+        return (
+            f"{subject}: a hook holds it, which no state_dict saves. Keep it in run.state, or in an object with a state_dict "
+            "that is given to the run."
+        )
     if change.now.root == "given":
         owner = change.now.owners[0][0].__name__ if change.now.owners else name
         return f"{subject}: {owner} was given to Run, and its state_dict leaves this out. Save and load it there."

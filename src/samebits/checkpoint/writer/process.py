@@ -32,6 +32,7 @@ def main(arguments: str) -> None:
     # Locked by the run before this process began; again, since some network file systems keep locks by process.
     fcntl.flock(options["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)
     shelf = Shelf(Path(options["commits"]), options["keep"], options["keep_best"])
+    shelf.identity = options["identity"]
     writer = _Writer(shelf, options["slots"], options["reports"])
     run, requests = options["run"], options["requests"]
     poll, hurry, lives = select.poll(), select.poll(), True

@@ -32,6 +32,8 @@ class Shelf:
         """Names of commits that do not hold."""
         self.troubles: list[str] = []
         """What could not be deleted, and why."""
+        self.identity: list[int] | None = None
+        """Device and inode of the folder, once the run has locked it."""
         self._values: dict[str, float | None] = {}
 
     def write(
@@ -51,6 +53,11 @@ class Shelf:
         )
         if self.last and (self.last.step, self.last.content) == (commit.step, commit.content):
             return self.last
+        if self.identity not in (
+            None,
+            identity_of(self.commits),
+        ):  # renamed, and another run may be at its place
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.commits))
         temporary = self.commits / f"{TMP}{os.urandom(16).hex()}"
         try:
             temporary.mkdir()
@@ -111,6 +118,12 @@ class Shelf:
             except (OSError, ValueError, TypeError, KeyError):
                 return None
         return self._values[name]
+
+
+def identity_of(folder: Path) -> list[int]:
+    """Device and inode: the folder itself, whatever its name. Raises OSError."""
+    status = os.stat(folder)
+    return [status.st_dev, status.st_ino]
 
 
 def best(values: Mapping[str, float | None], count: int) -> set[str]:

@@ -172,7 +172,7 @@ class Order:
             return _Seen(reads=False, writes=bool(kind) and (kind, name) == tuple(place))
         names = name if isinstance(name, tuple) else (name,)
         if place.kind == "item" and place.name in names:
-            filled = _is_filled(instructions, at)
+            filled = _is_filled(instructions, at) or _is_cleared(instructions, at)
             return _Seen(reads=not filled, writes=filled)
         if (
             place.name in names
@@ -189,11 +189,13 @@ class Order:
             code for name in names for code in self._program.functions.get(name, ()) if code is not self._code
         ]
         following = instructions[at + 1].opname if at + 1 < len(instructions) else ""
+        hooks: list[CodeType] = []
         if self._callables.intersection(names) and not following.startswith((*_ATTRIBUTE, "STORE_ATTR")):
-            codes += [
-                code for name in _CALLED for code in self._program.functions.get(name, ())
-            ] + self._hooks
-        found = [self._of(code, place) for code in codes]
+            codes += [code for name in _CALLED for code in self._program.functions.get(name, ())]
+            hooks = self._hooks
+        found = [self._of(code, place) for code in codes] + [
+            _of_any_order([self._of(h, place) for h in hooks])
+        ]
         return _Seen(any(one.reads for one in found), any(one.writes for one in found))
 
 
@@ -206,11 +208,23 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
     return _cached(code)
 
 
+def _of_any_order(hooks: list[_Seen]) -> _Seen:
+    """Of hooks, which run in the order of the modules: what one of them only writes, the others read after it."""
+    writes = any(one.writes and not one.reads for one in hooks)
+    return _Seen(any(one.reads for one in hooks) and not writes, writes or any(one.writes for one in hooks))
+
+
 def _is_filled(instructions: list[dis.Instruction], at: int) -> bool:
     """`container[key] = ...`: the container is loaded, a simple key, and the item is stored."""
     if at + 2 >= len(instructions):
         return False
     return instructions[at + 1].opname.startswith(_SIMPLE) and instructions[at + 2].opname == "STORE_SUBSCR"
+
+
+def _is_cleared(instructions: list[dis.Instruction], at: int) -> bool:
+    """`container.clear()`."""
+    following = instructions[at + 1] if at + 1 < len(instructions) else instructions[at]
+    return following.opname.startswith(_ATTRIBUTE) and following.argval == "clear"
 
 
 def _fills(code: CodeType, container: str) -> int | None:

@@ -12,6 +12,7 @@ import torch
 
 from samebits.train.reach import locals as loop_locals
 from samebits.train.reach.generators import GENERATORS, of_state
+from samebits.train.reach.hooks import hooks_of
 from samebits.train.reach.leaves import PLAIN, leaf, plain
 from samebits.train.reach.order import Place
 from samebits.train.reach.program import Program
@@ -57,6 +58,7 @@ class Snapshot(Walk):
         self._places: list[Place] = []
         self._owners: list[tuple[type, str]] = []
         self._saved: set[int] = set()
+        self._hooked: list[tuple[str, torch.nn.Module, int, str, tuple[Place, ...]]] = []
 
     def know(self, saved: Any) -> None:
         """Tensors and containers that the commit holds: what lies in their memory is saved."""
@@ -135,6 +137,32 @@ class Snapshot(Walk):
         if isinstance(value, torch.optim.Optimizer):
             self.optimizer(path, value, depth)
 
+    def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
+        """A module's attributes, and those of its parameters; its hooks come last."""
+        super().module(path, value, depth)
+        self._hooked.append((path, value, depth, self._root, tuple(self._places)))
+        for name, parameter in value._parameters.items():
+            if parameter is not None:
+                self._attributes_in(f"{path}.{name}", parameter, depth)
+
+    def hooks(self) -> None:
+        """What the hooks of the modules hold that no variable holds, too."""
+        for path, module, depth, root, places in self._hooked:
+            self._root, self._places = root, list(places)
+            for hook in hooks_of(module):
+                name = getattr(hook, "__name__", type(hook).__name__)
+                self.part("hook", name, f"{path}.{name}", hook, depth + 1)
+        self._hooked.clear()
+
+    def function(self, path: str, value: types.FunctionType, depth: int) -> None:
+        """What a function's cells hold, and its attributes: `f.calls += 1`."""
+        super().function(path, value, depth)
+        self._attributes_in(path, value, depth)
+
+    def _attributes_in(self, path: str, value: Any, depth: int) -> None:
+        for name, item in vars(value).items():
+            self.part("attr", name, f"{path}.{name}", item, depth + 1)
+
     def holder(self, path: str, value: Any, depth: int) -> None:
         """A `Trainer`: the user's objects and functions in it; what it counts itself is its own business."""
         for name, item in attributes_of(value).items():
@@ -199,6 +227,7 @@ def take(
         for name, value in sorted(_globals(frames[-1], program).items()):
             if name not in carried:
                 walk.root("global", name, value)
+        walk.hooks()
     finally:
         loop_locals.let_go(frames)
     return walk

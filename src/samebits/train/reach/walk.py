@@ -62,6 +62,11 @@ def is_foreign(filename: str) -> bool:
     return path.startswith(_LIBRARIES) and not path.startswith(_SAMEBITS)
 
 
+def is_samebits(filename: str) -> bool:
+    """Whether code of this file is samebits' own."""
+    return os.path.realpath(filename).startswith(_SAMEBITS)
+
+
 @functools.lru_cache(maxsize=4096)
 def is_users(kind: type) -> bool:
     """Whether instances of `kind` are the user's own objects, or samebits' holders of them."""
@@ -69,7 +74,7 @@ def is_users(kind: type) -> bool:
         return True
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    return file is not None and not is_foreign(file) and not os.path.realpath(file).startswith(_SAMEBITS)
+    return file is not None and not is_foreign(file) and not is_samebits(file)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""The user's hooks of a module and of its parameters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from samebits.train.reach.walk import is_foreign, is_samebits, is_users
+
+
+def hooks_of(module: torch.nn.Module) -> Iterator[Any]:
+    """The user's functions and objects that a module calls, or the backward through its parameters."""
+    holders = [
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    ]
+    holders += [p._backward_hooks for p in module._parameters.values() if p is not None and p._backward_hooks]
+    for hook in itertools.chain.from_iterable(holder.values() for holder in holders):
+        code = getattr(hook, "__code__", None)
+        if (
+            is_users(type(hook))
+            if code is None
+            else not is_foreign(code.co_filename) and not is_samebits(code.co_filename)
+        ):
+            yield hook
