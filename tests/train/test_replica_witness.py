@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import samebits
 from samebits.errors import InvalidArgumentError, ReplicaDriftError
-from samebits.replica import DataParallel, Witness, analyze, capture
+from samebits.replica import DataParallel, Equal, PerReplica, Witness, analyze, capture
 from samebits.rounding import optim
 
 torch.optim.SGD(
@@ -25,34 +25,81 @@ def small_net(norm=False):
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Linear(8, 2))
 
 
-def train_bfloat16(own_seeds, steps=8):
-    """DDP with stochastic AdamW; what the witness says of each rank, or the steps that it saw."""
-    net = DDP(small_net().to(torch.bfloat16))
-    optimizer = optim.AdamW(net.parameters(), lr=1e-2)
+SEED = "generator:samebits"
+
+
+def bfloat16_step(model, optimizer, x):
+    optimizer.zero_grad()
+    model(x).float().square().mean().backward()
+    optimizer.step()
+
+
+def bfloat16_parts(wrap):
+    net = wrap(small_net().to(torch.bfloat16))
+    return net, optim.AdamW(net.parameters(), lr=1e-3)
+
+
+def train_bfloat16(own_seeds, steps=200, every=20):
+    """DDP with stochastic AdamW; what the witness says of each rank, if anything, and the weights' bits at the end."""
+    net, optimizer = bfloat16_parts(DDP)
     samebits.set_random_seed(7 + own_seeds * dist.get_rank())
     data = torch.Generator().manual_seed(100 + dist.get_rank())
-    witness = Witness({"model": net, "optimizer": optimizer})
-    for step in range(steps):
+    witness, said = Witness({"model": net, "optimizer": optimizer}), ""
+    for step in range(steps + 1):
         try:
-            witness.check(step)
+            if not said and step % every == 0:
+                witness.check(step)
         except ReplicaDriftError as error:
-            return str(error)
-        optimizer.zero_grad()
-        net(torch.randn(4, 8, generator=data).to(torch.bfloat16)).float().square().mean().backward()
-        optimizer.step()
-    return step
+            said = str(error)
+        if step < steps:
+            bfloat16_step(net, optimizer, torch.randn(4, 8, generator=data).to(torch.bfloat16))
+    return said, [one.view(torch.int16).tolist() for one in net.parameters()]
 
 
-def test_a_seed_for_each_rank_is_named_with_its_step(ranks):
-    """Three replicas that round with one seed stay equal; with a seed for each, all ranks are told which weight parts, when."""
-    assert ranks(3, train_bfloat16, False)[0] == [7, 7, 7]
-    said = ranks(3, train_bfloat16, True)[0]
-    assert len(set(said)) == 1
-    assert re.match(r"step 1: model\.module\.\d\.\w+ is not the same on all replicas: rank ", said[0])
-    assert "it was equal at step 0" in said[0]
+@pytest.fixture(scope="module")
+def bfloat16_reports():
+    """The analysis of that step, with a seed that all ranks share, and with one for each, by number of ranks."""
+    samebits.set_random_seed(7)
+    reports = {}
+    for world_size in (2, 4):
+        model, optimizer = bfloat16_parts(DataParallel)
+        x = torch.randn(4, 8).to(torch.bfloat16)
+        step = capture(bfloat16_step, model, optimizer, x, world_size=world_size)
+        reports[world_size] = [analyze(step, {SEED: one}) for one in (Equal(), PerReplica())]
+    return reports
 
 
-def train_run(folder, stray=None, norm=False, every=2, **options):
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_replicas_in_bfloat16_are_bitwise_equal_after_200_steps(ranks, bfloat16_reports, world_size):
+    """DDP, AdamW with stochastic rounding, a batch for each rank: proven equal, witnessed every 20 steps, equal at the end."""
+    shared, _ = bfloat16_reports[world_size]
+    assert shared.drifting == ()
+    ends = ranks(world_size, train_bfloat16, False)[0]
+    assert [said for said, _ in ends] == [""] * world_size
+    assert all(weights == ends[0][1] for _, weights in ends)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_seed_for_each_rank_is_named_by_the_analysis_and_by_the_witness(
+    ranks, bfloat16_reports, world_size
+):
+    """Negative control: the ranks end apart, and what both name first is the same weight; the analysis says why, with the line."""
+    _, own = bfloat16_reports[world_size]
+    ends = ranks(world_size, train_bfloat16, True)[0]
+    assert all(weights != ends[0][1] for _, weights in ends[1:])
+    assert len({said for said, _ in ends}) == 1
+    first = re.match(r"step 20: (\S+) is not the same on all replicas: rank ", ends[0][0])
+    assert first and "it was equal at step 0" in ends[0][0]
+    assert own.drifting[0] == first[1] == "model.module.0.weight"
+    text = own.explain_drift(own.drifting[0])
+    assert (
+        f"{SEED} (generator) at the start" in text
+        and "optimizer.step()" in text
+        and "set_random_seed" in text
+    )
+
+
+def train_run(folder, stray=None, norm=False, every=2, last=None, fails=None, **options):
     """A `Run` of DDP in which one rank writes to a weight of its own accord; what its witness says."""
     samebits.set_random_seed(5)
     net = DDP(small_net(norm))
@@ -68,6 +115,10 @@ def train_run(folder, stray=None, norm=False, every=2, **options):
                 if stray == (step.number, dist.get_rank()):
                     with torch.no_grad():
                         net.module[2].weight[1, 1] += 1e-6
+                if step.number == last:
+                    break
+                if step.number == fails:
+                    raise KeyError("mine")
         return "equal"
     except ReplicaDriftError as error:
         return str(error)
@@ -79,6 +130,29 @@ def test_a_stray_write_on_one_rank_of_a_run_is_named(ranks, tmp_path):
     for said in ranks(4, train_run, tmp_path / "b", (2, 2))[0]:
         assert said.startswith("step 4: model.module.2.weight is not the same on all replicas: rank 2 holds ")
         assert "rank 0, 1, 3 holds" in said and "it was equal at step 2" in said
+
+
+def test_the_end_of_a_run_is_checked_whatever_the_cadence(ranks, tmp_path):
+    """Six steps, a check before every fourth: a stray write in step 5 is named at the end of the run; so is it after a break."""
+    for folder, last in (("a", None), ("b", 5)):
+        for said in ranks(3, train_run, tmp_path / folder, (5, 1), False, 4, last)[0]:
+            assert said.startswith(
+                f"step {last or 6}: model.module.2.weight is not the same on all replicas: rank 1 holds "
+            )
+            assert "it was equal at step 4" in said
+    assert ranks(3, train_run, tmp_path / "c", None, False, 4)[0] == ["equal"] * 3
+
+
+def run_failing(folder):
+    try:
+        return train_run(folder, (4, 1), every=4, fails=5)
+    except KeyError as error:
+        return error.args[0]
+
+
+def test_after_an_error_nothing_is_compared(ranks, tmp_path):
+    """An error of the user's own comes out as it is, though the ranks have parted: who waits for the others would hide it."""
+    assert ranks(3, run_failing, tmp_path / "a")[0] == ["mine"] * 3
 
 
 def test_batch_statistics_are_named_or_ignored(ranks, tmp_path):
