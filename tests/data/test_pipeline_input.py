@@ -1,6 +1,7 @@
 """Bad input: an error that names the stage, the element and the cure, before anything is changed."""
 
 import json
+import traceback
 
 import numpy as np
 import pytest
@@ -76,6 +77,25 @@ def test_the_message_names_stage_element_and_cure(call, error, words):
     """Each mistake raises its error, with these words."""
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_parallel_calls": 2, "executor": "process"}], ids=["inline", "workers"]
+)
+def test_the_traceback_is_the_users_line_and_function(options):
+    """Between the line that reads and the error are no more than two frames of ours; the cause ends in the user's function."""
+
+    def divide(number):
+        return 1 / (number - 3)
+
+    pipeline = Pipeline.range(8).map(divide).batch(2).with_options(seed=1, **options)
+    with pytest.raises(PipelineError) as caught:
+        for _ in pipeline:
+            pass
+    assert len(traceback.extract_tb(caught.value.__traceback__)) <= 3
+    assert "divide" in str(caught.value)
+    if not options:  # a worker's traceback is text
+        assert traceback.extract_tb(caught.value.__cause__.__traceback__)[-1].name == "divide"
 
 
 def test_a_generator_that_raises_midway_is_named():

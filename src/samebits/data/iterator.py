@@ -16,7 +16,7 @@ from samebits.data.rolling import rolled
 from samebits.data.scope import Draws
 from samebits.data.stage import Addressed, Stage, State, Streamed
 from samebits.data.stages.batching import Batching
-from samebits.errors import InvalidArgumentError, PipelineMismatchError, UnimplementedError
+from samebits.errors import InvalidArgumentError, PipelineError, PipelineMismatchError, UnimplementedError
 
 SCHEMA = 1
 
@@ -142,6 +142,9 @@ class PipelineIterator(Iterator[Any]):
             self.exhausted = True
             self.close()
             raise
+        except PipelineError as error:
+            self.close()
+            raise error.with_traceback(None) from error.__cause__  # which has the user's function
         except BaseException:
             self.close()  # so that whoever asks again is told again, and not that the epoch is over
             raise
