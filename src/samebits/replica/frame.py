@@ -85,6 +85,8 @@ class Frame:
         if not places:
             partition, event = self.numbers.get(node, (self.known.equal, 0))
             return partition, (event,)
+        if len(places) == 1 and not self.skew:
+            return self.memory.read(places[0])
         found, events = self.known.equal, ()
         if node in self.skew:
             found, event = self.skew[node]
@@ -133,7 +135,7 @@ class Frame:
         own, parents = self._own(node, plan, literal)
         results = [self._flow(node, plan, flow, own) for flow in plan.flows]
         self.computed[node] = tuple(
-            one for flow, (one, _) in zip(plan.flows, results, strict=True) if flow.writes
+            [one for flow, (one, _) in zip(plan.flows, results, strict=True) if flow.writes]
         )
         reason = self._why(node, plan)
         for flow, (partition, made) in zip(plan.flows, results, strict=True):
@@ -245,7 +247,6 @@ class Frame:
     def _look(self, node: Node, plan: Plan, literal: int) -> None:
         """A view writes nothing; where it looks may differ."""
         read = [self.read(one) for one in plan.indices]
-        self.consumed[node] = {one: self.read(one)[0] for one in node.all_input_nodes}
         where = self.meet(literal, *(one for one, _ in read))
         if where != self.known.equal:
             made = tuple(itertools.chain(*(one for _, one in read)))
@@ -254,14 +255,18 @@ class Frame:
                 self.events.add(node, where, made, "looks at other bytes on other ranks"),
             )
         self._inherit(node)
+        seen = self.read(node)[0]  # and not all of the list, or of the buffer, that it is a part of
+        self.consumed[node] = {
+            one: seen if self.layout.places[one] else self.read(one)[0] for one in node.all_input_nodes
+        }
 
     def _inherit(self, node: Node) -> None:
         """What is a view of a skewed view, or was written through one, looks where that one does."""
         if not self.skew:
             return
-        places = {place.storage for place in self.layout.places[node]}
+        storages = self.layout.storages(node)
         for one in node.all_input_nodes:
-            if one in self.skew and places & {place.storage for place in self.layout.places[one]}:
+            if one in self.skew and storages & self.layout.storages(one):
                 where, event = self.skew.get(node, (self.known.equal, 0))
                 self.skew[node] = (self.known.meet(where, self.skew[one][0]), event or self.skew[one][1])
 
@@ -335,7 +340,7 @@ class Frame:
 
     def _opaque(self, node: Node, parents: tuple[int, ...], reason: str) -> None:
         for one in (node, *node.all_input_nodes):
-            if one is node or any(True for _ in tensors(one)):
+            if one is node or tensors(one):
                 for place in self.layout.places[one]:
                     self._write(node, place.anywhere(), self.known.distinct, parents, reason)
         for name in self.generators:

@@ -7,7 +7,8 @@ in-place op on a captured constant or a view of one, and `wait_tensor`, whose re
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
+from collections.abc import Set as AbstractSet
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from samebits.replica.collectives import COLLECTIVES
 from samebits.replica.memory import Place, place_of
-from samebits.replica.schema import argument, signature_of
+from samebits.replica.schema import signature_of
 
 _WAITS = {"_c10d_functional::wait_tensor", "_c10d_functional_autograd::wait_tensor"}
 
@@ -30,6 +31,7 @@ class Layout:
         self.nodes = list(module.graph.nodes)
         self._same: dict[Hashable, Hashable] = {}
         self.places: dict[Node, tuple[Place, ...]] = {}
+        self._of_lists: dict[Node, frozenset[Hashable]] = {}
         for node in self.nodes:
             self.places[node] = tuple(self._places(node))
 
@@ -37,18 +39,26 @@ class Layout:
         """What a `get_attr` node names."""
         return attrgetter(str(node.target))(self.module)
 
-    def _places(self, node: Node) -> Iterator[Place]:
+    def storages(self, node: Node) -> AbstractSet[Hashable]:
+        """The memory of a node. That of a list is kept, as every tensor that is taken out of it asks."""
+        places = self.places[node]
+        if len(places) < 2:
+            return {place.storage for place in places}
+        if node not in self._of_lists:
+            self._of_lists[node] = frozenset([place.storage for place in places])
+        return self._of_lists[node]
+
+    def _places(self, node: Node) -> list[Place]:
         if node.op == "get_attr":
             value = self.constant(node)
-            if isinstance(value, torch.Tensor):
-                place = constant_place(value)
-                self._alias(node.meta.get("val"), place.storage)
-                yield place
-            return
+            if not isinstance(value, torch.Tensor):
+                return []
+            place = constant_place(value)
+            self._alias(node.meta.get("val"), place.storage)
+            return [place]
         if node.op == "call_function":
             self._alias_by_schema(node)
-        for index, leaf in enumerate(tensors(node)):
-            yield place_of(leaf, self._storage(leaf, node, index))
+        return [place_of(leaf, self._storage(leaf, node, index)) for index, leaf in enumerate(tensors(node))]
 
     def _storage(self, leaf: torch.Tensor, node: Node, index: int) -> Hashable:
         key = _key(leaf)
@@ -64,22 +74,22 @@ class Layout:
 
     def _alias_by_schema(self, node: Node) -> None:
         """An output that the schema calls an input, whatever tracing did with it."""
-        found = list(tensors(node))
-        for index, operand in _returned_inputs(node):
+        returned = _returned_inputs(node)
+        found = tensors(node) if returned else []
+        for index, operand in returned:
             if index < len(found) and len(self.places.get(operand, ())) == 1:
                 self._alias(found[index], self.places[operand][0].storage)
         for viewed in self._viewed_constant(node):
-            for leaf in found:
+            for leaf in tensors(node):
                 self._alias(leaf, viewed.storage)
 
     def _viewed_constant(self, node: Node) -> tuple[Place, ...]:
         """The constant that a view op looks at: each use of one is traced as a tensor of its own."""
-        if not isinstance(node.target, torch._ops.OpOverload) or not node.target.is_view:
+        given = node.args[0] if node.args else None
+        if not isinstance(given, Node) or given.op != "get_attr":
             return ()
-        if torch.Tag.maybe_aliasing_or_mutating in node.target.tags:
-            return ()
-        given = node.args[0]
-        return self.places[given] if isinstance(given, Node) and given.op == "get_attr" else ()
+        views = isinstance(node.target, torch._ops.OpOverload) and signature_of(node).views
+        return self.places[given] if views else ()
 
 
 def constant_place(value: torch.Tensor) -> Place:
@@ -87,13 +97,14 @@ def constant_place(value: torch.Tensor) -> Place:
     return place_of(value, ("constant", _key(value)))
 
 
-def tensors(node: Node) -> Iterator[torch.Tensor]:
+def tensors(node: Node) -> list[torch.Tensor]:
     """The fake tensors that a node gave."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, dict)):
-        yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+        return [value]
+    if isinstance(value, (tuple, list, dict)):
+        return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return []
 
 
 def _key(leaf: torch.Tensor) -> Hashable:
@@ -103,16 +114,14 @@ def _key(leaf: torch.Tensor) -> Hashable:
         return None
 
 
-def _returned_inputs(node: Node) -> Iterator[tuple[int, Node]]:
+def _returned_inputs(node: Node) -> list[tuple[int, Node]]:
     if not isinstance(node.target, torch._ops.OpOverload):
-        return
-    if node.target.name() in _WAITS:
-        yield 0, node.args[0]  # type: ignore[misc]
-    collective = COLLECTIVES.get(node.target.name())
+        return []
+    known = signature_of(node)
+    if known.name in _WAITS:
+        return [(0, node.args[0])]  # type: ignore[list-item]
+    given = [(index, known.argument(node, name)) for index, name in known.returned]
+    collective = COLLECTIVES.get(known.name)
     if collective is not None and collective.writes:  # c10d's schemas do not say it
-        targets = pytree.tree_leaves(argument(node, collective.writes))
-        yield from ((index, one) for index, one in enumerate(targets) if isinstance(one, Node))
-    for index, name in signature_of(node).returned:
-        given = argument(node, name)
-        if isinstance(given, Node):
-            yield index, given
+        given += enumerate(pytree.tree_leaves(known.argument(node, collective.writes)))
+    return [(index, one) for index, one in given if isinstance(one, Node)]

@@ -15,7 +15,8 @@ def listing(report: Report) -> str:
 
         all_reduce = _c10d_functional.all_reduce.default(mm_1: all differ) -> equal
 
-    An operand shows what it held when the op read it; one of which the op takes the shape only is not shown.
+    An operand shows what it held when the op read it, that of a view what the view sees of it; one of which the op takes
+    the shape only is not shown.
     A body is listed once for each of its call sites, with what is true on every trip.
     """
     step, frame = report.step, report.frame

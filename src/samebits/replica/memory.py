@@ -6,8 +6,8 @@ the time of the last write, never by the name of the tensor that it was written 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,8 +17,7 @@ from samebits.replica.partitions import Partitions
 _END = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The bytes that a tensor covers."""
 
     storage: Hashable
@@ -42,25 +41,26 @@ class Cell(NamedTuple):
 
 
 class Memory:
-    """Storages and what they hold. Bytes that nobody wrote differ on every rank."""
+    """Storages and what they hold. Bytes that nobody wrote differ on every rank.
+
+    The cells of a storage lie side by side, in order, so that a view of a large buffer costs no walk over all of it.
+    """
 
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
         self._cells: dict[Hashable, list[Cell]] = {}
 
-    def copy(self) -> Memory:
-        """A memory that is written to on its own."""
-        other = Memory(self._partitions)
-        other._cells = dict(self._cells)  # lists are replaced, never changed
-        return other
-
     def read(self, place: Place) -> tuple[int, tuple[int, ...]]:
         """The partition of the bytes of a place, and the events that wrote them."""
+        cells = self._cells[place.storage]
+        first, last = _span(cells, place)
+        if last - first == 1:
+            _, _, found, event = cells[first]
+            return found, (event,)
         found = self._partitions.equal
-        cells = self._overlapping(place)
-        for cell in cells:
-            found = self._partitions.meet(found, cell.partition)
-        return found, tuple(cell.event for cell in cells)
+        for _, _, partition, _ in cells[first:last]:
+            found = self._partitions.meet(found, partition)
+        return found, tuple(cell.event for cell in cells[first:last])
 
     def known(self, place: Place) -> bool:
         """Whether anything was written to the storage of a place."""
@@ -68,29 +68,53 @@ class Memory:
 
     def write(self, place: Place, partition: int, event: int) -> None:
         """Makes the bytes from `low` to `high` hold `partition`. Where a place has gaps, the caller mixes in what was there."""
-        kept = []
-        for cell in self._cells.get(place.storage, ()):
-            if cell.low < place.low:
-                kept.append(cell._replace(high=min(cell.high, place.low)))
-            if cell.high > place.high:
-                kept.append(cell._replace(low=max(cell.low, place.high)))
-        self._cells[place.storage] = [*kept, Cell(place.low, place.high, partition, event)]
+        cells = self._cells.setdefault(place.storage, [])
+        if place.low == place.high:
+            return
+        first, last = _span(cells, place)
+        new = [Cell(place.low, place.high, partition, event)]
+        if first < last:
+            before, after = cells[first], cells[last - 1]
+            if before.low < place.low:
+                new.insert(0, before._replace(high=place.low))
+            if after.high > place.high:
+                new.append(after._replace(low=place.high))
+        cells[first:last] = new if len(new) == 1 else _joined(new)
 
-    def _overlapping(self, place: Place) -> list[Cell]:
-        cells = self._cells[place.storage]
-        return [cell for cell in cells if cell.low < place.high and place.low < cell.high]
+
+def _span(cells: Sequence[Cell], place: Place) -> tuple[int, int]:
+    """The cells that share bytes with a place: from the first number, up to the second."""
+    if place.low == place.high:
+        return 0, 0
+    if len(cells) == 1 and cells[0].low <= place.low and place.high <= cells[0].high:
+        return 0, 1  # as it is with most storages
+    first = bisect_right(cells, (place.low, _END))
+    last = bisect_left(cells, (place.high,), first)
+    return first - (first > 0 and cells[first - 1].high > place.low), last
+
+
+def _joined(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells, those that one event wrote as one: what is equal everywhere stays one, however often it is written."""
+    joined = [cells[0]]
+    for cell in cells[1:]:
+        last = joined[-1]
+        if (cell.partition, cell.event) == (last.partition, last.event):
+            joined[-1] = last._replace(high=cell.high)
+        else:
+            joined.append(cell)
+    return joined
 
 
 def place_of(tensor: torch.Tensor, storage: Hashable) -> Place:
     """The bytes of a (fake) tensor; the whole storage, not dense, where the shape is not known."""
-    shape, strides, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
-    if not all(isinstance(number, int) for number in (*shape, *strides, offset)):
+    if tensor._has_symbolic_sizes_strides:
         return Place(storage).anywhere()
     size, count = tensor.element_size(), tensor.numel()
-    low = int(offset) * size
+    low = int(tensor.storage_offset()) * size
     if not count or tensor.is_contiguous():
-        return Place(storage, low, low + int(count) * size)
-    reach = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+        return Place(storage, low, low + count * size)
+    shape, strides = tensor.shape, tensor.stride()
+    reach = sum((int(length) - 1) * int(stride) for length, stride in zip(shape, strides, strict=True))
     return Place(storage, low, low + (reach + 1) * size, _dense(tensor))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -18,7 +19,7 @@ from samebits.errors import InvalidArgumentError
 from samebits.replica.collectives import COLLECTIVES, Collective
 from samebits.replica.layout import Layout, tensors
 from samebits.replica.memory import Place
-from samebits.replica.schema import argument, signature, signature_of
+from samebits.replica.schema import Signature, argument, signature, signature_of
 
 _SHAPE_ONLY = frozenset(
     """zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty
@@ -43,8 +44,7 @@ _UNTRACKED = frozenset({"set_", "resize_", "resize_as_", "set_data"})
 _SILENT_NAMESPACES = frozenset({"profiler"})
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(NamedTuple):
     """Outputs that depend on these inputs only."""
 
     reads: tuple[Node, ...]
@@ -73,33 +73,40 @@ class Plan:
 def plan_of(node: Node, layout: Layout) -> Plan:
     """The plan of a `call_function` node that is no higher-order op."""
     operands = tuple(node.all_input_nodes)
-    numbers = tuple(one for one in operands if not layout.places[one])
+    numbers = tuple([one for one in operands if not layout.places[one]])
     outputs = layout.places[node]
-    given = {place.storage for one in operands for place in layout.places[one]}
+    given = _storages(operands, layout)
     aliases = bool(outputs) and all(place.storage in given for place in outputs)
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         known = target is operator.getitem or not outputs
         fresh = () if aliases else outputs
         return Plan([Flow(operands, fresh)], indices=numbers, is_view=aliases, unknown=not known)
-    collective = COLLECTIVES.get(target.name())
+    known = signature(target)
+    collective = COLLECTIVES.get(known.name)
     if collective is not None:
         return Plan(_apart(list(_collective_flows(node, layout, collective)), layout), collective)
-    written = _written(node, target)
-    packet = signature(target).packet
+    written = {one: None for name in written_names(node, known) for one in _nodes(known.argument(node, name))}
     plan = Plan(
-        _apart(list(_flows(node, layout, operands, written, given)), layout),
-        breaks=_breaks(node, target),
-        generator=_generator(node, target),
-        counted=packet in _COUNTED and all(map(_static, node.all_input_nodes)),
+        _apart(list(_flows(node, known, layout, operands, written, given)), layout),
+        breaks=_breaks(node, target) if outputs or known.written else "",
+        generator=_generator(node, known),
+        counted=known.packet in _COUNTED and all(map(_static, operands)),
         indices=numbers,
         is_view=aliases and not written,
     )
-    if packet in _UNTRACKED or (target.namespace == "c10d" and packet != "barrier"):
+    if known.packet in _UNTRACKED or (target.namespace == "c10d" and known.packet != "barrier"):
         everything = tuple(place.anywhere() for one in operands for place in layout.places[one])
         plan.flows = [Flow(operands, (*everything, *outputs))]
         plan.breaks, plan.unknown = f"{target.name()} is not followed", True
     return plan
+
+
+def _storages(operands: tuple[Node, ...], layout: Layout) -> AbstractSet[Hashable]:
+    """The memory of the operands. That of one operand is not copied: each item of a list asks for all of the list's."""
+    if len(operands) == 1:
+        return layout.storages(operands[0])
+    return {place.storage for one in operands for place in layout.places[one]}
 
 
 def _apart(flows: list[Flow], layout: Layout) -> list[Flow]:
@@ -119,11 +126,15 @@ def _apart(flows: list[Flow], layout: Layout) -> list[Flow]:
 
 
 def _flows(
-    node: Node, layout: Layout, operands: tuple[Node, ...], written: list[Node], given: set[Any]
+    node: Node,
+    known: Signature,
+    layout: Layout,
+    operands: tuple[Node, ...],
+    written: Collection[Node],
+    given: AbstractSet[Hashable],
 ) -> Iterator[Flow]:
-    outputs = layout.places[node]
-    fresh = [place for place in outputs if place.storage not in given]
-    rows = _rows(node) if signature_of(node).packet.startswith(("_foreach_", "_fused_")) else None
+    fresh = [place for place in layout.places[node] if place.storage not in given]
+    rows = _rows(node) if known.packet.startswith(("_foreach_", "_fused_")) else None
     if rows is not None and len(fresh) in {0, len(rows)}:
         listed = {one for row in rows for one in row}
         common = tuple(one for one in operands if one not in listed)
@@ -132,8 +143,8 @@ def _flows(
             places = tuple(place for one in targets for place in layout.places[one])
             yield Flow((*row, *common), (*places, *fresh[index : index + 1]), targets)
         return
-    places = tuple(place for one in written for place in layout.places[one])
-    yield Flow(_read(node, operands), (*places, *fresh), tuple(written))
+    places = [place for one in written for place in layout.places[one]]
+    yield Flow(_read(node, known, operands), (*places, *fresh), tuple(written))
 
 
 def _collective_flows(node: Node, layout: Layout, collective: Collective) -> Iterator[Flow]:
@@ -148,29 +159,26 @@ def _collective_flows(node: Node, layout: Layout, collective: Collective) -> Ite
         yield Flow(tuple(sources), tuple(place for places in written for place in places), tuple(targets))
 
 
-def written_names(node: Node, target: torch._ops.OpOverload) -> tuple[str, ...]:
-    """The arguments that an op writes to, by name."""
-    if (collective := COLLECTIVES.get(target.name())) is not None:
+def written_names(node: Node, known: Signature) -> tuple[str, ...]:
+    """The arguments that the op of a node writes to, by name."""
+    if (collective := COLLECTIVES.get(known.name)) is not None:
         return (collective.writes,) if collective.writes else ()
-    if target.name() in _SILENT_WRITES:
-        return _SILENT_WRITES[target.name()] if argument(node, "training") else ()
-    return signature(target).written
+    if known.name in _SILENT_WRITES:
+        return _SILENT_WRITES[known.name] if known.argument(node, "training") else ()
+    return known.written
 
 
-def _written(node: Node, target: torch._ops.OpOverload) -> list[Node]:
-    return [one for name in written_names(node, target) for one in _nodes(argument(node, name))]
-
-
-def _read(node: Node, operands: tuple[Node, ...]) -> tuple[Node, ...]:
+def _read(node: Node, known: Signature, operands: tuple[Node, ...]) -> tuple[Node, ...]:
     """The operands whose content counts."""
-    names = signature_of(node).outs
-    outs = {one for name in names for one in _nodes(argument(node, name))}
-    outs -= {*_nodes(node.args), *_nodes([one for name, one in node.kwargs.items() if name not in names])}
+    outs = {one for name in known.outs for one in _nodes(known.argument(node, name))}
+    if outs:
+        again = [one for name, one in node.kwargs.items() if name not in known.outs]
+        outs -= {*_nodes(node.args), *_nodes(again)}
     first = node.args[0] if node.args else None
-    if signature_of(node).packet in _SHAPE_ONLY and isinstance(first, Node) and _static(first):
+    if known.packet in _SHAPE_ONLY and isinstance(first, Node) and _static(first):
         again = {*_nodes(node.args[1:]), *_nodes(list(node.kwargs.values()))}
         outs |= {first} - again
-    return tuple(one for one in operands if one not in outs)
+    return tuple([one for one in operands if one not in outs]) if outs else operands
 
 
 def _rows(node: Node) -> list[list[Node]] | None:
@@ -195,13 +203,12 @@ def _static(node: Node) -> bool:
     return all(isinstance(size, int) for leaf in tensors(node) for size in leaf.shape)
 
 
-def _generator(node: Node, target: torch._ops.OpOverload) -> Place | None:
-    name = target.name()
-    if torch.Tag.nondeterministic_seeded not in target.tags or name.startswith("aten::_philox"):
+def _generator(node: Node, known: Signature) -> Place | None:
+    if not known.draws:
         return None
-    if target.namespace == "samebits":
+    if known.name.startswith("samebits::"):
         return Place(SEED)
-    own = argument(node, "generator")
+    own = known.argument(node, "generator")
     if own is None:
         return Place(f"generator:{_device(node)}")
     return Place(f"generator:{own.target if isinstance(own, Node) else 'of the step'}")
@@ -215,23 +222,26 @@ def _device(node: Node) -> str:
 
 
 def _breaks(node: Node, target: torch._ops.OpOverload) -> str:
-    if not signature(target).written and not any(True for _ in tensors(node)):
+    """Why the op gives other bits for equal inputs; empty if it does not."""
+    if target.namespace == "aten":
+        on_cpu, elsewhere = _in_table(target.name())
+        return on_cpu if on_cpu == elsewhere or _device(node) == "cpu" else elsewhere
+    declared = custom.declared(target._schema.name)
+    if declared:
         return ""
-    return _verdict(target, _device(node))
+    said = "nondeterministic" if declared is False else "of unknown determinism: samebits.declare_op says"
+    return f"{target.name()} is {said}"
 
 
 @cache
-def _verdict(target: torch._ops.OpOverload, device: str) -> str:
-    """Why the op gives other bits for equal inputs; empty if it does not."""
-    name, packet = target.name(), target._schema.name
-    if target.namespace != "aten":
-        declared = custom.declared(packet)
-        if declared:
-            return ""
-        said = "nondeterministic" if declared is False else "of unknown determinism: samebits.declare_op says"
-        return f"{name} is {said}"
+def _in_table(name: str) -> tuple[str, str]:
+    """What `_breaks` says of an op of torch's, on the CPU and elsewhere."""
+    return _entry(name, "cpu"), _entry(name, "cuda")
+
+
+def _entry(name: str, device: str) -> str:
     try:
-        entry = table.lookup(name, "cpu" if device == "cpu" else "cuda")
+        entry = table.lookup(name, device)
     except InvalidArgumentError:
         return f"{name} is not in the op table of this torch"
     if entry.deterministic:
@@ -246,7 +256,9 @@ def generator_names(module: torch.fx.GraphModule) -> list[str]:
     parts = (part for part in module.modules() if isinstance(part, torch.fx.GraphModule))
     nodes = (node for part in parts for node in part.graph.nodes)
     places = (
-        _generator(node, node.target) for node in nodes if isinstance(node.target, torch._ops.OpOverload)
+        _generator(node, signature_of(node))
+        for node in nodes
+        if isinstance(node.target, torch._ops.OpOverload)
     )
     return list(dict.fromkeys(str(place.storage) for place in places if place is not None))
 

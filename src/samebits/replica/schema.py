@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Signature:
     """What the schema of an op says of its arguments."""
 
@@ -25,6 +26,19 @@ class Signature:
     outs: tuple[str, ...]
     returned: tuple[tuple[int, str], ...]
     """(result, argument) where a result is an argument that was written to."""
+    draws: bool
+    """Whether it takes random numbers from a generator."""
+    views: bool
+    """Whether its results are views of its first argument, always."""
+
+    def argument(self, node: Node, name: str) -> Any:
+        """What a node of this op gives for an argument, by the name in the schema; None if there is no such argument."""
+        if name in node.kwargs:
+            return node.kwargs[name]
+        position = self.position.get(name)
+        if position is None:
+            return None
+        return node.args[position] if position < len(node.args) else self.default[name]
 
 
 @cache
@@ -38,14 +52,17 @@ def signature(target: OpOverload) -> Signature:
         for one in written
         if out.alias_info is not None and out.alias_info.before_set & one.alias_info.before_set  # type: ignore[union-attr]
     ]
+    name = target.name()
     return Signature(
-        target.name(),
+        name,
         schema.name.partition("::")[2],
         {one.name: position for position, one in enumerate(schema.arguments)},
         {one.name: one.default_value for one in schema.arguments},
         tuple(one.name for one in written),
         tuple(one.name for one in schema.arguments if one.is_out),
         tuple(returned),
+        torch.Tag.nondeterministic_seeded in target.tags and not name.startswith("aten::_philox"),
+        target.is_view and torch.Tag.maybe_aliasing_or_mutating not in target.tags,
     )
 
 
@@ -55,11 +72,5 @@ def signature_of(node: Node) -> Signature:
 
 
 def argument(node: Node, name: str) -> Any:
-    """What a node gives for an argument of its op, by the name in the schema; None if there is no such argument."""
-    if name in node.kwargs:
-        return node.kwargs[name]
-    known = signature_of(node)
-    position = known.position.get(name)
-    if position is None:
-        return None
-    return node.args[position] if position < len(node.args) else known.default[name]
+    """`Signature.argument` of the op of a node."""
+    return signature_of(node).argument(node, name)

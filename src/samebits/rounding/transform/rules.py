@@ -93,7 +93,7 @@ def narrow(node: Node) -> bool:
 def written(node: Node) -> dict[tuple[str, int], torch.Tensor]:
     """The (fake) tensors that an op writes to, by argument and place in its list."""
     target = node.target
-    names = written_names(node, target) if isinstance(target, torch._ops.OpOverload) else ()
+    names = written_names(node, signature(target)) if isinstance(target, torch._ops.OpOverload) else ()
     found = {}
     for name in names:
         for index, leaf in enumerate(pytree.tree_leaves(argument(node, name))):
