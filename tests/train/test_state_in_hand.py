@@ -14,6 +14,7 @@ import torch
 
 import samebits
 from samebits.testing import assert_resumes_exactly
+from samebits.train import inhand
 
 CUT = [0, 3]
 
@@ -136,3 +137,17 @@ def test_a_copy_that_is_kept_beside_is_found_out() -> None:
 
     with pytest.raises(AssertionError, match="differ"):
         resumes(prepare, lambda state, held, number: held.append(number) or len(held))
+
+
+@pytest.mark.parametrize(
+    "in_hand",
+    [5, {}, {"kept": 1, "same": []}, {"kept": [["a"]], "same": []}, {"kept": [("gone",)], "same": []}, {"kept": [], "same": [1]},
+     {"kept": [("a", "b", "c")], "same": []}, {"kept": [()], "same": []}, {"kept": [], "same": [(("a",),)]}, {"kept": [([],)], "same": []}],
+)  # fmt: skip
+def test_a_forged_note_of_what_was_in_hand_is_refused(in_hand: Any) -> None:
+    """What no run writes there is told before anything is filled; what one writes is taken."""
+    values = {"a": {"b": 1}}
+    assert not inhand.is_of(in_hand, values)
+    assert inhand.is_of(inhand.InHand().state({"a": {"b": []}, "c": []}), values) and inhand.is_of(
+        None, values
+    )

@@ -9,6 +9,7 @@ import torch
 
 from samebits.checkpoint import Manifest, encode
 from samebits.errors import RunMismatchError, UnimplementedError, UnsavableStateError
+from samebits.train import inhand
 from samebits.train.state import RunState, Stateful, parameter_paths, unsaved_buffers
 
 IN_EACH_STATE = (
@@ -60,6 +61,8 @@ def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None
     ]
     missing += [] if isinstance(manifest.position.get("loop"), str) else ["position['loop']"]
     missing += [f"program[{name!r}]" for name in ("seed", "seeded") if name not in manifest.program]
+    if not missing and not inhand.is_of(saved.get("in_hand"), saved["run_state"]):
+        missing = ["state['in_hand']"]
     if missing:
         raise RunMismatchError(
             f"{where}: the commit of step {manifest.step} holds no run of samebits.Run (it lacks {', '.join(missing)}). "

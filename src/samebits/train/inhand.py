@@ -44,6 +44,21 @@ class InHand:
         return {"kept": list(self._began), "same": same}
 
 
+def is_of(in_hand: Any, values: Mapping[Any, Any]) -> bool:
+    """Whether `in_hand` is what `InHand.state` says of such values, or None (of a commit from before there was any)."""
+    if in_hand is None:
+        return True
+    try:
+        paths = [*in_hand["kept"], *(path for pair in in_hand["same"] for path in pair)]
+        for path in paths:
+            _at(values, path)
+        return all(type(path) is tuple and path for path in paths) and all(
+            len(pair) == 2 for pair in in_hand["same"]
+        )
+    except (KeyError, TypeError, IndexError):
+        return False
+
+
 def share(values: dict[Any, Any], same: Collection[tuple[Path, Path]]) -> None:
     """Makes the object at the second path of each pair the one at the first path, too."""
     for path, first in same:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -158,6 +159,7 @@ class Run:
     def __enter__(self) -> Self:
         if self._entered:
             raise InvalidArgumentError("Run: a run is entered once. Make a new Run for another `with` block.")
+        _check_alone()
         self._entered = True
         self._keys_before = process.run_key, process.rank_key
         self._saving.ranks = ranks.join()
@@ -170,6 +172,7 @@ class Run:
             self.preemption.uninstall()
             self._saving.close()
             raise
+        _threads[id(self)] = threading.current_thread()
         notify("run_opened", self)
         return self
 
@@ -182,6 +185,7 @@ class Run:
             if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
                 self._saving.stopped(self._loops.stop())
         finally:
+            _threads.pop(id(self), None)
             process.position = None
             process.run_key, process.rank_key = self._keys_before
             self._saving.close()
@@ -345,6 +349,21 @@ class Run:
     def stop_asked(self) -> bool:
         """Whether `stop()` was called in this loop."""
         return self._stop
+
+
+_threads: dict[int, threading.Thread] = {}
+"""The thread of each run that is open in this process."""
+
+
+def _check_alone() -> None:
+    """Raises `InvalidArgumentError` while a run is open in another thread."""
+    for thread in _threads.values():
+        if thread is not threading.current_thread() and thread.is_alive():
+            raise InvalidArgumentError(
+                f"Run: a run is open in another thread of this process ({thread.name}). The global generators of torch, NumPy "
+                "and Python, which a run sets at each step, belong to the process: both would end with other bits. Train one "
+                "after the other, or in processes of their own."
+            )
 
 
 def _tell(run: Run, event: str, position: Position) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -171,6 +172,16 @@ class Steps(Iterator[tuple[Step, Any]]):
         run._resuming.restore()
         loop.epoch, loop.batch_index = saved["epoch"], saved["batch_index"]
         self._source.load(saved["loader"], loop.batch_index)
+        self._warn_beyond(loop.epoch, loop.batch_index)
+
+    def _warn_beyond(self, epoch: int, batch_index: int) -> None:
+        if (epoch, batch_index) > (self._epochs, 0):
+            warnings.warn(
+                f"Run.steps(name={self._loop.name!r}, epochs={self._epochs}): the run in {self._run.run_dir} is in epoch {epoch} "
+                f"already (batch {batch_index}), and stays there: these are not the weights of {self._epochs} epochs. Use "
+                "another run directory for them.",
+                stacklevel=5,
+            )
 
     def _resume_done(self, end: dict[str, Any]) -> None:
         """The loop was over when the commit was made: it yields nothing, or goes on when more epochs are asked for."""
@@ -187,6 +198,8 @@ class Steps(Iterator[tuple[Step, Any]]):
         if last:
             run._resuming.restore()  # what ran in between (a fresh head, say) was part of the state, or came after it
         self._source.load(end["loader"], 0)
+        if not end["stopped"]:
+            self._warn_beyond(end["epoch"], 0)
         if not self._over:
             del loops.done[loop.name]
             loops.under_way.append(loop)

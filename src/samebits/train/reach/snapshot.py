@@ -53,6 +53,7 @@ class Snapshot(Walk):
         """Classes of what the loader fetches with."""
         self.roots: dict[str, tuple[str, str, bool, bool]] = {}
         """What a name holds: "plain", "container" or "object"; its class; if it has a state_dict; if it is a generator."""
+        self._names_given: dict[int, str] = {}
         self._value: Any = None
         self._root = "given"
         self._places: list[Place] = []
@@ -79,8 +80,15 @@ class Snapshot(Walk):
         self.roots[name] = _described(value)
         self._places.append(place)
         self._note(name, value)
+        if kind in {"local", "global"} and self.roots[name][0] == "object":
+            self._add(name, plain(self._names_given.get(id(value), type(value).__qualname__)))
         self.value(name, value, 0)
         self._places.pop()
+
+    def skip(self, objects: dict[str, Any]) -> None:
+        """As any walk; and a variable that held one of these may come to hold another object."""
+        super().skip(objects)
+        self._names_given = {id(thing): name for name, thing in objects.items()}
 
     def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
         """Keeps the way that leads to the value."""
