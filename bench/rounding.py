@@ -12,8 +12,9 @@ and rounds weights and state to nearest; ours has float32 state where it is not 
 Lowered: a training step of a network in bfloat16 (two linear layers, layer norm, cross entropy, AdamW over lists), captured
 and lowered, in ms at one thread: "factor" is lowered / captured; in float32, the same captured step in float32 / in bfloat16.
 
-Quality: the loss of a small network on the digits, all of it in bfloat16, after training with SGD and with AdamW, and its
-distance to the loss of the same training in float32, three seeds: weights rounded to nearest and stochastically.
+Quality: small networks on the digits, all of them in bfloat16 (two linear layers with SGD and with AdamW; a convnet with
+AdamW whose state is bfloat16, too), rounded to nearest and stochastically: loss after training, and relative distance of
+the weights to those of the same training in float32; three seeds, two threads. torch's own state has the weights' dtype.
 """
 
 import os
@@ -222,42 +223,79 @@ def digits():
     return torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
 
 
-def final_loss(make, dtype, seed, steps=3000):
-    """The mean loss over all digits after training with batches of 64, with all of the arithmetic in `dtype`."""
+def linear():
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+
+
+def convnet():
+    return torch.nn.Sequential(
+        torch.nn.Unflatten(1, (1, 8, 8)),
+        torch.nn.Conv2d(1, 8, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(256, 10),
+    )
+
+
+def trained(network, make, dtype, seed, batch, steps):
+    """(mean loss over all digits, weights) after training with all of the arithmetic in `dtype`."""
     samebits.set_random_seed(seed)
     images, labels = digits()
-    layers = [torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)]
-    model = torch.nn.Sequential(*layers).to(dtype)
+    model = network().to(dtype)
     optimizer = make(model.parameters())
-    picked = torch.randint(len(labels), (steps, 64))
+    picked = torch.randint(len(labels), (steps, batch))
     for at in picked:
         loss = F.cross_entropy(model(images[at].to(dtype)).float(), labels[at])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     with torch.no_grad():
-        return F.cross_entropy(model.float()(images), labels).item()
+        loss = F.cross_entropy(model.float()(images), labels).item()
+        return loss, torch.cat([p.flatten() for p in model.parameters()])
+
+
+QUALITY = {
+    "SGD": (
+        (linear, 64, 3000),
+        lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
+        lambda p: optim.SGD(p, lr=0.02, momentum=0.9),
+    ),
+    "AdamW": (
+        (linear, 64, 3000),
+        lambda p: torch.optim.AdamW(p, lr=2e-4),
+        lambda p: optim.AdamW(p, lr=2e-4),
+    ),
+    "convnet": (
+        (convnet, 32, 1000),
+        lambda p: torch.optim.AdamW(p, lr=2e-4),
+        lambda p: optim.AdamW(p, lr=2e-4, state_dtype=BF16),
+    ),
+}
 
 
 def quality():
-    torch.set_num_threads(1)
-    print(f"{'':12} {'seed':>4} {'float32':>9} {'nearest':>9} {'stochastic':>11}")
-    rows = {
-        "SGD": (
-            lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
-            lambda p: optim.SGD(p, lr=0.02, momentum=0.9),
-        ),
-        "AdamW": (lambda p: torch.optim.AdamW(p, lr=2e-4), lambda p: optim.AdamW(p, lr=2e-4)),
-    }
-    for name, (nearest, stochastic) in rows.items():
+    torch.set_num_threads(2)
+    print(f"{'':8} {'':4} {'loss':>9} {'':9} {'':11}   {'distance of weights':>21}")
+    head = f"{'float32':>9} {'nearest':>9} {'stochastic':>11}   {'nearest':>9} {'stochastic':>11}"
+    print(f"{'':8} {'seed':>4} {head}")
+    for name, ((network, batch, steps), nearest, stochastic) in QUALITY.items():
         far = []
         for seed in (1, 2, 3):
-            exact = final_loss(nearest, torch.float32, seed)
-            others = final_loss(nearest, BF16, seed), final_loss(stochastic, BF16, seed)
-            far.append([abs(loss - exact) for loss in others])
-            print(f"{name:12} {seed:4} {exact:9.5f} {others[0]:9.5f} {others[1]:11.5f}", flush=True)
-        a, b = (mean(column) for column in zip(*far, strict=True))
-        print(f"{name:12} mean distance to float32 {a:9.5f} {b:11.5f}   nearest / stochastic: {a / b:.1f}")
+            exact, weights = trained(network, nearest, torch.float32, seed, batch, steps)
+            others = [trained(network, make, BF16, seed, batch, steps) for make in (nearest, stochastic)]
+            apart = [((held - weights).norm() / weights.norm()).item() for _, held in others]
+            losses = [loss for loss, _ in others]
+            far.append([*(abs(loss - exact) for loss in losses), *apart])
+            row = f"{losses[0]:9.5f} {losses[1]:11.5f}   {apart[0]:9.4f} {apart[1]:11.4f}"
+            print(f"{name:8} {seed:4} {exact:9.5f} {row}", flush=True)
+        a, b, c, d = (mean(column) for column in zip(*far, strict=True))
+        print(
+            f"{name:8} mean distance to float32: loss {a:.5f} {b:.5f}, nearest / stochastic {a / b:.1f}; ",
+            end="",
+        )
+        print(f"weights {c:.4f} {d:.4f}, {c / d:.1f}", flush=True)
 
 
 if __name__ == "__main__":

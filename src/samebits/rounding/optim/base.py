@@ -115,8 +115,10 @@ class RoundingOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Runs a step of `rule` on what this rank holds of a parameter. `place`: base key, name."""
         base, name = place
-        tensors = [_streams.local(t, param) for t in (param, param.grad, *state)]
-        step, place_of = self.state[param]["step"], (name, _streams.shard(param))
+        tensors, shard = [param, param.grad, *state], []
+        if hasattr(param, "to_local"):
+            tensors, shard = [_streams.local(t, param) for t in tensors], _streams.shard(param)
+        step, place_of = self.state[param]["step"], (name, shard)
         if _len_torch_dispatch_stack():
             _update.update_in_graph(rule, tensors, step, place_of, numbers)
         else:
