@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: verify test ops random data train replica lint bench bench-data bench-checkpoint chaos soak clean
+.PHONY: verify test audit ops random data train replica lint bench bench-data bench-checkpoint chaos soak clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
 
-test: $(READY)  ## the tests of callbacks, commits, verify and the commands, under 10 minutes on two cores
+test: $(READY)  ## the tests of callbacks, commits, kills and the commands, under 10 minutes on two cores
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/unit tests/process
+
+audit: $(READY)  ## the tests of records and of verify, which runs broken scripts and their repaired twins
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/audit
 
 ops: $(READY)  ## the tests of op determinism: each kernel of ours over shapes, layouts, thread counts and runs
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/ops
