@@ -456,9 +456,10 @@ def test_fact_18_replicas_with_the_same_data_have_the_same_weights(training):
     assert same(one, other) and not same(one, trained(training, 4)[0])
 
 
-def test_fact_19_states_are_got_and_set(training):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_fact_19_states_are_got_and_set(training, rank):
     """PopART 19: the state moves with each run, goes back and forth, restores the bits that follow; another length raises."""
-    _, _, lowered = trained(training, 2)
+    _, _, lowered = trained(training, 2, rank)
     state = lowered.state_dict()
     assert state["step"] == 2
     first = trained(training, 2, lowered=lowered)[0]
