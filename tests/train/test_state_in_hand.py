@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import samebits
+from samebits.errors import UnimplementedError, UnsavableStateError
 from samebits.testing import assert_resumes_exactly
 from samebits.train import inhand
 
@@ -151,3 +152,29 @@ def test_a_forged_note_of_what_was_in_hand_is_refused(in_hand: Any) -> None:
     assert inhand.is_of(inhand.InHand().state({"a": {"b": []}, "c": []}), values) and inhand.is_of(
         None, values
     )
+
+
+@pytest.mark.parametrize("make", [torch.zeros, np.zeros])
+def test_a_view_of_another_value_is_refused(tmp_path: Path, make: Any) -> None:
+    """A part of another value's memory in `run.state` is an error with both paths; two copies, and one value twice, are not."""
+    samebits.set_random_seed(1)
+    with samebits.Run(tmp_path / "r", save=1) as run:
+        run.state.whole = make(6)
+        run.state.twice = run.state.whole
+        run.state.inner = {"copy": run.state.whole[:3] * 1}
+        assert len(list(run.steps([1, 2, 3]))) == 3
+        run.state.inner["part"] = run.state.whole[1:3]
+        with pytest.raises(
+            UnsavableStateError, match=r"run.state.inner.part and run.state.(whole|twice) share memory"
+        ):
+            run.commit()
+
+
+def test_a_lazy_layer_is_refused_before_it_is_too_late(tmp_path: Path) -> None:
+    """A module without its tensors is refused when it is given to a run that could not resume it, with the cure."""
+    model = torch.nn.Sequential(torch.nn.LazyLinear(2))
+    with pytest.raises(UnimplementedError, match=r"model.0.weight is lazy.*one batch"):
+        samebits.Run(tmp_path / "r", model=model)
+    samebits.Run(None, model=model)
+    model(torch.ones(1, 3))
+    samebits.Run(tmp_path / "r", model=model)

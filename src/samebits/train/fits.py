@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from samebits.checkpoint import Manifest, encode
@@ -28,6 +30,7 @@ IN_EACH_POSITION = ("step", "epoch", "batch_index")
 
 def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
     """Raises when a tensor in `run.state` is one that an object trains on, or is part of a graph: a resume cuts it off."""
+    _check_views(run_state)
     kept = dict(_tensors(run_state))
     if not kept:
         return
@@ -42,6 +45,30 @@ def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
                 f"run.state.{path} is the memory of {trained[_memory(tensor)]}: it changes with it now, and would be a "
                 "copy after a resume. Keep a copy: copy.deepcopy(model.state_dict()), or tensor.clone()."
             )
+
+
+def _check_views(run_state: RunState) -> None:
+    """Raises for two values of `run.state` of which one is a part of the other: a resume makes copies of both."""
+    held = {id(value): (path, value) for path, value in inhand.mutable(run_state)}
+    spans = [(*_span(value), path) for path, value in held.values() if _span(value)]
+    spans.sort(key=lambda span: span[:2])  # paths need have no order
+    for (start, end, path), (begin, stop, other) in itertools.pairwise(spans):
+        if begin < end and (begin, stop) != (start, end):
+            one, two = (".".join(map(str, names)) for names in (path, other))
+            raise UnsavableStateError(
+                f"run.state.{two} and run.state.{one} share memory (one is a view of the other): after a resume they would be two "
+                "copies, of which each changes alone. Keep one of them, or a copy: clone(), copy()."
+            )
+
+
+def _span(value: Any) -> tuple[int, int] | tuple[()]:
+    """The first byte of a tensor's or an array's memory and the first one behind it."""
+    if isinstance(value, np.ndarray) and value.size:
+        return np.lib.array_utils.byte_bounds(value)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
+        return ()
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size()
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -105,6 +132,17 @@ def check_compiled(name: str, thing: Any) -> None:
             f"Run({name}=torch.compile(...)): with automatic dynamic shapes the compiled code depends on which batch "
             "sizes came before, and a resumed process has met others. Use torch.compile(model, dynamic=False)."
         )
+
+
+def check_built(name: str, thing: Any) -> None:
+    """Refuses a module with lazy layers: a resumed program has no tensors yet to put the saved ones into."""
+    if isinstance(thing, torch.nn.Module):
+        for path, value in itertools.chain(thing.named_parameters(), thing.named_buffers()):
+            if torch.nn.parameter.is_lazy(value):
+                raise UnimplementedError(
+                    f"Run({name}=...): {name}.{path} is lazy, and a resumed run could not restore it. Run one batch through the "
+                    "model before the run is entered."
+                )
 
 
 def _differences(name: str, thing: Stateful, saved: Mapping[str, Any]) -> list[str]:

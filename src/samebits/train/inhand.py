@@ -29,11 +29,11 @@ class InHand:
 
     def begin(self, values: Mapping[Any, Any]) -> None:
         """A loop begins; what a resume puts back comes after."""
-        self._began = dict(_mutable(values))
+        self._began = dict(mutable(values))
 
     def state(self, values: Mapping[Any, Any]) -> dict[str, list[Any]]:
         """What a commit keeps; from now on, nothing holds on to objects that were replaced."""
-        now = dict(_mutable(values))
+        now = dict(mutable(values))
         self._began = {path: value for path, value in self._began.items() if now.get(path) is value}
         first: dict[int, Path] = {}
         same = [
@@ -114,14 +114,15 @@ def _put_into(target: Any, saved: Any) -> bool:
     return True
 
 
-def _mutable(
+def mutable(
     values: Mapping[Any, Any], path: Path = (), seen: frozenset[int] = frozenset()
 ) -> Iterator[tuple[Path, Any]]:
+    """The values that can be changed in place, with their paths."""
     for name, value in values.items():
         if isinstance(value, _MUTABLE):
             yield (*path, name), value
         if isinstance(value, dict) and id(value) not in seen:  # one that contains itself is refused elsewhere
-            yield from _mutable(value, (*path, name), seen | {id(value)})
+            yield from mutable(value, (*path, name), seen | {id(value)})
 
 
 def _at(values: Any, path: Path) -> Any:

@@ -29,7 +29,7 @@ from samebits.train.commits import Commits
 from samebits.train.completeness import Completeness
 from samebits.train.continued import check_steps
 from samebits.train.environment import Environment, check_names
-from samebits.train.fits import check_compiled
+from samebits.train.fits import check_built, check_compiled
 from samebits.train.loops import Loops
 from samebits.train.resuming import Resuming
 from samebits.train.saving import Saving
@@ -144,6 +144,8 @@ class Run:
                 f"state_dict and load_state_dict. Give it both, or keep its plain values in run.state."
             )
         check_compiled(name, thing)
+        if self.run_dir is not None:
+            check_built(name, thing)
         self._resuming.check_holds(name)
         self.objects[name] = thing
         if isinstance(thing, torch.nn.Module):
