@@ -14,10 +14,9 @@ import samebits.random as sr
 from samebits.errors import InvalidArgumentError, UnimplementedError, UnseededError
 from samebits.random import words
 from samebits.rounding import optim
-from samebits.rounding.optim import _adamw, _sgd
+from samebits.rounding.optim import _update
 
 BF16, F32 = torch.bfloat16, torch.float32
-FORMS = {optim.SGD: _sgd, optim.AdamW: _adamw}
 each = pytest.mark.parametrize
 
 
@@ -106,9 +105,53 @@ def test_the_kernel_has_the_bits_of_tensor_ops(cls, dtype, options, monkeypatch)
     for values in (one, other):
         p, optimizer = trained(lambda p: cls(p, **options), dtype=dtype)
         values += [p, *next(iter(optimizer.state.values())).values()]
-        monkeypatch.setattr(FORMS[cls], "fused", FORMS[cls].plain)
+        monkeypatch.setattr(_update, "_lies_plain", lambda tensors: False)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert not torch.equal(one[0], weights(dtype=dtype).detach())
+
+
+@each("cls, options", [
+    (optim.AdamW, {"amsgrad": True}),
+    (optim.AdamW, {"state_dtype": BF16}),
+    (optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    (optim.SGD, {}),
+])  # fmt: skip
+def test_parameters_together_have_the_bits_of_each_alone(cls, options):
+    """Small parameters, which one call passes over, and large ones have the bits that each has in an optimizer of its own."""
+    sizes = {
+        "one": 1,
+        "empty": 0,
+        "odd": 513,
+        "small": 1 << 16,
+        "large": (1 << 16) + 1,
+        "half": 40,
+        "last": 7,
+    }
+
+    def trained_as(parts):
+        samebits.set_random_seed(5)
+        made = {
+            name: torch.nn.Parameter(
+                torch.linspace(-3, 3, size).to(torch.float16 if name == "half" else BF16)
+            )
+            for name, size in sizes.items()
+        }
+        for part in parts:
+            optimizer = cls([(name, made[name]) for name in part], **options)
+            for _ in range(3):
+                for name in part:
+                    made[name].grad = torch.full_like(made[name], 0.01)
+                optimizer.step()
+        return made
+
+    together, alone = trained_as([list(sizes)]), trained_as([[name] for name in sizes])
+    assert all(torch.equal(together[name], alone[name]) for name in sizes)
+    renamed = cls([("other", torch.nn.Parameter(torch.linspace(-3, 3, 513).to(BF16)))], **options)
+    (weight,) = renamed.param_groups[0]["params"]
+    for _ in range(3):
+        weight.grad = torch.full_like(weight, 0.01)
+        renamed.step()
+    assert not torch.equal(together["odd"], weight)
 
 
 @each("threads", [2, 5])

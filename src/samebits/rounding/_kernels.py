@@ -18,12 +18,12 @@ def stochastic_round(key: torch.Tensor, given: torch.Tensor, out: torch.Tensor) 
     run(_KERNELS[out.dtype], address(key), given.numel(), address(given), address(out))
 
 
-_READS = ((3, 4),)
+_READS = ((2, 4),)
 
 
 @inlined
-def _store_bfloat16(words: Any, count: Any, at: Any, args: Any) -> None:
-    given, out = float32_at(args[3]), uint16_at(args[4])
+def _store_bfloat16(words: Any, count: Any, at: Any, row: Any) -> None:
+    given, out = float32_at(row[2]), uint16_at(row[3])
     for j in range(count):
         out[at + j] = bfloat16_by(given[at + j], random_half(words, 0, j))
 
@@ -32,8 +32,8 @@ def _kernel(form: Format) -> OnTeam:
     rounded_by, pointer = rounding_to(form), uint8_at if form.size == 1 else uint16_at
 
     @inlined
-    def store(words: Any, count: Any, at: Any, args: Any) -> None:
-        given, out = float32_at(args[3]), pointer(args[4])
+    def store(words: Any, count: Any, at: Any, row: Any) -> None:
+        given, out = float32_at(row[2]), pointer(row[3])
         for j in range(count):
             out[at + j] = rounded_by(given[at + j], random_word(words, 0, j))
 

@@ -2,11 +2,14 @@
 
 A tile of every stream is written to the stack, then a second loop uses it up while it is in the first-level cache. Both
 loops are simple enough to be vectorised. What the second one reads is on its way from memory while the first one
-computes. Chunks have a size of their own, whatever the number of threads.
+computes. Chunks have a size of their own, whatever the number of threads. Many small tensors are the rows of one call.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 
 from samebits.kernels import inlined, instruction
-from samebits.kernels.team import OnTeam, on_team, uint64_at
+from samebits.kernels.team import OnTeam, int64_at, on_team, uint64_at
 from samebits.random._philox import block
 
 _TILE = 512
@@ -77,35 +80,37 @@ def random_word(words: Any, stream: Any, j: Any) -> Any:
 
 
 def tiled(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int], ...], name: str) -> OnTeam:
-    """A kernel for `run`. `store(words, count, at, args)` computes elements `at`, ..., `at + count - 1`.
+    """A kernel for `run` and `run_rows`. `store(words, count, at, row)` computes elements `at`, ..., `at + count - 1`.
 
     `widths[s]` is 2 or 4: the bytes for each element of the stream s, which `random_half` or `random_word` read out of
-    `words`. `args[3]` and so on are what `run` was given. `reads` has (k, bytes of an element) for what is read at `args[k]`.
+    `words`. `row[2]` and so on are what `run` was given. `reads` has (k, bytes of an element) for what is read at `row[k]`.
     """
 
     def piece(chunk: int, args: Any) -> None:
-        keys, elements = uint64_at(args[1]), args[2]
+        table, numbers, rows, size = args[1], args[2], args[3], args[4]
         words = _tile()
-        size = _LARGE_PIECE if elements >= _LARGE else _PIECE
         first = chunk * size
-        last = min(elements, first + size)
-        for start in range(first, last, _TILE):
-            count = min(_TILE, last - start)
-            for k, width in reads:
-                for line in range(start * width, (start + count) * width, _LINE_BYTES):
-                    _prefetch(args[k] + line)
-            for stream in range(len(widths)):
-                width = widths[stream]
-                seed = keys[2 * stream]
-                begin = keys[2 * stream + 1] + np.uint64(start * width // _BLOCK_BYTES)
-                place = stream * _TILE
-                for i in range((count * width + _BLOCK_BYTES - 1) // _BLOCK_BYTES):
-                    w0, w1, w2, w3 = block(seed, begin + np.uint64(i))
-                    words[place + 4 * i] = w0
-                    words[place + 4 * i + 1] = w1
-                    words[place + 4 * i + 2] = w2
-                    words[place + 4 * i + 3] = w3
-            store(words, count, start, args)
+        for number in range(rows):
+            row = int64_at(table + 8 * numbers * number)
+            keys = uint64_at(row[0])
+            last = min(row[1], first + size)
+            for start in range(first, last, _TILE):
+                count = min(_TILE, last - start)
+                for k, width in reads:
+                    for line in range(start * width, (start + count) * width, _LINE_BYTES):
+                        _prefetch(row[k] + line)
+                for stream in range(len(widths)):
+                    width = widths[stream]
+                    seed = keys[2 * stream]
+                    begin = keys[2 * stream + 1] + np.uint64(start * width // _BLOCK_BYTES)
+                    place = stream * _TILE
+                    for i in range((count * width + _BLOCK_BYTES - 1) // _BLOCK_BYTES):
+                        w0, w1, w2, w3 = block(seed, begin + np.uint64(i))
+                        words[place + 4 * i] = w0
+                        words[place + 4 * i + 1] = w1
+                        words[place + 4 * i + 2] = w2
+                        words[place + 4 * i + 3] = w3
+                store(words, count, start, row)
 
     return on_team(piece, name=name)
 
@@ -114,4 +119,20 @@ def run(kernel: OnTeam, keys: int, elements: int, *args: int) -> None:
     """Runs a kernel of `tiled` over so many elements; `keys` is the address of two uint64 for each stream."""
     if elements:
         size = _LARGE_PIECE if elements >= _LARGE else _PIECE
-        kernel(-(-elements // size), keys, elements, *args)
+        row = array("q", (keys, elements, *args))
+        kernel(-(-elements // size), row.buffer_info()[0], len(row), 1, size)
+
+
+def run_rows(kernel: OnTeam, rows: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> None:
+    """`run` for each row of (the uint64 of its keys, elements, args). Those of one chunk at most take one call, on one thread."""
+    keys = array("Q", chain.from_iterable(own for own, _, _ in rows))
+    place, table, small = keys.buffer_info()[0], array("q"), 0
+    for own, elements, args in rows:
+        if elements > _PIECE:
+            run(kernel, place, elements, *args)
+        else:
+            table.extend((place, elements, *args))
+            small += 1
+        place += len(own) * keys.itemsize
+    if small:
+        kernel(1, table.buffer_info()[0], len(table) // small, small, _PIECE)

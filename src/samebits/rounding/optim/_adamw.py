@@ -19,7 +19,7 @@ from samebits.kernels import inlined
 from samebits.kernels.team import OnTeam
 from samebits.random._fill import float_of
 from samebits.rounding._tiles import tiled
-from samebits.rounding.optim._stored import STORED, name_of, one_pass, packed, store
+from samebits.rounding.optim._stored import STORED, name_of, packed, store
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,17 @@ def factors(
 def arguments(
     step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: float
 ) -> tuple[Factors]:
-    """What `fused` and `plain` take beside tensors and keys."""
+    """What `kernel_of` and `plain` take beside tensors and keys."""
     return (factors(step, lr, (beta1, beta2), eps, weight_decay, bool(maximize)),)
 
 
-def fused(tensors: list[torch.Tensor], keys: list[Words], by: Factors) -> None:
+def kernel_of(tensors: list[torch.Tensor], by: Factors) -> OnTeam:
     """One pass over weight, gradient, exp_avg, exp_avg_sq and perhaps max_exp_avg_sq: contiguous, on the CPU.
 
-    Weight and gradient are bfloat16 or float16, state is float32 or bfloat16. `keys` has one for the weight, and, if the
+    Weight and gradient are bfloat16 or float16, state is float32 or bfloat16. There is a key for the weight, and, if the
     state is bfloat16, one for each of the first two tensors of it.
     """
-    kernel = _kernel(tensors[0].dtype, tensors[2].dtype, len(tensors) == 5)
-    one_pass(kernel, keys, by.packed, tensors)
+    return _kernel(tensors[0].dtype, tensors[2].dtype, len(tensors) == 5)
 
 
 @lru_cache
@@ -86,16 +85,16 @@ def _kernel(dtype: torch.dtype, state_dtype: torch.dtype, amsgrad: bool) -> OnTe
     weight, state = STORED[dtype], STORED[state_dtype]
     weight_at, weight_of, weight_by = weight.pointer, weight.load, weight.rounded
     state_at, state_of, state_by = state.pointer, state.load, state.rounded
-    largest_place = 15 if amsgrad else 14  # a pointer made in the loop would keep it from being vectorised
+    largest_place = 14 if amsgrad else 13  # a pointer made in the loop would keep it from being vectorised
 
     @inlined
-    def update(words: Any, count: Any, at: Any, args: Any) -> None:
-        sign, keep = np.float32(float_of(args[3])), np.float32(float_of(args[4]))
-        first, beta2 = np.float32(float_of(args[5])), np.float32(float_of(args[6]))
-        second, root = np.float32(float_of(args[7])), np.float32(float_of(args[8]))
-        eps, size = np.float32(float_of(args[9])), np.float32(float_of(args[10]))
-        p, g = weight_at(args[11]), weight_at(args[12])
-        m, v, largest = state_at(args[13]), state_at(args[14]), state_at(args[largest_place])
+    def update(words: Any, count: Any, at: Any, row: Any) -> None:
+        sign, keep = np.float32(float_of(row[2])), np.float32(float_of(row[3]))
+        first, beta2 = np.float32(float_of(row[4])), np.float32(float_of(row[5]))
+        second, root = np.float32(float_of(row[6])), np.float32(float_of(row[7]))
+        eps, size = np.float32(float_of(row[8])), np.float32(float_of(row[9]))
+        p, g = weight_at(row[10]), weight_at(row[11])
+        m, v, largest = state_at(row[12]), state_at(row[13]), state_at(row[largest_place])
         for j in range(count):
             i = at + j
             grad = weight_of(g[i]) * sign
@@ -112,12 +111,12 @@ def _kernel(dtype: torch.dtype, state_dtype: torch.dtype, amsgrad: bool) -> OnTe
             p[i] = weight_by(new, words, 0, j)
 
     widths = (weight.width,) if state.width == 0 else (weight.width, state.width, state.width)
-    reads = ((11, 2), (12, 2), (13, state_dtype.itemsize), (14, state_dtype.itemsize))
+    reads = ((10, 2), (11, 2), (12, state_dtype.itemsize), (13, state_dtype.itemsize))
     return tiled(update, widths, reads, f"adamw_{name_of(dtype)}_{name_of(state_dtype)}_{amsgrad}")
 
 
 def plain(tensors: list[torch.Tensor], keys: list[Words], by: Factors) -> None:
-    """`fused`, with tensor ops: any device and layout, float32 weights too, and gradients of any dtype.
+    """What `kernel_of` does, with tensor ops: any device and layout, float32 weights too, and gradients of any dtype.
 
     A scalar never multiplies inside of a sum (`alpha=`), which some CPUs would round once and others twice.
     """

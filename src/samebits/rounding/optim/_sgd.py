@@ -14,7 +14,7 @@ from samebits.kernels import inlined
 from samebits.kernels.team import OnTeam
 from samebits.random._fill import float_of
 from samebits.rounding._tiles import tiled
-from samebits.rounding.optim._stored import STORED, name_of, one_pass, packed, store
+from samebits.rounding.optim._stored import STORED, name_of, packed, store
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,14 @@ def factors(
 
 
 def arguments(step: int, begins: float, *numbers: float) -> tuple[Factors, bool]:
-    """What `fused` and `plain` take beside tensors and keys; the last number says whether it is Nesterov's momentum."""
+    """What `kernel_of` and `plain` take beside tensors and keys; the last number says whether it is Nesterov's momentum."""
     *known, maximize, nesterov = numbers
     return factors(bool(begins), *known, bool(maximize)), bool(nesterov)
 
 
-def fused(tensors: list[torch.Tensor], keys: list[Words], by: Factors, nesterov: bool) -> None:
+def kernel_of(tensors: list[torch.Tensor], by: Factors, nesterov: bool) -> OnTeam:
     """One pass over weight, gradient and perhaps momentum buffer: contiguous, on the CPU, dtypes as in `_adamw`."""
-    kernel = _kernel(tensors[0].dtype, tensors[2].dtype if len(tensors) == 3 else None, nesterov)
-    one_pass(kernel, keys, by.packed, tensors)
+    return _kernel(tensors[0].dtype, tensors[2].dtype if len(tensors) == 3 else None, nesterov)
 
 
 @lru_cache
@@ -69,16 +68,14 @@ def _kernel(dtype: torch.dtype, state_dtype: torch.dtype | None, nesterov: bool)
     weight_at, weight_of, weight_by = weight.pointer, weight.load, weight.rounded
     state_at, state_of, state_by = state.pointer, state.load, state.rounded
     has_momentum = state_dtype is not None
-    buffer_place = (
-        11 if has_momentum else 10
-    )  # a pointer made in the loop would keep it from being vectorised
+    buffer_place = 10 if has_momentum else 9  # a pointer made in the loop would keep it from being vectorised
 
     @inlined
-    def update(words: Any, count: Any, at: Any, args: Any) -> None:
-        sign, decay = np.float32(float_of(args[3])), np.float32(float_of(args[4]))
-        momentum, old = np.float32(float_of(args[5])), np.float32(float_of(args[6]))
-        share, lr = np.float32(float_of(args[7])), np.float32(float_of(args[8]))
-        p, g, buffer = weight_at(args[9]), weight_at(args[10]), state_at(args[buffer_place])
+    def update(words: Any, count: Any, at: Any, row: Any) -> None:
+        sign, decay = np.float32(float_of(row[2])), np.float32(float_of(row[3]))
+        momentum, old = np.float32(float_of(row[4])), np.float32(float_of(row[5]))
+        share, lr = np.float32(float_of(row[6])), np.float32(float_of(row[7]))
+        p, g, buffer = weight_at(row[8]), weight_at(row[9]), state_at(row[buffer_place])
         for j in range(count):
             i = at + j
             value = weight_of(p[i])
@@ -90,14 +87,14 @@ def _kernel(dtype: torch.dtype, state_dtype: torch.dtype | None, nesterov: bool)
             p[i] = weight_by(value - grad * lr, words, 0, j)
 
     widths = (weight.width,) if state.width == 0 else (weight.width, state.width)
-    reads = ((9, 2), (10, 2), (buffer_place, state_dtype.itemsize if state_dtype else 2))
+    reads = ((8, 2), (9, 2), (buffer_place, state_dtype.itemsize if state_dtype else 2))
     return tiled(
         update, widths, reads, f"sgd_{name_of(dtype)}_{state_dtype and name_of(state_dtype)}_{nesterov}"
     )
 
 
 def plain(tensors: list[torch.Tensor], keys: list[Words], by: Factors, nesterov: bool) -> None:
-    """`fused`, with tensor ops; see `_adamw.plain`."""
+    """What `kernel_of` does, with tensor ops; see `_adamw.plain`."""
     weight, gradient, *buffers = tensors
     value = weight.float()
     grad = gradient.float() * by.sign + value * by.decay

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
 
 from samebits.context import Words
 from samebits.kernels import inlined
-from samebits.kernels.team import OnTeam, bfloat16_of, float32_at, uint16_at
+from samebits.kernels.team import bfloat16_of, float32_at, uint16_at
 from samebits.random import words
-from samebits.random._fill import address, as_argument
+from samebits.random._fill import as_argument
 from samebits.random._halves import of_float16
 from samebits.rounding._numbers import FORMATS, bfloat16_by, rounding_to
-from samebits.rounding._tiles import random_half, random_word, run
+from samebits.rounding._tiles import random_half, random_word
 from samebits.rounding.stochastic import round_into
 
 
@@ -83,11 +81,3 @@ def store(out: torch.Tensor, x: torch.Tensor, key: Words) -> None:
 def packed(numbers: Sequence[float]) -> tuple[int, ...]:
     """Factors as arguments of a kernel."""
     return tuple(map(as_argument, numbers))
-
-
-def one_pass(
-    kernel: OnTeam, keys: Sequence[Words], factors: Sequence[int], tensors: Sequence[torch.Tensor]
-) -> None:
-    """Runs a kernel over tensors of one size, the first of which is the weight."""
-    streams = array("Q", chain.from_iterable(keys))
-    run(kernel, streams.buffer_info()[0], tensors[0].numel(), *factors, *map(address, tensors))

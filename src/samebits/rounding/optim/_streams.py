@@ -8,6 +8,7 @@ rank's coordinate comes in along the dimensions of the mesh over which the param
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -32,10 +33,16 @@ def of_process(what: str) -> Words:
     return words.fold(words.root(seed), _STREAM)
 
 
-def keys(base: Words, step: int, name: int | str, shard: Sequence[int], number: int) -> list[Words]:
-    """Keys of `number` tensors of one parameter: its own, then those of its state."""
-    key = words.fold(base, step, name, *shard)
-    return [words.fold(key, stream) for stream in range(number)]
+def keys(base: Words, step: int, name: int | str, shard: Sequence[int], number: int) -> list[int]:
+    """Keys of `number` tensors of one parameter, its own, then those of its state, as uint64 one after the other."""
+    key = words.fold(_stepped(base, step), name, *shard)
+    return [part for stream in range(number) for part in words.fold(key, stream)]
+
+
+@lru_cache(maxsize=64)
+def _stepped(base: Words, step: int) -> Words:
+    """The same for all parameters of one step."""
+    return words.fold(base, step)
 
 
 def shard(param: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""One step of one parameter: called directly, or, in a graph, as one op that shows what it reads, writes and rounds by.
+"""One step of the parameters: called directly, or, in a graph, as an op for each that shows what it reads, writes and rounds by.
 
 The op reads the step from its tensor and the seed from the process when it runs, so a graph of it trains as the optimizer.
 """
@@ -6,12 +6,17 @@ The op reads the step from its tensor and the seed from the process when it runs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import increment_version
 
 from samebits.context import Words
+from samebits.kernels.team import OnTeam
+from samebits.random._fill import address
+from samebits.rounding._tiles import run_rows
 from samebits.rounding.optim import _adamw, _sgd, _streams
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -21,42 +26,62 @@ Place = tuple[int | str, Sequence[int]]
 """Name, or else number, of a parameter, and the shard of it that this rank holds."""
 
 
-def update(
-    rule: str, tensors: list[torch.Tensor], base: Words, step: int, place: Place, numbers: Sequence[float]
-) -> None:
-    """A step of `rule` on weight, gradient and state, by the kernel where it reads them, else by tensor ops."""
+class Job(NamedTuple):
+    """What this rank does of the step of one parameter."""
+
+    tensors: list[torch.Tensor]
+    """Weight, gradient and state."""
+    step: torch.Tensor
+    place: Place
+    numbers: Sequence[float]
+
+
+def update(rule: str, jobs: Sequence[Job], base: Words) -> None:
+    """Steps of `rule`, by kernels where they read the tensors, one call for all that are small; else by tensor ops."""
     form = _FORMS[rule]
-    weight, _, *others = tensors
-    narrow = any(t.dtype in HALVES for t in others)
-    keys = _streams.keys(base, step, *place, 1 + min(2, len(others)) * narrow)
-    by = form.arguments(step, *numbers)
-    if _readable(tensors):
-        form.fused(tensors, keys, *by)
-        increment_version([weight, *others])
-    else:
-        form.plain(tensors, keys, *by)
+    rows: dict[OnTeam, list[Any]] = {}
+    changed: list[torch.Tensor] = []
+    for tensors, at, place, numbers in jobs:
+        weight, _, *others = tensors
+        step = int(at)
+        keyed, readable = _kind(tuple([one.dtype for one in tensors]))
+        keys = _streams.keys(base, step, *place, keyed)
+        by = form.arguments(step, *numbers)
+        if readable and _lies_plain(tensors):
+            given = (*by[0].packed, *[one.data_ptr() or address(one) for one in tensors])
+            rows.setdefault(form.kernel_of(tensors, *by), []).append((keys, weight.numel(), given))
+            changed += [weight, *others]
+        else:
+            form.plain(tensors, list(zip(keys[::2], keys[1::2], strict=True)), *by)
+    for kernel, each in rows.items():
+        run_rows(kernel, each)
+    increment_version(changed)
 
 
-def _readable(tensors: list[torch.Tensor]) -> bool:
-    """Whether the kernels read them: dtypes, device, layout."""
-    weight, gradient, *others = tensors
-    readable = weight.is_cpu and weight.dtype in HALVES and gradient.dtype is weight.dtype
-    for tensor in tensors:
-        readable = readable and tensor.is_contiguous() and not tensor.is_neg()
-    for tensor in others:
-        readable = readable and tensor.dtype in STATE_DTYPES and tensor.dtype is others[0].dtype
-    return readable
+@cache
+def _kind(dtypes: tuple[torch.dtype, ...]) -> tuple[int, bool]:
+    """Of weight, gradient and state: how many keys round them, and whether the kernels read such tensors."""
+    weight, gradient, *state = dtypes
+    keyed = 1 + min(2, len(state)) * any(one in HALVES for one in state)
+    return keyed, weight in HALVES and gradient is weight and {*state} in (
+        {torch.float32},
+        {torch.bfloat16},
+        set(),
+    )
 
 
-def update_in_graph(
-    rule: str, tensors: list[torch.Tensor], step: torch.Tensor, place: Place, numbers: Sequence[float]
-) -> None:
-    """`update` as an op: `rounding_step_` where the weight is rounded, `exact_step_` where it is float32."""
-    weight, gradient, *others = tensors
-    op = torch.ops.samebits.rounding_step_ if weight.dtype in HALVES else torch.ops.samebits.exact_step_
-    name, shard = place
-    named, number = (name, -1) if isinstance(name, str) else ("", name)
-    op(weight, gradient, others, step, rule, list(map(float, numbers)), named, number, list(shard))
+def _lies_plain(tensors: list[torch.Tensor]) -> bool:
+    """Whether the kernels find the numbers where they look: device, layout."""
+    return tensors[0].is_cpu and all(one.is_contiguous() and not one.is_neg() for one in tensors)
+
+
+def update_in_graph(rule: str, jobs: Sequence[Job]) -> None:
+    """`update` as ops: `rounding_step_` where the weight is rounded, `exact_step_` where it is float32."""
+    for (weight, gradient, *others), step, (name, shard), numbers in jobs:
+        op = torch.ops.samebits.rounding_step_ if weight.dtype in HALVES else torch.ops.samebits.exact_step_
+        named, number = (name, -1) if isinstance(name, str) else ("", name)
+        step.add_(1)
+        op(weight, gradient, others, step, rule, list(map(float, numbers)), named, number, list(shard))
 
 
 def _run(
@@ -72,7 +97,7 @@ def _run(
 ) -> None:
     base = _streams.of_process(f"{rule} in a graph") if weight.dtype in HALVES else (0, 0)
     place = name if number < 0 else number, shard
-    update(rule, [weight, gradient, *state], base, int(step), place, numbers)
+    update(rule, [Job([weight, gradient, *state], step, place, numbers)], base)
 
 
 _LIBRARY = torch.library.Library("samebits", "FRAGMENT")

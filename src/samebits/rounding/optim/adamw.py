@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from samebits.context import Words
 from samebits.rounding.optim.base import RoundingOptimizer, new_state
 
 
@@ -19,13 +19,15 @@ class AdamW(RoundingOptimizer, torch.optim.AdamW):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as torch's; all numbers, no tensors.
-        foreach, fused: taken and not needed: there is one kernel per parameter.
+        foreach, fused: taken and not needed: one kernel passes over a parameter, or over all small ones.
         capturable, differentiable: refused if true.
         state_dtype: of exp_avg and exp_avg_sq; bfloat16 saves memory, and is rounded stochastically, too.
 
     Raises `InvalidArgumentError` for tensors as numbers and for parameters or state of other dtypes,
     `UnimplementedError` for what is refused. Everything else is torch's.
     """
+
+    _rule = "AdamW"
 
     def __init__(
         self,
@@ -47,16 +49,15 @@ class AdamW(RoundingOptimizer, torch.optim.AdamW):
         self._init_rounding(state_dtype, capturable=capturable, differentiable=differentiable, **numbers)
         super().__init__(params, **numbers, amsgrad=amsgrad, maximize=maximize)
 
-    def _update(self, group: dict[str, Any], name: int | str, param: Any, base: Words) -> None:
+    def _advance(self, group: dict[str, Any], param: Any) -> tuple[list[torch.Tensor], Sequence[float]]:
         state = self.state[param]
         if not state:
             state["step"] = torch.tensor(0, device="cpu")
             state["exp_avg"], state["exp_avg_sq"] = new_state(param, group), new_state(param, group)
             if group["amsgrad"]:
                 state["max_exp_avg_sq"] = new_state(param, group)
-        state["step"] += 1
         numbers = group["lr"], *group["betas"], group["eps"], group["weight_decay"], group["maximize"]
         tensors = [state["exp_avg"], state["exp_avg_sq"]]
         if group["amsgrad"]:
             tensors.append(state["max_exp_avg_sq"])
-        self._run("AdamW", (base, name), param, tensors, numbers)
+        return tensors, numbers

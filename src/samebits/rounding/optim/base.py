@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch._C import _len_torch_dispatch_stack
 
-from samebits.context import Words
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.rounding.optim import _streams, _update
 from samebits.rounding.optim._update import HALVES, STATE_DTYPES
@@ -17,6 +16,7 @@ from samebits.rounding.optim._update import HALVES, STATE_DTYPES
 class RoundingOptimizer(torch.optim.Optimizer):
     """Comes before a class of torch.optim, whose arguments, groups and state names it keeps, and replaces its step."""
 
+    _rule: str
     _state_dtype: str
 
     def _init_rounding(self, state_dtype: torch.dtype, **given: Any) -> None:
@@ -82,8 +82,18 @@ class RoundingOptimizer(torch.optim.Optimizer):
                 loss = closure()
         work = list(self._with_gradient())
         base = _streams.of_process(self._what) if any(p.dtype in HALVES for _, _, p in work) else (0, 0)
+        jobs = []
         for group, name, param in work:
-            self._update(group, name, param, base)
+            state, numbers = self._advance(group, param)
+            tensors, shard = [param, param.grad, *state], []
+            if hasattr(param, "to_local"):
+                tensors, shard = [_streams.local(t, param) for t in tensors], _streams.shard(param)
+            jobs.append(_update.Job(tensors, self.state[param]["step"], (name, shard), numbers))
+        if _len_torch_dispatch_stack():
+            _update.update_in_graph(self._rule, jobs)
+        elif jobs:
+            torch._foreach_add_([job.step for job in jobs], 1)
+            _update.update(self._rule, jobs, base)
         return loss
 
     def _with_gradient(self) -> Iterator[tuple[dict[str, Any], int | str, torch.Tensor]]:
@@ -101,28 +111,9 @@ class RoundingOptimizer(torch.optim.Optimizer):
                     )
                 yield group, name, param
 
-    def _update(self, group: dict[str, Any], name: int | str, param: Any, base: Words) -> None:
-        """One step of one parameter."""
+    def _advance(self, group: dict[str, Any], param: Any) -> tuple[list[torch.Tensor], Sequence[float]]:
+        """The state of a parameter, made if need be, and the numbers of the rule."""
         raise NotImplementedError
-
-    def _run(
-        self,
-        rule: str,
-        place: tuple[Words, int | str],
-        param: Any,
-        state: list[torch.Tensor],
-        numbers: Sequence[float],
-    ) -> None:
-        """Runs a step of `rule` on what this rank holds of a parameter. `place`: base key, name."""
-        base, name = place
-        tensors, shard = [param, param.grad, *state], []
-        if hasattr(param, "to_local"):
-            tensors, shard = [_streams.local(t, param) for t in tensors], _streams.shard(param)
-        step, place_of = self.state[param]["step"], (name, shard)
-        if _len_torch_dispatch_stack():
-            _update.update_in_graph(rule, tensors, step, place_of, numbers)
-        else:
-            _update.update(rule, tensors, base, int(step), place_of, numbers)
 
 
 def new_state(param: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:

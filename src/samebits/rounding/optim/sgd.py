@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from samebits.context import Words
 from samebits.rounding.optim.base import RoundingOptimizer, new_state
 
 
@@ -17,12 +17,14 @@ class SGD(RoundingOptimizer, torch.optim.SGD):
 
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize: as torch's; all numbers, no tensors.
-        foreach, fused: taken and not needed: there is one kernel per parameter.
+        foreach, fused: taken and not needed: one kernel passes over a parameter, or over all small ones.
         differentiable: refused if true.
         state_dtype: of momentum_buffer; bfloat16 saves memory, and is rounded stochastically, too.
 
     Raises as `AdamW`.
     """
+
+    _rule = "SGD"
 
     def __init__(
         self,
@@ -43,14 +45,13 @@ class SGD(RoundingOptimizer, torch.optim.SGD):
         self._init_rounding(state_dtype, differentiable=differentiable, **numbers)
         super().__init__(params, **numbers, nesterov=nesterov, maximize=maximize)
 
-    def _update(self, group: dict[str, Any], name: int | str, param: Any, base: Words) -> None:
+    def _advance(self, group: dict[str, Any], param: Any) -> tuple[list[torch.Tensor], Sequence[float]]:
         state = self.state[param]
         begins = state.get("momentum_buffer") is None
         if "step" not in state:
             state["step"] = torch.tensor(0, device="cpu")
         if group["momentum"] and begins:
             state["momentum_buffer"] = new_state(param, group)
-        state["step"] += 1
         numbers = (
             begins,
             group["lr"],
@@ -61,4 +62,4 @@ class SGD(RoundingOptimizer, torch.optim.SGD):
             group["nesterov"],
         )
         tensors = [state["momentum_buffer"]] if group["momentum"] else []
-        self._run("SGD", (base, name), param, tensors, numbers)
+        return tensors, numbers
