@@ -85,7 +85,8 @@ class RoundingOptimizer(torch.optim.Optimizer):
         jobs = []
         for group, name, param in work:
             state, numbers = self._advance(group, param)
-            tensors, shard = [param, param.grad, *state], []
+            tensors: list[Any] = [param, param.grad, *state]
+            shard: list[int] = []
             if hasattr(param, "to_local"):
                 tensors, shard = [_streams.local(t, param) for t in tensors], _streams.shard(param)
             jobs.append(_update.Job(tensors, self.state[param]["step"], (name, shard), numbers))
