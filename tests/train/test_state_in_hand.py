@@ -178,3 +178,19 @@ def test_a_lazy_layer_is_refused_before_it_is_too_late(tmp_path: Path) -> None:
     samebits.Run(None, model=model)
     model(torch.ones(1, 3))
     samebits.Run(tmp_path / "r", model=model)
+
+
+def test_a_large_table_in_hand_is_filled_and_costs_no_path_per_entry() -> None:
+    """A table with many rows is one object after a resume, too; a commit does not list its rows."""
+
+    def prepare(state: Any) -> Any:
+        return state.setdefault("table", {number: [0.0] for number in range(1000)})
+
+    def use(state: Any, held: Any, number: int) -> float:
+        held[number][0] += number
+        return 1 + sum(row[0] for row in state.table.values())
+
+    resumes(prepare, use)
+    hand, values = inhand.InHand(), {"table": {number: [] for number in range(1000)}}
+    hand.begin(values)
+    assert hand.state(values) == {"kept": [("table",)], "same": []}

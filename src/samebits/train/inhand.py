@@ -5,7 +5,8 @@ under one name it finds under the other. A resumed program has come to its loop 
 a commit says which values are still those that the loop began with (`kept`: they are filled again, in place), and which
 paths lead to one and the same object (`same`). All others were given to `run.state` in the loop, and are given again.
 
-Looked at are the values of `run.state` and of dicts in it, not what lists hold: a replay buffer has a million of these.
+Looked at are the values of `run.state` and of small dicts in it, not what lists and large dicts hold: a replay buffer or a
+table of values has a million of these.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy as np
 import torch
 
 Path = tuple[Any, ...]
+_SMALL = 256
+"""Items of a dict that is looked into."""
 _MUTABLE = dict | list | deque | set | bytearray | np.ndarray | torch.Tensor
 
 
@@ -121,7 +124,9 @@ def mutable(
     for name, value in values.items():
         if isinstance(value, _MUTABLE):
             yield (*path, name), value
-        if isinstance(value, dict) and id(value) not in seen:  # one that contains itself is refused elsewhere
+        if (
+            isinstance(value, dict) and len(value) <= _SMALL and id(value) not in seen
+        ):  # one that contains itself is refused elsewhere
             yield from mutable(value, (*path, name), seen | {id(value)})
 
 
