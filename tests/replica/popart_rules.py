@@ -44,7 +44,8 @@ def rule(step, module, node, held, buffers):
     """IfOp: both branches, whatever the condition. LoopOp: its body, once. Reductions: by group. Default: all inputs."""
     bodies = [getattr(module, str(one.target)) for one in node.all_input_nodes if one.op == "get_attr"]
     if str(node.target) == "cond":
-        branches = [propagate(step, body, [held[one] for one in node.args[3]]) for body in bodies]
+        operands = [held.get(one, True) for one in node.args[3]]  # a number is equal
+        branches = [propagate(step, body, operands) for body in bodies]
         return [all(pair) for pair in zip(*branches, strict=True)]
     if str(node.target) == "while_loop":
         operands = [held.get(one, True) for one in (*node.args[2], *node.args[3])]
