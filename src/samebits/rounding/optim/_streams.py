@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from samebits.context import Words, process
 from samebits.errors import UnseededError
+from samebits.kernels import kernel
 from samebits.random import seeds, words
+from samebits.random._philox import block
 
 _STREAM = words.as_uint64("samebits.rounding.optim")
+_1, _2, _32 = np.uint64(1), np.uint64(2), np.uint64(32)
 
 
 def of_process(what: str) -> Words:
@@ -33,10 +37,21 @@ def of_process(what: str) -> Words:
     return words.fold(words.root(seed), _STREAM)
 
 
-def keys(base: Words, step: int, name: int | str, shard: Sequence[int], number: int) -> list[int]:
-    """Keys of `number` tensors of one parameter, its own, then those of its state, as uint64 one after the other."""
-    key = words.fold(_stepped(base, step), name, *shard)
-    return [part for stream in range(number) for part in words.fold(key, stream)]
+def keys(base: Words, step: int, name: int | str, shard: Sequence[int], number: int) -> tuple[int, ...]:
+    """Keys of `number` (at most 3) tensors of one parameter, its own, then those of its state, as uint64 one after the other."""
+    *before, last = name, *shard
+    return _of_tensors(*words.fold(_stepped(base, step), *before), words.as_uint64(last))[: 2 * number]
+
+
+@kernel("UniTuple(uint64, 6)(uint64, uint64, uint64)")
+def _of_tensors(seed: Any, offset: Any, last: Any) -> Any:
+    """0, 1 and 2 folded into the key that `last` makes of a key: one call, as a call costs more than the arithmetic."""
+    a, b, c, d = block(seed, offset + last)
+    own, at = a | (b << _32), c | (d << _32)
+    a, b, c, d = block(own, at)
+    e, f, g, h = block(own, at + _1)
+    i, j, k, m = block(own, at + _2)
+    return a | (b << _32), c | (d << _32), e | (f << _32), g | (h << _32), i | (j << _32), k | (m << _32)
 
 
 @lru_cache(maxsize=64)
