@@ -8,6 +8,8 @@ import torch.distributed._functional_collectives as fc
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from replica_lockstep import bits_of
+
 from samebits import replica
 from samebits.replica import analysis
 
@@ -111,25 +113,11 @@ class Recorder(torch.fx.Interpreter):
         return group(self.mesh, old.group_desc.removeprefix("mesh_").replace("default_pg", "world")).boxed()
 
 
-class Plain(torch.fx.Interpreter):
-    """Keeps the bits of every value of one rank when it is made."""
-
-    def __init__(self, module):
-        super().__init__(module)
-        self.bits = {}
-
-    def run_node(self, node):
-        result = super().run_node(node)
-        if isinstance(result, torch.Tensor):
-            self.bits[node.name] = result.detach().numpy().tobytes()
-        return result
-
-
 def labels(value):
     if not isinstance(value, LocalTensor):
         return (0,) * RANKS
     seen = {}
-    held = [value._local_tensors[rank].numpy().tobytes() for rank in range(RANKS)]
+    held = [bits_of(value._local_tensors[rank]) for rank in range(RANKS)]
     return tuple(seen.setdefault(bits, len(seen)) for bits in held)
 
 
@@ -166,20 +154,6 @@ def drawn_inputs(classes, seed):
         by_class = {label: torch.randn(SIZE, 2, generator=drawn) for label in sorted(set(one))}
         held.append({rank: by_class[one[rank]].clone() for rank in range(RANKS)})
     return held
-
-
-def run_alone(step, classes, seed):
-    """Labels of every node of a step without collectives, rank by rank: control flow really goes its way."""
-    held, runs = drawn_inputs(classes, seed), []
-    for rank in range(RANKS):
-        torch.manual_seed(seed)
-        runs.append(Plain(step.module))
-        runs[-1].run(*(one[rank] for one in held))
-    found = {}
-    for name in runs[0].bits:
-        seen = {}
-        found[name] = tuple(seen.setdefault(run.bits[name], len(seen)) for run in runs)
-    return found
 
 
 def declarations(step, classes):

@@ -1,17 +1,22 @@
-"""The analysis against what simulated ranks really hold, over random programs."""
+"""The analysis against what simulated ranks really hold, over a few random programs on torch's own `LocalTensorMode`.
 
-import dataclasses
+`test_replica_programs.py` has the many, on the ranks of `replica_lockstep`, which this one checks against LocalTensorMode.
+"""
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch._higher_order_ops.while_loop import while_loop
 
+from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+
+import replica_ops as ops
 import replica_oracle as oracle
+import replica_programs as programs
+from replica_lockstep import Ranks
 
 from samebits import replica
-from samebits.replica import collectives, control, frame, memory, rules
+from samebits.replica import collectives, frame, memory, rules
 
 MESH = {"dp": 2, "tp": 2}
 INSTRUCTION = st.tuples(
@@ -107,92 +112,39 @@ def test_a_broken_rule_is_caught(broken, monkeypatch):
     assert checked(BROKEN[broken], classes)[0]
 
 
-def branch(a, b):
-    return torch.cond(a.sum() > 0, lambda b: b + 1, lambda b: b * 2, (b,))
+NOT_SIMULATED = {"dist.reduce", "dist.reduce_scatter"}
+"""LocalTensorMode has no such collective; and its `all_gather_` gives every group what the last group gathered."""
 
 
-def branch_draws(a, b):
-    return torch.cond(a[0, 0] > 0, lambda a, b: torch.rand_like(b), lambda a, b: b * 2, (a, b))
+def on_both(drawn):
+    """(labels by LocalTensorMode, labels by replica_lockstep) of every value of a program."""
+    step, graphs = programs.captured(drawn)
+    source = torch.Generator().manual_seed(0)
+    held = {name: programs.inputs_of(drawn.classes[name], name, source) for name in programs.INPUTS}
+    with oracle.World() as mesh, LocalTensorMode(oracle.RANKS):
+        torch.manual_seed(0)
+        recorder = oracle.Recorder(step.module, mesh)
+        recorder.run(
+            *(LocalTensor({r: one.clone() for r, one in enumerate(held[name])}) for name in programs.INPUTS)
+        )
+    ranks = Ranks(graphs, [0] * oracle.RANKS)
+    with torch.no_grad():
+        ranks.step([[held[name][rank] for name in programs.INPUTS] for rank in range(oracle.RANKS)])
+    return recorder.labels, {name: tuple(programs.labels_of(bits)) for name, bits in ranks.seen.items()}
 
 
-def loop(a, b):
-    limit = (a.sum().abs() * 2).int() + 1
-    return while_loop(
-        lambda i, n, c, d: i < n,
-        lambda i, n, c, d: (i + 1, n.clone(), d.clone(), c * 0.5),
-        (torch.zeros((), dtype=torch.int32), limit, b, b + 1),
-    )[2]
-
-
-def loop_carry(a, b):
-    return while_loop(
-        lambda i, c, d: i < 3,
-        lambda i, c, d: (i + 1, d.clone(), d * a),
-        (torch.zeros((), dtype=torch.int32), b, b + 1),
-    )[1]
-
-
-def draw(a, b):
-    return torch.rand_like(b)
-
-
-FLOW = {"branch": branch, "branch_draws": branch_draws, "loop": loop, "loop_carry": loop_carry, "draw": draw}
-
-
-def flow_program(instructions):
-    def step(x0, x1, x2):
-        values = [x0, x1, x2]
-        for name, one, two in instructions:
-            values.append(FLOW[name](values[one % len(values)], values[two % len(values)]))
-        return values
-
-    return step
-
-
-def captured_flow(instructions):
-    step = replica.capture(flow_program(instructions), *zeros(), world_size=1)
-    return dataclasses.replace(step, world_size=oracle.RANKS)
-
-
-@settings(
-    max_examples=7, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(list(FLOW)), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=4
-    ),
-    INPUTS,
-)
-def test_control_flow_is_sound(instructions, classes):
-    """Random programs with branches, loops and draws inside of them, each rank run on its own: nothing claimed differs."""
-    step = captured_flow(instructions)
-    runs = [oracle.run_alone(step, classes, seed) for seed in range(4)]
-    assert not oracle.judged(oracle.claims(step, classes), runs)[0]
-
-
-def _branches_only(patch):
-    true = control._cond
-    patch.setitem(
-        control.HANDLERS,
-        "cond",
-        lambda caller, node, state: _without(true(caller, node, state), caller, node, state),
-    )
-
-
-def _without(outcome, caller, node, state):
-    inside = [
-        caller.body(graph, caller.read_all(node.args[3]), caller.control, state) for graph in node.args[1:3]
-    ]
-    outputs = tuple(map(caller.meet, *(one.outputs for one in inside)))
-    return dataclasses.replace(outcome, outputs=outputs, generators=state, drawn=frozenset())
-
-
-@pytest.mark.parametrize("name", ["branch", "branch_draws"])
-def test_a_predicate_that_is_ignored_is_caught(name, monkeypatch):
-    """PopART's rule for If (both branches, not the condition) fails the oracle; so does a draw that moves no generator."""
-    step = captured_flow([(name, 0, 1), ("draw", 1, 1)])
-    classes = ((0, 1, 2, 3), (0, 0, 0, 0), (0, 0, 0, 0))
-    runs = [oracle.run_alone(step, classes, seed) for seed in range(4)]
-    assert not oracle.judged(oracle.claims(step, classes), runs)[0]
-    _branches_only(monkeypatch)
-    assert oracle.judged(oracle.claims(step, classes), runs)[0]
+@pytest.mark.parametrize("name", [name for name in ops.COLLECTIVES if name not in NOT_SIMULATED])
+def test_the_ranks_in_lockstep_do_what_local_tensor_mode_does(name):
+    """The two oracles hold the same values on the same ranks: each collective, over each group of a mesh, on partly equal inputs."""
+    labels = {
+        "x0": (0, 1, 2, 3),
+        "x1": (0, 0, 0, 1),
+        "x2": (0, 0, 1, 1),
+        "i0": (0, 1, 0, 1),
+        programs.GENERATOR: (0,) * 4,
+    }
+    for where in (2,) if name == "dist.all_gather" else (0, 1, 2):
+        drawn = programs.Drawn((2, 2), ((name, 0, 2, where + 1, where), ("sin", 0, 0, 0, 0)), labels)
+        simulated, mine = on_both(drawn)
+        written = [name for name in simulated if not name.startswith("empty")]  # which hold anything
+        assert {name: simulated[name] for name in written} == {name: mine[name] for name in written}
