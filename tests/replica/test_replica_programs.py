@@ -42,6 +42,13 @@ HYPOTHESIS = settings(
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def as_nobody_was_here():
+    """`torch.cond` keeps what it compiled; after the shapes of these programs it would take those of other tests as symbols."""
+    yield
+    torch._dynamo.reset()
+
+
 def tried(batch):
     """Sums of the verdicts over the programs of a batch, no two of them the same graph."""
     return sum((tried_kind(kind, batch, count) for kind, count in BATCH.items()), Counter())
