@@ -241,7 +241,9 @@ def test_a_kept_file_that_is_gone_is_named(tmp_path):
     first = ModelCheckpoint(tmp_path / "{epoch}.pt")
     epochs(first, View(), [0.5])
     (tmp_path / "1.pt").unlink()
-    with pytest.warns(UserWarning, match=r"1\.pt, written after epoch 1, is gone.*put a copy.*--export newest"):
+    with pytest.warns(
+        UserWarning, match=r"1\.pt, written after epoch 1, is gone.*put a copy.*--export newest"
+    ):
         resumed(ModelCheckpoint(tmp_path / "{epoch}.pt"), first.state_dict(), View())
 
 
