@@ -10,7 +10,7 @@ import torch.distributed._functional_collectives as fc
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from samebits.errors import ConflictError, InvalidArgumentError, RankDependentError
+from samebits.errors import ConflictError, InvalidArgumentError, RankDependentError, UnimplementedError
 from samebits.replica import DataParallel, Equal, analyze, capture
 
 logging.getLogger("torch.__trace").propagate = False
@@ -194,3 +194,77 @@ def test_wrong_calls():
             capture(lambda x: x, torch.ones(1), world_size=2)
     finally:
         dist.destroy_process_group()
+
+
+def test_what_one_rank_counts_in_python_no_other_rank_sees():
+    """A scheduler among the arguments steps once on each rank, from where the caller has it, and changes no caller's."""
+    model = DataParallel(nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    def step(model, optimizer, scheduler, x):
+        model(x).sum().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+    report = analyze(capture(step, model, optimizer, scheduler, torch.ones(4, 3), world_size=3))
+    assert report.drifting == () and scheduler.last_epoch == 0 and optimizer.param_groups[0]["lr"] == 1.0
+
+    counted = []  # the negative control: what no argument holds is shared, and makes other steps on other ranks
+
+    def wrong(model, x):
+        counted.append(0)
+        model.module.weight.data.add_(0.1 * len(counted))
+
+    assert analyze(capture(wrong, model, torch.ones(4, 3), world_size=3)).drifting == ("model.module.weight",)
+
+
+@pytest.mark.parametrize("reads", [float, lambda loss: loss if loss > 3 else None])
+def test_a_step_that_reads_a_value_is_refused_with_its_line(reads):
+    """Nothing is computed in a capture: what reads a value is named, and not torch's symbols; printing reads none."""
+
+    def step(model, x):
+        loss = model(x).mean().detach()
+        print(loss)
+        return loss if reads is None else reads(loss)
+
+    with pytest.raises(
+        UnimplementedError, match=r"reads the value of a tensor.*test_replica_capture.py:\d+: "
+    ) as caught:
+        capture(step, nn.Linear(3, 2), torch.ones(4, 3), world_size=2)
+    assert "zuf" not in str(caught.value)
+    reads = None  # the negative control: the same step without the read is captured
+    capture(step, nn.Linear(3, 2), torch.ones(4, 3), world_size=2)
+
+
+def test_a_compiled_module_is_refused():
+    """Its graph is made already; what to pass is said."""
+    with pytest.raises(UnimplementedError, match="_orig_mod"):
+        capture(lambda model, x: model(x), torch.compile(nn.Linear(3, 2)), torch.ones(4, 3), world_size=2)
+
+
+@pytest.mark.parametrize("wrong", [Equal, "equal", 3, None])
+def test_what_is_no_declaration_is_refused(wrong):
+    """`Equal` without its brackets is the likely one."""
+    step = capture(lambda x: x + 1, torch.ones(3), world_size=2)
+    with pytest.raises(InvalidArgumentError, match="Equal\\(\\), PerReplica\\(\\) or Partition"):
+        analyze(step, {"x": wrong})
+    with pytest.raises(InvalidArgumentError, match="by name"):
+        analyze(step, ["x"])
+
+
+@pytest.mark.parametrize(
+    "size", [{"world_size": "2"}, {"world_size": 2.5}, {"mesh": {"dp": 2.0}}, {"mesh": {}}]
+)
+def test_sizes_are_integers(size):
+    """Half of a rank is no rank."""
+    with pytest.raises(InvalidArgumentError, match="integers"):
+        capture(lambda x: x + 1, torch.ones(3), **size)
+
+
+def test_arguments_that_are_missing_are_named():
+    """Those with a default, and a mesh, may be left out."""
+    capture(lambda x, y=2, *rest, **more: x + y, torch.ones(3), world_size=2)
+    with pytest.raises(InvalidArgumentError, match=r"\(\) also takes y, z; give"):
+        capture(lambda x, y, *, z: x + y, torch.ones(3), world_size=2)

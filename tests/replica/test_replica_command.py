@@ -37,6 +37,26 @@ def hangs():
 
 def nothing():
     return 3
+
+def pair():
+    return 1, 2
+
+def declares():
+    return (lambda x: x + 1), (torch.ones(3),), {"x": Equal}
+
+def reads():
+    def step(x):
+        return x * 2 if x.sum() > 0 else x
+    return step, (torch.ones(3),)
+
+def leaves():
+    raise SystemExit(0)
+
+def raises():
+    return (lambda x: x.view(7, 7)), (torch.ones(3),)
+
+def stateless():
+    return (lambda x: x + 1), (torch.ones(3),)
 """
 
 
@@ -75,7 +95,7 @@ EXAMPLES = {
         "synchronised",
         {"model.module.norm.running_mean", "model.module.norm.running_var"},
         {"model.module.fc.weight", "head.module.weight"},
-        "has the statistics of each rank's own batch: use SyncBatchNorm, or broadcast it",
+        "has the statistics of each rank's own batch: use SyncBatchNorm (on GPUs), or broadcast it",
     ),
 }
 
@@ -116,10 +136,17 @@ def test_a_hang_ends_with_1(command):
         (["own_steps:reduced"], "--world-size 8, or --mesh"),
         (["own_steps", "--world-size", "2"], "give MODULE:FUNCTION"),
         (["no_such_module:f", "--world-size", "2"], "no module 'no_such_module'"),
-        (["no/such/file.py:f", "--world-size", "2"], "no module 'file' in "),
+        (["no/such/file.py:f", "--world-size", "2"], "no file "),
         (["own_steps:f", "--world-size", "2"], "no function 'f'"),
         (["own_steps:nothing", "--world-size", "2"], "must return (step, args)"),
+        (["own_steps:pair", "--world-size", "2"], "declarations), not (int, int)"),
+        (["own_steps:declares", "--world-size", "2"], "Equal(), PerReplica() or Partition"),
+        (
+            ["own_steps:reads", "--world-size", "2"],
+            "reads the value of a tensor, and a capture computes none [own_steps.py:",
+        ),
         (["own_steps:reduced", "--mesh", "dp"], "dp=2,tp=4"),
+        (["own_steps:reduced", "--mesh", "dp=2,dp=2"], "dp=2,tp=4"),
         (["own_steps:reduced", "--world-size", "2", "--html", "no/such/f.html"], "there is no folder"),
     ],
 )
@@ -127,6 +154,37 @@ def test_wrong_calls_end_with_2(command, args, said):
     """Each wrong call is one line on standard error."""
     code, out, err = command(*args)
     assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "said"), [("raises", "RuntimeError: shape '[7, 7]' is invalid"), ("leaves", "SystemExit: 0")]
+)
+def test_code_of_the_user_that_ends_early_ends_with_2_and_its_own_lines(command, function, said):
+    """Neither a proof (0) nor a drift (1) comes from a step that did not run; the frames shown are the user's."""
+    code, out, err = command(f"own_steps:{function}", "--world-size", 2)
+    assert (code, out) == (2, "") and said in err.splitlines()[-1]
+    files = re.findall(r'^  File "(.*)", line', err, re.M)
+    assert files and {Path(file).name for file in files} == {"own_steps.py"}
+
+
+def test_a_file_that_does_not_parse_ends_with_2_and_its_line(command):
+    """The line is shown, and no frame of ours."""
+    Path("unfinished.py").write_text("def f(:")
+    code, out, err = command("unfinished.py:f", "--world-size", 2)
+    assert (code, out) == (2, "") and "SyntaxError" in err and err.count('  File "') == 0
+
+
+def test_a_file_may_have_the_name_of_a_module_of_python(command):
+    """What is imported already under its name is not taken for it."""
+    Path("pickle.py").write_text(STEPS)
+    code, out, _ = command("pickle.py:reduced", "--world-size", 2)
+    assert code == 0 and "stay as equal" in out
+
+
+def test_a_step_without_state_is_no_proof_of_anything(command):
+    """The verdict says that there was nothing to hold equal."""
+    code, out, _ = command("own_steps:stateless", "--world-size", 2)
+    assert code == 0 and out.splitlines()[-1].startswith("nothing to hold equal")
 
 
 class Page(HTMLParser):

@@ -6,11 +6,14 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 
+from samebits.cli.raised import told
 from samebits.cli.replica_text import looking, show
 from samebits.errors import InvalidArgumentError
 from samebits.replica import Report, analyze, capture
@@ -54,11 +57,12 @@ def replica(
     for option, file in (("--html", html_file), ("--json", json_file)):
         if file is not None and not file.absolute().parent.is_dir():
             raise InvalidArgumentError(f"{option} {file}: there is no folder {file.absolute().parent}.")
-    step, args, inputs = _made(function)
-    with looking("ranks captured") as looked:
-        captured = capture(step, *args, world_size=world_size, mesh=axes, looked=looked)
-    with looking("nodes analysed") as looked:
-        report = analyze(captured, inputs, looked=looked)
+    with told(f"replica {function}"):
+        step, args, inputs = _made(function)
+        with looking("ranks captured") as looked:
+            captured = capture(step, *args, world_size=world_size, mesh=axes, looked=looked)
+        with looking("nodes analysed") as looked:
+            report = analyze(captured, inputs, looked=looked)
     show(report)
     if html_file is not None:
         write_html(report, html_file)
@@ -71,7 +75,7 @@ def _axes(text: str) -> dict[str, int]:
     axes = {}
     for word in text.split(","):
         name, equals, size = word.partition("=")
-        if not (name and equals and size.isdecimal() and int(size)):
+        if not (name and equals and size.isdecimal() and int(size)) or name in axes:
             raise InvalidArgumentError(f"--mesh {text!r}: give axes and their sizes as dp=2,tp=4.")
         axes[name] = int(size)
     return axes
@@ -84,18 +88,7 @@ def _made(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] | None]:
         raise InvalidArgumentError(
             f"replica {text!r}: give MODULE:FUNCTION, as in train:replica_step or steps/train.py:replica_step."
         )
-    folder = Path.cwd()
-    if module_name.endswith(".py"):
-        folder, module_name = Path(module_name).absolute().parent, Path(module_name).stem
-    sys.path.insert(0, str(folder))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # one that the user's module imports
-        raise InvalidArgumentError(
-            f"replica {text}: there is no module {module_name!r} in {folder} or on sys.path."
-        ) from None
+    module = _of_file(Path(module_name)) if module_name.endswith(".py") else _of_name(module_name, text)
     function = getattr(module, name, None)
     if not callable(function):
         raise InvalidArgumentError(f"replica {text}: module {module_name!r} has no function {name!r}.")
@@ -107,9 +100,43 @@ def _made(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] | None]:
         and isinstance(made[1], tuple | list)
     ):
         raise InvalidArgumentError(
-            f"replica {text}: {name}() must return (step, args) or (step, args, declarations), not {type(made).__name__}."
+            f"replica {text}: {name}() must return (step, args) or (step, args, declarations), not {_kind(made)}."
         )
     return made[0], tuple(made[1]), made[2] if len(made) == 3 else None
+
+
+def _kind(made: Any) -> str:
+    return (
+        f"({', '.join(type(one).__name__ for one in made)})"
+        if isinstance(made, tuple)
+        else type(made).__name__
+    )
+
+
+def _of_name(name: str, text: str) -> ModuleType:
+    folder = Path.cwd()
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # one that the user's module imports
+        raise InvalidArgumentError(
+            f"replica {text}: there is no module {name!r} in {folder} or on sys.path."
+        ) from None
+
+
+def _of_file(file: Path) -> ModuleType:
+    """The module of just this file: another of its name (`profile`, `queue`) may be imported already."""
+    if not file.is_file():
+        raise InvalidArgumentError(f"replica: there is no file {file.absolute()}.")
+    sys.path.insert(0, str(file.absolute().parent))
+    spec = spec_from_file_location(file.stem, file.absolute())
+    module = module_from_spec(spec)  # type: ignore[arg-type]
+    if file.stem not in sys.modules:  # what pickles by name finds it there
+        sys.modules[file.stem] = module
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
 
 
 def _content(function: str, report: Report) -> dict[str, Any]:

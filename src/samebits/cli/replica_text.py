@@ -82,6 +82,10 @@ def _verdict(report: Report) -> Text:
         return Text(f"{drifting} of {state} parameters, buffers and optimizer states drift", style="bold red")
     if any(one.kind == "hang" for one in report.findings):
         return Text("the step hangs", style="bold red")
+    if not state:
+        return Text(
+            "nothing to hold equal: the step has no parameter, buffer or optimizer state", style="yellow"
+        )
     return Text(
         f"all {state} parameters, buffers and optimizer states stay as equal as declared", style="bold green"
     )

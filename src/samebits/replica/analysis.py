@@ -61,7 +61,7 @@ def analyze(
         InvalidArgumentError: no input or output has such a name, or groups overlap.
     """
     program = Program(step)
-    start = _declared(step, inputs or {}, program)
+    start = _declared(step, {} if inputs is None else inputs, program)
     declared = dict(start)
     fed = _checked(step, feedback or {})
     with _no_collection():
@@ -94,6 +94,8 @@ def _declared(step: CapturedStep, inputs: Mapping[str, Declaration], program: Pr
         name: usual.get(kind, PerReplica()) for name, kind in step.kinds.items()
     }
     declarations.update((name, Partition(groups)) for name, groups in step.shards.items())
+    if not isinstance(inputs, Mapping):
+        raise InvalidArgumentError(f'analyze: declare inputs by name, {{"x": Equal()}}, not {inputs!r}.')
     for pattern, declaration in inputs.items():
         names = [name for name in step.kinds if name == pattern or fnmatchcase(name, pattern)]
         if not names:

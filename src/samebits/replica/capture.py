@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from operator import attrgetter
@@ -17,10 +18,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
-from samebits.errors import ConflictError, InvalidArgumentError
+from samebits.errors import ConflictError, InvalidArgumentError, UnimplementedError
 from samebits.replica.built import PerRank, built, name_constants
 from samebits.replica.lifting import Lifted, dotted, names_of
 from samebits.replica.partitions import Groups
@@ -53,7 +55,8 @@ def capture(
     Raises:
         RankDependentError: the code does other things on other ranks.
         ConflictError: a process group is there already.
-        UnimplementedError: a module of FSDP2 that is not made by a `PerRank`.
+        UnimplementedError: a module of FSDP2 that is not made by a `PerRank`, or one of torch.compile; the code reads
+            the value of a tensor.
         InvalidArgumentError: neither or both of `world_size` and `mesh`, or an optimizer without its module.
     """
     if (world_size is None) == (mesh is None):
@@ -63,16 +66,19 @@ def capture(
             "capture: this process has a process group; capture before init_process_group, or in a process of its own."
         )
     axes = dict(mesh or {})
-    ranks = math.prod(axes.values()) if mesh is not None else int(world_size or 0)
-    if ranks < 1:
-        raise InvalidArgumentError(f"capture: world_size={world_size}, mesh={mesh}: at least one rank.")
+    sizes: list[Any] = [world_size] if mesh is None else [*axes.values()]
+    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise InvalidArgumentError(
+            f"capture: world_size={world_size}, mesh={mesh}: sizes are integers, at least 1."
+        )
+    ranks = math.prod(sizes)
     lifted = Lifted(names_of(step, len(args)), args)
     traces, outputs = [], pytree.tree_structure(None)
     shards: dict[str, set[tuple[int, ...]]] = {}
     chosen = _looked_at(ranks, axes)
     for rank in chosen:
         with _fake_world(rank, ranks):
-            module, outputs, held = _traced(step, lifted, axes)
+            module, outputs, held = _traced(step, lifted.again(), axes)
             traces.append(trace_of(rank, module))
         for name, groups in held.items():
             shards.setdefault(name, set()).update(groups)
@@ -140,7 +146,7 @@ def _traced(
         return leaves
 
     traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)
-    with _user_frames(), kept_calls():
+    with _user_frames(), kept_calls(), _values_unread():
         module = traced(*(slot.tensor for slot in lifted.slots))
     return module, found[0], name_constants(module, made)
 
@@ -166,6 +172,25 @@ def _user_frames() -> Iterator[None]:
         yield
     finally:
         PythonKeyTracer._filter_traceback_frames = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _values_unread() -> Iterator[None]:
+    """Says in the user's words that Python read a value: nothing is computed, so there is none."""
+    try:
+        yield
+    except GuardOnDataDependentSymNode as error:
+        own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_MACHINERY)]
+        line = (
+            f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}: {own[-1].line}"
+            if own
+            else "no source line"
+        )
+        raise UnimplementedError(
+            f"capture: the Python code reads the value of a tensor, and a capture computes none [{line}]. Return the "
+            "tensor and read it outside of the step (float(loss), print); choose by torch.where or torch.cond instead of "
+            "an if; leave GradScaler out, its scale changes no equality."
+        ) from None
 
 
 def _of_the_user(tracer: PythonKeyTracer, frames: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from samebits.errors import InvalidArgumentError
 from samebits.replica.partitions import Groups, Partitions
 
 
@@ -28,7 +29,12 @@ class Partition:
     groups: Groups
 
     def __init__(self, groups: Iterable[Iterable[int]]) -> None:
-        object.__setattr__(self, "groups", tuple(map(tuple, groups)))
+        try:
+            object.__setattr__(self, "groups", tuple(map(tuple, groups)))
+        except TypeError:
+            raise InvalidArgumentError(
+                f"Partition({groups!r}): give groups of ranks, as in Partition([[0, 1], [2, 3]])."
+            ) from None
 
 
 Declaration = Equal | PerReplica | Partition
@@ -38,7 +44,7 @@ def number_of(declaration: Declaration, partitions: Partitions) -> int:
     """The partition that a declaration says.
 
     Raises:
-        InvalidArgumentError: the groups overlap, or name a rank that is not there.
+        InvalidArgumentError: the groups overlap, or name a rank that is not there, or it is no declaration.
     """
     match declaration:
         case Equal():
@@ -47,3 +53,7 @@ def number_of(declaration: Declaration, partitions: Partitions) -> int:
             return partitions.distinct
         case Partition(groups=groups):
             return partitions.of_groups(groups)
+        case _:
+            raise InvalidArgumentError(
+                f"analyze: an input is declared Equal(), PerReplica() or Partition([[0, 1], [2, 3]]), not {declaration!r}."
+            )

@@ -61,6 +61,12 @@ class Lifted:
         self._leaves, self._spec = pytree.tree_flatten(self._plain)
         self.slots = [*self._of_modules(), *self._of_optimizers(), *self._of_plain()]
 
+    def again(self) -> Lifted:
+        """The same tensors in objects of their own: what one rank's run counts, a scheduler say, no other rank sees."""
+        return copy.deepcopy(
+            self, {id(kept): kept for kept in (self._spec, *(slot.tensor for slot in self.slots))}
+        )
+
     def call(self, step: Callable[..., Any], tensors: list[torch.Tensor], **extra: Any) -> Any:
         """Calls a step with `tensors`, in the order of the slots, in place of what the objects hold."""
         given = {slot.name: tensor for slot, tensor in zip(self.slots, tensors, strict=True)}
@@ -125,7 +131,11 @@ def dotted(path: tuple[Any, ...]) -> str:
 
 
 def names_of(step: Callable[..., Any], count: int) -> list[str]:
-    """The names of the first `count` arguments of a step. Raises `InvalidArgumentError` if it takes fewer, or has no names."""
+    """The names of the first `count` arguments of a step.
+
+    Raises:
+        InvalidArgumentError: it takes fewer, or needs more (a `mesh` it may be given), or has no names.
+    """
     names = []
     try:
         parameters = inspect.signature(step).parameters.values()
@@ -140,8 +150,18 @@ def names_of(step: Callable[..., Any], count: int) -> list[str]:
         elif one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}:
             names.append(one.name)
     if len(names) < count:
-        raise InvalidArgumentError(f"capture: {step} takes {len(names)} arguments, not {count}.")
+        raise InvalidArgumentError(f"capture: {_called(step)} takes {len(names)} arguments, not {count}.")
+    known, star = {*names[:count], "mesh"}, {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    required = (one.name for one in parameters if one.default is one.empty and one.kind not in star)
+    if missing := [name for name in required if name not in known]:
+        raise InvalidArgumentError(
+            f"capture: {_called(step)} also takes {', '.join(missing)}; give these, too."
+        )
     return names[:count]
+
+
+def _called(step: Callable[..., Any]) -> str:
+    return f"{getattr(step, '__name__', step)}()"
 
 
 def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -150,6 +170,11 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def _check_copies(args: tuple[Any, ...]) -> None:
     for one in args:
+        if isinstance(one, nn.Module) and any(hasattr(part, "_orig_mod") for part in one.modules()):
+            raise UnimplementedError(
+                "capture: a module that torch.compile made is a graph already, and hides its collectives; pass the module "
+                "that was compiled (compiled._orig_mod)."
+            )
         if isinstance(one, nn.Module) and any(isinstance(part, FSDPModule) for part in one.modules()):
             raise UnimplementedError(
                 "capture: a module that fully_shard was applied to holds the shards of one rank, and cannot be copied for "

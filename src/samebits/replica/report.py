@@ -169,7 +169,7 @@ class Report:
             )
         reduced = any(not isinstance(event.what, str) and _is_collective(event.what) for event in path)
         if any("batch_norm" in str(event.what) for event in path[-1:] if not isinstance(event.what, str)):
-            return f"{name} has the statistics of each rank's own batch: use SyncBatchNorm, or broadcast it before it is read"
+            return f"{name} has the statistics of each rank's own batch: use SyncBatchNorm (on GPUs), or broadcast it before it is read"
         if self.step.kinds.get(name) == STATE and not reduced:
             kind = self.step.kinds.get(source.what, "") if isinstance(source.what, str) else ""
             if kind in {BATCH, GENERATOR}:
@@ -178,7 +178,10 @@ class Report:
                     f"with all_reduce ({group}) before it is used (DDP does that for the module it wraps)"
                 )
         if isinstance(source.what, str):
-            return f"if {source.what} is the same on these ranks, declare it: inputs={{{source.what!r}: Equal()}}"
+            return (
+                f"if {source.what} is the same on these ranks, declare it: inputs={{{source.what!r}: Equal()}}, or "
+                "Partition([[0, 1], [2, 3]]) if it is within groups of them"
+            )
         if "generator" in source.reason or "draws" in source.reason:
             return "draw from a key that is the same on these ranks, or broadcast what was drawn"
         if "Python code" in source.reason:
