@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from samebits.errors import UnimplementedError
+from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.replica import PerRank, analyze, capture
 from samebits.replica.capture import _fake_world  # noqa: PLC2701
 
@@ -77,3 +77,16 @@ def test_a_sharded_module_itself_is_refused():
         model, _ = make(init_device_mesh("cpu", (2,)))
     with pytest.raises(UnimplementedError, match="PerRank"):
         capture(lambda model, x: model(x), model, torch.randn(3, 4), world_size=2)
+
+
+def test_the_function_gets_the_mesh_whether_or_not_the_step_takes_one():
+    """A step that needs no mesh has its shards made with one; a function that takes anything else is refused."""
+
+    def plain(made, x):
+        step(made, x, None)
+
+    report = analyze(capture(plain, PerRank(make), torch.randn(3, 4), mesh={"dp": 2}))
+    assert report.drifting == () and names(report, "0.weight")
+    for wrong, where in ((make, {"world_size": 2}), (lambda dp: make(dp), {"mesh": {"dp": 2}})):
+        with pytest.raises(InvalidArgumentError, match="PerRank's function takes"):
+            capture(plain, PerRank(wrong), torch.randn(3, 4), **where)

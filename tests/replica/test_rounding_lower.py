@@ -605,3 +605,43 @@ def test_the_example_of_the_documentation_runs(root):
     space = {}
     exec(example, space)
     assert space["lowered"].step == 1 and space["loss"].dtype is torch.float32
+
+
+def test_another_batch_than_the_captured_one_is_refused_and_not_averaged_by_the_wrong_number():
+    """The mean over a batch divides by a number in the graph: without the check a smaller batch gets a smaller mean."""
+
+    def step(x):
+        return x.float().sum() / len(x)
+
+    x = torch.ones(4, 8, dtype=BF16)
+    lowered = rounding.lower(captured(step, x, ranks=1)[0], seed=1)
+    assert (
+        lowered.module((0, 0), x[:2])[0] == 4 != step(x[:2])
+    )  # the negative control: the graph itself runs on
+    for wrong, said in (
+        (x[:2], r"x was captured as torch.bfloat16 of shape \(4, 8\)"),
+        (x.float(), "and is torch.float32"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=said):
+            lowered(wrong)
+    assert lowered.step == 0 and lowered(x) == step(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda lowered, w: lowered({"w": w}, w, 3), "takes 1 arguments, w; got 3"),
+        (lambda lowered, w: lowered(w, step=-1), "step=-1 is no number of a step"),
+        (lambda lowered, w: lowered(w, step="1"), "step='1' is no number of a step"),
+        (lambda lowered, w: lowered.set_seed("1"), "a seed is an int, got '1'"),
+        (lambda lowered, w: lowered.load_state_dict({"key": 1, "step": 0}), "a key of two 64-bit words"),
+    ],
+)
+def test_wrong_calls_of_a_lowered_step(call, said):
+    """Each is refused with what was given; the step and its number are as before."""
+    w = square()
+    lowered = rounding.lower(captured(lambda w: w.mul_(0.3), w, ranks=1)[0], seed=1)
+    before = w.clone(), lowered.state_dict()
+    with pytest.raises(InvalidArgumentError, match=said):
+        call(lowered, w)
+    assert torch.equal(w, before[0]) and lowered.state_dict() == before[1]

@@ -61,7 +61,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str, str, str, str]]:
     text, drifting = report.partitions.text, set(report.drifting)
     yield "value", "kind", "start", "end", "verdict"
     for name, kind in report.step.kinds.items():
-        verdict = "DRIFTS" if name in drifting else "ok" if kind == STATE else ""
+        verdict = "DRIFTS" if name in drifting else "ok" if kind in {STATE, CONSTANT} else ""
         yield name, kind, text(report.starts[name].partition), text(report.ends[name].partition), verdict
     for name in report.step.output_names:
         yield name, "output", "", text(report.values[name].partition), ""

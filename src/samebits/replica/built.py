@@ -16,8 +16,11 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from samebits.errors import InvalidArgumentError
 from samebits.replica.lifting import dotted, fill
 from samebits.replica.partitions import Groups
+
+_STAR = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,16 @@ class PerRank:
 
 
 def built(argument: Any, extra: dict[str, Any]) -> Any:
-    """The argument of a step on the current rank."""
+    """The argument of a step on the current rank. Raises `InvalidArgumentError` if its function takes what nobody gives."""
     if not isinstance(argument, PerRank):
         return argument
     takes = inspect.signature(argument.make).parameters
+    required = [name for name, one in takes.items() if one.default is one.empty and one.kind not in _STAR]
+    if missing := [name for name in required if name not in extra]:
+        raise InvalidArgumentError(
+            f"capture: PerRank's function takes {', '.join(missing)}; it may take `mesh` only, by this name, and gets one "
+            "where the capture has one (mesh={'dp': 4})."
+        )
     made = argument.make(**{name: value for name, value in extra.items() if name in takes})
     for one in pytree.tree_leaves(made):
         if isinstance(one, torch.optim.Optimizer):

@@ -124,15 +124,14 @@ def _traced(
     step: Callable[..., Any], lifted: Lifted, axes: dict[str, int]
 ) -> tuple[GraphModule, pytree.TreeSpec, dict[str, Groups]]:
     """The graph, the tree of what the step returns, and who holds the shards among its constants."""
-    takes_mesh = bool(axes) and "mesh" in inspect.signature(step).parameters
-    extra = (
-        {"mesh": init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))}
-        if takes_mesh
-        else {}
-    )
+    makers = [one.make for one in lifted.args if isinstance(one, PerRank)]
+    mesh: dict[str, Any] = {}
+    if axes and any(map(_takes_mesh, (step, *makers))):
+        mesh["mesh"] = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+    extra = mesh if _takes_mesh(step) else {}
     found: list[pytree.TreeSpec] = []
 
-    made = {name: built(one, extra) for name, one in zip(lifted.names, lifted.args, strict=True)}
+    made = {name: built(one, mesh) for name, one in zip(lifted.names, lifted.args, strict=True)}
 
     def own(*args: Any, **kwargs: Any) -> Any:
         pairs = zip(lifted.names, lifted.args, args, strict=True)
@@ -149,6 +148,10 @@ def _traced(
     with _user_frames(), kept_calls(), _values_unread():
         module = traced(*(slot.tensor for slot in lifted.slots))
     return module, found[0], name_constants(module, made)
+
+
+def _takes_mesh(function: Callable[..., Any]) -> bool:
+    return "mesh" in inspect.signature(function).parameters
 
 
 @contextlib.contextmanager

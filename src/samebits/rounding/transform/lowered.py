@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,8 @@ class LoweredStep:
         self.step = 0
         self._rounding, self._captured = rounding, step
         self._names = [name for name, kind in step.kinds.items() if kind not in {GENERATOR, CONSTANT}]
+        held = (node.meta["val"] for node in step.module.graph.find_nodes(op="placeholder"))
+        self._forms = [(tuple(one.shape), one.dtype) for one in held]
         self._key: Words | None = None
         if seed is not None:
             self.set_seed(seed)
@@ -89,10 +91,15 @@ class LoweredStep:
         """Runs step number `step`, by default the next one, on `args`: tensors, modules, optimizers, as in `capture`.
 
         A given `step` is a replay: it rounds as that step did, and leaves the number of the next one alone.
-        Raises `InvalidArgumentError` unless `args` have the tensors of the captured arguments (an optimizer has no
-        state before its first step), `UnseededError` without any seed.
+        Raises `InvalidArgumentError` unless `args` have the tensors of the captured arguments, of their shapes and dtypes
+        (an optimizer has no state before its first step), `UnseededError` without any seed.
         """
+        if step is not None and (not isinstance(step, int) or step < 0):
+            raise InvalidArgumentError(
+                f"the lowered step: step={step!r} is no number of a step; the first is 0."
+            )
         inputs = self._inputs(args)
+        self._check_forms(inputs)
         stream = words.fold(self._base(), self.step if step is None else step) if self._rounding else (0, 0)
         with torch.no_grad():
             found = self.module(stream, *(one.detach() for one in inputs))
@@ -102,6 +109,11 @@ class LoweredStep:
     def _inputs(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
         if len(args) == len(self._names) and all(isinstance(one, torch.Tensor) for one in args):
             return list(args)
+        if len(args) != len(self._captured.arguments):
+            raise InvalidArgumentError(
+                f"the lowered step takes {len(self._captured.arguments)} arguments, "
+                f"{', '.join(self._captured.arguments)}; got {len(args)}."
+            )
         lifted = Lifted(self._captured.arguments, args, copied=False)
         names = [slot.name for slot in lifted.slots]
         if names != self._names:
@@ -112,9 +124,21 @@ class LoweredStep:
             )
         return [slot.tensor for slot in lifted.slots]
 
+    def _check_forms(self, inputs: list[torch.Tensor]) -> None:
+        """Sizes stand in the graph as numbers, in the divisor of a mean say: another batch would give wrong gradients."""
+        for name, one, form in zip(self._names, inputs, self._forms, strict=True):
+            if (tuple(one.shape), one.dtype) != form:
+                raise InvalidArgumentError(
+                    f"the lowered step: {name} was captured as {form[1]} of shape {form[0]}, and is {one.dtype} of shape "
+                    f"{tuple(one.shape)}; capture and lower a step for these, too (drop_last=True for the last batch)."
+                )
+
     def set_seed(self, seed: int) -> None:
-        """Rounds by another seed from now on; the number of the step stays."""
-        self._key = words.fold(words.root(seed), _STREAM)
+        """Rounds by another seed from now on; the number of the step stays. Raises `InvalidArgumentError` if it is no int."""
+        try:
+            self._key = words.fold(words.root(seed), _STREAM)
+        except TypeError:
+            raise InvalidArgumentError(f"the lowered step: a seed is an int, got {seed!r}.") from None
 
     def state_dict(self) -> dict[str, Any]:
         """The key and the number of the next step; empty with rounding off, where there is nothing to go on with."""
@@ -128,7 +152,8 @@ class LoweredStep:
         if not self._rounding and not state_dict:
             return
         key, step = state_dict.get("key", ()), state_dict.get("step", -1)
-        whole = len(state_dict) == 2 and len(key) == 2 and all(0 <= int(word) < 2**64 for word in key)
+        pair = len(state_dict) == 2 and isinstance(key, Sequence) and len(key) == 2
+        whole = pair and all(0 <= int(word) < 2**64 for word in key)
         if not self._rounding or not whole or int(step) < 0:
             raise InvalidArgumentError(
                 f"load_state_dict: a lowered step {'has a key of two 64-bit words and a step' if self._rounding else 'with rounding off has no state'}; "
