@@ -645,3 +645,30 @@ def test_wrong_calls_of_a_lowered_step(call, said):
     with pytest.raises(InvalidArgumentError, match=said):
         call(lowered, w)
     assert torch.equal(w, before[0]) and lowered.state_dict() == before[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model, optimizer: optimizer.param_groups[0].update(lr=0.0), r"optimizer.param_groups.0.lr was captured as 0.1, and is 0.0"),
+        (lambda model, optimizer: model[1].eval(), r"model.1.training was captured as True, and is False"),
+    ],
+)  # fmt: skip
+def test_a_number_that_is_another_one_now_is_refused(change, said):
+    """The graph holds the learning rate and the modes: a lowered step names what a scheduler or eval() has changed."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).to(BF16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model, optimizer, x):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    x = torch.ones(2, 4).to(BF16)
+    lowered = rounding.lower(captured(step, model, optimizer, x, ranks=1)[0], seed=1)
+    lowered(model, optimizer, x)
+    before = model[0].weight.clone()
+    change(model, optimizer)
+    with pytest.raises(InvalidArgumentError, match=said):
+        lowered(model, optimizer, x)
+    assert model[0].weight.equal(before)

@@ -112,6 +112,7 @@ def _assembled(
         tuple(t.rank for t in traces),
         lifted.names,
         outputs,
+        numbers=lifted.numbers(),
     )
 
 

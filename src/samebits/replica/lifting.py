@@ -33,6 +33,10 @@ class _Slot:
     tensor: torch.Tensor
 
 
+_PLAIN = (bool, int, float, str, tuple)
+"""Of param_groups and arguments: what a graph takes as it is."""
+
+
 class Lifted:
     """The tensors of a step's arguments, by name. The objects are copies unless `copied` is off: to be read only."""
 
@@ -60,6 +64,20 @@ class Lifted:
                 fill(optimizer)
         self._leaves, self._spec = pytree.tree_flatten(self._plain)
         self.slots = [*self._of_modules(), *self._of_optimizers(), *self._of_plain()]
+
+    def numbers(self) -> dict[str, Any]:
+        """What a captured graph holds of the arguments besides tensors: learning rates, modes, flags; by path."""
+        found = {
+            f"{name}.{path}.training".replace("..", "."): child.training
+            for name, module in self._modules.items()
+            for path, child in module.named_modules()
+        }
+        for name, optimizer in self._optimizers.items():
+            for index, group in enumerate(optimizer.param_groups):
+                given = {key: value for key, value in group.items() if isinstance(value, _PLAIN)}
+                found |= {f"{name}.param_groups.{index}.{key}": value for key, value in given.items()}
+        leaves = pytree.tree_flatten_with_path(self._plain)[0]
+        return found | {dotted(path): leaf for path, leaf in leaves if isinstance(leaf, _PLAIN)}
 
     def again(self) -> Lifted:
         """The same tensors in objects of their own: what one rank's run counts, a scheduler say, no other rank sees."""

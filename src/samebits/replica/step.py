@@ -40,6 +40,9 @@ class CapturedStep:
     shards: dict[str, Groups] = field(default_factory=dict)
     """Of each constant that is a shard of a DTensor: the ranks that hold the same shard."""
 
+    numbers: dict[str, Any] = field(default_factory=dict)
+    """What the graph holds of the arguments besides tensors, by path: learning rates, modes, flags."""
+
     @property
     def input_names(self) -> list[str]:
         """Names of the inputs; of tensors as `model.fc.weight`, of generators as `generator:cpu`."""

@@ -92,7 +92,8 @@ class LoweredStep:
 
         A given `step` is a replay: it rounds as that step did, and leaves the number of the next one alone.
         Raises `InvalidArgumentError` unless `args` have the tensors of the captured arguments, of their shapes and dtypes
-        (an optimizer has no state before its first step), `UnseededError` without any seed.
+        (an optimizer has no state before its first step), and the same numbers besides (learning rates, modes),
+        `UnseededError` without any seed.
         """
         if step is not None and (not isinstance(step, int) or step < 0):
             raise InvalidArgumentError(
@@ -122,7 +123,17 @@ class LoweredStep:
                 f"the lowered step takes {', '.join(self._names)}; the arguments have others: {', '.join(odd)}. An "
                 "optimizer gets its state with its first step or from load_state_dict."
             )
+        self._check_numbers(lifted.numbers())
         return [slot.tensor for slot in lifted.slots]
+
+    def _check_numbers(self, numbers: dict[str, Any]) -> None:
+        """A learning rate that a scheduler has changed would go on as it was captured."""
+        for path, then in self._captured.numbers.items():
+            if path in numbers and numbers[path] != then:
+                raise InvalidArgumentError(
+                    f"the lowered step: {path} was captured as {then}, and is {numbers[path]} now; the graph holds the number. "
+                    f"Put it back, or capture and lower the step again."
+                )
 
     def _check_forms(self, inputs: list[torch.Tensor]) -> None:
         """Sizes stand in the graph as numbers, in the divisor of a mean say: another batch would give wrong gradients."""
