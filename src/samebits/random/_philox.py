@@ -13,8 +13,8 @@ import numpy as np
 
 from samebits.kernels import inlined, kernel
 
-_MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL_0, _WEYL_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW, _32, _0 = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0)
 
 
@@ -22,11 +22,11 @@ _LOW, _32, _0 = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0)
 def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     """Ten rounds over four counter words and two key words; all are 32-bit words held in uint64."""
     for _ in range(10):
-        product_0 = _MULTIPLIER_0 * c0
-        product_1 = _MULTIPLIER_1 * c2
+        product_0 = MULTIPLIERS[0] * c0
+        product_1 = MULTIPLIERS[1] * c2
         c0, c2 = (product_1 >> _32) ^ c1 ^ k0, (product_0 >> _32) ^ c3 ^ k1
         c1, c3 = product_1 & _LOW, product_0 & _LOW
-        k0, k1 = (k0 + _WEYL_0) & _LOW, (k1 + _WEYL_1) & _LOW
+        k0, k1 = (k0 + WEYL[0]) & _LOW, (k1 + WEYL[1]) & _LOW
     return c0, c1, c2, c3
 
 

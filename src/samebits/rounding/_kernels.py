@@ -9,8 +9,9 @@ import torch
 from samebits.kernels import inlined
 from samebits.kernels.team import OnTeam, float32_at, uint8_at, uint16_at
 from samebits.random._fill import address
-from samebits.rounding._numbers import FORMATS, Format, bfloat16_by, rounding_to
-from samebits.rounding._tiles import random_half, random_word, run, tiled
+from samebits.rounding._numbers import FORMATS, Format, rounding_to
+from samebits.rounding._tiles import random_word, run, tiled
+from samebits.rounding._vectors import stochastic_round_bfloat16
 
 
 def stochastic_round(key: torch.Tensor, given: torch.Tensor, out: torch.Tensor) -> None:
@@ -19,13 +20,6 @@ def stochastic_round(key: torch.Tensor, given: torch.Tensor, out: torch.Tensor) 
 
 
 _READS = ((2, 4),)
-
-
-@inlined
-def _store_bfloat16(words: Any, count: Any, at: Any, row: Any) -> None:
-    given, out = float32_at(row[2]), uint16_at(row[3])
-    for j in range(count):
-        out[at + j] = bfloat16_by(given[at + j], random_half(words, 0, j))
 
 
 def _kernel(form: Format) -> OnTeam:
@@ -41,8 +35,6 @@ def _kernel(form: Format) -> OnTeam:
 
 
 _KERNELS = {
-    dtype: tiled(_store_bfloat16, (2,), _READS, "stochastic_round_bfloat16")
-    if dtype is torch.bfloat16
-    else _kernel(form)
+    dtype: stochastic_round_bfloat16 if dtype is torch.bfloat16 else _kernel(form)
     for dtype, form in FORMATS.items()
 }

@@ -27,7 +27,7 @@ _PIECE, _LARGE_PIECE, _LARGE = 1 << 16, 1 << 20, 1 << 23
 """Elements of a chunk, and of one of a large tensor: two threads that fill one fresh huge page wait for each other."""
 _STREAMS = 3
 _BLOCK_BYTES = 16
-_LINE_BYTES = 64
+LINE_BYTES = 64
 
 
 @instruction
@@ -53,7 +53,7 @@ def _as_halves(_context: Any, words: Any) -> Any:
 
 
 @instruction
-def _prefetch(_context: Any, place: Any) -> Any:
+def prefetch(_context: Any, place: Any) -> Any:
     """Asks for the cache line at an address, without waiting for it; any address is allowed."""
 
     def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -97,8 +97,8 @@ def tiled(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int], ...
             for start in range(first, last, _TILE):
                 count = min(_TILE, last - start)
                 for k, width in reads:
-                    for line in range(start * width, (start + count) * width, _LINE_BYTES):
-                        _prefetch(row[k] + line)
+                    for line in range(start * width, (start + count) * width, LINE_BYTES):
+                        prefetch(row[k] + line)
                 for stream in range(len(widths)):
                     width = widths[stream]
                     seed = keys[2 * stream]
