@@ -78,6 +78,7 @@ def test_a_parameter_outside_of_data_parallel_is_found():
         with torch.no_grad():
             for parameter in (*model.parameters(), *extra.parameters()):
                 parameter.sub_(parameter.grad)
+                parameter.grad = None
 
     report = analyze(capture(both, model, extra, batch()[0], world_size=2))
     report.expect_equal("model.module.weight", "model.module.bias")

@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,12 +23,14 @@ from torch.utils import _pytree as pytree
 
 from samebits.errors import ConflictError, InvalidArgumentError, UnimplementedError
 from samebits.replica.built import PerRank, built, name_constants
+from samebits.replica.hidden import check_closures, check_next, constant_of, read_only
 from samebits.replica.lifting import Lifted, dotted, names_of
 from samebits.replica.partitions import Groups
 from samebits.replica.ranks import Trace, compared, groups_of, trace_of
 from samebits.replica.regions import kept_calls
 from samebits.replica.rules import generator_names, written_inputs
 from samebits.replica.step import CONSTANT, GENERATOR, STATE, CapturedStep
+from samebits.replica.watch import launched_as, no_known_numbers, no_seeds, no_swaps, no_writes
 
 ALL_RANKS = 64
 """Up to so many ranks the code runs as each of them; beyond, as the corners of the mesh and a sample."""
@@ -77,15 +78,23 @@ def capture(
     shards: dict[str, set[tuple[int, ...]]] = {}
     chosen = _looked_at(ranks, axes)
     for rank in chosen:
-        with _fake_world(rank, ranks):
-            module, outputs, held = _traced(step, lifted.again(), axes)
+        with _fake_world(rank, ranks), launched_as(rank, ranks):
+            own = lifted.again()
+            module, outputs, held = _traced(step, own, axes)
+            check_closures(module, args)
             traces.append(trace_of(rank, module))
+            if len(traces) == 1:
+                left = own.left_over()
+                check_next(traces[0], _traced(step, own, axes)[0], left)
         for name, groups in held.items():
             shards.setdefault(name, set()).update(groups)
         if looked is not None:
             looked(len(traces), len(chosen))
     found = _assembled(traces, lifted, outputs, ranks, axes)
     found.shards.update((name, tuple(sorted(groups))) for name, groups in shards.items())
+    found.shards.update(
+        (name, tuple((rank,) for rank in range(ranks))) for name in read_only(found.module, lifted.hidden())
+    )
     return found
 
 
@@ -146,7 +155,15 @@ def _traced(
         return leaves
 
     traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)
-    with _user_frames(), kept_calls(), _values_unread():
+    with (
+        _user_frames(),
+        kept_calls(),
+        no_known_numbers(),
+        no_writes(),
+        no_seeds(),
+        no_swaps(),
+        _values_unread(),
+    ):
         module = traced(*(slot.tensor for slot in lifted.slots))
     return module, found[0], name_constants(module, made)
 
@@ -220,7 +237,4 @@ def _looked_at(ranks: int, axes: Mapping[str, int]) -> list[int]:
 
 
 def _constants(module: GraphModule) -> list[str]:
-    nodes = (node for node in module.graph.nodes if node.op == "get_attr")
-    return [
-        str(node.target) for node in nodes if isinstance(attrgetter(str(node.target))(module), torch.Tensor)
-    ]
+    return [str(node.target) for node in module.graph.nodes if constant_of(node, module) is not None]

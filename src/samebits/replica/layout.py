@@ -107,6 +107,11 @@ def tensors(node: Node) -> list[torch.Tensor]:
     return []
 
 
+def is_sparse(node: Node) -> bool:
+    """Whether a node gave a sparse tensor."""
+    return any(leaf.layout is not torch.strided for leaf in tensors(node))
+
+
 def _key(leaf: torch.Tensor) -> Hashable:
     try:
         return leaf.untyped_storage()._cdata

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
@@ -41,10 +42,15 @@ class Lifted:
     """The tensors of a step's arguments, by name. The objects are copies unless `copied` is off: to be read only."""
 
     def __init__(self, names: Sequence[str], args: tuple[Any, ...], *, copied: bool = True) -> None:
+        copies: dict[int, Any] = {}
         if copied:
             _check_copies(args)
-        self._args = copy.deepcopy(args) if copied else args
+            _check_hooks(names, args)
+        self._args = copy.deepcopy(args, copies) if copied else args
         self.args = self._args
+        self._tensors = [one for one in copies.values() if isinstance(one, torch.Tensor)]
+        self.left: dict[str, torch.Tensor] = {}
+        """Gradients that the last call left to the next one, by the names of their parameters."""
         self._modules = {n: a for n, a in zip(names, self._args, strict=True) if isinstance(a, nn.Module)}
         self._optimizers = {
             n: a for n, a in zip(names, self._args, strict=True) if isinstance(a, torch.optim.Optimizer)
@@ -82,15 +88,19 @@ class Lifted:
     def again(self) -> Lifted:
         """The same tensors in objects of their own: what one rank's run counts, a scheduler say, no other rank sees."""
         return copy.deepcopy(
-            self, {id(kept): kept for kept in (self._spec, *(slot.tensor for slot in self.slots))}
+            self,
+            {id(kept): kept for kept in (self._spec, *self._tensors, *(slot.tensor for slot in self.slots))},
         )
 
     def call(self, step: Callable[..., Any], tensors: list[torch.Tensor], **extra: Any) -> Any:
         """Calls a step with `tensors`, in the order of the slots, in place of what the objects hold."""
         given = {slot.name: tensor for slot, tensor in zip(self.slots, tensors, strict=True)}
         with ExitStack() as stack:
-            for name, module in self._modules.items():
-                own = {k: given[f"{name}.{k}"] for k in _tensors_of(module)}
+            swapped = {
+                name: {key: given[f"{name}.{key}"] for key in _tensors_of(module)}
+                for name, module in self._modules.items()
+            }
+            for own, module in zip(swapped.values(), self._modules.values(), strict=True):
                 stack.enter_context(_reparametrize_module(module, own, tie_weights=True))
             for name, optimizer in self._optimizers.items():
                 stack.enter_context(self._swapped(name, optimizer, given))
@@ -98,7 +108,38 @@ class Lifted:
             leaves = [next(traced) if _is_tensor(leaf) else leaf for leaf in self._leaves]
             plain = pytree.tree_unflatten(leaves, self._spec)
             objects = {**self._modules, **self._optimizers, **plain}
-            return step(*(objects[name] for name in self.names), **extra)
+            for name, grad in self.left.items():
+                given[name].grad = grad
+            found = step(*(objects[name] for name in self.names), **extra)
+            self.left = {name: one.grad for name, one in given.items() if one.grad is not None}
+        for name, own in swapped.items():
+            before = {key: given[f"{name}.{key}"] for key in own}
+            _same({**_added(self._modules[name], own), **own}, before, name)
+        return found
+
+    def left_over(self) -> dict[str, torch.Tensor]:
+        """Puts zeros in place of what the last trace left in `.grad` and in attributes of modules; names and zeros."""
+        self.left = {name: _zeros(one) for name, one in self.left.items()}
+        found = {f"{name}.grad": one for name, one in self.left.items()}
+        for name, module in self._modules.items():
+            for path, part in module.named_modules(prefix=name):
+                for key, value in vars(part).items():
+                    leaves, spec = pytree.tree_flatten(value)
+                    if key in _OWN or not any(isinstance(leaf, FakeTensor) for leaf in leaves):
+                        continue
+                    zeros = [_zeros(leaf) if isinstance(leaf, FakeTensor) else leaf for leaf in leaves]
+                    vars(part)[key] = pytree.tree_unflatten(zeros, spec)
+                    found.update((f"{path}.{key}", one) for one in zeros if _is_tensor(one))
+        return found
+
+    def hidden(self) -> list[torch.Tensor]:
+        """Tensors of arguments that are no tree of tensors: of a batch with a class of its own."""
+        copies: dict[int, Any] = {}
+        for leaf in self._leaves:
+            if not _is_tensor(leaf):
+                copy.deepcopy(leaf, copies)
+        known = {id(slot.tensor) for slot in self.slots}
+        return [one for one in self._tensors if id(one) in copies and id(one) not in known]
 
     def _of_modules(self) -> Iterator[_Slot]:
         for name, module in self._modules.items():
@@ -136,6 +177,14 @@ class Lifted:
             optimizer.state[given[own]] = {k: given.get(f"{name}.{own}.{k}", v) for k, v in entries.items()}
         try:
             yield
+            names = {id(one): key for key, one in given.items()}
+            for parameter, entries in optimizer.state.items():
+                own = names[id(parameter)]
+                _same(
+                    {key: one for key, one in entries.items() if isinstance(one, torch.Tensor)},
+                    {key: given.get(f"{name}.{own}.{key}") for key in entries},
+                    f"{name}.{own}",
+                )
         finally:
             for group, parameters in zip(optimizer.param_groups, groups, strict=True):
                 group["params"] = parameters
@@ -186,6 +235,10 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
+def _added(module: nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: one for key, one in _tensors_of(module).items() if key not in before}
+
+
 def _check_copies(args: tuple[Any, ...]) -> None:
     for one in args:
         if isinstance(one, nn.Module) and any(hasattr(part, "_orig_mod") for part in one.modules()):
@@ -200,16 +253,51 @@ def _check_copies(args: tuple[Any, ...]) -> None:
             )
 
 
+def _check_hooks(names: Sequence[str], args: tuple[Any, ...]) -> None:
+    """What hangs on a tensor or an optimizer stays behind when it is copied."""
+    for name, one in zip(names, args, strict=True):
+        held: dict[str, Any] = dict(one.named_parameters()) if isinstance(one, nn.Module) else {}
+        hooked = [key for key, p in held.items() if p._backward_hooks or p._post_accumulate_grad_hooks]
+        where = f"parameter {name}.{hooked[0]} has" if hooked else ""
+        if isinstance(one, torch.optim.Optimizer) and (
+            one._optimizer_step_pre_hooks or one._optimizer_step_post_hooks
+        ):
+            where = f"optimizer {name} has"
+        if where:
+            raise UnimplementedError(
+                f"capture: {where} a hook, which a copy does not have; do what it does in the step, or register it "
+                "there, or in forward."
+            )
+
+
+def _same(after: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor | None], where: str) -> None:
+    for key, one in after.items():
+        if one is not before.get(key):
+            raise UnimplementedError(
+                f"capture: the step puts a new tensor into {where}.{key}, with which the next step begins; a step that is "
+                f"captured changes its state in place ({key}.copy_(...)), or takes it as an argument and returns it."
+            )
+
+
 def fill(optimizer: torch.optim.Optimizer) -> None:
     """Makes the state that the first step would make: without it there is nothing to follow over steps."""
-    if optimizer.state:
+    parameters = [
+        p for group in optimizer.param_groups for p in group["params"] if not optimizer.state.get(p)
+    ]
+    if not parameters:
         return
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     for parameter in parameters:
         parameter.grad = None
+
+
+_OWN = {"_parameters", "_buffers", "_modules"}
+
+
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros([int(size) for size in like.shape], dtype=like.dtype, device=like.device)
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -107,7 +107,7 @@ def _joined(cells: Sequence[Cell]) -> list[Cell]:
 
 def place_of(tensor: torch.Tensor, storage: Hashable) -> Place:
     """The bytes of a (fake) tensor; the whole storage, not dense, where the shape is not known."""
-    if tensor._has_symbolic_sizes_strides:
+    if tensor._has_symbolic_sizes_strides or tensor.layout is not torch.strided:
         return Place(storage).anywhere()
     size, count = tensor.element_size(), tensor.numel()
     low = int(tensor.storage_offset()) * size

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from samebits.errors import RankDependentError
+from samebits.errors import RankDependentError, UnimplementedError
 from samebits.replica.collectives import COLLECTIVES
 from samebits.replica.partitions import Groups
 from samebits.replica.schema import signature, signature_of
@@ -112,6 +112,18 @@ def _along_mesh(seen: dict[int, Any], world_size: int, mesh: dict[str, int], nod
     return found
 
 
+def same_over_steps(first: Trace, module: GraphModule) -> None:
+    """Raises `UnimplementedError`, with the line, if the graph of a rank's second step does not run the ops of the first."""
+    second = trace_of(first.rank, module)
+    for index, one in enumerate(second.shape):
+        before = first.shape[index] if index < len(first.shape) else "nothing"
+        if one != before:
+            raise UnimplementedError(
+                f"capture: the Python code does other things in the second step than in the first: {one} "
+                f"[{line_of(second.nodes[index])}], where {before} was. Capture a function that does the same in every step."
+            )
+
+
 def _same_shape(first: Trace, other: Trace) -> None:
     for index in range(max(len(first.shape), len(other.shape))):
         one, two = (trace.shape[index] if index < len(trace.shape) else "nothing" for trace in (first, other))
@@ -141,14 +153,23 @@ def _literals(node: Node, owner: GraphModule, is_collective: bool) -> Any:
         return _bits(value) if isinstance(value, torch.Tensor) else None
     names = list(signature_of(node).position) if is_collective else []
     kept = [
-        None if position < len(names) and names[position] == "group_name" else _plain(given)
+        None if position < len(names) and names[position] == "group_name" else _plain(given, owner)
         for position, given in enumerate(node.args)
     ]
-    return (*kept, *(_plain(given) for given in node.kwargs.values()))
+    return (*kept, *(_plain(given, owner) for given in node.kwargs.values()))
 
 
-def _plain(given: Any) -> Any:
-    return pytree.tree_map(lambda leaf: None if isinstance(leaf, Node) else leaf, given)
+def _plain(given: Any, owner: GraphModule) -> Any:
+    return pytree.tree_map(lambda leaf: _reduction(leaf, owner) if isinstance(leaf, Node) else leaf, given)
+
+
+def _reduction(node: Node, owner: GraphModule) -> str | None:
+    """How a collective of c10d reduces, which is an object of the graph; None for a value."""
+    found = attrgetter(str(node.target))(owner) if node.op == "get_attr" else None
+    if not isinstance(found, torch.ScriptObject) or not found._type().str().endswith(".ReduceOp"):  # type: ignore[attr-defined]
+        return None
+    kind = found.op()  # type: ignore[attr-defined]
+    return f"{kind} by {dist.get_rank()}" if kind == dist.ReduceOp.PREMUL_SUM else str(kind)
 
 
 def _bits(value: torch.Tensor) -> str:

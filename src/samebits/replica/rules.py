@@ -17,7 +17,7 @@ from samebits.determinism import custom, table
 from samebits.determinism.table.words import UNWRITTEN
 from samebits.errors import InvalidArgumentError
 from samebits.replica.collectives import COLLECTIVES, Collective
-from samebits.replica.layout import Layout, tensors
+from samebits.replica.layout import Layout, is_sparse, tensors
 from samebits.replica.memory import Place
 from samebits.replica.schema import Signature, argument, signature, signature_of
 
@@ -95,6 +95,15 @@ def plan_of(node: Node, layout: Layout) -> Plan:
         indices=numbers,
         is_view=aliases and not written,
     )
+    sparse = [one for one in operands if is_sparse(one)]
+    if sparse or is_sparse(node):  # its values and indices are tensors with memory that others share
+        touched = tuple(place.anywhere() for one in (*sparse, *written) for place in layout.places[one])
+        plan.flows = [Flow(operands, (*touched, *outputs))]
+        plan.breaks, plan.unknown, plan.is_view = (
+            f"{target.name()}: sparse tensors are not followed",
+            True,
+            False,
+        )
     if known.packet in _UNTRACKED or (target.namespace == "c10d" and known.packet != "barrier"):
         everything = tuple(place.anywhere() for one in operands for place in layout.places[one])
         plan.flows = [Flow(operands, (*everything, *outputs))]
@@ -144,6 +153,8 @@ def _flows(
             yield Flow((*row, *common), (*places, *fresh[index : index + 1]), targets)
         return
     places = [place for one in written for place in layout.places[one]]
+    if known.outs:  # the result is longer than an `out` that the op made room in
+        places += [place for place in layout.places[node] if place.storage in given and place not in places]
     yield Flow(_read(node, known, operands), (*places, *fresh), tuple(written))
 
 
@@ -267,6 +278,14 @@ def written_inputs(module: torch.fx.GraphModule) -> set[int]:
     """The placeholders of a graph, by index, that an op writes to, in the graph or in a body that it calls."""
     layout = Layout(module)
     inputs = [node for node in layout.nodes if node.op == "placeholder"]
+    written = written_storages(layout)
+    return {
+        index for index, node in enumerate(inputs) if any(p.storage in written for p in layout.places[node])
+    }
+
+
+def written_storages(layout: Layout) -> set[Hashable]:
+    """The memory that ops of a graph, and bodies that it calls, write to."""
     calls = [node for node in layout.nodes if isinstance(node.target, torch._ops.OpOverload)]
     plans = (plan_of(node, layout) for node in calls)
     written = {place.storage for plan in plans for flow in plan.flows for place in flow.writes}
@@ -275,6 +294,4 @@ def written_inputs(module: torch.fx.GraphModule) -> set[int]:
             body, _, *given = node.args
             touched = (given[index] for index in written_inputs(layout.constant(body)))  # type: ignore[arg-type]
             written |= {place.storage for one in touched for place in layout.places[one]}  # type: ignore[index]
-    return {
-        index for index, node in enumerate(inputs) if any(p.storage in written for p in layout.places[node])
-    }
+    return written

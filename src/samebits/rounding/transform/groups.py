@@ -59,7 +59,7 @@ def arguments_of(node: Node, step: CapturedStep, rank: int) -> tuple[tuple[Any, 
     if node not in step.by_rank:
         return node.args, dict(node.kwargs)
     values = step.by_rank[node]
-    if values is None or node.op == "get_attr":
+    if values is None or node.op == "get_attr" or _objects_differ(node, values):
         raise UnimplementedError(
             f"lower: {node.format_node()} is not the same on all ranks, and what rank {rank} has is not in the capture; "
             "make it an input of the step."
@@ -68,6 +68,12 @@ def arguments_of(node: Node, step: CapturedStep, rank: int) -> tuple[tuple[Any, 
     kept = dict(zip(node.kwargs, own[len(node.args) :], strict=True))
     args = tuple(_merged(*both) for both in zip(node.args, own, strict=False))
     return args, {name: _merged(given, kept[name]) for name, given in node.kwargs.items()}
+
+
+def _objects_differ(node: Node, values: tuple[Any, ...]) -> bool:
+    """Whether an object of the graph, such as how to reduce, is another one on other ranks."""
+    given = (*node.args, *node.kwargs.values())
+    return any(isinstance(one, Node) and len({own[i] for own in values}) > 1 for i, one in enumerate(given))
 
 
 def group_position(node: Node) -> tuple[int, bool]:
