@@ -21,6 +21,8 @@ from samebits.errors import CommitError
 from samebits.train import fits
 from samebits.train.cadence import Cadence
 
+_LISTEN = 0.01
+"""Seconds between two looks at what the writer process tells: a look is a call of the system, and steps may be shorter."""
 _DEATHS = 3
 """Writer processes that may die before the run commits by itself."""
 
@@ -55,6 +57,7 @@ class Commits:
         self._here = not isinstance(self.store, CommitStore)
         """Whether the run makes every commit itself."""
         self._deaths = self._base = self.written = 0
+        self._listen = 0.0
         self.lag, self.lag_steps = 0.0, 0
         """Of a boundary's snapshot until it, or a later one, was durable: the most, in seconds and in steps."""
         self._plan: Plan | None = None
@@ -123,8 +126,10 @@ class Commits:
         Raises:
             CommitError: the disk refused one.
         """
-        if self._background is None or not self._taken:
+        now = time.monotonic()
+        if self._background is None or not self._taken or now < self._listen:
             return []
+        self._listen = now + _LISTEN
         try:
             return self._durable(self._background.poll())
         except WriterDiedError as died:
