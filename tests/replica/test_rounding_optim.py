@@ -442,3 +442,12 @@ def test_replicas_of_shards_share_their_numbers(forked):
     plain = _streams.keys((1, 2), 3, "w", _streams.shard(torch.zeros(4, 4)), 1)
     assert all(keys == plain for keys in replicated)
     assert len({tuple(keys) for keys in sharded}) == 4
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_gives_new_groups_the_same_state_dtype(copied):
+    """A group that is added to a copied optimizer has state of the dtype that the original was made with."""
+    made = optim.AdamW([torch.zeros(2, dtype=torch.bfloat16)], state_dtype=torch.bfloat16)
+    again = copied(made)
+    again.add_param_group({"params": [torch.zeros(3, dtype=torch.bfloat16)]})
+    assert [group["state_dtype"] for group in again.param_groups] == ["bfloat16", "bfloat16"]

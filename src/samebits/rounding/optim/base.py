@@ -56,6 +56,8 @@ class RoundingOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         for group in self.param_groups:  # a state_dict of torch.optim has none
             group.setdefault("state_dtype", "float32")
+        if not hasattr(self, "_state_dtype"):  # a copy: torch's __getstate__ leaves it out
+            self._state_dtype = self.param_groups[0]["state_dtype"]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As torch's, but state keeps the dtype that it was saved with; torch casts it to that of the parameter."""
