@@ -261,6 +261,28 @@ def test_an_optimizer_that_the_run_does_not_know_is_recorded_and_noted(record):
     assert "optimizer Adam is used in training but was not given to Run" in found.notes
 
 
+def test_a_step_that_is_captured_is_no_step(record):
+    """Only the steps of the run are recorded, not that which `replica.capture` follows on copies before it; no note."""
+
+    def captures():
+        samebits.random.set_random_seed(1)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def train(model, optimizer, x):
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        samebits.replica.capture(train, model, optimizer, torch.randn(8, 4), world_size=2)
+        with Run(None, model=model, optimizer=optimizer) as run:
+            for _, x in run.steps([torch.randn(8, 4)] * 3):
+                train(model, optimizer, x)
+
+    found = record(captures)
+    assert list(found.steps) == [("train", 0), ("train", 1), ("train", 2)] and not found.notes
+
+
 def test_an_object_that_cannot_be_hashed_is_a_note_and_the_run_goes_on(tmp_path):
     """A state_dict that raises costs its component, not the run."""
 

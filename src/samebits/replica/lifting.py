@@ -288,7 +288,10 @@ def fill(optimizer: torch.optim.Optimizer) -> None:
         return
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):  # nobody is told of a step: nothing was trained
+        step = step.__wrapped__
+    step(optimizer)
     for parameter in parameters:
         parameter.grad = None
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -44,8 +45,8 @@ class _Hooks:
         self.thread = threading.get_ident()
 
     def here(self) -> bool:
-        """Whether this is the training thread, and not inside a call that is already seen."""
-        return self.on and not self.inside and threading.get_ident() == self.thread
+        """Whether this is the training thread, and it computes: a step that is captured as a graph is no step."""
+        return self.on and threading.get_ident() == self.thread and detect_fake_mode() is None
 
     def turn_off(self) -> None:
         self.on = False
@@ -81,7 +82,7 @@ def _watched_call(hooks: _Hooks, call: Any) -> Any:
     def watched(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if compiling() or hooks.inside:
             return call(self, *args, **kwargs)
-        if not hooks.here() or not _owns_tensors(self, owns):
+        if not _owns_tensors(self, owns) or not hooks.here():
             return call(self, *args, **kwargs)
         evaluates = not (self.training and torch.is_grad_enabled())
         hooks.inside = True
@@ -109,7 +110,7 @@ def _owns_tensors(module: torch.nn.Module, losses: dict[type, bool]) -> bool:
 def _watched_backward(hooks: _Hooks, backward: Any) -> Any:
     @functools.wraps(backward)
     def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if hooks.on and threading.get_ident() == hooks.thread:
+        if hooks.here():
             roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
             for listener in hooks.listeners:
                 listener.backward(roots)
@@ -119,6 +120,6 @@ def _watched_backward(hooks: _Hooks, backward: Any) -> Any:
 
 
 def _optimizer_stepped(hooks: _Hooks, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if hooks.on and threading.get_ident() == hooks.thread:
+    if hooks.here():
         for listener in hooks.listeners:
             listener.optimizer_step(optimizer)
