@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from samebits.errors import ConflictError, InvalidArgumentError, RankDependentError, UnimplementedError
-from samebits.replica import DataParallel, Equal, analyze, capture
+from samebits.replica import DataParallel, Equal, PerReplica, analyze, capture
 
 logging.getLogger("torch.__trace").propagate = False
 
@@ -269,3 +269,18 @@ def test_arguments_that_are_missing_are_named():
     capture(lambda x, y=2, *rest, **more: x + y, torch.ones(3), world_size=2)
     with pytest.raises(InvalidArgumentError, match=r"\(\) also takes y, z; give"):
         capture(lambda x, y, *, z: x + y, torch.ones(3), world_size=2)
+
+
+def test_a_batch_that_is_written_is_told():
+    """A plain argument that the step writes counts as state, which the report says; declared per replica, it does not."""
+
+    def step(w, x):
+        x.div_(255)
+        w.sub_(x.sum(0))
+
+    w = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
+    captured = capture(step, w, torch.ones(2, 4), world_size=2)
+    told = "x is written by the step, so it counts as state, equal at the start; a batch is PerReplica()"
+    assert told in str(analyze(captured)).splitlines()
+    report = analyze(captured, {"x": PerReplica()})
+    assert told not in str(report) and report.drifting == ("w",)

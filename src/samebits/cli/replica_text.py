@@ -41,9 +41,8 @@ def show(report: Report) -> None:
         console.print(
             Text(f"and {len(drifting) - EXPLAINED} more: --json FILE explains each"), soft_wrap=True
         )
-    console.print(
-        Text(f"note: code run as {len(report.step.captured)} of {report.step.world_size} ranks", style="dim")
-    )
+    for note in report.notes:
+        console.print(Text(f"note: {note}", style="dim"), soft_wrap=True)
     console.print(_verdict(report))
 
 

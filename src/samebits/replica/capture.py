@@ -29,7 +29,7 @@ from samebits.replica.partitions import Groups
 from samebits.replica.ranks import Trace, compared, groups_of, trace_of
 from samebits.replica.regions import kept_calls
 from samebits.replica.rules import generator_names, written_inputs
-from samebits.replica.step import CONSTANT, GENERATOR, STATE, CapturedStep
+from samebits.replica.step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep
 from samebits.replica.watch import launched_as, no_known_numbers, no_seeds, no_swaps, no_writes
 
 ALL_RANKS = 64
@@ -104,10 +104,9 @@ def _assembled(
     module = traces[0].module
     by_rank = compared(traces, ranks)
     kinds = {slot.name: slot.kind for slot in lifted.slots}
-    written = written_inputs(module)
-    for index, name in enumerate(kinds):
-        if index in written:
-            kinds[name] = STATE
+    places = written_inputs(module)
+    written = tuple(name for index, name in enumerate(kinds) if index in places and kinds[name] == BATCH)
+    kinds.update(dict.fromkeys(written, STATE))
     kinds.update(dict.fromkeys(generator_names(module), GENERATOR))
     kinds.update(dict.fromkeys(_constants(module), CONSTANT))
     return CapturedStep(
@@ -122,6 +121,7 @@ def _assembled(
         lifted.names,
         outputs,
         numbers=lifted.numbers(),
+        written=written,
     )
 
 

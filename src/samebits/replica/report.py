@@ -81,6 +81,18 @@ class Report:
             and not self.partitions.holds_over(self.ends[name].partition, self.declared[name])
         )
 
+    @property
+    def notes(self) -> list[str]:
+        """What the answers rest on besides the rules."""
+        taken = [name for name in self.step.written if self.declared[name] == self.partitions.equal]
+        return [
+            f"code run as {len(self.step.captured)} of {self.step.world_size} ranks",
+            *(
+                f"{name} is written by the step, so it counts as state, equal at the start; a batch is PerReplica()"
+                for name in taken
+            ),
+        ]
+
     def explain_drift(self, name: str) -> str:
         """`explain` over the ranks on which `name` was declared equal."""
         return self.explain(name, self.over_declared(name))
@@ -118,9 +130,8 @@ class Report:
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        seen = f"code run as {len(self.step.captured)} of {self.step.world_size} ranks"
         found = [f"{one.kind}: {one.text} ({line_of(one.node)})" for one in self.findings]
-        return "\n".join([*(line.rstrip() for line in lines), seen, *found])
+        return "\n".join([*(line.rstrip() for line in lines), *self.notes, *found])
 
     def _value(self, name: str, when: str) -> Value:
         inputs = self.starts if when == "start" else self.ends

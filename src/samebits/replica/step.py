@@ -43,6 +43,9 @@ class CapturedStep:
     numbers: dict[str, Any] = field(default_factory=dict)
     """What the graph holds of the arguments besides tensors, by path: learning rates, modes, flags."""
 
+    written: tuple[str, ...] = ()
+    """Arguments that are no parameters, and that the step writes: they count as state."""
+
     @property
     def input_names(self) -> list[str]:
         """Names of the inputs; of tensors as `model.fc.weight`, of generators as `generator:cpu`."""
