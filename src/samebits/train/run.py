@@ -64,7 +64,8 @@ class Run:
             nothing is saved (no resume).
         save: when to commit, besides at the ends of loops and before an exit that was asked for; the bits do not depend
             on it. A share of the time ("3%"), a number of steps, seconds ("30s"), or "explicit": by `run.commit()` only.
-            Except for the last, a process of its own makes the commits durable while training goes on.
+            Except for the last, a process of its own makes the commits durable while training goes on: of several within
+            50 ms the newest, and always the last one before a kill.
         keep: how many commits to keep, the newest.
         keep_best: how many more to keep: those made where the smallest values were logged.
         best: name of the value in `run.log` that decides what is best, smaller is better; "max:name": larger is. Without
