@@ -10,6 +10,7 @@ import torch
 
 import samebits.data
 import samebits.random
+import samebits.replica
 from samebits.audit.compare import first_difference, unstable
 from samebits.audit.record.reading import read_record
 from samebits.audit.record.recorder import Recorder, recording
