@@ -44,6 +44,23 @@ def python(tmp_path):
 
 
 @pytest.fixture
+def interpreted(root):
+    """Passes the tests in a file in Triton's interpreter, which must be chosen before Triton is imported."""
+
+    def run(tests):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tests)],
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            cwd=root,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+    return run
+
+
+@pytest.fixture
 def root():
     """The repository."""
     return Path(__file__).parent.parent

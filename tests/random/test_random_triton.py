@@ -1,8 +1,6 @@
 """The Triton back end without a GPU: its bits in Triton's interpreter, its PTX from the ahead-of-time compiler."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,17 +17,9 @@ from samebits.random.triton.kernels import fill, integers, masks, permute, trans
 PER_THREAD = {4: 8, 2: 4}  # numbers of a thread, of 128 for 256 blocks, by numbers per block
 
 
-def test_the_interpreter_gives_the_bits_of_the_cpu():
-    """Every kernel has the bits of the CPU in Triton's interpreter, which must be chosen before Triton is imported."""
-    tests = Path(__file__).with_name("interpreted_random_triton.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tests)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parent.parent.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+def test_the_interpreter_gives_the_bits_of_the_cpu(interpreted):
+    """Every kernel has the bits of the CPU in Triton's interpreter."""
+    interpreted(Path(__file__).with_name("interpreted_random_triton.py"))
 
 
 def test_importing_samebits_imports_no_triton(python):

@@ -1,7 +1,5 @@
 """The Triton form of stochastic rounding without a GPU: its bits in Triton's interpreter, its code from the compiler."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,17 +16,9 @@ BLOCKS = {"BLOCKS": 256, "ONE_KEY": True}
 FORMAT = {"DIGITS": 3, "LEAST": 121, "OVERFLOW": 0x7E, "NAN": 0x7F, "SIZE": 1}
 
 
-def test_the_interpreter_gives_the_bits_of_the_cpu():
-    """Both kernels have the bits of the CPU in Triton's interpreter, which must be chosen before Triton is imported."""
-    tests = Path(__file__).with_name("interpreted_rounding_triton.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(tests)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parent.parent.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+def test_the_interpreter_gives_the_bits_of_the_cpu(interpreted):
+    """Both kernels have the bits of the CPU in Triton's interpreter."""
+    interpreted(Path(__file__).with_name("interpreted_rounding_triton.py"))
 
 
 @pytest.mark.parametrize(

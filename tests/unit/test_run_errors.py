@@ -1,5 +1,6 @@
 """Bad input to a run: one clear error, before anything is changed; nothing that was committed is lost."""
 
+import linecache
 import contextlib
 import copy
 import os
@@ -169,8 +170,10 @@ def test_a_damaged_commit_is_skipped_with_a_warning(halfway, damage, name):
         file.unlink()
     else:
         file.write_bytes({"flip": data, "cut": data[:-5], "empty": b""}[damage])
-    with pytest.warns(UserWarning, match="skipped the damaged commit"):
+    with pytest.warns(UserWarning, match="skipped the damaged commit") as told:
         assert train(run_dir) == expected
+    (skipped,) = [one for one in told if "skipped" in str(one.message)]
+    assert "Run(" in linecache.getline(skipped.filename, skipped.lineno)  # the user's own line
 
 
 def test_only_damaged_commits_raise(halfway):

@@ -124,9 +124,8 @@ def mutable(
     for name, value in values.items():
         if isinstance(value, _MUTABLE):
             yield (*path, name), value
-        if (
-            isinstance(value, dict) and len(value) <= _SMALL and id(value) not in seen
-        ):  # one that contains itself is refused elsewhere
+        # one that contains itself is refused elsewhere
+        if isinstance(value, dict) and len(value) <= _SMALL and id(value) not in seen:
             yield from mutable(value, (*path, name), seen | {id(value)})
 
 

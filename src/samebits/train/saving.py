@@ -63,7 +63,7 @@ class Saving:
         store.open()
         found = store.newest()
         for path, reason in store.skipped:
-            warnings.warn(f"skipped the damaged commit {path.name}: {reason}", stacklevel=6)
+            warnings.warn(f"skipped the damaged commit {path.name}: {reason}", stacklevel=5)
         if found is not None:
             fits.check_kind(*found, str(self._run_dir))
         if isinstance(self._run_dir, Path):

@@ -62,9 +62,8 @@ class Record:
     @property
     def resumed_from(self) -> int | None:
         """The boundary at which this process took up a run; None for a fresh one."""
-        began = next(
-            (line for line in self.initial if line.loop), None
-        )  # a forward before the run has a line, too
+        # a forward before the run has a line, too
+        began = next((line for line in self.initial if line.loop), None)
         return began.step + 1 if began is not None and began.step >= 0 else None
 
 

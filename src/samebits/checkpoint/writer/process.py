@@ -22,8 +22,9 @@ from .shelf import Shelf
 LOOK_MS = 500
 """Between two looks at whether the run lives, where the kernel does not tell."""
 LAG = 0.05
-"""Seconds within which a snapshot, or a later one, is durable. As many are left out as that allows: each write slows the
-training down, which shares memory and caches with it. What was taken last when the run is killed is written in any case."""
+"""Seconds after which a snapshot, or a later one, is to be durable; a write that takes longer is late. As many are left out as
+that allows: each write slows the training down, which shares memory and caches with it. What was taken last when the run is
+killed is written in any case."""
 
 
 def main(arguments: str) -> None:

@@ -53,10 +53,8 @@ class Shelf:
         )
         if self.last and (self.last.step, self.last.content) == (commit.step, commit.content):
             return self.last
-        if self.identity not in (
-            None,
-            identity_of(self.commits),
-        ):  # renamed, and another run may be at its place
+        renamed = self.identity is not None and self.identity != identity_of(self.commits)
+        if renamed:  # another run may be at its place
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.commits))
         temporary = self.commits / f"{TMP}{os.urandom(16).hex()}"
         try:
@@ -153,7 +151,7 @@ def write_file(path: Path, blocks: Sequence[memoryview]) -> None:
 
 
 def write_image(path: Path, image: memoryview) -> None:
-    """As `write_file`, of memory that begins at a page; where it can, past the page cache, for a tenth of the processor time.
+    """As `write_file`, of memory that begins at a page; where it can, past the page cache (of 18 MB, for a seventh of the processor time).
 
     Raises OSError.
     """
