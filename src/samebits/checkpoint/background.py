@@ -63,6 +63,8 @@ class Background:
         """Snapshots of which nothing was heard yet, in their order."""
         self._number = 0
         self._line = b""
+        self._unread: list[Report] = []
+        """Heard while a slot was looked for; `poll` tells of them."""
         self._taken, self._requests = os.pipe()
         self._reports, reports = os.pipe()
         self._hurry = os.eventfd(0, os.EFD_NONBLOCK)
@@ -99,6 +101,8 @@ class Background:
 
         None: every slot is in use. Raises OSError when there is no memory, WriterDiedError.
         """
+        if len(self._pending) == SLOTS:  # as far as was heard
+            self._unread += self._hear()
         free = [place for place in range(SLOTS) if all(r.slot != place for r in self._pending.values())]
         if not free:
             return None
@@ -119,26 +123,17 @@ class Background:
 
     def poll(self, timeout: float = 0) -> list[Report]:
         """What the writer has told since, after waiting for at most `timeout` seconds. Raises WriterDiedError."""
-        if timeout and not select.select([self._reports], [], [], timeout)[0]:
-            return []
-        try:
-            data = os.read(self._reports, 1 << 16)
-        except BlockingIOError:
-            return []
-        if not data:
-            raise WriterDiedError(f"it ended (exit code {self._process.wait()})")
-        *lines, self._line = (self._line + data).split(b"\n")
-        reports = [json.loads(line) for line in lines]
-        for told in reports:
-            self._pending.pop(told["number"], None)
-        return [Report(told["number"], told) for told in reports]
+        unread, self._unread = self._unread, []
+        if timeout and not unread:
+            select.select([self._reports], [], [], timeout)
+        return unread + self._hear()
 
     def drain(self) -> Iterable[Report]:
         """Waits until nothing is under way. Raises WriterDiedError."""
         heard = time.monotonic()
         if self._pending:
             os.eventfd_write(self._hurry, 1)
-        while self._pending:
+        while self._pending or self._unread:
             reports = self.poll(timeout=1.0)
             if reports:
                 heard = time.monotonic()
@@ -160,6 +155,20 @@ class Background:
                 self._process.kill()
                 self._process.wait()
         self._close_files()
+
+    def _hear(self) -> list[Report]:
+        """What lies in the pipe. Raises WriterDiedError."""
+        try:
+            data = os.read(self._reports, 1 << 16)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise WriterDiedError(f"it ended (exit code {self._process.wait()})")
+        *lines, self._line = (self._line + data).split(b"\n")
+        reports = [json.loads(line) for line in lines]
+        for told in reports:
+            self._pending.pop(told["number"], None)
+        return [Report(told["number"], told) for told in reports]
 
     def _static(self, slot: Slot, plan: Plan) -> int:
         """Puts what is the same for all snapshots of a plan behind the image; its length."""
