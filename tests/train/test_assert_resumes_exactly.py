@@ -248,6 +248,31 @@ def test_a_run_function_is_cut_at_every_step():
         assert_resumes_exactly(lambda run_dir: train(run_dir, keep=False), cut=3)
 
 
+def adversarial(run_dir, keeps=True):
+    """Two steps of a model, and in the body of each two of a critic."""
+    samebits.set_random_seed(3)
+    critic = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(critic.parameters(), 0.1)
+    objects = {"optimizer": optimizer} if keeps else {}
+    loader = samebits.data.DataLoader(torch.ones(4, 2), batch_size=2)
+    with samebits.Run(run_dir, critic=critic, **objects) as run:
+        for _ in run.steps(loader):
+            for _, x in run.steps(loader, name="critic"):
+                optimizer.zero_grad()
+                critic(x).square().mean().backward()
+                optimizer.step()
+
+
+def test_a_cut_inside_a_nested_loop_goes_on_from_the_step_around_it():
+    """A run that is left inside a nested loop begins again at the step around it, and a difference is told with both steps."""
+    assert_resumes_exactly(adversarial, cut=[2, 3, 5])
+    told = r"cut before step 5 \(inside the loop 'train/critic'; .* goes on from step 3, .*optimizer"
+    with pytest.raises(AssertionError, match=told):
+        assert_resumes_exactly(lambda run_dir: adversarial(run_dir, keeps=False), cut=5)
+    with pytest.raises(AssertionError, match="cut before step 2 .*began at step 0. Does it give"):
+        assert_resumes_exactly(lambda run_dir: adversarial(None), cut=2)
+
+
 def test_a_run_function_that_ignores_its_run_dir_is_told(tmp_path):
     """Negative control: a function whose run starts anew is equal to itself, and is refused all the same."""
     with pytest.raises(AssertionError, match="began at step 0"):

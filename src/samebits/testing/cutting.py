@@ -32,7 +32,7 @@ class _Left(BaseException):
 
 
 class _Leave(Observer):
-    """Leaves the run where the body of step `cut` would begin; the commit of that boundary is done."""
+    """Leaves the run where the body of step `cut` would begin; the commit that it goes on from is done."""
 
     def __init__(self, cut: int) -> None:
         self._cut = cut
@@ -50,14 +50,27 @@ def assert_run_resumes(train: RunFunction, cut: Cut) -> None:
         folder = Path(scratch)
         expected, whole = _recorded(train, folder / "whole", folder / "record")
         for at in cuts(cut, len(whole.steps)):
-            _cut(train, folder / f"run{at}", at)
+            begin, nested = _goes_on(whole, at)
+            _cut(train, folder / f"run{at}", at, begin)
             value, rest = _recorded(train, folder / f"run{at}", folder / f"record{at}")
-            _compare(f"{CALL}: {name}, cut before step {at}", whole, rest, at)
+            where = f"{CALL}: {name}, cut before step {at}{nested}"
+            _compare(where, whole, rest, begin)
             if value != expected:
                 raise AssertionError(
-                    f"{CALL}: {name}, cut before step {at}: it returns another value: {expected} "
-                    f"uninterrupted, {value} now"
+                    f"{where}: it returns another value: {expected} uninterrupted, {value} now"
                 )
+
+
+def _goes_on(whole: Record, at: int) -> tuple[int, str]:
+    """The commit that a run left before step `at` goes on from, and where that is another step, why."""
+    loops = {step: loop for loop, step in whole.steps}
+    if "/" not in loops.get(at, ""):
+        return at, ""
+    begin = max(step for step, loop in loops.items() if step < at and "/" not in loop)
+    return begin, (
+        f" (inside the loop {loops[at]!r}; a nested loop has no commits of its own, so the run goes on from step {begin}, "
+        "in whose body it began)"
+    )
 
 
 def _recorded(train: RunFunction, run_dir: Path, folder: Path) -> tuple[str, Record]:
@@ -70,9 +83,9 @@ def _recorded(train: RunFunction, run_dir: Path, folder: Path) -> tuple[str, Rec
     return value, read_record(folder)
 
 
-def _cut(train: RunFunction, run_dir: Path, at: int) -> None:
+def _cut(train: RunFunction, run_dir: Path, at: int, commit: int) -> None:
     with _fresh_process(), observed(_Leave(at)):
-        process.overrides = replace(process.overrides, commit_steps=(at,))
+        process.overrides = replace(process.overrides, commit_steps=(commit,))
         with suppress(_Left):
             train(run_dir)
 
@@ -90,11 +103,11 @@ def _fresh_process() -> Iterator[None]:
             vars(process).update(before)
 
 
-def _compare(what: str, whole: Record, rest: Record, at: int) -> None:
-    if at == len(whole.steps) and not rest.steps:  # it had finished
+def _compare(what: str, whole: Record, rest: Record, begin: int) -> None:
+    if begin == len(whole.steps) and not rest.steps:  # it had finished
         return
     began = (rest.end or {}).get("resumed_from")
-    if began != at:
+    if began != begin:
         raise AssertionError(
             f"{what}: called again, it began at step {began or 0}. Does it give its run directory to Run?"
         )

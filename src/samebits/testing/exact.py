@@ -37,8 +37,8 @@ def assert_resumes_exactly(
     `thing[number]` of a dataset, else what `advance(thing, number)` does, its value included. The global generators are
     set from the step's number, as a `Run` sets them. A `Callback` is tried in a small `Trainer.fit`. A function with a
     required argument is a whole run: it is called with a run directory, left at the cut by an exception, and called
-    again; all its steps and what it returns are compared. (Module globals survive that; `run_and_kill` shows what
-    really lasts.)
+    again; all its steps and what it returns are compared. A nested loop has no commits of its own: cut inside, the run goes
+    on from the step in whose body it began. (Module globals survive that; `run_and_kill` shows what really lasts.)
 
     Args:
         factory: makes the object anew; or the run function.
