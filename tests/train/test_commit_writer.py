@@ -1,5 +1,7 @@
 """The writer process among kills, full disks and impatient restarts: no snapshot is lost that need not be, and none is wrong."""
 
+import functools
+import itertools
 import os
 import random
 import resource
@@ -23,6 +25,8 @@ torch.optim.Adam(
     [torch.zeros(1)]
 )  # what torch imports with its first optimizer, once for all forked children
 STEPS = 120
+LONG = 60
+"""Seconds that no machine needs for a step or a commit."""
 
 
 def train(run_dir, body=lambda run, step: None, save=1, steps=STEPS, observer=None):
@@ -66,8 +70,8 @@ def expected(forked):
     return WHOLE[0]
 
 
-def start(work):
-    """A forked process that writes the number of each step it begins; its pid and the pipe."""
+def start(work, most=STEPS):
+    """A forked process that writes the number of each step it begins, and waits in its `most`-th; its pid and the pipe."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -75,7 +79,14 @@ def start(work):
         try:
             os.close(reader)
             torch.set_num_threads(1)
-            work(lambda run, step: os.write(writer, b"%d\n" % step.number))
+            begun = itertools.count(1)
+
+            def report(run, step):
+                os.write(writer, b"%d\n" % step.number)
+                if next(begun) == most < STEPS:
+                    time.sleep(LONG)  # whoever is to kill it has not come yet
+
+            work(report)
             code = 0
         finally:
             os._exit(code)
@@ -90,6 +101,14 @@ def last_of(reader, begun=b""):
     return int(lines[-1]) if lines else -1
 
 
+def wait_until(fact):
+    """Waits for something that comes by itself."""
+    limit = time.monotonic() + LONG
+    while not fact():
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+
+
 def newest(run_dir):
     """The newest commit, after the writer of the killed run has ended."""
     with CommitStore(run_dir) as store:
@@ -102,18 +121,16 @@ def kill_and_resume(run_dir, kills, save, expected, forked, ahead=(3, 7), pause=
     """SIGKILLs a random number of steps on; how many boundaries behind the last begun step the newest commit was, each time."""
     chance, behind = random.Random(7), []
     for _ in range(kills):
-        pid, reader = start(
-            lambda report: train(run_dir, lambda *step: (report(*step), time.sleep(pause)), save)
-        )
         begun, wanted = b"", chance.randint(*ahead)
-        while begun.count(b"\n") < wanted:
-            begun += os.read(reader, 4)
+        pid, reader = start(
+            lambda report: train(run_dir, lambda *step: (report(*step), time.sleep(pause)), save), wanted + 3
+        )
+        while begun.count(b"\n") < wanted and (data := os.read(reader, 4)):
+            begun += data
         time.sleep(chance.uniform(0, 0.003))
         os.kill(pid, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
         last = last_of(reader, begun)
-        if code == 0:
-            break
         found = newest(run_dir)
         behind.append(last - (found[0].step if found else 0))
     assert forked(train, run_dir).value == expected
@@ -123,7 +140,7 @@ def kill_and_resume(run_dir, kills, save, expected, forked, ahead=(3, 7), pause=
 def test_a_killed_run_loses_no_snapshot_that_was_taken(tmp_path, expected, forked):
     """12 SIGKILLs with a snapshot at each step: the last one becomes durable after the kill (two may find no slot), bits equal."""
     behind = kill_and_resume(tmp_path / "r", 12, 1, expected, forked)
-    assert len(behind) >= 8 and max(behind) <= 2
+    assert len(behind) == 12 and max(behind) <= 2
     lost = kill_and_resume(tmp_path / "explicit", 2, "explicit", expected, forked)
     assert max(lost) > 2  # negative control: without snapshots nothing is there
 
@@ -136,17 +153,26 @@ def test_a_run_that_never_listens_finds_slots(tmp_path, expected, forked, monkey
 
 
 def test_the_lag_is_told_and_small(tmp_path, forked, capfd):
-    """One line at the end says how many commits were made beside the training and the largest lag: 100 ms or 20 steps."""
+    """One line at the end says how many commits were made beside the training and the largest lag."""
     run_dir = tmp_path / "r"
-    forked(lambda: train(run_dir, lambda run, step: time.sleep(0.01)))
+    heard = []
+
+    class Watch(Observer):
+        def committed(self, run, step):
+            heard.append(step.step)
+
+    def run():
+        train(run_dir, lambda run, step: time.sleep(0.005), observer=Watch())
+        return heard
+
+    *beside, last = forked(run).value
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "beside the training" in line]
     words = line.split()
     milliseconds, steps = float(words[words.index("ms") - 1]), int(words[words.index("ms") + 1].strip("("))
-    assert int(words[2]) >= 5
+    assert int(words[2]) == len(beside) > 0 and last == STEPS  # the last one is made by the run itself
     print(line)
-    assert (
-        milliseconds < 5000 and steps < STEPS
-    )  # the figures themselves are a machine's; bench/checkpoint.py has them
+    # the figures themselves are a machine's; bench/checkpoint.py has them
+    assert milliseconds < LONG * 1e3 and steps < STEPS
     forked(train, tmp_path / "none", lambda run, step: None, "explicit")
     assert "beside the training" not in capfd.readouterr().err
 
@@ -162,9 +188,13 @@ def test_observers_hear_of_each_durable_commit_once_and_in_order(tmp_path, forke
             names = os.listdir(run.run_dir / "commits")
             self.there.append(any(int(name[:12]) >= step.step for name in names if name[0] == "0"))
 
+    def body(run, step):
+        if step.number % 30 == 20:
+            wait_until(lambda: newest_step(run.run_dir) >= step.number - 2)
+
     def run():
         watch = Watch()
-        train(tmp_path / "r", lambda run, step: time.sleep(0.003), observer=watch)
+        train(tmp_path / "r", body, observer=watch)
         return watch.heard, watch.there
 
     heard, there = forked(run).value
@@ -180,12 +210,10 @@ def test_a_writer_that_is_killed_is_replaced_and_said(tmp_path, expected, forked
     def body(run, step):
         time.sleep(0.002)
         if len(killed) < deaths and step.number % 10 == 5:
-            until = time.monotonic() + 5
-            while (pid := writer_of()) is None and time.monotonic() < until:
-                time.sleep(0.01)
-            if pid is not None and pid not in killed:
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
+            wait_until(writer_of)
+            killed.append(writer_of())
+            os.kill(killed[-1], signal.SIGKILL)
+            wait_until(lambda: writer_of() is None)
 
     def run():
         return train(tmp_path / "r", body), killed
@@ -205,6 +233,7 @@ def test_a_disk_that_refuses_the_writer_raises_in_the_run(tmp_path, expected, fo
     def body(run, step):
         time.sleep(0.002)
         if step.number == 60 and not run.resumed:
+            wait_until(lambda: newest_step(run_dir) > 10)
             resource.prlimit(writer_of(), resource.RLIMIT_FSIZE, (500, 500))
 
     def run():
@@ -231,8 +260,8 @@ def test_a_directory_that_is_removed_raises_in_the_run(tmp_path, forked):
     def body(run, step):
         time.sleep(0.002)
         if step.number == 30:
-            shutil.rmtree(run_dir, ignore_errors=True)
-            shutil.rmtree(run_dir, ignore_errors=True)
+            while run_dir.exists():  # the writer may just have made a file in it
+                shutil.rmtree(run_dir, ignore_errors=True)
 
     def run():
         try:
@@ -245,17 +274,24 @@ def test_a_directory_that_is_removed_raises_in_the_run(tmp_path, forked):
 
 def test_a_restart_waits_for_the_writer_of_the_killed_run(tmp_path, expected, forked):
     """The writer is stopped in its work, its run killed, a restart begun: it waits, and goes on from the writer's commit."""
-    run_dir = tmp_path / "r"
-    pid, reader = start(
-        lambda report: train(run_dir, lambda run, step: (report(run, step), time.sleep(0.01)))
-    )
-    while (writer := writer_of(pid)) is None or newest_step(run_dir) < 5:
-        time.sleep(0.01)
+    run_dir, gate = tmp_path / "r", tmp_path / "gate"
+
+    def body(report, run, step):
+        report(run, step)
+        if step.number == 30:
+            wait_until(gate.exists)
+
+    pid, reader = start(lambda report: train(run_dir, functools.partial(body, report)), 50)
+    wait_until(lambda: newest_step(run_dir) >= 28)
+    writer = writer_of(pid)
     os.kill(writer, signal.SIGSTOP)
-    time.sleep(0.1)  # snapshots wait
+    gate.touch()
+    begun = b""
+    while begun.count(b"\n") < 40:  # the snapshots of ten steps wait
+        begun += os.read(reader, 4)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    last, before = last_of(reader), newest_step(run_dir)
+    last, before = last_of(reader, begun), newest_step(run_dir)
     again, reader = start(lambda report: train(run_dir, report))
     time.sleep(0.3)
     os.set_blocking(reader, False)
