@@ -1,10 +1,12 @@
 """Commits to and from other programs' formats: every bit, and nothing that a file holds is executed."""
 
+import argparse
 import io
 import os
 import pickle
 import shutil
 import sys
+import traceback
 import zipfile
 
 import numpy as np
@@ -233,6 +235,43 @@ def test_nothing_in_a_file_is_executed(saved, tmp_path):
     assert bits(model) == before
     pickle.loads(pickle.dumps(Bomb(tmp_path / "fired")))
     assert (tmp_path / "fired").exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_refused_file_is_told_what_it_holds_and_never_to_be_executed(tmp_path, zipped):
+    """A file with an object of a class is refused with the class and a way to save it; torch's advice (control) appears nowhere."""
+    module, path = nn.Linear(2, 2), tmp_path / "w.pt"
+    content = {"model": module.state_dict(), "args": argparse.Namespace(lr=0.1)}
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(WeightsFileError, match="w.pt .*holds argparse.Namespace, .*save_file") as caught:
+        load_weights(module, path)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "weights_only` set to `False" not in shown and "WeightsUnpickler" not in shown
+    with pytest.raises(pickle.UnpicklingError, match="weights_only` set to `False"):
+        torch.load(path, weights_only=True)
+    safetensors.torch.save_file(module.state_dict(), tmp_path / "w.safetensors")  # the cure
+    assert not load_weights(module, tmp_path / "w.safetensors").missing_keys
+
+
+def test_a_compiled_model_in_a_file_is_told_with_its_path(tmp_path):
+    """A file of torch.jit.save is refused with its path and what to save instead."""
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), tmp_path / "w.pt")
+    with pytest.raises(WeightsFileError, match="w.pt is compressed.*Save the state_dict"):
+        load_weights(nn.Linear(2, 2), tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("path", ["a\0b", 3, b"runs/x", ["runs/x"], "~no-such-user/x"])
+def test_what_no_path_can_be_is_named_with_its_argument(path):
+    """A NUL character, a number, bytes, an unknown home: Run, load_weights and load_commit name the argument."""
+    module = nn.Linear(2, 2)
+    with pytest.raises(InvalidArgumentError, match="Run: run_dir=.*(Leave it out|Give )"):
+        samebits.Run(path, model=module)
+    with pytest.raises(InvalidArgumentError, match="run_dir=.*(Leave it out|Give )"):
+        load_commit(path)
+    with pytest.raises(InvalidArgumentError, match="=.*(Leave it out|Give )"):
+        load_weights(module, path)
+    with pytest.raises(InvalidArgumentError, match="first argument is the module"):
+        load_weights("runs/x", "runs/y")
 
 
 def test_a_forged_metadata_changes_no_class_of_this_process(saved, tmp_path):

@@ -14,12 +14,12 @@ import torch
 
 from samebits import digest
 from samebits.checkpoint.foreign import read_foreign
-from samebits.checkpoint.place import commit_folders
+from samebits.checkpoint.place import check_path, commit_folders
 from samebits.checkpoint.ranks import KEY as RANKS
 from samebits.checkpoint.ranks import of_rank
 from samebits.checkpoint.reading import newest_valid, none_valid
 from samebits.checkpoint.rundir import MARKER
-from samebits.checkpoint.weightfile import PICKLED, TENSORS_ONLY, save_pickled, save_tensors
+from samebits.checkpoint.weightfile import PICKLED, TENSORS_ONLY, held, save_pickled, save_tensors
 from samebits.checkpoint.writer.shelf import step_of, sync_folder
 from samebits.context import is_url
 from samebits.errors import InvalidArgumentError, UnsavableStateError, WeightsMismatchError
@@ -192,10 +192,16 @@ def load_weights(
         What `load_state_dict` returns: missing and unexpected keys.
 
     Errors:
+        InvalidArgumentError: `module` is no module, or `source` no path.
         WeightsMismatchError: names or shapes do not fit; the module is as it was.
         WeightsFileError: the file is damaged, or cannot be read without executing it.
         Those of `load_commit`.
     """
+    check_path(source, "load_weights: source")
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidArgumentError(
+            f"load_weights({type(module).__name__}, ...): the first argument is the module that gets the weights."
+        )
     state = _state_of(source, object, step)
     before = {
         name: value.clone() for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)
@@ -240,8 +246,8 @@ def _prove(state: Any, file: Path, path: Path) -> None:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise UnsavableStateError(
-            f"export_torch to {path}: torch.load(weights_only=True) would refuse the file: {error!s:.300} "
+            f"export_torch to {path}: torch.load(weights_only=True) would refuse the file: {held(error)}. "
             "Export one object (object=...), or as safetensors."
-        ) from error
+        ) from None  # torch advises to execute it
     if digest.of_value(found) != digest.of_value(state):
         raise UnsavableStateError(f"export_torch to {path}: the file does not come back bit for bit.")

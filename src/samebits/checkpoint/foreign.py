@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from samebits.checkpoint.reading import open_regular
-from samebits.checkpoint.weightfile import TENSORS_ONLY
+from samebits.checkpoint.weightfile import TENSORS_ONLY, held
 from samebits.errors import SamebitsError, WeightsFileError
 
 DCP_METADATA = ".metadata"
@@ -56,6 +56,11 @@ def read_foreign(path: Path, name: str) -> Mapping[str, Any]:
             return _of_object(_load(file), name, path)
     except (SamebitsError, MemoryError):
         raise
+    except pickle.UnpicklingError as error:
+        raise WeightsFileError(
+            f"{path} cannot be read: {held(error)}. If you trust it, save the weights alone where it was made: "
+            "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors'), or torch.save(model.state_dict(), path)."
+        ) from None  # torch advises to execute it
     except Exception as error:
         raise WeightsFileError(
             f"{path} cannot be read: {error!r:.500}. Known are {TENSORS_ONLY} files, files of torch.save that "
@@ -125,7 +130,8 @@ def _load(file: BinaryIO) -> Any:
         with zipfile.ZipFile(file) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise WeightsFileError(
-                    "it is compressed, which torch.save never does: its size cannot be trusted"
+                    f"{getattr(file, 'name', 'a part')} is compressed, as files of torch.jit.save are and those of torch.save "
+                    "never: its size cannot be trusted. Save the state_dict with torch.save, or as safetensors."
                 )
     file.seek(0)
     return torch.load(file, map_location="cpu", weights_only=True)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from samebits.checkpoint.bucket import Bucket
 from samebits.checkpoint.lease import Lease
@@ -14,7 +15,33 @@ from samebits.checkpoint.remote import RemoteStore, remote_folders
 from samebits.checkpoint.rundir import MARKER, RunDirectory
 from samebits.checkpoint.store import CommitStore, local_commits
 from samebits.context import is_url, resolve_run_dir
-from samebits.errors import RunDirectoryError
+from samebits.errors import InvalidArgumentError, RunDirectoryError
+
+
+def resolved(run_dir: str | os.PathLike[str], name: str = "run_dir") -> Path | str:
+    """`resolve_run_dir` of the argument `name`. Raises InvalidArgumentError for what no path can be."""
+    check_path(run_dir, name)
+    return resolve_run_dir(run_dir)
+
+
+def check_path(path: Any, name: str) -> None:
+    """Raises InvalidArgumentError unless the argument `name` can be a path or a URL."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        kind = type(path).__name__
+        raise InvalidArgumentError(
+            f"{name}={path!r:.60} is of type {kind}, which is no path. Give a str or a pathlib.Path."
+        )
+    if "\0" in text:
+        raise InvalidArgumentError(
+            f"{name}={text!r:.200} has a NUL character, which no path has. Leave it out."
+        )
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
+        raise InvalidArgumentError(
+            f"{name}={text!r:.200}: this machine does not know the home directory that ~ stands for. Give the whole path."
+        ) from None
 
 
 def store_for(run_dir: Path | str, keep: int, keep_best: int = 0) -> CommitStore | RemoteStore:
@@ -64,7 +91,7 @@ def existing(run_dir: str | os.PathLike[str]) -> Path | str:
         RunDirectoryError: there is none.
     """
     given = [
-        resolve_run_dir(run_dir),
+        resolved(run_dir),
         str(run_dir) if is_url(run_dir) else Path(run_dir).expanduser().absolute(),
     ]
     for where in given:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -51,6 +52,13 @@ def save_tensors(state: Mapping[str, Any], path: Path) -> None:
 def save_pickled(value: Any, path: Path) -> None:
     """As `torch.save` does; to a file object, for by a name it would put the name into the file."""
     write_whole(path, lambda file: torch.save(value, file))
+
+
+def held(error: Exception) -> str:
+    """What the file of which torch's reader of plain tensors raises this holds, without its advice to execute the file."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    what = found[1] if found else "more than tensors and plain values"
+    return f"it holds {what}, which only executing the file would read, and that is never done"
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:

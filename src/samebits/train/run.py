@@ -14,7 +14,8 @@ from typing import Any, Self
 
 import torch
 
-from samebits.context import Position, Words, notify, process, resolve_run_dir
+from samebits.checkpoint.place import resolved
+from samebits.context import Position, Words, notify, process
 from samebits.errors import (
     DuplicateNameError,
     InvalidArgumentError,
@@ -115,7 +116,7 @@ class Run:
         self.objects: dict[str, state.Stateful] = {}
         self.state = state.RunState()
         self.resumed = False
-        self.run_dir: Path | str | None = None if run_dir is None else resolve_run_dir(run_dir)
+        self.run_dir: Path | str | None = None if run_dir is None else resolved(run_dir, "Run: run_dir")
         commits = None if self.run_dir is None else Commits(self.run_dir, cadence, keep, keep_best)
         self._allowed = check_names(allow_changes)
         self._check_loss = check_loss
