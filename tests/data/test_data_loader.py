@@ -2,6 +2,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import tempfile
 import time
@@ -27,6 +28,7 @@ from samebits.data import DataLoader
 from samebits.errors import (
     EmptyDatasetError,
     InvalidArgumentError,
+    PipelineError,
     PipelineMismatchError,
     UnimplementedError,
     UnseededError,
@@ -347,6 +349,71 @@ def test_an_error_in_a_worker_keeps_its_traceback():
         with pytest.raises(KeyError, match="no such image"):
             next(iter(make("in order", Broken(), num_workers=workers)))
         assert generators.digest() == before
+
+
+class Unlucky(torch.utils.data.Dataset):
+    """Nine elements; number 7 raises."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        if index == 7:
+            raise self.error
+        return torch.full((2,), index)
+
+
+class UnluckyAtOnce(Unlucky):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Unpicklable(Exception):
+    def __init__(self, file, why):
+        super().__init__(f"{file}: {why}")
+
+
+def told(dataset, workers, **options):
+    """The type, the message and the notes of what an epoch in batches of two raises."""
+    loader = samebits.data.DataLoader(dataset, seed=1, num_workers=workers, **{"batch_size": 2, **options})
+    with pytest.raises(Exception) as caught:
+        for _ in loader:
+            pass
+    return caught.type, str(caught.value), "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_users_code_is_told_with_its_element_and_batch(workers):
+    """What a dataset or a collate_fn raises keeps its type and message, and a note names class, index, batch and worker."""
+    where = ", in worker [01]" if workers else "$"
+    kind, message, notes = told(Unlucky(ValueError("cannot decode")), workers)
+    assert (kind, message) == (ValueError, "cannot decode")
+    assert re.search(rf"raised by Unlucky\[7\], for batch 3 of the epoch{where}", notes), notes
+    kind, _, notes = told(Unlucky(OSError(5, "no disk")), workers, batch_size=None)
+    assert kind is OSError and re.search(rf"Unlucky\[7\], for batch 7 of the epoch{where}", notes), notes
+    kind, _, notes = told(UnluckyAtOnce(KeyError(3)), workers)
+    assert kind is KeyError and "by UnluckyAtOnce.__getitems__, for batch 3" in notes, notes
+    kind, _, notes = told(list(map(torch.ones, range(4))), workers)  # of unequal lengths
+    assert kind is RuntimeError and "by collate_fn (default_collate), for batch 0" in notes, notes
+
+
+def test_an_error_that_cannot_be_pickled_keeps_its_message():
+    """An exception that no other process can rebuild comes as a PipelineError that says what it was."""
+    kind, message, notes = told(Unlucky(Unpicklable("a.png", "cut off")), 1)
+    assert kind is PipelineError and message.endswith("Unpicklable: a.png: cut off"), message
+    assert "raised by Unlucky[7]" in notes
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stop_iteration_in_a_dataset_does_not_end_the_epoch(workers):
+    """StopIteration in __getitem__ is an error; torch's loader (control) silently leaves out the rest of the epoch."""
+    loader = samebits.data.DataLoader(Unlucky(StopIteration()), batch_size=2, seed=1, num_workers=workers)
+    with pytest.raises(PipelineError, match=r"StopIteration, raised by Unlucky\[7\], for batch 3"):
+        list(loader)
+    assert len(list(torch.utils.data.DataLoader(Unlucky(StopIteration()), batch_size=2))) == 3 < len(loader)
 
 
 @given(

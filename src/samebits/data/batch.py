@@ -5,8 +5,9 @@ Where reading the code of dataset and collate proves that they do not draw, noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from operator import length_hint
 from typing import Any
 
 import torch.utils.data as torch_data
@@ -19,6 +20,7 @@ from samebits.data.engine.slots import Slot
 from samebits.data.order import Task
 from samebits.data.purity import may_draw
 from samebits.data.scope import Draws, fill, fill_if_needed, filling
+from samebits.errors import PipelineError
 from samebits.random import words
 
 
@@ -67,10 +69,14 @@ class BatchWork:
         return self._draws.run(lambda: self._computed(job, slot))
 
     def _computed(self, job: Task, slot: Slot | None) -> Any:
-        data = self._single_element(job) if self._single else self._elements(job)
+        data = self._read(job)
         fill_if_needed(job.key, "collate", job.batch_index)
-        with slot.filled() if slot is not None and self._in_slot else nullcontext():
-            return self._collate(data)
+        try:
+            with slot.filled() if slot is not None and self._in_slot else nullcontext():
+                return self._collate(data)
+        except Exception as error:
+            self._tell(error, job, f"collate_fn ({getattr(self._collate, '__qualname__', self._collate)})")
+            raise
 
     def here(self, task: Task) -> Any:
         """The batch of a task, in the training process."""
@@ -78,13 +84,36 @@ class BatchWork:
 
     def describe(self, job: Task) -> str:
         """The batch in messages."""
-        return f"batch {job.batch_index} of samebits.data.DataLoader({type(self._dataset).__name__})"
+        return f"batch {job.batch_index} of samebits.data.DataLoader({self._name})"
+
+    @property
+    def _name(self) -> str:
+        return type(self._dataset).__name__
+
+    def _read(self, task: Task) -> Any:
+        indices = iter(() if self._single else task.indices)
+        try:
+            return self._single_element(task) if self._single else self._elements(task, indices)
+        except Exception as error:
+            done = 0 if self._single else len(task.indices) - length_hint(indices)
+            read = f"[{task.indices if self._single else task.indices[done - 1]!r}]"
+            self._tell(error, task, f"{self._name}{read if self._single or done else '.__getitems__'}")
+            raise
+
+    def _tell(self, error: Exception, task: Task, what: str) -> None:
+        """Notes in an error of the user's code where it comes from. Between it and the loop lie our frames."""
+        worker = torch_data.get_worker_info()
+        where = "" if worker is None else f", in worker {worker.id}"
+        place = f"raised by {what}, for batch {task.batch_index} of the epoch{where}"
+        if isinstance(error, StopIteration):  # taken for the end of the epoch
+            raise PipelineError(f"samebits.data.DataLoader: StopIteration, {place}") from error
+        error.add_note(f"samebits.data.DataLoader: {place}")
 
     def _single_element(self, task: Task) -> Any:
         fill_if_needed(task.key, "element", task.first)
         return self._dataset[task.indices]
 
-    def _elements(self, task: Task) -> Any:
+    def _elements(self, task: Task, indices: Iterator[Any]) -> Any:
         key: Words = words.fold(task.key, "element")
         if getattr(
             self._dataset, "__getitems__", None
@@ -92,9 +121,9 @@ class BatchWork:
             fill_if_needed(key, task.first)
             return self._dataset.__getitems__(task.indices)
         if not filling():
-            return [self._dataset[index] for index in task.indices]
+            return [self._dataset[index] for index in indices]
         elements = []
-        for ordinal, index in enumerate(task.indices, task.first):
+        for ordinal, index in enumerate(indices, task.first):
             fill(words.fold(key, ordinal))
             elements.append(self._dataset[index])
         return elements

@@ -163,10 +163,11 @@ def _answered(work: Work, job: Any, slot: Slot) -> tuple[bool, bytes]:
 
 
 def _failed(error: BaseException) -> bytes:
-    """(the exception with its cause if they can be pickled, else None; its traceback as text), pickled."""
+    """(the exception with its cause if they can be pickled, else None; it in one line; its traceback as text), pickled."""
     text = "".join(traceback.format_exception(error))
+    line = next(traceback.TracebackException.from_exception(error).format_exception_only()).strip()
     pickled = _if_possible((error, error.__cause__)) or _if_possible((error, None))
-    return pickle.dumps((pickled, text))
+    return pickle.dumps((pickled, line, text))
 
 
 def _if_possible(value: Any) -> bytes | None:

@@ -261,9 +261,9 @@ class Workers:
 
     def _raised(self, answer: _Answer) -> BaseException:
         base = self._copied(answer, answer.place) if isinstance(answer.place, int) else answer.place
-        pickled, text = pickle.loads(base[answer.at : answer.at + answer.size].data)  # noqa: S301 (from our own worker)
+        pickled, line, text = pickle.loads(base[answer.at : answer.at + answer.size].data)  # noqa: S301 (from our own worker)
         if pickled is None:
-            error: BaseException = PipelineError(text.strip().splitlines()[-1])
+            error: BaseException = PipelineError(line)
         else:
             error, error.__cause__ = pickle.loads(pickled)  # noqa: S301
         error.add_note(f"In a worker process:\n{text}")
