@@ -7,6 +7,8 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from torch import nn
 import samebits
 from samebits import digest
 from samebits.checkpoint import CommitStore
+from samebits.checkpoint.writer.messages import PACKED, Record
 from samebits.context import Observer, process
 from samebits.errors import CommitError
 from samebits.train import commits
@@ -224,6 +227,56 @@ def test_a_writer_that_is_killed_is_replaced_and_said(tmp_path, expected, forked
     assert said.count("Another one is started") == min(deaths, 2)
     assert ("made by the run itself from now on" in said) == (deaths == 3)
     assert newest(tmp_path / "r")[0].step == STEPS
+
+
+def test_a_writer_that_crashes_is_replaced_and_its_traceback_shown(tmp_path, expected, forked, capfd):
+    """What a writer process raises is printed by the run, with its traceback; the run goes on with another one, to equal bits."""
+
+    def run():
+        def body(run, step):
+            if step.number == 50:
+                background = run._saving.commits._background
+                os.write(background._requests, PACKED.pack(*Record(10**6, 99, *[0] * 8)))  # no such slot
+                wait_until(lambda: background._process.poll() is not None)
+
+        return train(tmp_path / "r", body)
+
+    assert forked(run).value == expected
+    said = capfd.readouterr().err
+    assert "IndexError: list index out of range" in said and "in serve" in said, said
+    assert "is gone: it ended (exit code 1). Another one is started" in said
+
+
+KILLED = """
+import os, signal, sys, time
+sys.path.insert(0, {tests!r})
+from test_commit_writer import train, writer_of
+
+def body(run, step):
+    if writer := writer_of():
+        os.kill(writer, signal.SIGSTOP)
+        print(writer, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.01)
+
+train({run_dir!r}, body)
+"""
+
+
+def test_who_reads_the_output_of_a_killed_run_does_not_wait_for_its_writer(tmp_path):
+    """subprocess.run(capture_output=True) returns when the run is killed, while its writer still lives (it is stopped)."""
+    script = KILLED.format(tests=str(Path(__file__).parent), run_dir=str(tmp_path / "r"))
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, capture_output=True, timeout=LONG, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    writer = int(ended.stdout.split()[-1])
+    state = Path(f"/proc/{writer}/stat").read_text().rpartition(")")[2].split()[0]
+    os.kill(writer, signal.SIGCONT)
+    assert state in "Tt"
+    # negative control: a process that holds stderr is waited for
+    holds = "import os, subprocess; subprocess.Popen(['sleep', '2']); os._exit(3)"
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run([sys.executable, "-c", holds], capture_output=True, timeout=1)
 
 
 def test_a_disk_that_refuses_the_writer_raises_in_the_run(tmp_path, expected, forked):

@@ -39,7 +39,11 @@ class Report(NamedTuple):
 
 
 class WriterDiedError(Exception):
-    """The writer process has ended by itself, or does not answer."""
+    """The writer process has ended by itself, or does not answer; `said` is what it left on stderr: a traceback."""
+
+    def __init__(self, why: str, said: str = "") -> None:
+        super().__init__(why)
+        self.said = said
 
 
 class Background:
@@ -68,6 +72,7 @@ class Background:
         self._taken, self._requests = os.pipe()
         self._reports, reports = os.pipe()
         self._hurry = os.eventfd(0, os.EFD_NONBLOCK)
+        self._said = os.memfd_create("samebits-writer-stderr")
         os.set_blocking(self._taken, False)
         os.set_blocking(self._reports, False)
         slots = [slot.fd for slot in self._slots]
@@ -81,7 +86,9 @@ class Background:
             "hurry": self._hurry,
         }
         try:
-            self._process = _start(json.dumps(told), [held, *slots, self._taken, reports, self._hurry])
+            self._process = _start(
+                json.dumps(told), [held, *slots, self._taken, reports, self._hurry], self._said
+            )
         except BaseException:
             self._close_files()
             raise
@@ -163,7 +170,7 @@ class Background:
         except BlockingIOError:
             return []
         if not data:
-            raise WriterDiedError(f"it ended (exit code {self._process.wait()})")
+            raise self._ended()
         *lines, self._line = (self._line + data).split(b"\n")
         reports = [json.loads(line) for line in lines]
         for told in reports:
@@ -190,8 +197,14 @@ class Background:
         try:
             os.write(self._requests, PACKED.pack(*record))
         except BrokenPipeError:
-            raise WriterDiedError(f"it ended (exit code {self._process.poll()})") from None
+            raise self._ended() from None
         self._pending[record.number] = record
+
+    def _ended(self) -> WriterDiedError:
+        code, size = self._process.wait(), os.fstat(self._said).st_size
+        return WriterDiedError(
+            f"it ended (exit code {code})", os.pread(self._said, size, 0).decode(errors="replace")
+        )
 
     def _take_back(self) -> None:
         """Frees the slot of the snapshot before the last one, unless the writer has begun it."""
@@ -207,11 +220,12 @@ class Background:
     def _close_files(self) -> None:
         for slot in self._slots:
             slot.close()
-        for descriptor in (self._taken, self._reports, self._requests, self._hurry):
+        for descriptor in (self._taken, self._reports, self._requests, self._hurry, self._said):
             os.close(descriptor)
 
 
-def _start(arguments: str, descriptors: list[int]) -> subprocess.Popen[bytes]:
+def _start(arguments: str, descriptors: list[int], said: int) -> subprocess.Popen[bytes]:
+    """`said`: a file for its stderr. This process's own may be a pipe, whose reader would wait for the writer of a killed run."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # what is blocked stays so in the new process
     try:
         return subprocess.Popen(
@@ -219,6 +233,7 @@ def _start(arguments: str, descriptors: list[int]) -> subprocess.Popen[bytes]:
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            stderr=said,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -258,6 +258,8 @@ class Commits:
         self._deaths += 1
         self._base += 1
         self.store.look_again()
+        if died.said:
+            print(died.said, end="", file=sys.stderr)
         if self._deaths == _DEATHS:
             self._give_up(f"{died}, for the {_DEATHS}rd time")
             return
