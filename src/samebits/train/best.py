@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from samebits.errors import InvalidArgumentError
+from samebits.train.given import check_number
 
 
 class Best:
@@ -20,6 +21,10 @@ class Best:
     def __init__(self, keep: int, name: str | None) -> None:
         if type(keep) is not int or keep < 0:
             raise InvalidArgumentError(f"Run(keep_best={keep!r}): a number of commits, 0 for none.")
+        if name is not None and not isinstance(name, str):
+            raise InvalidArgumentError(
+                f'Run(best={name!r:.60}): the name of a value in run.log: best="val_loss". A value goes to run.best(value).'
+            )
         if name is not None and not keep:
             raise InvalidArgumentError(
                 f"Run(best={name!r}): say how many commits to keep for it: keep_best=1."
@@ -37,6 +42,7 @@ class Best:
         self.names.update(values)
         if self.name is None or self.name not in values:
             return None
+        check_number(values[self.name], f"run.log({self.name}")
         return -float(values[self.name]) if self.rises else float(values[self.name])
 
     @property

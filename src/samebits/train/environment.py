@@ -159,7 +159,7 @@ class Environment:
 
 def check_names(allowed: Any) -> frozenset[str]:
     """The names in `allow_changes`. Raises `InvalidArgumentError` for one that is not known, and for "world_size"."""
-    names = [allowed] if isinstance(allowed, str) else list(allowed)
+    names = list(allowed) if isinstance(allowed, Collection) and not isinstance(allowed, str) else [allowed]
     if "world_size" in names:
         raise InvalidArgumentError(
             f"Run(allow_changes={allowed!r}): a run goes on with as many processes as it began with. A commit holds a state of "
@@ -167,7 +167,7 @@ def check_names(allowed: Any) -> frozenset[str]:
             "(samebits.checkpoint.load_weights)."
         )
     unknown = [name for name in names if name not in KNOWN]
-    if unknown or isinstance(allowed, str):
+    if unknown or names == [allowed]:
         raise InvalidArgumentError(
             f"Run(allow_changes={allowed!r}): a list of what may differ from the commit's environment, of: {', '.join(KNOWN)}."
         )

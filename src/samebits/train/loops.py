@@ -100,6 +100,8 @@ class Loops:
 
         One inside the body of a step is named within that step; the same name comes again in the next.
         """
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f'{call}(name={name!r:.60}): a name is a str: name="train".')
         around = self.innermost
         whole = name if around is None else f"{around.name}/{name}"
         if "/" in name:

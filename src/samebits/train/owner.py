@@ -20,12 +20,20 @@ class Owner(Protocol):
     key: Words
     run_dir: Path | str | None
     objects: dict[str, Stateful]
-    state: RunState
     preemption: Preemption
     _loops: Loops
     _saving: Saving
     _resuming: Resuming
     _completeness: Completeness
+
+    @property
+    def state(self) -> RunState:
+        """What the user keeps in the run."""
+        ...
+
+    def check_open(self, call: str) -> None:
+        """Raises outside the `with` block."""
+        ...
 
     @property
     def stop_asked(self) -> bool:

@@ -23,7 +23,7 @@ from samebits.errors import (
 )
 from samebits.nn import name_layers
 from samebits.random import accounting, words
-from samebits.train import origin, ranks, state
+from samebits.train import origin, ranks
 from samebits.train.best import Best
 from samebits.train.cadence import Cadence, Save
 from samebits.train.commits import Commits
@@ -31,10 +31,12 @@ from samebits.train.completeness import Completeness
 from samebits.train.continued import check_steps
 from samebits.train.environment import Environment, check_names
 from samebits.train.fits import check_built, check_compiled
+from samebits.train.given import check_number, check_object, check_options
 from samebits.train.loops import Loops
 from samebits.train.resuming import Resuming
 from samebits.train.saving import Saving
 from samebits.train.source import check_loader
+from samebits.train.state import RunState, Stateful
 from samebits.train.steps import Steps
 from samebits.train.validation import Validation
 
@@ -108,13 +110,10 @@ class Run:
         **stateful: Any,
     ) -> None:
         chosen = Best(keep_best, best)
-        if keep < 1:
-            raise InvalidArgumentError(f"Run(keep={keep!r}): at least one commit must be kept.")
-        if not 0 < grace < math.inf:
-            raise InvalidArgumentError(f"Run(grace={grace!r}): seconds, more than 0.")
+        check_options(keep, grace, ignore)
         cadence = Cadence(save)
-        self.objects: dict[str, state.Stateful] = {}
-        self.state = state.RunState()
+        self.objects: dict[str, Stateful] = {}
+        self._state = RunState()
         self.resumed = False
         self.run_dir: Path | str | None = None if run_dir is None else resolved(run_dir, "Run: run_dir")
         commits = None if self.run_dir is None else Commits(self.run_dir, cadence, keep, keep_best)
@@ -125,12 +124,12 @@ class Run:
         for path in ignore:
             self.ignore(path)
         self._loops = Loops()
-        self._resuming = Resuming(str(self.run_dir), self.objects, self.state, self._loops)
+        self._resuming = Resuming(str(self.run_dir), self.objects, self._state, self._loops)
         self._saving = Saving(
-            self.run_dir, commits, chosen, self.objects, self.state, self._loops, grace, partial(_tell, self)
+            self.run_dir, commits, chosen, self.objects, self._state, self._loops, grace, partial(_tell, self)
         )
         self.preemption = self._saving.preemption
-        self._stop = self._entered = False
+        self._stop = self._entered = self._over = False
         self._keys_before: tuple[Words | None, tuple[str | int, ...]] = (None, ())
         self.key: Words = (0, 0)
         for name, thing in stateful.items():
@@ -138,13 +137,9 @@ class Run:
 
     def add(self, name: str, thing: Any) -> None:
         """Makes `thing` (with `state_dict` and `load_state_dict`) part of the run's commits under `name`."""
+        check_object(name, thing)
         if name in self.objects:
             raise DuplicateNameError(f"Run.add({name!r}): this run already has an object of that name.")
-        if not isinstance(thing, state.Stateful):
-            raise InvalidArgumentError(
-                f"Run({name}={type(thing).__name__}(...)): no option of Run has this name, and as an object to save it has no "
-                f"state_dict and load_state_dict. Give it both, or keep its plain values in run.state."
-            )
         check_compiled(name, thing)
         if self.run_dir is not None:
             check_built(name, thing)
@@ -184,6 +179,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         clean = kind is None
+        self._over = True
         self.preemption.idle = False
         try:
             if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
@@ -220,10 +216,9 @@ class Run:
             steps_per_epoch: batches of an epoch, for a loader that never ends, or to validate more often: each epoch
                 goes on in the loader where the last one ended. None: an epoch is one pass over the loader.
         """
-        if not self._entered:
-            raise InvalidArgumentError("Run.steps: enter the run first: `with samebits.Run(...) as run:`.")
+        self.check_open("Run.steps")
         if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
-            raise InvalidArgumentError(f"Run.steps(epochs={epochs!r}): must be an int of at least 1.")
+            raise InvalidArgumentError(f"Run.steps(epochs={epochs!r:.60}): must be an int of at least 1.")
         check_loader(loader)
         check_steps(loader, steps_per_epoch, "Run.steps(steps_per_epoch")
         whole = self._loops.name(name, "Run.steps")
@@ -256,8 +251,7 @@ class Run:
             loader: a `samebits.data.DataLoader`, or any iterable that starts anew at each `iter()`.
             name: two validations in the body of one step need two names.
         """
-        if not self._entered:
-            raise InvalidArgumentError("Run.validate: enter the run first: `with samebits.Run(...) as run:`.")
+        self.check_open("Run.validate")
         check_loader(loader, "Run.validate")
         self._loops.name(name, "Run.validate")
         return Validation(self, loader, name)
@@ -270,6 +264,7 @@ class Run:
         """
         values = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
         if "loss" in values:
+            check_number(values["loss"], "run.log(loss")
             self._saving.loss(values["loss"])
         if (value := self._best.of(values)) is not None:
             self.best(value)
@@ -285,6 +280,17 @@ class Run:
                 "Lower the learning rate, clip gradients, or pass Run(check_loss=False)."
             )
         notify("logged", self, values)
+
+    @property
+    def state(self) -> RunState:
+        """Plain values and tensors that are saved with the run: `run.state.best = 0.3`, `run.state.get("best", 1e9)`."""
+        return self._state
+
+    @state.setter
+    def state(self, values: Any) -> None:
+        raise InvalidArgumentError(
+            "run.state = ...: what stands there would not be saved. Fill the one that is there: run.state.update(...)."
+        )
 
     @property
     def rank(self) -> int:
@@ -311,13 +317,15 @@ class Run:
         Of several processes rank 0 tells, and the commit may come some steps later, when they ask each other.
         `everywhere`: all of them call this in this step, and so the commit is of this very state.
         """
-        self._saving.best(value, everywhere=everywhere)
+        check_number(value, "run.best(value")
+        self._saving.best(float(value), everywhere=everywhere)
 
     def commit(self) -> None:
         """Asks for a commit at the end of the current iteration (state is complete only between two of them).
 
         Behind a loop that has ended it commits at once.
         """
+        self.check_open("Run.commit")
         self._saving.ask()
 
     def stop(self) -> None:
@@ -339,6 +347,16 @@ class Run:
         self.resumed = True
         if self.rank == 0:
             self._resuming.tell(found[0])
+
+    def check_open(self, call: str) -> None:
+        """Raises `InvalidArgumentError` outside the `with` block."""
+        if not self._entered:
+            raise InvalidArgumentError(f"{call}: enter the run first: `with samebits.Run(...) as run:`.")
+        if self._over:
+            raise InvalidArgumentError(
+                f"{call}: the `with` block of the run in {self.run_dir} has ended, and nothing more would be saved. Put it "
+                "inside the block."
+            )
 
     def end_loop(self, loop: str) -> None:
         """Code behind a loop draws from the same generators, whether the loop ran or had finished before."""

@@ -60,6 +60,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         if self._over:
             raise StopIteration
         run, loop, loops = self._run, self._loop, self._run._loops
+        run.check_open("Run.steps")
         run.preemption.idle = False
         self._advance()
         conflicts.check()

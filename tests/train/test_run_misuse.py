@@ -1,0 +1,108 @@
+"""What a PyTorch user types wrongly at a `Run`: each ends in an error that names the argument and the cure, before anything is lost."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import samebits
+from samebits.errors import InvalidArgumentError
+
+DATA = [torch.ones(2, 2) for _ in range(4)]
+
+
+@pytest.fixture
+def model():
+    samebits.set_random_seed(1)
+    return nn.Linear(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"keep": "2"}, r"Run\(keep='2'\): an int"),
+        ({"keep": None}, r"Run\(keep=None\): an int"),
+        ({"grace": "20s"}, r"Run\(grace='20s'\): seconds"),
+        ({"best": 0.5, "keep_best": 1}, r"Run\(best=0.5\): the name.*run.best"),
+        ({"ignore": "losses"}, r"Run\(ignore='losses'\): a list"),
+        ({"ignore": None}, r"Run\(ignore=None\): a list"),
+        ({"allow_changes": None}, r"Run\(allow_changes=None\): a list"),
+        ({"optimizer": torch.optim.SGD}, r"Run\(optimizer=SGD\): a class. Give the object"),
+        ({"scheduler": None}, r"Run\(scheduler=None\): .* Leave it out"),
+        ({"models": [nn.Linear(1, 1)]}, "a name of its own"),
+    ],
+)
+def test_an_option_of_another_kind_is_named(tmp_path, model, options, told):
+    """A value of the wrong kind at Run(...) is refused with its argument, and no folder is made; the right kinds (control) pass."""
+    with pytest.raises(InvalidArgumentError, match=told):
+        samebits.Run(tmp_path / "r", model=model, **options)
+    assert not (tmp_path / "r").exists()
+    samebits.Run(
+        tmp_path / "r",
+        model=model,
+        keep=1,
+        grace=1,
+        ignore=("a",),
+        keep_best=1,
+        best="x",
+        allow_changes={"cpu"},
+    )
+
+
+def test_name_and_object_in_the_wrong_order_are_told(model):
+    """run.add(model, "model") says which comes first; so does a loop whose name is no str."""
+    run = samebits.Run(None)
+    with pytest.raises(InvalidArgumentError, match=r"Run.add\(Linear, ...\): first the name"):
+        run.add(model, "model")
+    with run:
+        for name in (3, None):
+            with pytest.raises(InvalidArgumentError, match=r"Run.steps\(name=.*a name is a str"):
+                run.steps(DATA, name=name)
+        with pytest.raises(InvalidArgumentError, match=r"Run.validate\(name=3\)"):
+            run.validate(DATA, name=3)
+
+
+@pytest.mark.parametrize("value", [None, "0.3", torch.ones(3), np.ones(2), [1.0]])
+def test_a_loss_that_is_no_number_is_named(model, value):
+    """run.log(loss=...) and run.best(...) say what they take; numbers of every kind (control) pass."""
+    with samebits.Run(None, model=model, keep_best=1, best="score") as run:
+        with pytest.raises(InvalidArgumentError, match=r"run.log\(loss=.*number"):
+            run.log(loss=value)
+        with pytest.raises(InvalidArgumentError, match=r"run.log\(score=.*number"):
+            run.log(score=value)
+        with pytest.raises(InvalidArgumentError, match=r"run.best\(value=.*number"):
+            run.best(value)
+        for good in (1, 1.0, np.float32(1), np.ones(1)[0], torch.ones(()), torch.ones(1, 1)):
+            run.log(loss=good, score=good, other=value)
+
+
+def test_the_best_value_may_be_a_tensor(tmp_path, model):
+    """run.best(tensor) decides as its number does, in the commit too."""
+    with samebits.Run(tmp_path, model=model, keep=1, keep_best=1) as run:
+        for step, _ in run.steps(DATA):
+            run.best(torch.tensor(0.5 if step.number == 1 else 2.0))
+    assert 0.5 in [listed.manifest.value for listed in samebits.checkpoint.list_commits(tmp_path)]
+
+
+def test_a_run_that_has_ended_trains_no_step(tmp_path, model):
+    """Behind the `with` block, loops old and new, validations and commits are refused at once; inside (control) they run."""
+    with samebits.Run(tmp_path, model=model) as run:
+        steps = run.steps(DATA)
+        assert next(steps)[0].number == 0
+    for call in (
+        lambda: next(steps),
+        lambda: run.steps(DATA, name="x"),
+        lambda: run.validate(DATA),
+        run.commit,
+    ):
+        with pytest.raises(InvalidArgumentError, match="with` block .* has ended"):
+            call()
+
+
+def test_run_state_is_filled_not_replaced(model):
+    """run.state = {...} would never be saved, and is refused; what was there stays."""
+    with samebits.Run(None, model=model) as run:
+        run.state.best = 1
+        with pytest.raises(InvalidArgumentError, match="run.state.update"):
+            run.state = {"best": 2}
+        assert run.state == {"best": 1}
