@@ -25,7 +25,7 @@ from samebits.replica.frame import Frame
 from samebits.replica.layout import constant_place
 from samebits.replica.program import Program
 from samebits.replica.report import Report, Value
-from samebits.replica.step import CONSTANT, GENERATOR, STATE, CapturedStep
+from samebits.replica.step import CONSTANT, GENERATOR, STATE, CapturedStep, check_step
 
 
 @dataclass
@@ -58,12 +58,13 @@ def analyze(
     ops that vary even so), and collectives as `samebits.replica.collectives` says.
 
     Raises:
-        InvalidArgumentError: no input or output has such a name, or groups overlap.
+        InvalidArgumentError: it is no captured step, no input or output has such a name, or groups overlap.
     """
+    check_step("analyze", step)
     program = Program(step)
     start = _declared(step, {} if inputs is None else inputs, program)
     declared = dict(start)
-    fed = _checked(step, feedback or {})
+    fed = _checked(step, {} if feedback is None else feedback)
     with _no_collection():
         while True:
             found = _round(program, start, looked)
@@ -97,7 +98,7 @@ def _declared(step: CapturedStep, inputs: Mapping[str, Declaration], program: Pr
     if not isinstance(inputs, Mapping):
         raise InvalidArgumentError(f'analyze: declare inputs by name, {{"x": Equal()}}, not {inputs!r}.')
     for pattern, declaration in inputs.items():
-        names = [name for name in step.kinds if name == pattern or fnmatchcase(name, pattern)]
+        names = [name for name in step.kinds if name == pattern or fnmatchcase(name, str(pattern))]
         if not names:
             raise InvalidArgumentError(
                 f"analyze(inputs={{{pattern!r}: ...}}): no input has this name; there are {', '.join(step.kinds)}."
@@ -112,6 +113,10 @@ def _declared(step: CapturedStep, inputs: Mapping[str, Declaration], program: Pr
 
 
 def _checked(step: CapturedStep, feedback: Mapping[str, str]) -> Mapping[str, str]:
+    if not isinstance(feedback, Mapping):
+        raise InvalidArgumentError(
+            f'analyze: feedback says which output an input takes, {{"params.w": "output.w"}}, not {feedback!r}.'
+        )
     for name, output in feedback.items():
         if name not in step.kinds or output not in step.output_names:
             raise InvalidArgumentError(

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from samebits.errors import InvalidArgumentError
+from samebits.replica.closures import Closure
 from samebits.replica.lifting import dotted, fill
 from samebits.replica.partitions import Groups
 
@@ -34,6 +35,24 @@ class PerRank:
     """
 
     make: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.make) or isinstance(self.make, nn.Module):
+            raise InvalidArgumentError(
+                f"PerRank: give the function that makes it on each rank, PerRank(lambda mesh: make(mesh)), not a {type(self.make).__name__}."
+            )
+
+
+def check_makers(args: tuple[Any, ...]) -> None:
+    """Raises `InvalidArgumentError` for a `PerRank` inside of an argument: nobody would call its function."""
+    for one in args:
+        if not isinstance(one, PerRank) and any(
+            isinstance(leaf, PerRank) for leaf in pytree.tree_leaves(one)
+        ):
+            raise InvalidArgumentError(
+                "capture: a PerRank stands inside of a list or a dict; it must be an argument of the step itself, and may make "
+                "a tuple: PerRank(lambda mesh: (model, optimizer))."
+            )
 
 
 def built(argument: Any, extra: dict[str, Any]) -> Any:
@@ -54,22 +73,21 @@ def built(argument: Any, extra: dict[str, Any]) -> Any:
     return made
 
 
-def name_constants(module: GraphModule, made: dict[str, Any]) -> dict[str, Groups]:
-    """Gives the constants of a graph the names of the parameters, buffers and states whose memory they are.
+def name_constants(module: GraphModule, made: dict[str, Any], closure: Closure) -> dict[str, Groups]:
+    """Gives the constants of a graph the names of the parameters, buffers and states that are `made`, or of the `closure`.
 
     Returns, of each that is of a DTensor, the ranks that hold the same shard.
     """
     shards: dict[int, Groups] = {}
     names: dict[int, str] = {}
     for argument, tree in made.items():
-        root = argument + "_" * hasattr(module, argument)  # such as "graph"
         for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
             for name, tensor in _tensors(leaf, tree):
                 local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 if isinstance(tensor, DTensor):
                     shards[local.untyped_storage()._cdata] = holders(tensor)
                 names.setdefault(
-                    local.untyped_storage()._cdata, ".".join(filter(None, (root, dotted(path), name)))
+                    local.untyped_storage()._cdata, ".".join(filter(None, (argument, dotted(path), name)))
                 )
     renamed: dict[str, str] = {}
     for node in module.graph.nodes:
@@ -77,23 +95,36 @@ def name_constants(module: GraphModule, made: dict[str, Any]) -> dict[str, Group
             node.target = renamed[str(node.target)]
             continue
         held = getattr(module, str(node.target), None) if node.op == "get_attr" else None
-        if isinstance(held, torch.Tensor) and (name := names.get(held.untyped_storage()._cdata)):
+        if not isinstance(held, torch.Tensor):
+            continue
+        own = names.get(held.untyped_storage()._cdata) if held.layout is torch.strided else None
+        if name := own or closure.name_of(held):
             renamed[str(node.target)] = node.target = _put(module, name, held)
-    held = {name: attrgetter(name)(module).untyped_storage()._cdata for name in renamed.values()}
-    return {name: shards[memory] for name, memory in held.items() if memory in shards}
+    kept = {name: attrgetter(name)(module) for name in renamed.values()} if shards else {}
+    memory = {name: one.untyped_storage()._cdata for name, one in kept.items() if one.layout is torch.strided}
+    return {name: shards[one] for name, one in memory.items() if one in shards}
 
 
 def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> str:
     """Makes a tensor the attribute `a.b.c` of a module; the name, with a number where several look at one memory."""
     *path, last = name.split(".")
+    taken = []
     for part in path:
-        if not hasattr(module, part):
-            module.add_module(part, nn.Module())
-        module = getattr(module, part)
+        taken.append(_free(module, part))
+        if not hasattr(module, taken[-1]):
+            module.add_module(taken[-1], nn.Module())
+        module = getattr(module, taken[-1])
     numbered = chain([last], (f"{last}_{number}" for number in count(1)))
     free = next(one for one in numbered if not hasattr(module, one))
     setattr(module, free, tensor)
-    return ".".join([*path, free])
+    return ".".join([*taken, free])
+
+
+def _free(module: nn.Module, part: str) -> str:
+    """A name for what holds tensors, which is no other attribute of the module: not `graph`, but `graph_`."""
+    while hasattr(module, part) and not isinstance(getattr(module, part), nn.Module):
+        part += "_"
+    return part
 
 
 def holders(tensor: DTensor) -> Groups:

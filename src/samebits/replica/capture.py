@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
@@ -17,16 +15,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
-from samebits.errors import ConflictError, InvalidArgumentError, UnimplementedError
-from samebits.replica.built import PerRank, built, name_constants
+from samebits.errors import ConflictError, InvalidArgumentError
+from samebits.replica.built import PerRank, built, check_makers, name_constants
+from samebits.replica.closures import Closure
 from samebits.replica.hidden import check_closures, check_next, constant_of, read_only
+from samebits.replica.layout import constant_place
 from samebits.replica.lifting import Lifted, dotted, names_of
+from samebits.replica.memory import Place
 from samebits.replica.partitions import Groups
 from samebits.replica.ranks import Trace, compared, groups_of, trace_of
+from samebits.replica.refused import MACHINERY, told_in_the_users_words
 from samebits.replica.regions import kept_calls
 from samebits.replica.rules import generator_names, written_inputs
 from samebits.replica.step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep
@@ -62,6 +63,10 @@ def capture(
     """
     if (world_size is None) == (mesh is None):
         raise InvalidArgumentError("capture: give world_size=8, or mesh={'dp': 2, 'tp': 4}.")
+    if mesh is not None and not (isinstance(mesh, Mapping) and all(isinstance(axis, str) for axis in mesh)):
+        raise InvalidArgumentError(
+            f"capture: mesh={mesh!r}: give names and sizes of its axes, mesh={{'dp': 2, 'tp': 4}}."
+        )
     if dist.is_initialized():
         raise ConflictError(
             "capture: this process has a process group; capture before init_process_group, or in a process of its own."
@@ -73,27 +78,38 @@ def capture(
             f"capture: world_size={world_size}, mesh={mesh}: sizes are integers, at least 1."
         )
     ranks = math.prod(sizes)
-    lifted = Lifted(names_of(step, len(args)), args)
+    names = names_of(step, len(args))
+    if mesh is None and _needs_mesh(step):
+        raise InvalidArgumentError(
+            f"capture: the step takes a mesh; instead of world_size={world_size}, give mesh={{'dp': {world_size}}}."
+        )
+    check_makers(args)
+    lifted = Lifted(names, args)
+    closure = Closure(step, dict(zip(names, lifted.args, strict=True)))
     traces, outputs = [], pytree.tree_structure(None)
     shards: dict[str, set[tuple[int, ...]]] = {}
     chosen = _looked_at(ranks, axes)
     for rank in chosen:
         with _fake_world(rank, ranks), launched_as(rank, ranks):
             own = lifted.again()
-            module, outputs, held = _traced(step, own, axes)
+            with told_in_the_users_words():
+                module, outputs, held = _traced(step, own, axes, closure)
             check_closures(module, args)
             traces.append(trace_of(rank, module))
             if len(traces) == 1:
                 left = own.left_over()
-                check_next(traces[0], _traced(step, own, axes)[0], left)
+                with told_in_the_users_words():
+                    check_next(traces[0], _traced(step, own, axes, closure)[0], left)
         for name, groups in held.items():
             shards.setdefault(name, set()).update(groups)
         if looked is not None:
             looked(len(traces), len(chosen))
     found = _assembled(traces, lifted, outputs, ranks, axes)
-    found.shards.update((name, tuple(sorted(groups))) for name, groups in shards.items())
+    found.shards.update((n, tuple(sorted(groups))) for n, groups in shards.items() if n in found.kinds)
     found.shards.update(
-        (name, tuple((rank,) for rank in range(ranks))) for name in read_only(found.module, lifted.hidden())
+        (name, tuple((rank,) for rank in range(ranks)))
+        for name in read_only(found.module, lifted.hidden())
+        if name in found.kinds
     )
     return found
 
@@ -131,7 +147,7 @@ def _names(outputs: pytree.TreeSpec) -> list[str]:
 
 
 def _traced(
-    step: Callable[..., Any], lifted: Lifted, axes: dict[str, int]
+    step: Callable[..., Any], lifted: Lifted, axes: dict[str, int], closure: Closure
 ) -> tuple[GraphModule, pytree.TreeSpec, dict[str, Groups]]:
     """The graph, the tree of what the step returns, and who holds the shards among its constants."""
     makers = [one.make for one in lifted.args if isinstance(one, PerRank)]
@@ -162,14 +178,17 @@ def _traced(
         no_writes(),
         no_seeds(),
         no_swaps(),
-        _values_unread(),
     ):
         module = traced(*(slot.tensor for slot in lifted.slots))
-    return module, found[0], name_constants(module, made)
+    return module, found[0], name_constants(module, made, closure)
 
 
 def _takes_mesh(function: Callable[..., Any]) -> bool:
     return "mesh" in inspect.signature(function).parameters
+
+
+def _needs_mesh(step: Callable[..., Any]) -> bool:
+    return _takes_mesh(step) and inspect.signature(step).parameters["mesh"].default is inspect.Parameter.empty
 
 
 @contextlib.contextmanager
@@ -195,36 +214,9 @@ def _user_frames() -> Iterator[None]:
         PythonKeyTracer._filter_traceback_frames = original  # type: ignore[method-assign]
 
 
-@contextlib.contextmanager
-def _values_unread() -> Iterator[None]:
-    """Says in the user's words that Python read a value: nothing is computed, so there is none."""
-    try:
-        yield
-    except GuardOnDataDependentSymNode as error:
-        own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_MACHINERY)]
-        line = (
-            f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}: {own[-1].line}"
-            if own
-            else "no source line"
-        )
-        raise UnimplementedError(
-            f"capture: the Python code reads the value of a tensor, and a capture computes none [{line}]. Return the "
-            "tensor and read it outside of the step (float(loss), print); choose by torch.where or torch.cond instead of "
-            "an if; leave GradScaler out, its scale changes no equality."
-        ) from None
-
-
 def _of_the_user(tracer: PythonKeyTracer, frames: Any) -> Any:
-    kept = [frame for frame in frames if not frame.filename.startswith(_MACHINERY)]
+    kept = [frame for frame in frames if not frame.filename.startswith(MACHINERY)]
     return type(frames).from_list(kept[-4:])
-
-
-_MACHINERY = (
-    os.path.dirname(torch.__file__),
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-    os.path.dirname(contextlib.__file__),
-    "<",
-)
 
 
 def _looked_at(ranks: int, axes: Mapping[str, int]) -> list[int]:
@@ -237,4 +229,10 @@ def _looked_at(ranks: int, axes: Mapping[str, int]) -> list[int]:
 
 
 def _constants(module: GraphModule) -> list[str]:
-    return [str(node.target) for node in module.graph.nodes if constant_of(node, module) is not None]
+    """The names of the constants, one for each that is read through several tensors of the same bytes (FSDP2's flat shards)."""
+    names: dict[Place | str, str] = {}
+    for node in module.graph.nodes:
+        if (held := constant_of(node, module)) is not None:
+            name, place = str(node.target), constant_place(held)
+            names.setdefault(place if place.dense else name, name)
+    return list(names.values())

@@ -240,6 +240,11 @@ def _added(module: nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, t
 
 
 def _check_copies(args: tuple[Any, ...]) -> None:
+    if any(leaf.is_nested for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)):
+        raise UnimplementedError(
+            "capture: an argument is a nested tensor, which a capture does not follow; give the step its values and offsets, "
+            "n.values() and n.offsets(), or padded tensors with a mask."
+        )
     for one in args:
         if isinstance(one, nn.Module) and any(hasattr(part, "_orig_mod") for part in one.modules()):
             raise UnimplementedError(
@@ -291,7 +296,14 @@ def fill(optimizer: torch.optim.Optimizer) -> None:
     step: Any = type(optimizer).step
     if getattr(step, "hooked", False):  # nobody is told of a step: nothing was trained
         step = step.__wrapped__
-    step(optimizer)
+    try:
+        step(optimizer)
+    except Exception as error:
+        raise UnimplementedError(
+            f"capture: {type(optimizer).__name__} makes its state in its first step, which was called with gradients of zero and "
+            f"no closure, and raised {type(error).__name__}: {error}. A step that needs a closure (LBFGS) computes the loss as "
+            "often as its values say, which no graph shows: take an optimizer without one, or write the update in the step."
+        ) from error
     for parameter in parameters:
         parameter.grad = None
 

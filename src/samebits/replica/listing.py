@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 from torch.fx import Node
 
 from samebits.replica.frame import Frame
-from samebits.replica.report import Report
+from samebits.replica.layout import constant_place
+from samebits.replica.report import Report, check_report
+from samebits.replica.step import CONSTANT
 
 
 def listing(report: Report) -> str:
@@ -19,9 +22,17 @@ def listing(report: Report) -> str:
     the shape only is not shown.
     A body is listed once for each of its call sites, with what is true on every trip.
     """
+    check_report("listing", report)
     step, frame = report.step, report.frame
     placeholders = (node for node in frame.layout.nodes if node.op == "placeholder")
     names = dict(zip(placeholders, step.kinds, strict=False))
+    held = {name: attrgetter(name)(step.module) for name, kind in step.kinds.items() if kind == CONSTANT}
+    constants = {constant_place(one): name for name, one in held.items()}
+    for node in frame.layout.nodes:
+        if node.op == "get_attr":
+            names.update(
+                (node, constants[place]) for place in frame.layout.places[node] if place in constants
+            )
     text = report.partitions.text
     starts = [f"{name} ({kind}): {text(report.starts[name].partition)}" for name, kind in step.kinds.items()]
     return "\n".join([*starts, *_ops(frame, names, "")])

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from samebits.replica.picture_boxes import Box, Picture, picture_of
-from samebits.replica.report import Report
+from samebits.replica.report import Report, check_report
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 210, 38, 18, 30
 """Of a box, and between boxes, in pixels."""
@@ -32,8 +32,10 @@ def write_html(report: Report, file: str | os.PathLike[str]) -> None:
     """Writes a report as a page: verdict, explanations, the graph (see `picture_boxes.LIMIT`), and the table of values.
 
     Raises:
+        InvalidArgumentError: it is no report.
         OSError: the file cannot be written.
     """
+    check_report("write_html(report, file)", report)
     Path(file).write_text("\n".join(_page(report)) + "\n", encoding="utf-8")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from torch.fx import Node
@@ -17,7 +18,7 @@ from samebits.replica.partitions import Partitions
 from samebits.replica.program import Finding
 from samebits.replica.rules import SEED
 from samebits.replica.source import line_of
-from samebits.replica.step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep
+from samebits.replica.step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep, named
 
 Over = str | Iterable[str] | Iterable[Iterable[int]] | None
 """Ranks to compare: all (None), those along mesh axes (`"dp"`, `("dp", "tp")`), or within groups of ranks."""
@@ -99,17 +100,20 @@ class Report:
 
     def over_declared(self, name: str) -> Over:
         """The ranks on which an input was declared equal, as an `over`."""
+        self._value(name, "start")
         declared = self.declared[name]
         return None if declared == self.partitions.equal else self.partitions.classes(declared)
 
     def expect_equal(self, *names: str, over: Over = None) -> None:
         """Raises an AssertionError with the explanation unless all are replica-equal at the end of a step."""
+        _check_given("expect_equal", names)
         wrong = [self.explain(name, over) for name in names if not self.is_replica_equal(name, over)]
         if wrong:
             raise AssertionError("\n".join(wrong))
 
     def expect_varying(self, *names: str, over: Over = None) -> None:
         """Raises an AssertionError if one is equal within any pair of ranks of `over`: too equal is a bug too."""
+        _check_given("expect_varying", names)
         within = self._over(over)
         for name in names:
             partition = self._value(name, "end").partition
@@ -134,21 +138,37 @@ class Report:
         return "\n".join([*(line.rstrip() for line in lines), *self.notes, *found])
 
     def _value(self, name: str, when: str) -> Value:
+        if not isinstance(name, str) or when not in {"start", "end"}:
+            raise InvalidArgumentError(
+                f"report: {named(name) if not isinstance(name, str) else name!r}, when={when!r}: give names of values, one "
+                "by one, expect_equal('model.weight', 'model.bias'); when is 'start' or 'end'."
+            )
         inputs = self.starts if when == "start" else self.ends
         found = inputs.get(name) or (None if when == "start" else self.values.get(name))
         if found is None:
-            known = ", ".join([*self.step.kinds, *([] if when == "start" else self.step.output_names)])
+            known = [*self.step.kinds, *([] if when == "start" else self.step.output_names)]
+            near = difflib.get_close_matches(name, known, n=3)
             where = " at the start of a step: only inputs have one" if when == "start" else ""
-            raise InvalidArgumentError(f"report: there is no value {name!r}{where}. There are {known}.")
+            there = f"Near it are {', '.join(near)}" if near else f"There are {', '.join(known)}"
+            raise InvalidArgumentError(f"report: there is no value {name!r}{where}. {there}.")
         return found
 
     def _over(self, over: Over) -> int:
         if over is None:
             return self.partitions.equal
-        names = (over,) if isinstance(over, str) else tuple(over)
-        if not all(isinstance(name, str) for name in names):
-            return self.partitions.of_groups(names)  # type: ignore[arg-type]
         mesh = self.step.mesh
+        names: tuple[Any, ...] = (
+            () if not isinstance(over, Iterable) else (over,) if isinstance(over, str) else tuple(over)
+        )
+        kinds = {
+            str if isinstance(one, str) else Iterable if isinstance(one, Iterable) else int for one in names
+        }
+        if kinds not in ({str}, {Iterable}):
+            raise InvalidArgumentError(
+                f"over={over!r}: give axes of the mesh {dict(mesh)}, over='dp', or groups of ranks, over=[[0, 1], [2, 3]]."
+            )
+        if kinds == {Iterable}:
+            return self.partitions.of_groups(names)
         if unknown := set(names) - set(mesh):
             raise InvalidArgumentError(f"over={over!r}: the mesh has the axes {list(mesh)}, not {unknown}.")
         places = np.indices(tuple(mesh.values())).reshape(len(mesh), -1)
@@ -181,7 +201,7 @@ class Report:
         reduced = any(not isinstance(event.what, str) and _is_collective(event.what) for event in path)
         if any("batch_norm" in str(event.what) for event in path[-1:] if not isinstance(event.what, str)):
             return f"{name} has the statistics of each rank's own batch: use SyncBatchNorm (on GPUs), or broadcast it before it is read"
-        if self.step.kinds.get(name) == STATE and not reduced:
+        if self.step.kinds.get(name) in {STATE, CONSTANT} and not reduced:
             kind = self.step.kinds.get(source.what, "") if isinstance(source.what, str) else ""
             if kind in {BATCH, GENERATOR}:
                 return (
@@ -201,6 +221,21 @@ class Report:
             return f"all_gather the parts ({group}) before the value is used as one"
         return (
             f"broadcast or all_reduce the value ({group}) after this line, or use an op that is deterministic"
+        )
+
+
+def check_report(what: str, report: Any) -> None:
+    """Raises `InvalidArgumentError`, for the function `what`, unless it was given a report."""
+    if not isinstance(report, Report):
+        raise InvalidArgumentError(
+            f"{what} takes a report, what samebits.replica.analyze(step) gives, not {named(report)}."
+        )
+
+
+def _check_given(what: str, names: tuple[str, ...]) -> None:
+    if not names:  # a list that came out empty would pass, and prove nothing
+        raise InvalidArgumentError(
+            f"{what}: no name was given, so nothing is checked; give names, {what}('model.weight')."
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from samebits.errors import InvalidArgumentError
 from samebits.replica.partitions import Groups
 
 STATE, BATCH, GENERATOR, CONSTANT = "state", "batch", "generator", "constant"
@@ -61,3 +62,17 @@ class CapturedStep:
             + "\n  ".join(self.output_names)
             + f"\n{self.module.graph}"
         )
+
+
+def check_step(what: str, step: Any) -> None:
+    """Raises `InvalidArgumentError`, for the function `what`, unless it was given a captured step."""
+    if not isinstance(step, CapturedStep):
+        raise InvalidArgumentError(
+            f"{what} takes a captured step, what samebits.replica.capture(...) gives, not {named(step)}."
+        )
+
+
+def named(given: Any) -> str:
+    """What was given instead, for a message: a class or a function by its name, any other object by its class."""
+    name = getattr(given, "__name__", None)
+    return name if isinstance(name, str) else f"{type(given).__name__}"

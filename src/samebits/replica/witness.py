@@ -22,7 +22,10 @@ from samebits.context import Observer, Position, observed
 from samebits.errors import InvalidArgumentError, ReplicaDriftError
 from samebits.replica.built import holders
 from samebits.replica.lifting import Lifted
-from samebits.replica.report import Report
+from samebits.replica.report import Report, check_report
+from samebits.replica.step import named
+
+_GIVE = "Give modules and optimizers by name, Witness({'model': model, 'optimizer': optimizer}), or a Run that has some."
 
 
 class _Seen(NamedTuple):
@@ -49,7 +52,7 @@ class Witness(Observer):
     replicate it. `ignore`: patterns of names, such as `model.*.running_*`, which differ between two steps of DDP.
 
     Raises:
-        InvalidArgumentError: `every` is below 1, the report is of another number of ranks, or names none of the
+        InvalidArgumentError: there is nothing to compare, `every` is below 1, the report is of another number of ranks, or names none of the
             values, or an optimizer trains what is in none of the modules.
         ReplicaDriftError: by a check, on all ranks: a value that was claimed equal is not.
     """
@@ -62,13 +65,27 @@ class Witness(Observer):
         report: Report | None = None,
         ignore: Sequence[str] = (),
     ) -> None:
-        if every < 1:
-            raise InvalidArgumentError(f"Witness(every={every}): at least 1.")
+        if not isinstance(every, int) or every < 1:
+            wrong = every if isinstance(every, int) else named(every)
+            raise InvalidArgumentError(
+                f"Witness(every={wrong}): a number of steps, at least 1; a report is report=report."
+            )
+        if isinstance(ignore, str):
+            raise InvalidArgumentError(
+                f"Witness(ignore={ignore!r}): give a list of patterns, ignore=[{ignore!r}]."
+            )
+        if report is not None:
+            check_report("Witness(report=report)", report)
         self._run, self._every, self._ignore = run, every, tuple(ignore)
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._claims = None if report is None else _claims(report, self._ranks)
         names = [name for name, _ in self._tensors()]
+        if not names:
+            left = f" that ignore={list(ignore)} leaves" if ignore else ""
+            raise InvalidArgumentError(
+                f"Witness: there is nothing to compare: no parameter, buffer or optimizer state{left}. {_GIVE}"
+            )
         if self._claims is not None and not any(_bare(name) in self._claims for name in names):
             raise InvalidArgumentError(
                 f"Witness: the report names none of the values: they are {', '.join(names[:4])}, ..., and it has "
@@ -174,6 +191,10 @@ class Witness(Observer):
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         objects: Mapping[str, Any] = getattr(self._run, "objects", self._run)
+        if not isinstance(objects, Mapping):
+            raise InvalidArgumentError(
+                f"Witness: {named(self._run)} is neither a Run nor objects by name. {_GIVE}"
+            )
         kept = {n: o for n, o in objects.items() if isinstance(o, nn.Module | torch.optim.Optimizer)}
         for slot in Lifted(list(kept), tuple(kept.values()), copied=False).slots:
             if not any(fnmatchcase(slot.name, pattern) for pattern in self._ignore):

@@ -93,6 +93,10 @@ def _check(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> None:
         kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         more = "; x.float() rounds it once more, to nearest" if kind is torch.float64 else ""
         raise InvalidArgumentError(f"stochastic_round: x must be a float32 tensor, got {kind}{more}")
+    if x.layout is not torch.strided:
+        raise InvalidArgumentError(
+            f"stochastic_round: x is {x.layout}; round its values, which are dense: stochastic_round(x.values(), ...)"
+        )
     if x.device != key.device:
         raise InvalidArgumentError(
             f"stochastic_round: x and key must be on one device, got x on {x.device} and a key on {key.device}; "

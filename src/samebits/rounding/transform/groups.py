@@ -22,8 +22,8 @@ def rank_of(step: CapturedStep, rank: int | None) -> int:
         InvalidArgumentError: there is no such rank.
     """
     if rank is not None:
-        if not 0 <= rank < step.world_size:
-            raise InvalidArgumentError(f"lower(rank={rank}): ranks go from 0 to {step.world_size - 1}.")
+        if not isinstance(rank, int) or not 0 <= rank < step.world_size:
+            raise InvalidArgumentError(f"lower(rank={rank!r}): ranks go from 0 to {step.world_size - 1}.")
         return rank
     size = dist.get_world_size() if dist.is_initialized() else 1
     if size != step.world_size:

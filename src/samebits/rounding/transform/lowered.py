@@ -14,7 +14,7 @@ from samebits.errors import InvalidArgumentError, UnseededError
 from samebits.random import seeds, words
 from samebits.replica.analysis import analyze
 from samebits.replica.lifting import Lifted
-from samebits.replica.step import CONSTANT, GENERATOR, CapturedStep
+from samebits.replica.step import CONSTANT, GENERATOR, CapturedStep, check_step
 from samebits.rounding.transform.groups import rank_of
 from samebits.rounding.transform.lowering import Lowering
 from samebits.rounding.transform.methods import assignment_of, verify_methods
@@ -57,11 +57,13 @@ def lower(
         rules: for ops of your own, by name: "float32", or "as it is" where one computes nothing.
 
     Raises:
+        InvalidArgumentError: it is no captured step, has no op of the name of a rule, or not this rank.
         RoundingMethodError: an op has no method, or one although rounding is off, or the graph was edited since.
         UnimplementedError: nothing says how to round an op; it is named.
         ConflictError: the process group has another size, or no group of the ranks of a collective.
     """
-    own = checked(rules)
+    check_step("lower", step)
+    own = checked(rules, step.module)
     verify_methods(step, rounding=rounding)
     found = assignment_of(step)
     frame = found.frame if found else analyze(step).frame

@@ -16,8 +16,8 @@ from torch.fx import GraphModule, Node
 from samebits.errors import InvalidArgumentError, RoundingMethodError
 from samebits.replica.control import HANDLERS
 from samebits.replica.frame import Frame
-from samebits.replica.report import Report
-from samebits.replica.step import CapturedStep
+from samebits.replica.report import Report, check_report
+from samebits.replica.step import CapturedStep, check_step
 from samebits.rounding.transform.digests import digest_of
 
 _PLACE = "samebits.rounding"
@@ -48,8 +48,10 @@ def assign_methods(step: CapturedStep, report: Report) -> Mapping[str, Method]:
     that is called twice has methods for each of its call sites.
 
     Raises:
-        InvalidArgumentError: the report is of another step.
+        InvalidArgumentError: these are no step and its report, or the report is of another step.
     """
+    check_step("assign_methods(step, report)", step)
+    check_report("assign_methods(step, report)", report)
     if report.step is not step:
         raise InvalidArgumentError(
             "assign_methods: the report is of another step; give samebits.replica.analyze(step)."
@@ -61,6 +63,7 @@ def assign_methods(step: CapturedStep, report: Report) -> Mapping[str, Method]:
 
 def clear_methods(step: CapturedStep) -> None:
     """Takes the methods away again: the step may be edited, or lowered with `rounding=False`."""
+    check_step("clear_methods", step)
     step.module.meta.pop(_PLACE, None)
 
 
@@ -71,6 +74,7 @@ def verify_methods(step: CapturedStep, *, rounding: bool = True) -> None:
         RoundingMethodError: names the first op without a method, or with one that it must not have; or the graph was
             edited since the methods were assigned.
     """
+    check_step("verify_methods", step)
     found = step.module.meta.get(_PLACE)
     methods = found.methods if found else {}
     if not rounding:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from samebits.errors import InvalidArgumentError, UnimplementedError
@@ -75,14 +76,37 @@ def rule_of(node: Node, layout: Layout, program: Program, own: Mapping[str, Rule
     return FLOAT32
 
 
-def checked(rules: Mapping[str, Rule] | None) -> Mapping[str, Rule]:
-    """The rules that a user gives."""
+def checked(rules: Mapping[str, Rule] | None, module: GraphModule) -> Mapping[str, Rule]:
+    """The rules that a user gives for the ops of a graph and of its bodies.
+
+    Raises:
+        InvalidArgumentError: a rule is none, or the graph has no op of its name: a rule that is not used is a typing error.
+    """
+    if not isinstance(rules, Mapping | None):
+        raise InvalidArgumentError(
+            f"lower(rules={rules!r}): give rules by the names of ops, {{'mine::op': {FLOAT32!r}}}."
+        )
+    held = _op_names(module) if rules else ()
     for name, rule in (rules or {}).items():
         if rule not in {AS_IS, FLOAT32}:
             raise InvalidArgumentError(
                 f"lower(rules={{{name!r}: {rule!r}}}): a rule is {AS_IS!r} or {FLOAT32!r}."
             )
+        if name not in held:
+            near = difflib.get_close_matches(str(name), held, cutoff=0.8)
+            raise InvalidArgumentError(
+                f"lower(rules={{{name!r}: ...}}): the step has no op of this name; "
+                + (f"near it are {', '.join(near)}." if near else f"its ops are {', '.join(held)}.")
+            )
     return rules or {}
+
+
+def _op_names(module: GraphModule) -> list[str]:
+    """The names by which a rule may be given: with the overload, and without it, for all overloads."""
+    graphs = (part.graph for part in module.modules() if isinstance(part, GraphModule))
+    targets = [node.target for graph in graphs for node in graph.nodes]
+    ops = [one for one in targets if isinstance(one, torch._ops.OpOverload)]
+    return sorted({name for one in ops for name in (one.name(), one._schema.name)})
 
 
 def narrow(node: Node) -> bool:

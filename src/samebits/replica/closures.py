@@ -1,0 +1,124 @@
+"""What a step reaches without being given it, by the names in its code: the constants of its graph are called by these."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from samebits.replica.layout import constant_place
+from samebits.replica.memory import Place
+
+_MOST = 20_000
+"""Objects that are looked at, nearest first: what a step computes with is near, a list of a million samples is not read."""
+_PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
+"""A key that is a part of a path."""
+_FOREIGN = ("torch", "samebits", "numpy")
+
+
+class Closure:
+    """The tensors that a step and its arguments reach, each by the shortest path: `model.fc.weight`, `self.scales.0`."""
+
+    def __init__(self, step: Any, arguments: Mapping[str, Any]) -> None:
+        self._names: dict[int, str] = {}
+        self._places: dict[Place, str] = {}
+        self._seen: dict[int, Any] = {}
+        """Kept, so that no other object gets the identity of one that is named."""
+        optimizers: list[tuple[str, torch.optim.Optimizer]] = []
+        for name, one in _reached([*_variables(step), *arguments.items()], self._seen):
+            if isinstance(one, torch.Tensor) and not isinstance(one, DTensor):
+                self._note(name, one)
+            elif isinstance(one, torch.optim.Optimizer):
+                optimizers.append((name, one))
+        for name, optimizer in optimizers:
+            for index, (parameter, state) in enumerate(optimizer.state.items()):
+                own = self._names.get(id(parameter), str(index))
+                for key, one in state.items():
+                    if isinstance(one, torch.Tensor) and not isinstance(one, DTensor):
+                        self._note(f"{name}.{own}.{key}", one)
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """The path of a tensor, or of another one of the same bytes; None if the step has it from nowhere."""
+        return self._names.get(id(tensor)) or self._places.get(constant_place(tensor))
+
+    def _note(self, name: str, tensor: torch.Tensor) -> None:
+        self._names.setdefault(id(tensor), name)
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            self._places.setdefault(constant_place(tensor), name)
+
+
+def _reached(start: list[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
+    """Every object once, in the order of distance; `seen` holds them."""
+    waiting = deque(start)
+    while waiting and len(seen) < _MOST:
+        name, one = waiting.popleft()
+        if id(one) in seen or isinstance(
+            one, (type, ModuleType, str, bytes, int, float, complex, type(None))
+        ):
+            continue
+        seen[id(one)] = one
+        yield name, one
+        waiting.extend((f"{name}.{key}", child) for key, child in _children(one))
+
+
+def _children(one: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(one, torch.Tensor):
+        if isinstance(one, DTensor):
+            yield "local", one.to_local()
+        if one.is_leaf and one.grad is not None:
+            yield "grad", one.grad
+    elif isinstance(one, dict):
+        yield from ((str(key), value) for key, value in one.items() if _PATH.fullmatch(str(key)))
+    elif isinstance(one, (list, tuple)):
+        yield from ((str(index), value) for index, value in enumerate(one))
+    elif isinstance(one, nn.Module):
+        yield from (*one._parameters.items(), *one._buffers.items(), *one._modules.items())
+        yield from ((key, value) for key, value in vars(one).items() if not key.startswith("_"))
+    elif isinstance(one, (FunctionType, MethodType, functools.partial)):
+        if not str(getattr(one, "__module__", "")).startswith(_FOREIGN):
+            yield from _variables(one)
+    elif not isinstance(one, torch.optim.Optimizer) and hasattr(one, "__dict__"):
+        yield from ((key, value) for key, value in vars(one).items() if _PATH.fullmatch(key))
+
+
+def _variables(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function finds by name besides its arguments: free variables, globals, defaults; `self`; what a partial has bound."""
+    if isinstance(function, functools.partial):
+        bound = inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
+        yield from bound.arguments.items()
+        yield from _variables(function.func)
+        return
+    if not isinstance(function, (FunctionType, MethodType)):
+        yield "self", function
+        return
+    if isinstance(function, MethodType):
+        yield "self", function.__self__
+    function = inspect.unwrap(function)
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # a variable that is set later
+            continue
+    for name in _globals(code):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for name, one in inspect.signature(function).parameters.items():
+        if one.default is not one.empty:
+            yield name, one.default
+
+
+def _globals(code: CodeType) -> Iterator[str]:
+    """The names that a function and those defined in it may look up."""
+    yield from code.co_names
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _globals(one)

@@ -1,0 +1,121 @@
+"""What torch raises where a trace cannot follow a step, in the user's words: the call, the line, the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from samebits.errors import ConflictError, InvalidArgumentError, SamebitsError, UnimplementedError
+
+_TORCH = os.path.dirname(torch.__file__)
+MACHINERY = (
+    _TORCH,
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+    os.path.dirname(contextlib.__file__),
+    "<",
+)
+"""Frames of these files are not the user's."""
+_UNREAD = (
+    "the Python code reads the value of a tensor, and a capture computes none [{line}]. Return the tensor and read it "
+    "outside of the step (float(loss), print); choose by torch.where or torch.cond instead of an if; leave GradScaler out, "
+    "its scale changes no equality."
+)
+_OBJECTS = (
+    "an object collective pickles what it sends, and a capture computes no bytes [{line}]. Call it before the step, and give "
+    "the step what came out; or send tensors: all_gather_into_tensor, broadcast."
+)
+_COALESCED = (
+    "nothing says what {op} gives, which collectives that are coalesced become [{line}]. Call them one after the other: "
+    "which ranks are equal does not depend on it."
+)
+_NESTED = (
+    "a capture does not follow nested tensors [{line}]. Give the step their values and offsets, n.values() and n.offsets(), "
+    "or padded tensors with a mask."
+)
+_COMPILED = (
+    "the step calls what torch.compile made, which a trace does not enter [{line}]. Call the function or the module that was "
+    "compiled; that changes no equality."
+)
+_WRAPPED = (
+    "DistributedDataParallel reduces in C++, which no graph shows [{line}]. Wrap the module in "
+    "samebits.replica.DataParallel(module), outside of the step."
+)
+_GROUP = (
+    "the step makes the process group [{line}], and a capture runs it in one of its own. Call init_process_group outside of "
+    "the step, after the capture."
+)
+_AXES = "the step or its PerRank asks the mesh for what it does not have [{line}]: {error}. The mesh is that of capture(..., mesh=...)."
+_UNKNOWN = (
+    "torch does not know the shape of what {op} gives [{line}]. An op of your own: torch.library.register_fake; else compute "
+    "it before the step, and give the step what came out."
+)
+
+
+@contextlib.contextmanager
+def told_in_the_users_words() -> Iterator[None]:
+    """Refuses what a trace cannot follow; what the user's own code raises goes through as it is.
+
+    Raises:
+        UnimplementedError, InvalidArgumentError, ConflictError: instead of torch's, with the line in the step.
+    """
+    try:
+        yield
+    except SamebitsError:
+        raise
+    except Exception as error:
+        found = _refusal(error, traceback.extract_tb(error.__traceback__))
+        if found is None:
+            raise
+        kind, text = found
+        line, op = _line(error), getattr(error, "func", "")
+        raise kind(f"capture: {text.format(line=line, op=op, error=str(error).strip(chr(34)))}") from None
+
+
+def _refusal(error: Exception, frames: traceback.StackSummary) -> tuple[type[SamebitsError], str] | None:
+    """The class and the text for what torch raised, by its kind and by the functions of torch's that it came through."""
+    through = {
+        (Path(frame.filename).name, frame.name) for frame in frames if frame.filename.startswith(_TORCH)
+    }
+    files = {file for file, _ in through}
+    if isinstance(error, GuardOnDataDependentSymNode) or _reads(error):
+        return UnimplementedError, _UNREAD
+    if any(file == "distributed_c10d.py" and "_object" in name for file, name in through):
+        return UnimplementedError, _OBJECTS
+    if any("/nested/" in frame.filename for frame in frames if frame.filename.startswith(_TORCH)):
+        return UnimplementedError, _NESTED
+    if ("distributed.py", "__init__") in through and isinstance(error, RuntimeError):
+        return UnimplementedError, _WRAPPED
+    if ("distributed_c10d.py", "init_process_group") in through:
+        return ConflictError, _GROUP
+    if "device_mesh.py" in files and isinstance(error, KeyError | TypeError | ValueError | RuntimeError):
+        return InvalidArgumentError, _AXES
+    if "eval_frame.py" in files and "dynamo-optimized" in str(error):
+        return UnimplementedError, _COMPILED
+    return (UnimplementedError, _by_op(error)) if isinstance(error, UnsupportedOperatorException) else None
+
+
+def _reads(error: Exception) -> bool:
+    """Ways of reading a value that end before torch asks for it."""
+    return ".numpy() is not supported for tensor subclasses" in str(error) or "FakeTensor.__format__" in str(
+        error
+    )
+
+
+def _by_op(error: Any) -> str:
+    name = str(error.func)
+    return _COALESCED if "coalesced" in name else _NESTED if "nested" in name else _UNKNOWN
+
+
+def _line(error: Exception) -> str:
+    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(MACHINERY)]
+    return (
+        f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}: {own[-1].line}" if own else "no source line"
+    )
