@@ -25,6 +25,7 @@ def step(made, x, mesh):
     model, optimizer = made
     model(x).square().mean().backward()
     optimizer.step()
+    optimizer.zero_grad()
 
 
 def stray(made, x, mesh):
@@ -90,3 +91,45 @@ def test_the_function_gets_the_mesh_whether_or_not_the_step_takes_one():
     for wrong, where in ((make, {"world_size": 2}), (lambda dp: make(dp), {"mesh": {"dp": 2}})):
         with pytest.raises(InvalidArgumentError, match="PerRank's function takes"):
             capture(plain, PerRank(wrong), torch.randn(3, 4), **where)
+
+
+def forgetful(made, x):
+    made[0](x).square().mean().backward()
+    made[1].step()
+
+
+def clearing(made, x):
+    made[1].zero_grad()
+    forgetful(made, x)
+
+
+class Counting(nn.Linear):
+    def forward(self, x):
+        held = getattr(self, "held", 0)
+        self.held = x.mean() + 1
+        return super().forward(x) + held
+
+
+def test_what_a_step_leaves_in_what_a_rank_made_is_not_read_by_the_next():
+    """Gradients of shards that are added up over steps, and tensors left in attributes: refused by name; cleared, they are no state."""
+    x, mesh = torch.randn(3, 4), {"dp": 2}
+    with pytest.raises(UnimplementedError, match=r"left in made\.0\..*weight\.grad .*zero_grad"):
+        capture(forgetful, PerRank(make), x, mesh=mesh)
+    assert analyze(capture(clearing, PerRank(make), x, mesh=mesh)).drifting == ()
+    with pytest.raises(UnimplementedError, match=r"left in made\.held"):
+        capture(lambda made, x: made(x), PerRank(lambda: Counting(4, 4)), x, world_size=2)
+
+
+def test_a_function_that_gives_one_object_to_all_ranks_is_refused():
+    """A module, a part of one, or a scheduler that was made before has what the other rank did to it: named; new ones have not."""
+    x, shared = torch.randn(3, 4), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(shared.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for wrong, named in (
+        (lambda: shared, r"gave made \(Linear\)"),
+        (lambda: (nn.Sequential(shared), 3), r"gave made\.0 \(Sequential\)"),
+        (lambda: {"scheduler": scheduler}, r"gave made\.scheduler \(StepLR\)"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=named + ".*inside of the function"):
+            capture(lambda made, x: x, PerRank(wrong), x, world_size=2)
+    capture(lambda made, x: made(x), PerRank(lambda: nn.Linear(4, 4)), x, world_size=2)

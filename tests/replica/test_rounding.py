@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rounding_reference import CODES, DTYPES, chances, codes, expected, inputs, magnitudes, numbers_of
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import samebits.random as sr
 from samebits.errors import InvalidArgumentError, UnimplementedError
@@ -261,3 +262,34 @@ def test_other_devices():
         kernels("stochastic_round", key)
     y = stochastic_round(torch.empty(3, device="meta"), BF16, key)
     assert y.is_meta and y.dtype is BF16 and y.shape == (3,)
+
+
+def test_slices_of_a_vmap_do_not_share_their_numbers_unless_asked():
+    """One key for all slices is refused; with a key each, or randomness="same", a slice is rounded as if alone."""
+    x, keys = torch.rand(3, 5), sr.split(KEY, 3)
+    alone = torch.stack([stochastic_round(x[i], BF16, keys[i]) for i in range(3)])
+    mapped = torch.vmap(lambda x, key: stochastic_round(x, BF16, key), in_dims=(1, 0))
+    assert torch.equal(mapped(x.t(), keys), alone)
+    into = torch.vmap(lambda x, key, out: stochastic_round(x, BF16, key, out=out))
+    assert torch.equal(into(x, keys, torch.empty(3, 5, dtype=BF16)), alone)
+    for randomness in ("error", "different"):
+        with pytest.raises(InvalidArgumentError, match=r'samebits.random.split\(key.*randomness="same"'):
+            torch.vmap(lambda x: stochastic_round(x, BF16, KEY), randomness=randomness)(x)
+    same = torch.vmap(lambda x: stochastic_round(x, BF16, KEY), randomness="same")(x)
+    assert torch.equal(same, torch.stack([stochastic_round(row, BF16, KEY) for row in x]))
+    with pytest.raises(InvalidArgumentError, match="torch.vmap"):
+        stochastic_round(x, BF16, keys)
+
+
+def test_a_tracer_sees_what_is_written_to_out():
+    """In a graph, out= is the op and a copy: with other inputs the graph gives the bits of the direct call."""
+    x, out = torch.rand(5), torch.zeros(5, dtype=BF16)
+    graph = make_fx(lambda x, key, out: stochastic_round(x, BF16, key, out=out))(x, KEY, out)
+    graph(x * 3, KEY, out)
+    assert torch.equal(out, stochastic_round(x * 3, BF16, KEY))
+
+
+def test_what_is_sparse_is_refused():
+    """Its values are what can be rounded."""
+    with pytest.raises(InvalidArgumentError, match="x.values"):
+        stochastic_round(torch.eye(3).to_sparse(), BF16, KEY)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 from operator import attrgetter
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from samebits.errors import InvalidArgumentError
 from samebits.replica.closures import Closure
-from samebits.replica.lifting import dotted, fill
+from samebits.replica.lifting import dotted, fill, zeros_in_attributes
 from samebits.replica.partitions import Groups
 
 _STAR = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
@@ -30,8 +31,8 @@ class PerRank:
 
     capture(step, PerRank(lambda mesh: sharded_model_and_optimizer(mesh)), x, mesh={"dp": 4})
 
-    Every rank makes it in a process group of its own, from the same generator states, and the step gets it. What it holds
-    are constants of the captured step: shards of a DTensor start equal on the ranks that replicate them, if they were made so.
+    Every rank makes it in a process group of its own, from the same generator states, and the step gets it: new objects, not
+    those of the rank before. What it holds are constants of the captured step: shards of a DTensor start equal on the ranks that replicate them, if they were made so.
     """
 
     make: Callable[..., Any]
@@ -71,6 +72,42 @@ def built(argument: Any, extra: dict[str, Any]) -> Any:
         if isinstance(one, torch.optim.Optimizer):
             fill(one)
     return made
+
+
+def check_fresh(argument: str, made: Any, seen: dict[int, ref[Any]]) -> None:
+    """Adds what a rank has made to what was `seen` of the ranks before.
+
+    Raises:
+        InvalidArgumentError: it was made before: it has what the step did to it as another rank, or as the same in a trace before.
+    """
+    for path, leaf in pytree.tree_flatten_with_path(made)[0]:
+        own = [*leaf.modules(), *leaf.parameters()] if isinstance(leaf, nn.Module) else [leaf]
+        for one in own if hasattr(leaf, "state_dict") else ():
+            if id(one) in seen and seen[id(one)]() is one:
+                name = ".".join(filter(None, (argument, dotted(path))))
+                raise InvalidArgumentError(
+                    f"capture: PerRank's function gave {name} ({type(leaf).__name__}), or a part of it, for another rank before, "
+                    "so it has what the step did to it there. Make it inside of the function: PerRank(lambda mesh: make(mesh))."
+                )
+            seen[id(one)] = ref(one)
+
+
+def left_over(argument: str, before: Any, made: Any) -> dict[str, torch.Tensor]:
+    """Puts zeros into what was `made`, where a step has left something in what was made `before`; names and zeros."""
+    found: dict[str, torch.Tensor] = {}
+    pairs = zip(pytree.tree_flatten_with_path(before)[0], pytree.tree_leaves(made), strict=True)
+    for (path, old), new in pairs:
+        if not isinstance(old, nn.Module):
+            continue
+        name = ".".join(filter(None, (argument, dotted(path))))
+        for (key, was), now in zip(old.named_parameters(), new.parameters(), strict=True):
+            if was.grad is not None:
+                now.grad = torch.zeros_like(now)
+                found[f"{name}.{key}.grad"] = (
+                    now.grad.to_local() if isinstance(now.grad, DTensor) else now.grad
+                )
+        found |= zeros_in_attributes(name, old, new)
+    return found
 
 
 def name_constants(module: GraphModule, made: dict[str, Any], closure: Closure) -> dict[str, Groups]:

@@ -8,7 +8,8 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
 from samebits.errors import ConflictError, InvalidArgumentError
-from samebits.replica.built import PerRank, built, check_makers, name_constants
+from samebits.replica.built import PerRank, built, check_fresh, check_makers, left_over, name_constants
 from samebits.replica.closures import Closure
 from samebits.replica.hidden import check_closures, check_next, constant_of, read_only
 from samebits.replica.layout import constant_place
@@ -88,19 +89,21 @@ def capture(
     closure = Closure(step, dict(zip(names, lifted.args, strict=True)))
     traces, outputs = [], pytree.tree_structure(None)
     shards: dict[str, set[tuple[int, ...]]] = {}
+    seen: dict[int, ref[Any]] = {}
     chosen = _looked_at(ranks, axes)
     for rank in chosen:
         with _fake_world(rank, ranks), launched_as(rank, ranks):
             own = lifted.again()
             with told_in_the_users_words():
-                module, outputs, held = _traced(step, own, axes, closure)
-            check_closures(module, args)
-            traces.append(trace_of(rank, module))
+                traced = _traced(step, own, axes, closure, seen)
+            check_closures(traced.module, args)
+            traces.append(trace_of(rank, traced.module))
             if len(traces) == 1:
-                left = own.left_over()
+                outputs, left = traced.outputs, own.left_over()
                 with told_in_the_users_words():
-                    check_next(traces[0], _traced(step, own, axes, closure)[0], left)
-        for name, groups in held.items():
+                    following = _traced(step, own, axes, closure, seen, traced.made)
+                check_next(traces[0], following.module, {**left, **following.left})
+        for name, groups in traced.shards.items():
             shards.setdefault(name, set()).update(groups)
         if looked is not None:
             looked(len(traces), len(chosen))
@@ -146,23 +149,42 @@ def _names(outputs: pytree.TreeSpec) -> list[str]:
     return ["output" + ("." + dotted(path) if path else "") for path, _ in paths]
 
 
+class _Traced(NamedTuple):
+    """One run of the code as one rank."""
+
+    module: GraphModule
+    outputs: pytree.TreeSpec
+    """The tree of what the step returns."""
+    shards: dict[str, Groups]
+    """Who holds the shards among the constants."""
+    made: dict[str, Any]
+    """What each `PerRank` gave."""
+    left: dict[str, torch.Tensor]
+    """Zeros for what the run `before` has left in it."""
+
+
 def _traced(
-    step: Callable[..., Any], lifted: Lifted, axes: dict[str, int], closure: Closure
-) -> tuple[GraphModule, pytree.TreeSpec, dict[str, Groups]]:
-    """The graph, the tree of what the step returns, and who holds the shards among its constants."""
-    makers = [one.make for one in lifted.args if isinstance(one, PerRank)]
+    step: Callable[..., Any],
+    lifted: Lifted,
+    axes: dict[str, int],
+    closure: Closure,
+    seen: dict[int, ref[Any]],
+    before: Mapping[str, Any] | None = None,
+) -> _Traced:
+    makers = {n: one for n, one in zip(lifted.names, lifted.args, strict=True) if isinstance(one, PerRank)}
     mesh: dict[str, Any] = {}
-    if axes and any(map(_takes_mesh, (step, *makers))):
+    if axes and any(map(_takes_mesh, (step, *(one.make for one in makers.values())))):
         mesh["mesh"] = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
     extra = mesh if _takes_mesh(step) else {}
     found: list[pytree.TreeSpec] = []
-
-    made = {name: built(one, mesh) for name, one in zip(lifted.names, lifted.args, strict=True)}
+    made, left = {name: built(one, mesh) for name, one in makers.items()}, {}
+    for name, one in made.items():
+        check_fresh(name, one, seen)
+        left |= left_over(name, before[name], one) if before else {}
 
     def own(*args: Any, **kwargs: Any) -> Any:
-        pairs = zip(lifted.names, lifted.args, args, strict=True)
         return step(
-            *(made[name] if isinstance(one, PerRank) else given for name, one, given in pairs), **kwargs
+            *(made.get(name, given) for name, given in zip(lifted.names, args, strict=True)), **kwargs
         )
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
@@ -180,7 +202,7 @@ def _traced(
         no_swaps(),
     ):
         module = traced(*(slot.tensor for slot in lifted.slots))
-    return module, found[0], name_constants(module, made, closure)
+    return _Traced(module, found[0], name_constants(module, made, closure), made, left)
 
 
 def _takes_mesh(function: Callable[..., Any]) -> bool:

@@ -122,14 +122,7 @@ class Lifted:
         self.left = {name: _zeros(one) for name, one in self.left.items()}
         found = {f"{name}.grad": one for name, one in self.left.items()}
         for name, module in self._modules.items():
-            for path, part in module.named_modules(prefix=name):
-                for key, value in vars(part).items():
-                    leaves, spec = pytree.tree_flatten(value)
-                    if key in _OWN or not any(isinstance(leaf, FakeTensor) for leaf in leaves):
-                        continue
-                    zeros = [_zeros(leaf) if isinstance(leaf, FakeTensor) else leaf for leaf in leaves]
-                    vars(part)[key] = pytree.tree_unflatten(zeros, spec)
-                    found.update((f"{path}.{key}", one) for one in zeros if _is_tensor(one))
+            found |= zeros_in_attributes(name, module, module)
         return found
 
     def hidden(self) -> list[torch.Tensor]:
@@ -306,6 +299,21 @@ def fill(optimizer: torch.optim.Optimizer) -> None:
         ) from error
     for parameter in parameters:
         parameter.grad = None
+
+
+def zeros_in_attributes(name: str, traced: nn.Module, other: nn.Module) -> dict[str, torch.Tensor]:
+    """Puts zeros into the attributes of `other` in which a trace has left something in those of `traced`; names and zeros."""
+    found: dict[str, torch.Tensor] = {}
+    parts = zip(traced.named_modules(prefix=name), other.modules(), strict=True)
+    for (path, part), same in parts:
+        for key, value in vars(part).items():
+            leaves, spec = pytree.tree_flatten(value)
+            if key in _OWN or not any(isinstance(leaf, FakeTensor) for leaf in leaves):
+                continue
+            zeros = [_zeros(leaf) if isinstance(leaf, FakeTensor) else leaf for leaf in leaves]
+            vars(same)[key] = pytree.tree_unflatten(zeros, spec)
+            found.update((f"{path}.{key}", one) for one in zeros if _is_tensor(one))
+    return found
 
 
 _OWN = {"_parameters", "_buffers", "_modules"}

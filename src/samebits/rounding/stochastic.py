@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 from samebits.errors import InvalidArgumentError
 from samebits.random._memory import fresh
 from samebits.random.keys import check_key
+from samebits.random.ops.batching import one_by_one
 from samebits.random.ops.tracing import traced
 from samebits.rounding._backends import kernels
 from samebits.rounding._numbers import FORMATS
@@ -39,6 +40,8 @@ def stochastic_round(
     - A NaN stays one, quiet, with its sign and the upper bits of its payload.
     - The gradient is that of `x.to(dtype)`, of which this is the mean: the gradient of the output as x's dtype.
 
+    Under `torch.vmap` each slice needs a key of its own; one for all is refused unless `randomness="same"`.
+
     Args:
         x: float32; float16 and bfloat16 are widened first. Any shape and layout.
         dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2.
@@ -49,11 +52,14 @@ def stochastic_round(
     `out` where a gradient is asked for; `UnimplementedError` for devices other than CPU and CUDA.
     """
     _check(x, dtype, key)
+    watched = traced(key) or traced(x)
     if out is not None:
         _check_out(x, dtype, out)
+        if watched:  # who records the ops of the caller sees no write to an address
+            return out.copy_(torch.ops.samebits.stochastic_round(x, dtype, key))
+        _check_apart(x, out)
         return round_into(out, x, key)
-    recorded = x.requires_grad and torch.is_grad_enabled()
-    if recorded or traced(key) or traced(x):
+    if watched or (x.requires_grad and torch.is_grad_enabled()):
         return torch.ops.samebits.stochastic_round(x, dtype, key)
     return rounded(x, dtype, key)
 
@@ -84,7 +90,8 @@ def _check(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> None:
     check_key("stochastic_round", key)
     if key.dim() != 1:
         raise InvalidArgumentError(
-            f"stochastic_round takes one key, of shape (2,); got a batch of shape {tuple(key.shape)}"
+            f"stochastic_round takes one key, of shape (2,); got a batch of shape {tuple(key.shape)}. For a key per slice: "
+            "torch.vmap(lambda x, key: stochastic_round(x, dtype, key))(x, keys)"
         )
     if dtype not in FORMATS:
         names = ", ".join(form.name for form in FORMATS.values())
@@ -114,6 +121,9 @@ def _check_out(x: torch.Tensor, dtype: torch.dtype, out: torch.Tensor) -> None:
             "stochastic_round: out= has no gradient, and x or out requires grad; leave out away, or call it under "
             "torch.no_grad()"
         )
+
+
+def _check_apart(x: torch.Tensor, out: torch.Tensor) -> None:
     if x.numel() and x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
         raise InvalidArgumentError("stochastic_round: out lies in the memory of x; give it memory of its own")
 
@@ -137,7 +147,21 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
     return grad.to(ctx.dtype), None, None
 
 
+def _mapped(
+    info: Any, in_dims: Any, x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor
+) -> tuple[torch.Tensor, int]:
+    """Slice by slice, each as if alone. One key for all slices rounds them by the same numbers, so it must be asked for."""
+    if in_dims[2] is None and info.randomness != "same":
+        raise InvalidArgumentError(
+            "stochastic_round under torch.vmap has one key, so all slices would be rounded by the same numbers. Give each a "
+            "key of its own: torch.vmap(f)(x, samebits.random.split(key, len(x))), where f(x, key) rounds; or round the whole "
+            'batch outside of vmap. If they are to share them: torch.vmap(..., randomness="same").'
+        )
+    return one_by_one(torch.ops.samebits.stochastic_round)(info, in_dims, x, dtype, key)
+
+
 torch.library.register_fake("samebits::stochastic_round", _fake, lib=_LIBRARY)
 torch.library.register_autograd(
     "samebits::stochastic_round", _backward, setup_context=_remember, lib=_LIBRARY
 )
+torch.library.register_vmap("samebits::stochastic_round", _mapped, lib=_LIBRARY)
