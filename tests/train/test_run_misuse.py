@@ -106,3 +106,41 @@ def test_run_state_is_filled_not_replaced(model):
         with pytest.raises(InvalidArgumentError, match="run.state.update"):
             run.state = {"best": 2}
         assert run.state == {"best": 1}
+
+
+class Keras(samebits.callbacks.Callback):
+    """Keras's arguments: `trainer` is missing."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        raise AssertionError("it was called")
+
+
+class Variadic(samebits.callbacks.Callback):
+    def on_epoch_end(self, *args):
+        self.args = args
+
+
+def test_a_hook_with_other_arguments_is_told_before_training(model):
+    """Hooks with Keras's arguments are refused when the Trainer is made, not behind an epoch; what can be called (control) is."""
+    optimizer, loss = torch.optim.SGD(model.parameters(), 0.1), nn.functional.mse_loss
+    told = r"\[Keras\]\): its on_epoch_end takes \(epoch, logs=None\), and is called with \(trainer, epoch, logs\)"
+    with pytest.raises(InvalidArgumentError, match=told):
+        samebits.Trainer(model, loss, optimizer, callbacks=[Keras()])
+    with pytest.raises(InvalidArgumentError, match="its on_epoch_end takes"):
+        function = samebits.callbacks.Lambda(on_epoch_end=lambda epoch, logs: None)
+        samebits.Trainer(model, loss, optimizer, callbacks=[function])
+    with pytest.raises(InvalidArgumentError, match="give a list of callbacks"):
+        samebits.Trainer(model, loss, optimizer, callbacks=None)
+    good = Variadic()
+    trainer = samebits.Trainer(model, loss, optimizer, callbacks=[good])
+    trainer.fit([(torch.ones(2, 2), torch.ones(2, 1))], 1, verbose=0)
+    assert len(good.args) == 3
+
+
+def test_tensors_as_validation_data_are_told(model):
+    """validation_data=(x, y), as in Keras, says how batches are made of it; a list of batches (control) is read."""
+    trainer = samebits.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1))
+    x, y = torch.ones(2, 2), torch.ones(2, 1)
+    with pytest.raises(InvalidArgumentError, match="TensorDataset"):
+        trainer.fit([(x, y)], 1, validation_data=(x, y), verbose=0)
+    assert "val_loss" in trainer.fit([(x, y)], 1, validation_data=[(x, y)], verbose=0).history

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def check_parts(model: Any, loss_fn: Any, optimizer: Any) -> None:
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Raises for anything but a sequence of instances of `Callback`."""
-    if isinstance(callbacks, Callback):
+    if isinstance(callbacks, Callback) or callbacks is None:
         raise InvalidArgumentError("Trainer(callbacks=...): give a list of callbacks, [callback].")
     for callback in callbacks:
         if isinstance(callback, type):
@@ -52,6 +53,23 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
                 f"Trainer(callbacks=[{callback!r:.60}]): not a samebits.callbacks.Callback. Derive it from that "
                 "class, so that it has a state."
             )
+        for hook in [name for name in vars(Callback) if name.startswith("on_")]:
+            _check_hook(callback, hook)
+
+
+def _check_hook(callback: Callback, hook: str) -> None:
+    """A hook that takes other arguments, Keras's `on_epoch_end(epoch, logs)` say, would raise behind an epoch of training."""
+    _, *given = inspect.signature(getattr(Callback, hook)).parameters
+    try:
+        taken = inspect.signature(getattr(callback, hook))
+    except ValueError:  # written in C
+        return
+    try:
+        taken.bind(*given)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"Trainer(callbacks=[{type(callback).__name__}]): its {hook} takes {taken}, and is called with ({', '.join(given)})."
+        ) from None
 
 
 def check_scheduler(scheduler: Any, step: str, optimizer: torch.optim.Optimizer) -> None:

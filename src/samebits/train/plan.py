@@ -6,6 +6,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
 from samebits.errors import InvalidArgumentError
 from samebits.train.continued import check_steps
 
@@ -60,6 +63,12 @@ class Plan:
         else:
             _check_int("validation_freq", self.validation_freq, 1)
         if self.validation_data is not None:
+            data = self.validation_data
+            if isinstance(data, tuple) and all(isinstance(part, torch.Tensor | np.ndarray) for part in data):
+                raise InvalidArgumentError(
+                    "fit(validation_data=(x, y)): it is read as batches. Pass "
+                    "samebits.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32), or a list of batches."
+                )
             if hasattr(self.validation_data, "__next__") or not hasattr(self.validation_data, "__iter__"):
                 raise InvalidArgumentError(
                     f"fit(validation_data={type(self.validation_data).__name__}): it is read after each epoch. Pass a "
