@@ -205,3 +205,31 @@ def test_a_nested_argument_is_refused():
         given = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)], layout=layout)
         with pytest.raises(UnimplementedError, match="nested tensor.*offsets"):
             capture(lambda n: n * 2, given, world_size=2)
+
+
+@pytest.mark.parametrize(
+    "state", [3, {"key": ["a", "b"], "step": 1}, {"key": [1, 2], "step": None}, {"key": [1, 2]}]
+)
+def test_what_is_no_state_of_a_lowered_step_is_refused(state):
+    """A number, words that are none, no step: refused before anything is changed; its own state is taken."""
+    captured = capture(step, nn.Linear(4, 2).bfloat16(), X.bfloat16(), world_size=1)
+    rounding.assign_methods(captured, analyze(captured))
+    lowered = rounding.lower(captured, seed=1)
+    before = lowered.state_dict()
+    with pytest.raises(InvalidArgumentError, match="two 64-bit words"):
+        lowered.load_state_dict(state)
+    assert lowered.state_dict() == before
+    lowered.load_state_dict({"key": [1, 2], "step": 5})
+    assert lowered.step == 5
+
+
+def test_two_parameters_of_one_name_are_refused():
+    """Rounding is keyed by the name: two of one name would share their noise, in one group or in two; others do not."""
+    model = nn.Linear(4, 2).bfloat16()
+    with pytest.raises(InvalidArgumentError, match="named 'a'"):
+        rounding.optim.SGD([("a", model.weight), ("a", model.bias)], lr=0.1)
+    optimizer = rounding.optim.SGD([("a", model.weight)], lr=0.1)
+    with pytest.raises(InvalidArgumentError, match="named 'a'"):
+        optimizer.add_param_group({"params": [("a", model.bias)]})
+    optimizer.add_param_group({"params": [("b", model.bias)]})
+    assert len(optimizer.param_groups) == 2

@@ -44,6 +44,13 @@ class RoundingOptimizer(torch.optim.Optimizer):
         param_group.setdefault("state_dtype", getattr(self, "_state_dtype", "float32"))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        names = [name for one in self.param_groups for name in one.get("param_names") or ()]
+        if twice := [name for name in names if names.count(name) > 1] if len({*names}) < len(names) else []:
+            self.param_groups.pop()
+            raise InvalidArgumentError(
+                f"{self._what}: two parameters are named {twice[0]!r}, so they would be rounded by the same random numbers; "
+                "name each, as model.named_parameters() does"
+            )
         for param in group["params"]:
             if param.dtype not in (*HALVES, torch.float32):
                 self.param_groups.pop()

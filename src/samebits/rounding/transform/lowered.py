@@ -164,15 +164,16 @@ class LoweredStep:
         """
         if not self._rounding and not state_dict:
             return
-        key, step = state_dict.get("key", ()), state_dict.get("step", -1)
-        pair = len(state_dict) == 2 and isinstance(key, Sequence) and len(key) == 2
-        whole = pair and all(0 <= int(word) < 2**64 for word in key)
-        if not self._rounding or not whole or int(step) < 0:
+        given = state_dict if isinstance(state_dict, Mapping) else {}
+        key, step = given.get("key", ()), given.get("step")
+        pair = len(given) == 2 and isinstance(key, Sequence) and len(key) == 2
+        whole = pair and all(isinstance(word, int) and 0 <= word < 2**64 for word in key)
+        if not self._rounding or not whole or not isinstance(step, int) or step < 0:
             raise InvalidArgumentError(
                 f"load_state_dict: a lowered step {'has a key of two 64-bit words and a step' if self._rounding else 'with rounding off has no state'}; "
-                f"got {dict(state_dict)}."
+                f"got {state_dict}."
             )
-        self._key, self.step = (int(key[0]), int(key[1])), int(step)
+        self._key, self.step = (key[0], key[1]), step
 
     def _base(self) -> Words:
         if self._key is not None:
