@@ -5,6 +5,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,16 @@ settings.load_profile("samebits")
 # A job that a shell has put into the background ignores SIGINT, and so would the programs that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Loader workers of torch open sockets below TMPDIR, whose paths have 107 characters at most: else they wait for ever.
+if len(tempfile.gettempdir()) > 40:
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+
 
 @pytest.fixture
 def python(tmp_path):
     """Runs Python source as a script in a process of its own, in an empty folder; returns the CompletedProcess."""
 
-    def run(source, *args, env=None, code=0, timeout=120):
+    def run(source, *args, env=None, code=0, timeout=280):
         script = tmp_path / "script.py"
         script.write_text(source)
         done = subprocess.run(
@@ -104,9 +109,14 @@ def forked():
             finally:
                 os._exit(code)  # whatever happens, no second pytest goes on
         os.close(writer)
-        with os.fdopen(reader, "rb") as file:
-            data = file.read()
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        try:
+            with os.fdopen(reader, "rb") as file:
+                data = file.read()
+        except BaseException:  # the test's time is up
+            os.kill(pid, signal.SIGKILL)
+            raise
+        finally:
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return Ended(code, pickle.loads(data) if data else None)
 
     return run

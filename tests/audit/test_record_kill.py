@@ -93,7 +93,7 @@ def outcome(tmp_path_factory):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
     )
     codes = {}
     for name, code in zip(names, done.stdout.split(), strict=True):

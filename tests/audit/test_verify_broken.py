@@ -87,6 +87,7 @@ def judged(name, folder, checks):
     assert code == 0, shown
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", QUICK)
 def test_broken_is_named_and_repaired_passes(name, tmp_path):
     """verify exits 1 on the broken script, its check fails and names the component; on the repaired twin it exits 0."""

@@ -15,7 +15,7 @@ DAEMON = (
     "if os.fork() == 0:\n"
     "    os.setsid()\n"
     "    print(os.getpid(), flush=True)\n"
-    "time.sleep(100)\n"
+    "time.sleep(200)\n"
 )
 
 
@@ -28,7 +28,7 @@ def alive(process):
         return False
 
 
-def wait_until(fact, seconds=10):
+def wait_until(fact, seconds=60):
     """Waits for `fact()`; False when it does not come true."""
     deadline = time.monotonic() + seconds
     while not fact() and time.monotonic() < deadline:
@@ -46,7 +46,7 @@ def test_a_child_that_takes_too_long_is_killed_with_its_group():
     """The time limit kills, and says so."""
     with scratch_folder() as folder:
         ended = run_until_signalled(run_child(*in_scratch(folder, "import time; time.sleep(60)", 0.3)))
-    assert ended.timed_out and ended.returncode == -signal.SIGKILL and ended.seconds < 20
+    assert ended.timed_out and ended.returncode == -signal.SIGKILL and ended.seconds < 50
 
 
 def test_output_and_exit_status_come_back(tmp_path):
@@ -61,7 +61,10 @@ def test_output_and_exit_status_come_back(tmp_path):
 def test_a_process_that_left_its_group_ends_with_the_scratch():
     """A daemon in a session of its own is found by its TMPDIR; before the scratch closes it lives."""
     with scratch_folder() as folder:
-        ended = run_until_signalled(run_child(*in_scratch(folder, DAEMON, 1.0)))
+        for limit in (1.0, 5.0, 25.0, 125.0):  # a loaded machine may start no program in a second
+            ended = run_until_signalled(run_child(*in_scratch(folder, DAEMON, limit)))
+            if ended.tail(1).isdigit():
+                break
         daemon = int(ended.tail(1))
         assert alive(daemon)  # negative control: killing the group is not enough
     assert not alive(daemon)
@@ -88,12 +91,12 @@ def test_nothing_is_left_however_the_parent_is_ended(number):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, DAEMON], stdout=subprocess.PIPE, text=True)
     folder = parent.stdout.readline().strip()
     log = f"{folder}/log"
-    assert wait_until(lambda: os.path.exists(log) and os.path.getsize(log) > 1, 30)
+    assert wait_until(lambda: os.path.exists(log) and os.path.getsize(log) > 1)
     with open(log) as file:
         daemon = int(file.read())
     assert alive(daemon)
     parent.send_signal(number)
-    assert parent.wait(20) == (-number if number == signal.SIGKILL else 128 + number)
+    assert parent.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
     assert wait_until(lambda: not alive(daemon) and not os.path.exists(folder))
 
 

@@ -118,6 +118,9 @@ def ended(tmp_path):
         )  # fmt: skip
         running.append(started)
         assert started.stdout.readline() == "ready\n"
+        while len(members(started.pid)) < (4 if method == "server" else 3):  # one may still be on its way
+            assert started.poll() is None
+            time.sleep(0.02)
         assert len(members(started.pid)) == (4 if method == "server" else 3)
         if sent is None:
             started.stdin.write("x"), started.stdin.close()
@@ -127,8 +130,8 @@ def ended(tmp_path):
             os.killpg(started.pid, sent)
         else:
             os.kill(started.pid, sent)
-        code = started.wait(60)
-        deadline = time.monotonic() + 30
+        code = started.wait(100)
+        deadline = time.monotonic() + 60
         while members(started.pid):
             assert time.monotonic() < deadline, "a process was left behind"
             time.sleep(0.02)

@@ -68,9 +68,11 @@ def test_a_crash_costs_one_case(tmp_path):
     async def crash():
         async with Worker(SETTINGS, tmp_path, 60) as worker:
             await worker.ask("measure", "matmul: mm 7x64x64 [float32]")
+            os.kill(worker._process.pid, signal.SIGSTOP)  # it is not to be done before the signal comes
             task = asyncio.ensure_future(worker.ask("measure", "linalg: lstsq, default driver [float32]"))
             await asyncio.sleep(0.05)
             os.kill(worker._process.pid, signal.SIGSEGV)
+            os.kill(worker._process.pid, signal.SIGCONT)
             with pytest.raises(WorkerError, match="SIGSEGV"):
                 await task
             row = await worker.ask("measure", "matmul: mm 7x64x64 [float32]")

@@ -25,7 +25,7 @@ def samebits(*words, cwd, **environment):
     """The finished process `samebits WORDS`; a fixed hash seed spares it starting itself again."""
     environment = {**os.environ, "PYTHONHASHSEED": "0", **environment}
     command = [sys.executable, "-m", "samebits", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=280)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_sigterm_passes_through_as_75(tmp_path):
     )
     assert process.stdout.readline() == "step\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 75
+    assert process.wait(200) == 75
 
 
 def test_env_and_version_print(tmp_path):

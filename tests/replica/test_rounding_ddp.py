@@ -93,7 +93,7 @@ def ranks(tmp_path_factory):
         )
         for rank in range(2)
     ]
-    outputs = [process.communicate(timeout=120) for process in started]
+    outputs = [process.communicate(timeout=280) for process in started]
     for process, (_, errors) in zip(started, outputs, strict=True):
         assert process.returncode == 0, errors[-4000:]
     return [json.loads(out.splitlines()[-1]) for out, _ in outputs]

@@ -3,7 +3,9 @@
 import itertools
 import os
 import pickle
+import signal
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,14 @@ def ranks(tmp_path_factory, monkeypatch):
                 finally:
                     os._exit(ended)  # whatever happens, no second pytest goes on
             pids.append(pid)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        try:
+            codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        except BaseException:  # the test's time is up
+            for pid in pids:
+                with suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+            raise
         if code is not None:
             assert codes == [code] * world_size
         written = [Path(f"{store}.{rank}") for rank in range(world_size)]

@@ -49,16 +49,16 @@ def test_steps_seconds_and_shares_are_due_when_they_say():
     """Every n-th step; after so many seconds; when the cost is at most the share of the time; explicit: never."""
     every = Cadence(4)
     assert [step for step in range(13) if every.due(step)] == [4, 8, 12]
-    seconds = Cadence("0.05s")
-    assert not seconds.due(1)
+    seconds, minutes = Cadence("0.05s"), Cadence("600s")
     time.sleep(0.06)
-    assert seconds.due(1)
+    assert seconds.due(1) and not minutes.due(1)
     share = Cadence("50 %")
-    share.took(0.02)
+    share.took(300)
     assert not share.due(1)
+    share.took(0.02)
     time.sleep(0.05)
     assert share.due(1)
-    share.written(seconds=0.01, processor_seconds=10.0)  # what the writer process needs counts, too
+    share.written(seconds=0.01, processor_seconds=300.0)  # what the writer process needs counts, too
     assert not share.due(1)
     assert not Cadence("explicit").due(4)
 

@@ -1,5 +1,6 @@
 """Snapshots: whatever the state looks like and becomes, the writer process writes the bytes that the run itself would."""
 
+import itertools
 import mmap
 import os
 import time
@@ -237,19 +238,19 @@ def test_nothing_is_left_when_a_run_has_closed(tmp_path):
 
 
 def test_the_writer_leaves_out_what_the_lag_allows(both):
-    """Of 100 snapshots, 2 ms apart, at most one in 40 ms is written; whoever waits gets the last one at once."""
+    """Of 100 snapshots (a slow disk: more), 2 ms apart, at most one in half the lag is written; who waits gets the last."""
     beside, _ = both
     assert beside.snapshot({"run_state": {}, "objects": {}, "step": 0}, facts(0))
     beside.settle()
     began = time.monotonic()
-    for step in range(1, 101):
+    for step in itertools.takewhile(lambda step: step < 100 or beside.written < 2, itertools.count(1)):
         assert beside.snapshot({"run_state": {}, "objects": {}, "step": step}, facts(step))
         beside.heard()
         time.sleep(0.002)
     passed = time.monotonic() - began
     assert 2 <= beside.written <= passed / (LAG / 2) + 2
-    assert beside.settle()[-1].step == 100
-    assert beside.store.newest()[1]["step"] == 100
+    assert beside.settle()[-1].step == step
+    assert beside.store.newest()[1]["step"] == step
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, (1 << 20) + 3])

@@ -206,7 +206,7 @@ def test_a_changed_script_is_told_and_written_down(tmp_path):
     def start(epochs, *allowed):
         (tmp_path / "main.py").write_text(SCRIPT)
         command = [sys.executable, "main.py", "r", str(epochs), *allowed]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr
         return done.stderr
 

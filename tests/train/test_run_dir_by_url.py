@@ -1,5 +1,6 @@
 """Run directories behind fsspec URLs: resumed to the same bits, one writer, nothing lost with the connection."""
 
+import itertools
 import os
 import random
 import signal
@@ -210,9 +211,9 @@ def committing(url, report):
 
 @pytest.mark.filterwarnings("ignore")
 def test_no_kill_loses_a_commit_that_was_reported(tmp_path):
-    """SIGKILL at 20 random instants of a committing process: what it reported is there, whole, and the next goes on from it."""
+    """SIGKILL at 20 random instants (or more, until 3 hit one in the middle) of a committing process: what it reported is there, whole, and the next goes on from it."""
     url, chance, last, unfinished = f"file://{tmp_path}/r", random.Random(3), -1, 0
-    for _ in range(20):
+    for kills in itertools.count(1):
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -232,7 +233,9 @@ def test_no_kill_loses_a_commit_that_was_reported(tmp_path):
         assert manifest.step in (last, last + 1)
         assert digest.of_value(state) == digest.of_value(state_at(manifest.step))
         unfinished += len(os.listdir(tmp_path / "r" / "commits")) != 2
-    assert unfinished > 2  # the kills did hit commits in the middle
+        if kills >= 20 and unfinished > 2:  # the kills did hit commits in the middle
+            break
+        assert kills < 400
 
 
 def test_commits_come_back_bit_for_bit_and_old_ones_go(url):

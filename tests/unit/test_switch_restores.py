@@ -180,18 +180,21 @@ def test_turning_on_again_after_unseeded_draws_is_a_warning(python):
 
 
 TIME = """
-import time, torch, samebits
-took = []
+import time
+begun = time.thread_time()
+import torch
+importing, took = time.thread_time() - begun, []
+import samebits
 for again in range(5):
     begun = time.thread_time()
     samebits.enable_op_determinism()
     took.append(time.thread_time() - begun)
     samebits.enable_op_determinism(False)
-print(took[0] * 1000, min(took) * 1000)
+print(importing * 1000, took[0] * 1000, min(took) * 1000)
 """
 
 
-def test_enabling_takes_less_than_a_tenth_of_a_second(python):
-    """Turning the switch on takes less than 100 ms of CPU time, the first time too (twice that on a busy machine)."""
-    first, again = map(float, python(TIME).stdout.split())
-    assert first < 200 and again < 200
+def test_enabling_is_nothing_beside_the_import_of_torch(python):
+    """Turning the switch on takes less than a fifth of the CPU time of `import torch`, the first time too."""
+    importing, first, again = map(float, python(TIME).stdout.split())
+    assert first < importing / 5 and again < importing / 5, (importing, first, again)
