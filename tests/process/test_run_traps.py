@@ -266,3 +266,4 @@ def test_a_compiled_model_with_automatic_shapes_is_refused(python):
         "except samebits.errors.UnimplementedError as error:\n    print(error)\n"
     ).stdout
     assert "torch.compile(model, dynamic=False)" in out
+    assert "samebits.nn.compiled(model, dynamic=False)" in out

@@ -221,7 +221,9 @@ def test_what_one_rank_counts_in_python_no_other_rank_sees():
     assert analyze(capture(wrong, model, torch.ones(4, 3), world_size=3)).drifting == ("model.module.weight",)
 
 
-@pytest.mark.parametrize("reads", [float, lambda loss: loss if loss > 3 else None])
+@pytest.mark.parametrize(
+    "reads", [float, lambda loss: loss if loss > 3 else None, lambda loss: f"{loss.item():.3f}"]
+)
 def test_a_step_that_reads_a_value_is_refused_with_its_line(reads):
     """Nothing is computed in a capture: what reads a value is named, and not torch's symbols; printing reads none."""
 

@@ -130,7 +130,7 @@ def check_compiled(name: str, thing: Any) -> None:
     if type(thing).__name__ == "OptimizedModule" and getattr(context, "_dynamic", None) is not False:
         raise UnimplementedError(
             f"Run({name}=torch.compile(...)): with automatic dynamic shapes the compiled code depends on which batch "
-            "sizes came before, and a resumed process has met others. Use torch.compile(model, dynamic=False)."
+            "sizes came before, and a resumed process has met others. Use torch.compile(model, dynamic=False), or samebits.nn.compiled(model, dynamic=False)."
         )
 
 
