@@ -104,9 +104,13 @@ def _refusal(error: Exception, frames: traceback.StackSummary) -> tuple[type[Sam
 
 def _reads(error: Exception) -> bool:
     """Ways of reading a value that end before torch asks for it."""
-    return ".numpy() is not supported for tensor subclasses" in str(error) or "FakeTensor.__format__" in str(
-        error
+    said = (
+        ".numpy() is not supported for tensor subclasses",
+        "FakeTensor.__format__",
+        "SymFloat.__format__",
+        "SymInt.__format__",
     )
+    return any(words in str(error) for words in said)
 
 
 def _by_op(error: Any) -> str:
