@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 
 from samebits.callbacks.base import AttributeState, TrainerView
 from samebits.callbacks.diskerror import named_disk_errors
+from samebits.callbacks.given import check
 from samebits.checkpoint.writer.shelf import sync_folder
-from samebits.errors import InvalidArgumentError
 
 _TAIL_BYTES = 1 << 14
 
@@ -34,6 +34,7 @@ class CSVLogger(AttributeState):
             "batch": `step` (of the whole run, from 0) and the batch's logs.
 
     Raises:
+        InvalidArgumentError: an argument is not what its place asks for.
         RecordError: the disk refuses the file.
     """
 
@@ -48,10 +49,7 @@ class CSVLogger(AttributeState):
         append: bool = False,
         update_freq: str = "epoch",
     ) -> None:
-        if len(separator) != 1:
-            raise InvalidArgumentError(f"CSVLogger(separator={separator!r}): must be one character.")
-        if update_freq not in ("epoch", "batch"):
-            raise InvalidArgumentError(f"CSVLogger(update_freq={update_freq!r}): one of 'epoch', 'batch'.")
+        check("CSVLogger", filename=filename, separator=separator, update_freq=update_freq)
         self.path = Path(filename)
         self.separator = separator
         self.append = append

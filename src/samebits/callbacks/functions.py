@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from samebits.callbacks.base import Callback
+from samebits.callbacks.given import check
 from samebits.errors import InvalidArgumentError
 
 _HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
@@ -22,6 +23,7 @@ class Lambda(Callback):
     """
 
     def __init__(self, state: dict[str, Any] | None = None, **hooks: Callable[..., None]) -> None:
+        check("Lambda", state=state)
         for name, hook in hooks.items():
             if name not in _HOOKS:
                 raise InvalidArgumentError(

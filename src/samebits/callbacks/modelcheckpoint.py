@@ -13,6 +13,7 @@ from typing import Any
 
 from samebits.callbacks.base import TrainerView
 from samebits.callbacks.diskerror import named_disk_errors
+from samebits.callbacks.given import check
 from samebits.callbacks.monitored import Monitored
 from samebits.checkpoint.weightfile import SUFFIXES, save_weights
 from samebits.errors import InvalidArgumentError
@@ -35,6 +36,7 @@ class ModelCheckpoint(Monitored):
         initial_value_threshold: with `save_best_only`, what the first file must be better than.
 
     Raises:
+        InvalidArgumentError: an argument is not what its place asks for.
         RecordError: the disk refuses the file.
     """
 
@@ -51,6 +53,12 @@ class ModelCheckpoint(Monitored):
         keep_best: int | None = None,
         initial_value_threshold: float | None = None,
     ) -> None:
+        check(
+            self._call,
+            filepath=filepath,
+            keep_best=keep_best,
+            initial_value_threshold=initial_value_threshold,
+        )
         self._watches = save_best_only or keep_best is not None
         if mode == "auto" and not self._watches:
             mode = "min"  # nothing is compared, so the name need not tell
@@ -183,8 +191,6 @@ def _check(filepath: str, save_best_only: bool, keep_best: int | None) -> None:
         raise InvalidArgumentError(f"{call}): cannot be filled in ({error}).") from error
     if keep_best is None:
         return
-    if keep_best < 1:
-        raise InvalidArgumentError(f"{call}, keep_best={keep_best!r}): at least one must be kept.")
     if save_best_only:
         raise InvalidArgumentError(
             f"{call}, keep_best={keep_best}, save_best_only=True): choose one. save_best_only keeps every file that was "

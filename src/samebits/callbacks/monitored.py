@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from samebits.callbacks.base import AttributeState, TrainerView
+from samebits.callbacks.given import check
 from samebits.errors import InvalidArgumentError
 
 _RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "f1_score", "iou", "r2", "r2_score")
@@ -23,8 +24,7 @@ class Monitored(AttributeState):
     best: float | None
 
     def __init__(self, monitor: str, mode: str, min_delta: float) -> None:
-        if mode not in ("auto", "min", "max"):
-            raise InvalidArgumentError(f"{self._call}(mode={mode!r}): one of 'auto', 'min', 'max'.")
+        check(self._call, monitor=monitor, mode=mode, min_delta=min_delta)
         self.monitor = monitor
         self.min_delta = abs(min_delta)
         self._rises = mode == "max" or (mode == "auto" and self._guess_rises())

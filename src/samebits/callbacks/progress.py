@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from samebits.callbacks.base import Callback, TrainerView
+from samebits.callbacks.given import check
 from samebits.errors import InvalidArgumentError
 
 
@@ -23,6 +24,7 @@ class ProgressBar(Callback):
     every_rank = False
 
     def __init__(self, file: TextIO | None = None, *, bar: bool = True) -> None:
+        check("ProgressBar", file=file)
         self._file = file
         self._bar = bar
         self._progress: Progress | None = None

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from samebits.callbacks.base import Callback, TrainerView
+from samebits.callbacks.given import check
 from samebits.callbacks.monitored import Monitored
 from samebits.errors import InvalidArgumentError
 
@@ -48,11 +49,14 @@ class ReduceLROnPlateau(Monitored):
         min_lr: float = 0.0,
     ) -> None:
         super().__init__(monitor, mode, min_delta)
-        if not 0 < factor < 1:
-            raise InvalidArgumentError(f"ReduceLROnPlateau(factor={factor!r}): must be between 0 and 1.")
-        for name, value in (("patience", patience), ("cooldown", cooldown), ("min_lr", min_lr)):
-            if not value >= 0:
-                raise InvalidArgumentError(f"ReduceLROnPlateau({name}={value!r}): must be at least 0.")
+        check(
+            self._call,
+            optimizer=optimizer,
+            factor=factor,
+            patience=patience,
+            cooldown=cooldown,
+            min_lr=min_lr,
+        )
         self.optimizer = optimizer
         self.factor = factor
         self.patience = patience

@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 from samebits.callbacks.base import Callback, TrainerView
+from samebits.callbacks.given import check
 from samebits.callbacks.monitored import Monitored
-from samebits.errors import InvalidArgumentError
 
 
 class EarlyStopping(Monitored):
@@ -37,8 +37,7 @@ class EarlyStopping(Monitored):
         start_from_epoch: int = 0,
     ) -> None:
         super().__init__(monitor, mode, min_delta)
-        if patience < 0:
-            raise InvalidArgumentError(f"EarlyStopping(patience={patience!r}): must be at least 0.")
+        check("EarlyStopping", patience=patience, baseline=baseline, start_from_epoch=start_from_epoch)
         self.patience = patience
         self.baseline = baseline
         self.restore_best_weights = restore_best_weights

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.callbacks.base import AttributeState, TrainerView
-from samebits.errors import InvalidArgumentError
+from samebits.callbacks.given import check
 
 
 class TensorBoard(AttributeState):
@@ -25,6 +25,7 @@ class TensorBoard(AttributeState):
         update_freq: "epoch": the epochs' logs, by their names. "batch": each step's too, as `batch/loss`.
 
     Raises:
+        InvalidArgumentError: an argument is not what its place asks for.
         ModuleNotFoundError: the package `tensorboard` is not installed.
     """
 
@@ -33,8 +34,7 @@ class TensorBoard(AttributeState):
     every_rank = False
 
     def __init__(self, log_dir: str | os.PathLike[str], update_freq: str = "epoch") -> None:
-        if update_freq not in ("epoch", "batch"):
-            raise InvalidArgumentError(f"TensorBoard(update_freq={update_freq!r}): one of 'epoch', 'batch'.")
+        check("TensorBoard", log_dir=log_dir, update_freq=update_freq)
         try:
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (an optional package)
         except ImportError as error:

@@ -1,0 +1,82 @@
+"""What a callback is given, refused where it is of another kind than its place asks for."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import torch
+
+from samebits.errors import InvalidArgumentError
+
+
+def check(call: str, **given: Any) -> None:
+    """Raises `InvalidArgumentError` for an argument that is not what callbacks take by that name."""
+    for name, value in given.items():
+        fits, asked = _ASKED[name]
+        if not fits(value):
+            raise InvalidArgumentError(f"{call}({name}={value!r:.60}): {asked}.")
+
+
+def _number(value: Any, least: float = -math.inf) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value) >= least  # false of NaN
+
+
+def _number_or_none(value: Any) -> bool:
+    return value is None or _number(value)
+
+
+def _from_zero(value: Any) -> bool:
+    return _number(value, 0)
+
+
+def _path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike) and value != ""
+
+
+def _one_of(*choices: str) -> tuple[Callable[[Any], bool], str]:
+    return (
+        lambda value: isinstance(value, str) and value in choices,
+        f"one of {', '.join(map(repr, choices))}",
+    )
+
+
+_PATH = (_path, "a path, a str or a Path")
+_EPOCHS = (_from_zero, "a number of epochs, which must be at least 0")
+_ASKED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "baseline": (_number_or_none, "a number, or None"),
+    "cooldown": _EPOCHS,
+    "factor": (lambda value: _number(value) and 0 < value < 1, "a number, which must be between 0 and 1"),
+    "file": (lambda value: value is None or hasattr(value, "write"), "an open file, or None for stderr"),
+    "filename": _PATH,
+    "filepath": _PATH,
+    "initial_value_threshold": (_number_or_none, "a number, or None"),
+    "keep_best": (
+        lambda value: value is None or (type(value) is int and value >= 1),
+        "how many files, an int, or None; at least one must be kept",
+    ),
+    "log_dir": _PATH,
+    "min_delta": (_number, "a number, in the metric's unit"),
+    "min_lr": (_from_zero, "a number, which must be at least 0"),
+    "mode": _one_of("auto", "min", "max"),
+    "monitor": (
+        lambda value: isinstance(value, str),
+        'the name of a metric in the epoch\'s logs: "val_loss"',
+    ),
+    "optimizer": (
+        lambda value: isinstance(value, torch.optim.Optimizer),
+        "the optimizer whose rates it changes. A scheduler of torch's goes to Trainer(scheduler=...)",
+    ),
+    "patience": _EPOCHS,
+    "separator": (lambda value: isinstance(value, str) and len(value) == 1, "must be one character"),
+    "start_from_epoch": _EPOCHS,
+    "state": (
+        lambda value: value is None or isinstance(value, dict),
+        "a dict, in which the functions remember. Hooks go by their names: Lambda(on_epoch_end=function)",
+    ),
+    "update_freq": _one_of("epoch", "batch"),
+}
+"""By the name of the argument: whether a value fits, and what is asked for."""
