@@ -68,7 +68,7 @@ def test_loaders_get_the_number_of_workers_and_lose_what_needs_some():
 
 
 def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch):
-    """A file outside is named with its path; reading, and writing below an allowed folder, are not."""
+    """A file outside is named with its path, its last one if renamed; reading, and writing below an allowed folder, are not."""
     monkeypatch.setattr("samebits.audit.record.writes._SCRATCH", ("/dev",))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
@@ -79,9 +79,13 @@ def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch
         open("metrics.csv").close()
         open("run/commit", "w").close()
         open("/dev/null", "w").close()
+        for name in ("best.pt", "run/best.pt"):
+            open(f"{name}.tmp", "w").close()
+            os.replace(f"{name}.tmp", name)
     open("later.csv", "w").close()
     assert outside(files, [tmp_path / "run"], str(tmp_path)) == [
-        "writes outside its run directory: metrics.csv"
+        "writes outside its run directory: metrics.csv",
+        "writes outside its run directory: best.pt",
     ]
 
 

@@ -154,10 +154,11 @@ def test_prune_keeps_the_newest_valid_ones(run, command):
 
 
 def test_prune_deletes_nothing_where_nothing_is_valid(run, command):
-    """All damaged: --prune --keep 1 deletes none of them, exit 1."""
+    """All damaged: --prune --keep 1 deletes none of them and says so, exit 1."""
     for step in range(1, 5):
         damage(run, step)
-    assert command(run, "--prune", "--keep", "1")[0] == 1
+    code, out, _ = command(run, "--prune", "--keep", "1")
+    assert code == 1 and "nothing to delete" in out
     assert steps(run) == [4, 3, 2, 1]
 
 

@@ -72,6 +72,8 @@ def commits(
             found = list_commits(run_dir, verify=verify, looked=looked)
     if json_file != "-":
         show(found, deleted)
+        if prune_older and not deleted:
+            print("nothing to delete")
     if json_file is not None:
         _write(json_file, run_dir, found, deleted)
     raise typer.Exit(1 if any(not commit.usable for commit in found) else 0)

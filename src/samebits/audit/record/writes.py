@@ -12,7 +12,8 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES = (os.sep + "__pycache__" + os.sep, os.sep + ".cache" + os.sep)
 _SCRATCH = (os.environ.get("TMPDIR", "/tmp"), "/dev", "/proc")  # noqa: S108 (not tempfile: it would settle the folder)
 
-_listeners: list[Callable[[str], None]] = []
+_listeners: list[Callable[[str, str | None], None]] = []
+"""Each is told of a path that is opened for writing, or of one and the path that it is renamed to."""
 _hooked: list[bool] = []
 
 
@@ -21,18 +22,28 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         path, _, flags = arguments
         if isinstance(flags, int) and flags & _WRITING and isinstance(path, str | bytes | os.PathLike):
             for listener in _listeners:
-                listener(os.fsdecode(path))
+                listener(os.fsdecode(path), None)
+    elif event == "os.rename" and _listeners:  # `os.replace` is one, too
+        before, after, *_ = arguments
+        for listener in _listeners:
+            listener(os.fsdecode(before), os.fsdecode(after))
 
 
 @contextmanager
 def writes(files: dict[str, None]) -> Iterator[None]:
     """Adds to `files`, once each and in order, what is opened for writing while the block runs, by its real path.
 
+    A file that is renamed (written beside, then put in place) has its last name.
     Python's audit hooks cannot be removed: afterwards ours stays and does nothing.
     """
 
-    def opened(path: str) -> None:
-        files.setdefault(os.path.realpath(path))
+    def opened(path: str, renamed: str | None) -> None:
+        real = os.path.realpath(path)
+        if renamed is None:
+            files.setdefault(real)
+        elif real in files:
+            del files[real]
+            files.setdefault(os.path.realpath(renamed))
 
     if not _hooked:
         sys.addaudithook(_hook)
