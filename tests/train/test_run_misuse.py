@@ -144,3 +144,56 @@ def test_tensors_as_validation_data_are_told(model):
     with pytest.raises(InvalidArgumentError, match="TensorDataset"):
         trainer.fit([(x, y)], 1, validation_data=(x, y), verbose=0)
     assert "val_loss" in trainer.fit([(x, y)], 1, validation_data=[(x, y)], verbose=0).history
+
+
+X = torch.ones(4, 2)
+DATASET = torch.utils.data.TensorDataset(X, X)
+NO_LOADERS = [
+    (None, "not iterable"),
+    (DATASET, "a dataset gives one sample at a time.*samebits.data.DataLoader"),
+    (torch.utils.data.Subset(DATASET, [0]), "a dataset gives one sample"),
+]
+NO_BATCHES = [
+    *NO_LOADERS,
+    (X, "read as batches.*TensorDataset"),
+    (X.numpy(), "read as batches"),
+    ((X, X), "read as batches"),
+    ({"x": X}, "a list of batches"),
+    ("abc", "a list of batches"),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), NO_BATCHES)
+def test_samples_in_the_place_of_batches_are_told(tmp_path, model, given, told):
+    """Samples were trained on one by one, rows of an array were predicted: each place of a loader says what it takes."""
+    trainer = samebits.Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1))
+    calls = {
+        r"Trainer.evaluate\(loader=": trainer.evaluate,
+        r"Trainer.predict\(loader=": trainer.predict,
+        r"fit\(loader=": lambda data: trainer.fit(data, verbose=0, run_dir=tmp_path / "r"),
+    }
+    with samebits.Run(None, model=model) as run:
+        if told in dict(NO_LOADERS).values():
+            calls |= {r"Run.steps\(loader=": run.steps, r"Run.validate\(loader=": run.validate}
+        for named, call in calls.items():
+            with pytest.raises(InvalidArgumentError, match=f"{named}.*{told}"):
+                call(given)
+    assert not (tmp_path / "r").exists()
+
+
+def test_what_gives_batches_is_no_misuse(model):
+    """The control of the refusals: lists, generators, what has __getitem__ alone, and a dataset in a loader are read."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = samebits.Trainer(model, nn.functional.mse_loss, optimizer)
+    batches = [(X, X[:, :1])] * 2
+    indexed = type("Indexed", (), {"__getitem__": lambda self, index: batches[index]})()
+    pairs = torch.utils.data.TensorDataset(X, X[:, :1])
+    for read in (batches, indexed, samebits.data.DataLoader(pairs, batch_size=4), iter(batches)):
+        assert len(trainer.predict(read)) in (4, 8)
+    assert trainer.evaluate(batch for batch in batches)["loss"] > 0
+    with samebits.Run(None, model=model) as run:
+        assert [float(row) for _, row in run.steps(torch.arange(3.0))] == [
+            0,
+            1,
+            2,
+        ]  # the user knows what it is

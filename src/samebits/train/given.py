@@ -1,11 +1,14 @@
-"""What a `Run` is given, refused where it is of another kind than its place asks for."""
+"""What a `Run` or a `Trainer` is given, refused where it is of another kind than its place asks for."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from samebits.errors import InvalidArgumentError
 from samebits.train.state import Stateful
@@ -41,6 +44,32 @@ def check_object(name: Any, thing: Any) -> None:
         raise InvalidArgumentError(
             f"Run({name}={type(thing).__name__}(...)): no option of Run has this name, and as an object to save it has no "
             f"state_dict and load_state_dict. {cure}, or keep its plain values in run.state."
+        )
+
+
+def check_iterable(loader: Any, call: str) -> None:
+    """Raises `InvalidArgumentError` for what gives no batches; `call` names the argument: "Run.steps(loader"."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise InvalidArgumentError(f"{call}={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader.")
+    if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):
+        raise InvalidArgumentError(
+            f"{call}={type(loader).__name__}): a dataset gives one sample at a time. Pass samebits.data.DataLoader(dataset, "
+            "batch_size=32), or batch_size=None where each of its items is a batch."
+        )
+
+
+def check_batches(loader: Any, call: str) -> None:
+    """Raises `InvalidArgumentError` for samples, or one batch, in the place of batches; `call` as for `check_iterable`."""
+    check_iterable(loader, call)
+    arrays = torch.Tensor | np.ndarray
+    several = (
+        isinstance(loader, tuple) and len(loader) > 0 and all(isinstance(part, arrays) for part in loader)
+    )
+    if several or isinstance(loader, arrays | Mapping | str):
+        given = "(x, y)" if several else f"<{type(loader).__name__}>"
+        raise InvalidArgumentError(
+            f"{call}={given}): it is read as batches. Pass samebits.data.DataLoader(torch.utils.data.TensorDataset("
+            f"{'x, y' if several else 'x'}), batch_size=32), or a list of batches."
         )
 
 

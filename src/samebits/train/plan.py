@@ -6,11 +6,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
-
 from samebits.errors import InvalidArgumentError
 from samebits.train.continued import check_steps
+from samebits.train.given import check_batches
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ class Plan:
     validation_steps: int | None = None
 
     def __post_init__(self) -> None:
+        check_batches(self.loader, "fit(loader")
         _check_int("epochs", self.epochs, 1)
         _check_int("initial_epoch", self.initial_epoch, 0)
         if self.initial_epoch >= self.epochs:
@@ -63,13 +62,8 @@ class Plan:
         else:
             _check_int("validation_freq", self.validation_freq, 1)
         if self.validation_data is not None:
-            data = self.validation_data
-            if isinstance(data, tuple) and all(isinstance(part, torch.Tensor | np.ndarray) for part in data):
-                raise InvalidArgumentError(
-                    "fit(validation_data=(x, y)): it is read as batches. Pass "
-                    "samebits.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32), or a list of batches."
-                )
-            if hasattr(self.validation_data, "__next__") or not hasattr(self.validation_data, "__iter__"):
+            check_batches(self.validation_data, "fit(validation_data")
+            if hasattr(self.validation_data, "__next__"):
                 raise InvalidArgumentError(
                     f"fit(validation_data={type(self.validation_data).__name__}): it is read after each epoch. Pass a "
                     "samebits.data.DataLoader, a list of batches, or any object whose __iter__ starts anew."

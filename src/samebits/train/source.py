@@ -14,6 +14,7 @@ from samebits.context import Position, Words, process
 from samebits.data import DataLoader, Pipeline
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random import generators, words
+from samebits.train.given import check_iterable
 
 _END = object()
 _POSITIONED = (DataLoader, Pipeline)
@@ -184,10 +185,7 @@ class InsideSource(Source):
 
 def check_loader(loader: Any, call: str = "Run.steps") -> None:
     """Raises when `loader` cannot be iterated once per epoch."""
-    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise InvalidArgumentError(
-            f"{call}(loader={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader."
-        )
+    check_iterable(loader, f"{call}(loader")
     if hasattr(loader, "__next__"):
         raise InvalidArgumentError(
             f"{call}(loader={type(loader).__name__}): an iterator can be read only once, so it cannot be resumed. "

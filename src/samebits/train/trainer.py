@@ -22,6 +22,7 @@ from samebits.train.best import Best
 from samebits.train.continued import check_steps, epoch_length
 from samebits.train.evaluation import Evaluation, evaluating
 from samebits.train.forward import Forward, ForwardHook
+from samebits.train.given import check_batches
 from samebits.train.habits import without_habits
 from samebits.train.logbook import History, Logbook, mean_over_ranks
 from samebits.train.losses import Loss, LossFunction
@@ -191,8 +192,10 @@ class Trainer:
         In eval mode and without gradients; with `ema` of the average.
 
         Raises:
+            InvalidArgumentError: `loader` is none, or has fewer than `steps` batches.
             EmptyDatasetError: there is no batch.
         """
+        check_batches(loader, "Trainer.evaluate(loader")
         check_steps(loader, steps, "Trainer.evaluate(steps")
         return self._evaluation.measure(islice(loader, steps), loader)
 
@@ -203,8 +206,10 @@ class Trainer:
         mode and without gradients; with `ema` of the average. Outputs may be tensors, or tuples, lists and dicts of them.
 
         Raises:
+            InvalidArgumentError: `loader` is none.
             EmptyDatasetError: there is no batch.
         """
+        check_batches(loader, "Trainer.predict(loader")
         return self._evaluation.predict(loader)
 
     @property
