@@ -6,6 +6,7 @@ into branches and loops with those ranks that take them, and says when a collect
 
 import contextlib
 import copy
+import operator
 import sys
 
 import numpy as np
@@ -135,7 +136,7 @@ class Ranks:
             return value
         if (rank, id(module)) not in self.held:  # one copy for all: views of one memory stay so
             names = [one.target for one in module.graph.nodes if one.op == "get_attr"]
-            values = {name: getattr(module, name, None) for name in names}
+            values = {name: operator.attrgetter(name)(module) for name in names}
             values = {name: one for name, one in values.items() if isinstance(one, torch.Tensor)}
             self.held[rank, id(module)] = copy.deepcopy(values)
         return self.held[rank, id(module)][node.target]

@@ -42,9 +42,10 @@ HYPOTHESIS = settings(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def as_nobody_was_here():
-    """`torch.cond` keeps what it compiled; after the shapes of these programs it would take those of other tests as symbols."""
+    """`torch.cond` keeps what it compiled: whatever ran before in this process, a batch meets the same, and leaves nothing."""
+    torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.fx import GraphModule
@@ -195,6 +196,8 @@ def _traced(
     traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)
     with (
         _user_frames(),
+        # torch.cond and while_loop compile: after other shapes they would take sizes for symbols, in one trace and not in another
+        torch._dynamo.config.patch(automatic_dynamic_shapes=False),
         kept_calls(),
         no_known_numbers(),
         no_writes(),
