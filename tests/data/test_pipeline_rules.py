@@ -549,6 +549,47 @@ for draw in (lambda: torch.rand(1), np.random.rand, random.random):
     assert run.stdout.split() == ["raised"] * 3, run.stderr
 
 
+UNSEEDED = """
+import random, numpy as np, torch, samebits
+from numpy.random import rand
+from samebits.data import DataLoader, Pipeline, purity
+class Hidden:
+    def __float__(self): return HOW()
+hidden = Hidden()
+class Data:
+    def __len__(self): return 8
+    def __getitem__(self, index): return READ
+samebits.enable_op_determinism()
+assert purity.may_draw(Data().__getitem__) == SEEN
+loaded = [torch.cat(list(DataLoader(Data(), batch_size=4, seed=1, num_workers=n))).tolist() for n in (0, 2, 0)]
+mapped = Pipeline.range(8).map(Data().__getitem__).batch(4)
+read = [torch.cat(list(mapped.with_options(seed=1, num_parallel_calls=n))).tolist() for n in (0, 1, 0)]
+assert loaded[0] == loaded[1] == loaded[2] and read[0] == read[1] == read[2], (loaded, read)
+assert len(set(loaded[0])) == len(set(read[0])) == 8
+print(loaded, read)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "read", "seen"),
+    [
+        ("torch.rand(1).item() + np.random.rand() + random.random()", "float(hidden)", False),
+        ("None", "rand()", True),
+    ],
+)
+def test_a_draw_that_reading_missed_needs_no_seed_of_the_process(how, read, seen):
+    """Loader and pipeline: a draw that reading missed is set as any other, two processes agree; so is rand, imported by name before the switch."""
+    program = UNSEEDED.replace("HOW()", how).replace("READ", read).replace("SEEN", str(seen))
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    (first, error), (second, _) = (run.communicate(timeout=120) for run in runs)
+    assert first and first == second, error
+
+
 @pytest.mark.parametrize("behind", ["map", "map_batches", "take", "repeat", "enumerate", "unbatch", "plain"])
 def test_no_more_than_one_batch_is_made_for_the_first_element(behind):
     """Whatever comes behind `batch`, its batches are made one by one; without batches 64 elements are read at once."""

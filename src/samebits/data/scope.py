@@ -63,8 +63,10 @@ class Draws:
                 self._tried = True
                 try:
                     result = _with(False, task)
-                except PipelineError as error:
-                    if not isinstance(error.__cause__, UnseededError):
+                except (PipelineError, UnseededError) as error:  # of a pipeline, of a loader
+                    if not isinstance(error, UnseededError) and not isinstance(
+                        error.__cause__, UnseededError
+                    ):
                         raise
                 else:
                     if same(before, generators.capture()):
