@@ -17,14 +17,14 @@ import torch
 
 import samebits
 from samebits import random
-from samebits.data import Pipeline
+from samebits.data import Pipeline, purity, scope
 from samebits.data.engine import choice
 from samebits.data.engine.effects import functions
 from samebits.data.function import Function
 from samebits.data.generators import key_words
 from samebits.determinism import notices
 from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError
-from samebits.random import words
+from samebits.random import generators, words
 
 log = []
 offset = [0]
@@ -534,7 +534,7 @@ def test_a_pipeline_with_a_seed_of_its_own_needs_no_other():
     """Under the switch, in a process that nobody seeded, its functions draw; the program's own draws still raise."""
     program = """
 import random, numpy as np, torch, samebits
-from samebits.data import Pipeline
+from samebits.data import Pipeline, purity, scope
 samebits.enable_op_determinism()
 drawn = Pipeline.range(40).map(lambda x: x + np.random.rand() + torch.rand(1).item() + random.random()).batch(10)
 first = [batch.tolist() for batch in drawn.with_options(seed=1)]
@@ -588,6 +588,32 @@ def test_a_draw_that_reading_missed_needs_no_seed_of_the_process(how, read, seen
     ]
     (first, error), (second, _) = (run.communicate(timeout=120) for run in runs)
     assert first and first == second, error
+
+
+class DrawsAsFloat:
+    def __float__(self):
+        return np.random.rand() + torch.rand(1).item()
+
+
+@pytest.mark.parametrize("kind", ["stream", "effect", "numbered"])
+def test_a_draw_that_reading_missed_does_not_follow_the_callers_generators(kind):
+    """Where an element cannot be made twice, a missed draw is set too: what the caller drew before does not matter."""
+    hidden, calls = DrawsAsFloat(), []
+    assert not purity.may_draw(lambda x: float(hidden))
+    source = Pipeline.from_iterable(range(6)) if kind == "stream" else Pipeline.range(6)
+    if kind == "effect":
+        drawn = source.map(lambda x: (calls.append(x), float(hidden))[1])
+    else:
+        drawn = source.map(lambda x: float(hidden))
+    read = []
+    for moved, workers in ((0, 0), (5, 0), (7, 1)):
+        samebits.set_random_seed(1)
+        torch.rand(moved), np.random.rand(moved)
+        state = generators.capture()
+        read.append(list(drawn.with_options(seed=1, num_parallel_calls=workers)))
+        assert scope.same(state, generators.capture())
+    assert read[0] == read[1] == read[2] and len(set(read[0])) == 6
+    assert calls == [*range(6)] * 3 * (kind == "effect")
 
 
 @pytest.mark.parametrize("behind", ["map", "map_batches", "take", "repeat", "enumerate", "unbatch", "plain"])

@@ -31,8 +31,13 @@ def filling() -> bool:
 
 def fill(key: Words) -> None:
     """Sets the generators for one call."""
+    watch = _watch()
+    if watch is not None:
+        watch.look()
     # torch.initial_seed() inside an element must not tell which worker runs it
     generators.fill(key, initial_seed=key[0] >> 1)
+    if watch is not None:
+        watch.begin()
 
 
 def fill_if_needed(key: Words, *path: int | str) -> None:
@@ -48,6 +53,7 @@ class Draws:
         """`may_draw`: False where reading the functions proved that they do not."""
         self._quiet = not may_draw
         self._tried = False
+        self._watched = False
 
     @property
     def settled(self) -> bool:
@@ -76,13 +82,46 @@ class Draws:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """For what cannot be repeated: functions in the block find their generators set; the caller's are put back."""
-        if self._quiet:
+        """For what cannot be repeated: functions in the block find their generators set; the caller's are put back.
+
+        So what was only read is tried out with the generators set, and watched: no draw, and later blocks need none.
+        """
+        if self._quiet and self._watched:
             with _filled(False):
                 yield
             return
         with generators.preserved(), _filled(True):
-            yield
+            if not self._quiet:
+                yield
+                return
+            around, _here.watch = _watch(), (watch := _Watch())
+            try:
+                yield
+            finally:
+                _here.watch = around
+                watch.look()
+                self._quiet, self._watched = self._quiet and not watch.drew, True
+
+
+class _Watch:
+    """Whether a generator moves otherwise than by `fill`."""
+
+    def __init__(self) -> None:
+        self.drew = False
+        self.begin()
+
+    def begin(self) -> None:
+        """They have been set."""
+        self._before = generators.capture()
+
+    def look(self) -> None:
+        """Compares."""
+        self.drew = self.drew or not same(self._before, generators.capture())
+
+
+def _watch() -> _Watch | None:
+    """What watches the calls of `fill` of this thread."""
+    return getattr(_here, "watch", None)
 
 
 @contextmanager
@@ -100,11 +139,12 @@ def without(task: Callable[[], T]) -> T:
 
 
 def _with(value: bool, task: Callable[[], T]) -> T:
-    before, _here.filling = filling(), value
+    before, around, _here.filling = filling(), _watch(), value
+    _here.watch = None  # a forked worker is no part of what is watched, and `run` puts back what it moves
     try:
         return task()
     finally:
-        _here.filling = before
+        _here.filling, _here.watch = before, around
 
 
 def same(a: generators.GeneratorStates, b: generators.GeneratorStates) -> bool:
