@@ -1,5 +1,6 @@
 """Capture: whole steps of modules and optimizers, compared over ranks."""
 
+import itertools
 import logging
 import sys
 
@@ -212,11 +213,12 @@ def test_what_one_rank_counts_in_python_no_other_rank_sees():
     report = analyze(capture(step, model, optimizer, scheduler, torch.ones(4, 3), world_size=3))
     assert report.drifting == () and scheduler.last_epoch == 0 and optimizer.param_groups[0]["lr"] == 1.0
 
-    counted = []  # the negative control: what no argument holds is shared, and makes other steps on other ranks
+    counted = itertools.count(
+        1
+    )  # the negative control: the place of an iterator is shared, and makes other steps
 
     def wrong(model, x):
-        counted.append(0)
-        model.module.weight.data.add_(0.1 * len(counted))
+        model.module.weight.data.add_(0.1 * next(counted))
 
     assert analyze(capture(wrong, model, torch.ones(4, 3), world_size=3)).drifting == ("model.module.weight",)
 

@@ -5,10 +5,12 @@ import logging
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
 from torch import nn
 
 from samebits import rounding
 from samebits.errors import ConflictError, InvalidArgumentError, UnimplementedError
+from samebits.replica.capture import MOST_RANKS
 from samebits.replica import PerRank, Witness, analyze, capture, listing, write_html
 
 logging.getLogger("torch.__trace").propagate = False
@@ -176,6 +178,21 @@ def test_a_mesh_is_axes_by_name(mesh):
     with pytest.raises(InvalidArgumentError, match=r"mesh=\{'dp': 2\}"):
         capture(lambda x, mesh: x, X, world_size=2)
     capture(lambda x, mesh=None: x, X, world_size=2)
+
+
+@pytest.mark.parametrize(
+    "world", [{"world_size": 10**9}, {"mesh": {"a": 10**6, "b": 10**6}}, {"world_size": MOST_RANKS + 1}]
+)
+def test_more_ranks_than_are_followed_are_refused(world):
+    """A world whose ranks cannot be listed is refused at once with the cure; the largest that is followed is analyzed."""
+    with pytest.raises(InvalidArgumentError, match="smaller world of the same shape"):
+        capture(summed, X, **world)
+    found = analyze(capture(summed, X, mesh={"dp": MOST_RANKS // 4, "tp": 4}))
+    assert found.is_replica_equal("output") and not found.is_replica_equal("x")
+
+
+def summed(x):
+    return all_reduce(x, "sum", dist.group.WORLD)
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused():

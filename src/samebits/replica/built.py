@@ -67,18 +67,20 @@ def built(argument: Any, extra: dict[str, Any]) -> Any:
             f"capture: PerRank's function takes {', '.join(missing)}; it may take `mesh` only, by this name, and gets one "
             "where the capture has one (mesh={'dp': 4})."
         )
-    made = argument.make(**{name: value for name, value in extra.items() if name in takes})
-    for one in pytree.tree_leaves(made):
-        if isinstance(one, torch.optim.Optimizer):
-            fill(one)
-    return made
+    return argument.make(**{name: value for name, value in extra.items() if name in takes})
+
+
+def known(closure: Closure) -> dict[int, ref[Any]]:
+    """The modules, parameters and optimizers that are there before anything is made."""
+    kinds = (nn.Module, nn.Parameter, torch.optim.Optimizer)
+    return {id(one): ref(one) for one in closure.objects() if isinstance(one, kinds)}
 
 
 def check_fresh(argument: str, made: Any, seen: dict[int, ref[Any]]) -> None:
-    """Adds what a rank has made to what was `seen` of the ranks before.
+    """Adds what a rank has made to what was `seen` before, and has its optimizers make their state.
 
     Raises:
-        InvalidArgumentError: it was made before: it has what the step did to it as another rank, or as the same in a trace before.
+        InvalidArgumentError: it was there before: it has what the step did to it as another rank, or as the same in a trace before.
     """
     for path, leaf in pytree.tree_flatten_with_path(made)[0]:
         own = [*leaf.modules(), *leaf.parameters()] if isinstance(leaf, nn.Module) else [leaf]
@@ -86,10 +88,13 @@ def check_fresh(argument: str, made: Any, seen: dict[int, ref[Any]]) -> None:
             if id(one) in seen and seen[id(one)]() is one:
                 name = ".".join(filter(None, (argument, dotted(path))))
                 raise InvalidArgumentError(
-                    f"capture: PerRank's function gave {name} ({type(leaf).__name__}), or a part of it, for another rank before, "
-                    "so it has what the step did to it there. Make it inside of the function: PerRank(lambda mesh: make(mesh))."
+                    f"capture: PerRank's function gave {name} ({type(leaf).__name__}), or a part of it, which was there before, "
+                    "so it would have what the step did to it as another rank. Make it inside of the function: PerRank(lambda mesh: make(mesh))."
                 )
             seen[id(one)] = ref(one)
+    for leaf in pytree.tree_leaves(made):
+        if isinstance(leaf, torch.optim.Optimizer):
+            fill(leaf)
 
 
 def left_over(argument: str, before: Any, made: Any) -> dict[str, torch.Tensor]:

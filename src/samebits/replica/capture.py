@@ -21,9 +21,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
 from samebits.errors import ConflictError, InvalidArgumentError
-from samebits.replica.built import PerRank, built, check_fresh, check_makers, left_over, name_constants
+from samebits.replica.built import PerRank, built, check_fresh, check_makers, known, left_over, name_constants
 from samebits.replica.closures import Closure
-from samebits.replica.hidden import check_closures, check_next, constant_of, read_only
+from samebits.replica.hidden import check_closures, check_next, check_optimizers, constant_of, read_only
+from samebits.replica.kept import kept_generators, kept_objects
 from samebits.replica.layout import constant_place
 from samebits.replica.lifting import Lifted, dotted, names_of
 from samebits.replica.memory import Place
@@ -38,6 +39,8 @@ from samebits.replica.watch import launched_as, no_known_numbers, no_seeds, no_s
 ALL_RANKS = 64
 """Up to so many ranks the code runs as each of them; beyond, as the corners of the mesh and a sample."""
 _SAMPLED = 16
+MOST_RANKS = 16_384
+"""A group of all ranks is written down rank by rank. So many took a second to capture and analyze, four times as many a minute."""
 
 
 def capture(
@@ -47,10 +50,11 @@ def capture(
     mesh: Mapping[str, int] | None = None,
     looked: Callable[[int, int], None] | None = None,
 ) -> CapturedStep:
-    """Captures `step(*args)` as it would run on `world_size` ranks, or on a mesh (`{"dp": 2, "tp": 4}`).
+    """Captures `step(*args)` as it would run on `world_size` ranks, or on a mesh (`{"dp": 2, "tp": 4}`); at most 16,384 ranks.
 
     `args` are tensors in any tree, modules and optimizers; copies of them are traced with fake tensors, so nothing of
-    the caller's is changed and nothing is computed. A step with an argument `mesh` gets the `DeviceMesh`. Names of the
+    the caller's is changed and nothing is computed. What the step changes in what it closes over is put back: gradients, modes,
+    optimizers, schedulers, generators, counters; not the place of an iterator, nor NumPy arrays. A step with an argument `mesh` gets the `DeviceMesh`. Names of the
     inputs: `model.fc.weight`, `optimizer.model.fc.weight.exp_avg`, `params.w` for `params["w"]`. `looked` is told after
     each rank as how many the code was run, of how many.
 
@@ -61,7 +65,7 @@ def capture(
         ConflictError: a process group is there already.
         UnimplementedError: a module of FSDP2 that is not made by a `PerRank`, or one of torch.compile; the code reads
             the value of a tensor.
-        InvalidArgumentError: neither or both of `world_size` and `mesh`, or an optimizer without its module.
+        InvalidArgumentError: neither or both of `world_size` and `mesh`, more ranks than are followed, or an optimizer without its module.
     """
     if (world_size is None) == (mesh is None):
         raise InvalidArgumentError("capture: give world_size=8, or mesh={'dp': 2, 'tp': 4}.")
@@ -80,6 +84,11 @@ def capture(
             f"capture: world_size={world_size}, mesh={mesh}: sizes are integers, at least 1."
         )
     ranks = math.prod(sizes)
+    if ranks > MOST_RANKS:
+        raise InvalidArgumentError(
+            f"capture: {ranks} ranks, and at most {MOST_RANKS} are followed. Capture a smaller world of the same shape, "
+            "mesh={'dp': 8, 'tp': 4} for {'dp': 8192, 'tp': 4}: code that does the same on all ranks gives the same answers."
+        )
     names = names_of(step, len(args))
     if mesh is None and _needs_mesh(step):
         raise InvalidArgumentError(
@@ -90,24 +99,26 @@ def capture(
     closure = Closure(step, dict(zip(names, lifted.args, strict=True)))
     traces, outputs = [], pytree.tree_structure(None)
     shards: dict[str, set[tuple[int, ...]]] = {}
-    seen: dict[int, ref[Any]] = {}
+    seen = known(closure)
     chosen = _looked_at(ranks, axes)
-    for rank in chosen:
-        with _fake_world(rank, ranks), launched_as(rank, ranks):
-            own = lifted.again()
-            with told_in_the_users_words():
-                traced = _traced(step, own, axes, closure, seen)
-            check_closures(traced.module, args)
-            traces.append(trace_of(rank, traced.module))
-            if len(traces) == 1:
-                outputs, left = traced.outputs, own.left_over()
+    with kept_generators(closure.objects()):
+        for rank in chosen:
+            with _fake_world(rank, ranks), launched_as(rank, ranks), kept_objects(closure.objects()):
+                own = lifted.again()
                 with told_in_the_users_words():
-                    following = _traced(step, own, axes, closure, seen, traced.made)
-                check_next(traces[0], following.module, {**left, **following.left})
-        for name, groups in traced.shards.items():
-            shards.setdefault(name, set()).update(groups)
-        if looked is not None:
-            looked(len(traces), len(chosen))
+                    traced = _traced(step, own, axes, closure, seen)
+                check_closures(traced.module, args)
+                traces.append(trace_of(rank, traced.module))
+                if len(traces) == 1:
+                    outputs, left = traced.outputs, own.left_over()
+                    check_optimizers(closure)
+                    with told_in_the_users_words():
+                        following = _traced(step, own, axes, closure, seen, traced.made)
+                    check_next(traces[0], following.module, {**left, **following.left})
+            for name, groups in traced.shards.items():
+                shards.setdefault(name, set()).update(groups)
+            if looked is not None:
+                looked(len(traces), len(chosen))
     found = _assembled(traces, lifted, outputs, ranks, axes)
     found.shards.update((n, tuple(sorted(groups))) for n, groups in shards.items() if n in found.kinds)
     found.shards.update(

@@ -21,7 +21,8 @@ _MOST = 20_000
 """Objects that are looked at, nearest first: what a step computes with is near, a list of a million samples is not read."""
 _PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
 """A key that is a part of a path."""
-_FOREIGN = ("torch", "samebits", "numpy")
+FOREIGN = ("torch", "samebits", "numpy")
+"""Modules whose functions and classes are not the user's."""
 
 
 class Closure:
@@ -32,18 +33,24 @@ class Closure:
         self._places: dict[Place, str] = {}
         self._seen: dict[int, Any] = {}
         """Kept, so that no other object gets the identity of one that is named."""
-        optimizers: list[tuple[str, torch.optim.Optimizer]] = []
-        for name, one in _reached([*_variables(step), *arguments.items()], self._seen):
+        self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
+        start = [*_variables(step), *arguments.items()]
+        for name, one in _reached(start, self._seen):
             if isinstance(one, torch.Tensor) and not isinstance(one, DTensor):
                 self._note(name, one)
             elif isinstance(one, torch.optim.Optimizer):
-                optimizers.append((name, one))
-        for name, optimizer in optimizers:
+                self.optimizers.append((name, one))
+        self._seen[id(step)] = step
+        for name, optimizer in self.optimizers:
             for index, (parameter, state) in enumerate(optimizer.state.items()):
                 own = self._names.get(id(parameter), str(index))
                 for key, one in state.items():
                     if isinstance(one, torch.Tensor) and not isinstance(one, DTensor):
                         self._note(f"{name}.{own}.{key}", one)
+
+    def objects(self) -> Iterator[Any]:
+        """All that the step reaches, each object once."""
+        yield from self._seen.values()
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """The path of a tensor, or of another one of the same bytes; None if the step has it from nowhere."""
@@ -83,7 +90,7 @@ def _children(one: Any) -> Iterator[tuple[str, Any]]:
         yield from (*one._parameters.items(), *one._buffers.items(), *one._modules.items())
         yield from ((key, value) for key, value in vars(one).items() if not key.startswith("_"))
     elif isinstance(one, (FunctionType, MethodType, functools.partial)):
-        if not str(getattr(one, "__module__", "")).startswith(_FOREIGN):
+        if not str(getattr(one, "__module__", "")).startswith(FOREIGN):
             yield from _variables(one)
     elif not isinstance(one, torch.optim.Optimizer) and hasattr(one, "__dict__"):
         yield from ((key, value) for key, value in vars(one).items() if _PATH.fullmatch(key))
@@ -108,7 +115,7 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # a variable that is set later
             continue
-    for name in _globals(code):
+    for name in names_in(code):
         if name in function.__globals__:
             yield name, function.__globals__[name]
     for name, one in inspect.signature(function).parameters.items():
@@ -116,9 +123,9 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, one.default
 
 
-def _globals(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
     """The names that a function and those defined in it may look up."""
     yield from code.co_names
     for one in code.co_consts:
         if isinstance(one, CodeType):
-            yield from _globals(one)
+            yield from names_in(one)

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from samebits.errors import InvalidArgumentError, UnimplementedError
+from samebits.replica.closures import Closure
 from samebits.replica.layout import Layout, constant_place
 from samebits.replica.ranks import Trace, same_over_steps
 from samebits.replica.rules import written_storages
@@ -40,6 +42,16 @@ def check_next(first: Trace, module: GraphModule, zeros: Mapping[str, torch.Tens
                 )
     if not cleared:
         same_over_steps(first, module)
+
+
+def check_optimizers(closure: Closure) -> None:
+    """Raises `UnimplementedError` for an optimizer that the step closes over, and that has made its state in a trace."""
+    for name, optimizer in closure.optimizers:
+        if any(isinstance(one, FakeTensor) for state in optimizer.state.values() for one in state.values()):
+            raise UnimplementedError(
+                f"capture: the step closes over {name}, and {type(optimizer).__name__} makes its state in its first step. Give "
+                "it and its module to the step as arguments, capture(step, model, optimizer, ...), or train a step before."
+            )
 
 
 def check_closures(module: GraphModule, args: tuple[Any, ...]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
@@ -79,15 +80,26 @@ def groups_of(traces: list[Trace], world_size: int, mesh: dict[str, int]) -> dic
         seen = {trace.rank: trace.groups[index] for trace in traces}
         if len(traces) < world_size:
             seen = _along_mesh(seen, world_size, mesh, node)
-        groups = tuple(sorted({group for group in seen.values() if group is not None}))
-        for rank, group in seen.items():
-            if group is None or rank not in group or any(seen[member] != group for member in group):
-                raise RankDependentError(
-                    f"capture: {node.target} at {line_of(node)}: rank {rank} calls it with the group {group}, which is "
-                    "not the group of all its members; they would wait for each other for ever."
-                )
+        groups = _checked(seen, node)
         found[node] = interned.setdefault(groups, groups)
     return found
+
+
+def _checked(seen: dict[int, tuple[int, ...] | None], node: Node) -> Groups:
+    """The groups of all ranks, each once. Of many ranks one object says it for all of a group: it is read once."""
+    callers: dict[int, list[int]] = {}
+    for rank, group in seen.items():
+        callers.setdefault(id(group), []).append(rank)
+    by_group: dict[tuple[int, ...], list[int]] = {}
+    for ranks in callers.values():
+        by_group.setdefault(seen[ranks[0]] or (), []).extend(ranks)
+    for group, ranks in by_group.items():
+        if sorted(group) != sorted(ranks):
+            raise RankDependentError(
+                f"capture: {node.target} at {line_of(node)}: rank {ranks[0]} calls it with the group {group or None}, which "
+                "is not the group of all its members; they would wait for each other for ever."
+            )
+    return tuple(sorted(by_group))
 
 
 def _along_mesh(seen: dict[int, Any], world_size: int, mesh: dict[str, int], node: Node) -> dict[int, Any]:
@@ -95,15 +107,15 @@ def _along_mesh(seen: dict[int, Any], world_size: int, mesh: dict[str, int], nod
     sizes = tuple(mesh.values()) or (world_size,)
     places = torch.arange(world_size).reshape(sizes)
     example = next(iter(seen.values()))
-    where = [(places == rank).nonzero()[0] for rank in example]
-    axes = [axis for axis in range(len(sizes)) if len({int(place[axis]) for place in where}) > 1]
+    where = np.unravel_index(example, sizes)
+    axes = [axis for axis, places_on in enumerate(where) if len(np.unique(places_on)) > 1]
     fixed = [axis for axis in range(len(sizes)) if axis not in axes]
     rows = (
         places.permute(*fixed, *axes).reshape(-1, len(example))
         if places.numel() % len(example) == 0
         else places[:0]
     )
-    found = {rank: tuple(row) for row in rows.tolist() for rank in row}
+    found = {rank: row for row in map(tuple, rows.tolist()) for rank in row}
     if any(found.get(rank) != group for rank, group in seen.items()):
         raise RankDependentError(
             f"capture: {node.target} at {line_of(node)}: the group {example} lies along no axes of the mesh {mesh}, so "
