@@ -293,3 +293,41 @@ def test_what_is_sparse_is_refused():
     """Its values are what can be rounded."""
     with pytest.raises(InvalidArgumentError, match="x.values"):
         stochastic_round(torch.eye(3).to_sparse(), BF16, KEY)
+
+
+def test_torch_func_has_the_gradient_of_backward():
+    """grad, vjp, vmap over grad and grad over vmap, jvp and second derivatives: those of `.backward()`, which is straight through."""
+    keys = sr.split(KEY, 5)
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+
+    def loss(x, key=KEY, dtype=BF16):
+        return (stochastic_round(x * x, dtype, key).float() * torch.arange(4)).square().sum()
+
+    def backward(x, *args, twice=False):
+        x = x.detach().requires_grad_()
+        (first,) = torch.autograd.grad(loss(x, *args), x, create_graph=twice)
+        if not twice:
+            return first
+        return torch.stack([torch.autograd.grad(one, x, retain_graph=True)[0] for one in first])
+
+    for dtype in (BF16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2):
+        assert torch.equal(torch.func.grad(loss)(x, KEY, dtype), backward(x, KEY, dtype))
+    each = torch.stack([backward(x[i], keys[i]) for i in range(5)])
+    assert torch.equal(torch.func.vmap(torch.func.grad(loss))(x, keys), each)
+    assert torch.equal(torch.func.grad(lambda x: torch.func.vmap(loss)(x, keys).sum())(x), each)
+    with pytest.raises(InvalidArgumentError, match="same numbers"):
+        torch.func.vmap(torch.func.grad(loss), in_dims=(0, None))(x, KEY)
+    rounded, pull = torch.func.vjp(lambda x: stochastic_round(x, BF16, KEY), x)
+    assert torch.equal(rounded, stochastic_round(x, BF16, KEY))
+    assert torch.equal(pull(rounded)[0], rounded.float())
+    _, tangent = torch.func.jvp(lambda x: stochastic_round(x, BF16, KEY), (x,), (torch.full_like(x, 2.0),))
+    assert torch.equal(tangent, torch.full_like(rounded, 2.0))
+    with torch.autograd.forward_ad.dual_level():
+        dual = stochastic_round(torch.autograd.forward_ad.make_dual(x, 3 * torch.ones_like(x)), BF16, KEY)
+        assert torch.autograd.forward_ad.unpack_dual(dual).tangent.eq(3).all()
+    second = backward(x[0], twice=True)
+    assert second.count_nonzero() == 3  # control: a level that is lost gives zeros, or a term less
+    reverse, forward = torch.func.jacrev, lambda f: torch.func.jacfwd(f, randomness="same")
+    for outer in (reverse, forward):
+        for inner in (reverse, forward):
+            torch.testing.assert_close(outer(inner(loss))(x[0]), second, rtol=1e-2, atol=1e-2)

@@ -24,7 +24,7 @@ def kept_generators(objects: Iterable[Any]) -> Iterator[None]:
 
     Once, at the end: between the runs as other ranks they go on, so that what Python draws is not taken for equal.
     """
-    states: list[tuple[Callable[..., None], Any]] = []
+    states: list[tuple[Callable[..., Any], Any]] = []
     for one in objects:
         if isinstance(one, torch.Generator):
             states.append((one.set_state, one.get_state()))

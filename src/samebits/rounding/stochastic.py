@@ -6,9 +6,14 @@ x between the neighbours a < x < b becomes b with probability (x - a) / (b - a),
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 from torch.autograd.graph import increment_version
 
 from samebits.errors import InvalidArgumentError
@@ -38,7 +43,8 @@ def stochastic_round(
       other; what arrives there, or lies beyond, is infinite. float8_e4m3fn has no infinity: all beyond 448 becomes 448,
       infinities too, as in torch's own cast.
     - A NaN stays one, quiet, with its sign and the upper bits of its payload.
-    - The gradient is that of `x.to(dtype)`, of which this is the mean: the gradient of the output as x's dtype.
+    - The gradient is that of `x.to(dtype)`, of which this is the mean: the gradient of the output as x's dtype; in forward mode and under
+      torch.func, too.
 
     Under `torch.vmap` each slice needs a key of its own; one for all is refused unless `randomness="same"`.
 
@@ -59,7 +65,7 @@ def stochastic_round(
             return out.copy_(torch.ops.samebits.stochastic_round(x, dtype, key))
         _check_apart(x, out)
         return round_into(out, x, key)
-    if watched or (x.requires_grad and torch.is_grad_enabled()):
+    if watched or (x.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
         return torch.ops.samebits.stochastic_round(x, dtype, key)
     return rounded(x, dtype, key)
 
@@ -139,12 +145,42 @@ def _fake(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tenso
     return torch.empty_like(x, dtype=dtype)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.dtype = inputs[0].dtype
+class _Straight(_SingleLevelFunction):
+    """The op as autograd sees it, at one level: torch.func brings the levels itself, and refuses what would bring its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
+        ctx.given, ctx.dtype = x.dtype, dtype
+        with _levels_around():
+            return _below_autograd(x, dtype, key)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, None, None]:
+        return grad_outputs[0].to(ctx.given), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *grad_inputs: Any) -> torch.Tensor:
+        with _levels_around():
+            return grad_inputs[0].to(ctx.dtype)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    return grad.to(ctx.dtype), None, None
+@contextmanager
+def _levels_around() -> Iterator[None]:
+    """What a function of autograd runs is not differentiated, by no level; those around this one are to see it."""
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        yield
+
+
+def _below_autograd(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.samebits.stochastic_round(x, dtype, key)
+
+
+def _differentiable(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
+    if not (x.requires_grad and torch.is_grad_enabled()) and forward_ad._current_level < 0:
+        return _below_autograd(x, dtype, key)
+    with enable_single_level_autograd_function():
+        return _Straight.apply(x, dtype, key)  # type: ignore[attr-defined]
 
 
 def _mapped(
@@ -161,7 +197,5 @@ def _mapped(
 
 
 torch.library.register_fake("samebits::stochastic_round", _fake, lib=_LIBRARY)
-torch.library.register_autograd(
-    "samebits::stochastic_round", _backward, setup_context=_remember, lib=_LIBRARY
-)
 torch.library.register_vmap("samebits::stochastic_round", _mapped, lib=_LIBRARY)
+_LIBRARY.impl("stochastic_round", _differentiable, "Autograd")
