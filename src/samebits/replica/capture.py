@@ -40,7 +40,7 @@ ALL_RANKS = 64
 """Up to so many ranks the code runs as each of them; beyond, as the corners of the mesh and a sample."""
 _SAMPLED = 16
 MOST_RANKS = 16_384
-"""A group of all ranks is written down rank by rank. So many took a second to capture and analyze, four times as many a minute."""
+"""A group of all ranks is written down rank by rank. So many took 1.3 s to capture and analyze, four times as many more than a minute."""
 
 
 def capture(
