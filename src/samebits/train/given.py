@@ -75,16 +75,16 @@ def check_batches(loader: Any, call: str) -> None:
 
 def check_number(value: Any, what: str) -> None:
     """Raises `InvalidArgumentError` unless `value` is one number; `what` it is: "run.log(loss". Waits for no GPU."""
-    given = f"{value!r:.60}"
     if isinstance(value, torch.Tensor):
         if value.numel() == 1:
             return
         given = f"<a tensor of shape {tuple(value.shape)}>"
-    elif not isinstance(value, str):
+    else:
         try:
-            float(value)
+            if not isinstance(value, str):
+                float(value)
+                return
         except (TypeError, ValueError):
             pass
-        else:
-            return
+        given = f"{value!r:.60}"
     raise InvalidArgumentError(f"{what}={given}): give a number, or a tensor of one element: its mean, say.")
