@@ -281,6 +281,24 @@ def test_a_batch_of_a_class_of_its_own_is_per_replica():
     assert report.is_replica_equal("output.1")
 
 
+def test_what_is_sent_or_sparse_and_not_written_is_a_batch():
+    """Nobody follows these ops; what they only read is no state for all that, and what is received (control) is."""
+
+    def sent(x, into):
+        dist.send(x, (dist.get_rank() + 1) % 2)
+        dist.recv(into, (dist.get_rank() + 1) % 2)
+        return x * 2
+
+    def multiplied(x, into):
+        into.add_(1)
+        return torch.sparse.mm(x, into)
+
+    for step, x in ((sent, X), (multiplied, torch.eye(3).to_sparse())):
+        captured = capture(step, x, torch.ones(3, 4), world_size=2)
+        assert captured.kinds == {"x": "batch", "into": "state"}
+        assert not analyze(captured).is_replica_equal("output")
+
+
 def test_state_of_parameters_that_came_later_is_followed():
     """An optimizer with state for its first group only: that of the second one is state of the step, too."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from samebits.cli.app import main
-from samebits.replica import analyze, capture, listing
+from samebits.replica import Equal, analyze, capture, listing
 
 logging.getLogger("torch.__trace").propagate = False
 X = torch.ones(3, 4)
 NET = nn.Linear(4, 4)
+SHARED = torch.Generator()
 
 
 class Settings:
@@ -84,6 +85,25 @@ def test_reports_say_these_names():
     told = report.explain("self.model.weight")
     assert told.startswith("self.model.weight varies") and "average its gradient" in told
     assert "addmm.default(self.model.bias: " in listing(report)
+
+
+def test_generators_have_the_names_of_their_variables():
+    """A global one and one of `self`: what is drawn from the one that is declared equal is equal, from the other (control) not."""
+
+    class Noise:
+        def __init__(self):
+            self.own = torch.Generator()
+
+        def __call__(self, x):
+            return torch.rand(x.shape, generator=self.own), torch.rand(2, generator=SHARED) + torch.rand(
+                2, generator=SHARED
+            )
+
+    captured = capture(Noise(), X, world_size=2)
+    assert captured.input_names == ["x", "generator:self.own", "generator:SHARED"]
+    report = analyze(captured, {"generator:SHARED": Equal()})
+    assert report.is_replica_equal("output.1") and not report.is_replica_equal("output.0")
+    assert "generator:self.own" in str(report.explain("output.0"))
 
 
 def test_two_variables_of_one_tensor_are_one_value():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, count
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeGuard
 from weakref import ref
 
 import torch
@@ -116,7 +116,7 @@ def left_over(argument: str, before: Any, made: Any) -> dict[str, torch.Tensor]:
 
 
 def name_constants(module: GraphModule, made: dict[str, Any], closure: Closure) -> dict[str, Groups]:
-    """Gives the constants of a graph the names of the parameters, buffers and states that are `made`, or of the `closure`.
+    """Gives the constants and generators of a graph the names of what is `made`, or of the `closure`.
 
     Returns, of each that is of a DTensor, the ranks that hold the same shard.
     """
@@ -137,18 +137,21 @@ def name_constants(module: GraphModule, made: dict[str, Any], closure: Closure) 
             node.target = renamed[str(node.target)]
             continue
         held = getattr(module, str(node.target), None) if node.op == "get_attr" else None
-        if not isinstance(held, torch.Tensor):
+        if not isinstance(held, (torch.Tensor, torch.Generator)):
             continue
-        own = names.get(held.untyped_storage()._cdata) if held.layout is torch.strided else None
-        if name := own or closure.name_of(held):
+        if name := (_is_dense(held) and names.get(held.untyped_storage()._cdata)) or closure.name_of(held):
             renamed[str(node.target)] = node.target = _put(module, name, held)
     kept = {name: attrgetter(name)(module) for name in renamed.values()} if shards else {}
-    memory = {name: one.untyped_storage()._cdata for name, one in kept.items() if one.layout is torch.strided}
+    memory = {name: one.untyped_storage()._cdata for name, one in kept.items() if _is_dense(one)}
     return {name: shards[one] for name, one in memory.items() if one in shards}
 
 
-def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> str:
-    """Makes a tensor the attribute `a.b.c` of a module; the name, with a number where several look at one memory."""
+def _is_dense(held: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(held, torch.Tensor) and held.layout is torch.strided
+
+
+def _put(module: nn.Module, name: str, held: torch.Tensor | torch.Generator) -> str:
+    """Makes a tensor or generator the attribute `a.b.c` of a module; the name, with a number where several look at one memory."""
     *path, last = name.split(".")
     taken = []
     for part in path:
@@ -158,7 +161,7 @@ def _put(module: nn.Module, name: str, tensor: torch.Tensor) -> str:
         module = getattr(module, taken[-1])
     numbered = chain([last], (f"{last}_{number}" for number in count(1)))
     free = next(one for one in numbered if not hasattr(module, one))
-    setattr(module, free, tensor)
+    setattr(module, free, held)
     return ".".join([*taken, free])
 
 

@@ -26,11 +26,13 @@ FOREIGN = ("torch", "samebits", "numpy")
 
 
 class Closure:
-    """The tensors that a step and its arguments reach, each by the shortest path: `model.fc.weight`, `self.scales.0`."""
+    """The tensors and generators that a step and its arguments reach, each by the shortest path: `model.fc.weight`, `self.scales.0`."""
 
     def __init__(self, step: Any, arguments: Mapping[str, Any]) -> None:
         self._names: dict[int, str] = {}
         self._places: dict[Place, str] = {}
+        self._generators: dict[int, str] = {}
+        """By what is in C++: a graph has another Python object of it."""
         self._seen: dict[int, Any] = {}
         """Kept, so that no other object gets the identity of one that is named."""
         self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
@@ -38,6 +40,8 @@ class Closure:
         for name, one in _reached(start, self._seen):
             if isinstance(one, torch.Tensor) and not isinstance(one, DTensor):
                 self._note(name, one)
+            elif isinstance(one, torch.Generator):
+                self._generators.setdefault(one._cdata, name)  # type: ignore[attr-defined]
             elif isinstance(one, torch.optim.Optimizer):
                 self.optimizers.append((name, one))
         self._seen[id(step)] = step
@@ -52,9 +56,11 @@ class Closure:
         """All that the step reaches, each object once."""
         yield from self._seen.values()
 
-    def name_of(self, tensor: torch.Tensor) -> str | None:
-        """The path of a tensor, or of another one of the same bytes; None if the step has it from nowhere."""
-        return self._names.get(id(tensor)) or self._places.get(constant_place(tensor))
+    def name_of(self, held: Any) -> str | None:
+        """The path of a generator, of a tensor, or of another one of the same bytes; None if the step has it from nowhere."""
+        if isinstance(held, torch.Generator):
+            return self._generators.get(held._cdata)  # type: ignore[attr-defined]
+        return self._names.get(id(held)) or self._places.get(constant_place(held))
 
     def _note(self, name: str, tensor: torch.Tensor) -> None:
         self._names.setdefault(id(tensor), name)
@@ -105,6 +111,10 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
         return
     if not isinstance(function, (FunctionType, MethodType)):
         yield "self", function
+        for name in ("__call__", "forward"):
+            method = getattr(type(function), name, None)
+            if isinstance(method, FunctionType) and not method.__module__.startswith(FOREIGN):
+                yield from _variables(method)
         return
     if isinstance(function, MethodType):
         yield "self", function.__self__

@@ -50,7 +50,7 @@ class Flow(NamedTuple):
     reads: tuple[Node, ...]
     writes: tuple[Place, ...]
     writers: tuple[Node, ...] = ()
-    """The arguments among `writes`."""
+    """The arguments that the op is known to write to. `writes` may hold more: what it could reach, and nobody follows."""
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def plan_of(node: Node, layout: Layout) -> Plan:
     sparse = [one for one in operands if is_sparse(one)]
     if sparse or is_sparse(node):  # its values and indices are tensors with memory that others share
         touched = tuple(place.anywhere() for one in (*sparse, *written) for place in layout.places[one])
-        plan.flows = [Flow(operands, (*touched, *outputs))]
+        plan.flows = [Flow(operands, (*touched, *outputs), tuple(written))]
         plan.breaks, plan.unknown, plan.is_view = (
             f"{target.name()}: sparse tensors are not followed",
             True,
@@ -106,7 +106,8 @@ def plan_of(node: Node, layout: Layout) -> Plan:
         )
     if known.packet in _UNTRACKED or (target.namespace == "c10d" and known.packet != "barrier"):
         everything = tuple(place.anywhere() for one in operands for place in layout.places[one])
-        plan.flows = [Flow(operands, (*everything, *outputs))]
+        writers = operands if known.packet in _UNTRACKED or known.packet.endswith("_") else ()
+        plan.flows = [Flow(operands, (*everything, *outputs), writers)]
         plan.breaks, plan.unknown = f"{target.name()} is not followed", True
     return plan
 
@@ -288,7 +289,8 @@ def written_storages(layout: Layout) -> set[Hashable]:
     """The memory that ops of a graph, and bodies that it calls, write to."""
     calls = [node for node in layout.nodes if isinstance(node.target, torch._ops.OpOverload)]
     plans = (plan_of(node, layout) for node in calls)
-    written = {place.storage for plan in plans for flow in plan.flows for place in flow.writes}
+    writers = [one for plan in plans for flow in plan.flows for one in flow.writers]
+    written = {place.storage for one in writers for place in layout.places[one]}
     for node in layout.nodes:
         if str(node.target) == "invoke_subgraph":
             body, _, *given = node.args
