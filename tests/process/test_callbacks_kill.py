@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 import samebits
@@ -20,6 +21,7 @@ from samebits.callbacks import (
     ModelCheckpoint,
     ProgressBar,
     ReduceLROnPlateau,
+    TensorBoard,
     TerminateOnNaN,
 )
 from samebits.context import Overrides, process
@@ -44,7 +46,7 @@ def dataset(length):
     return torch.utils.data.TensorDataset(x, (x[:, 0] > 0.2).long())
 
 
-def fit(folder, kill_at=None, commits=None, logger=CSVLogger):
+def fit(folder, kill_at=None, commits=None, logger=CSVLogger, more=()):
     """Returns the digest of weights, optimizer and callbacks, and the history; the files are in `folder`."""
     samebits.set_random_seed(4)
     process.overrides = Overrides(commit_steps=commits)
@@ -69,6 +71,7 @@ def fit(folder, kill_at=None, commits=None, logger=CSVLogger):
         CSVLogger(folder / "files" / "appended.csv", append=True),
         logger(folder / "files" / "steps.csv", update_freq="batch", separator=";"),
         ProgressBar(file=open(os.devnull, "w")),
+        *more,
         Lambda(counted, on_batch_end=count),
     ]
     metrics = {"accuracy": lambda out, y: (out.argmax(1) == y).float().mean()}
@@ -118,6 +121,30 @@ def test_killed_twice_all_callbacks_end_as_in_one_go(forked, tmp_path, whole):
     assert history.history["learning_rate"][0] > 2 * history.history["learning_rate"][-1]
     assert len(expected_files["files/steps.csv"].splitlines()) == 1 + 5 * len(history.history["loss"])
     assert expected_files["files/appended.csv"].startswith(b"epoch,loss\n0,7.0\n0,")
+
+
+def shown(folder):
+    """What TensorBoard shows of a folder: by tag, each (step, value)."""
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_shows_a_killed_training_as_one_go(forked, tmp_path):
+    """Killed before the first commit and behind one: every step once, with the values of one go; before the resume (control) not."""
+
+    def trained(name, **how):
+        board = tmp_path / name / "board"
+        forked(lambda: fit(tmp_path / name, more=[TensorBoard(board, update_freq="batch")], **how)[1].history)
+        return shown(board)
+
+    expected = trained("whole")
+    assert [step for step, _ in expected["batch/loss"]] == list(range(len(expected["loss"]) * 5))
+    trained("killed", kill_at=7, commits=())
+    assert trained("killed", kill_at=27, commits=(12,)) != expected
+    assert trained("killed") == expected
 
 
 def recorded(folder, to):
