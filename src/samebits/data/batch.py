@@ -106,7 +106,10 @@ class BatchWork:
         where = "" if worker is None else f", in worker {worker.id}"
         place = f"raised by {what}, for batch {task.batch_index} of the epoch{where}"
         if isinstance(error, StopIteration):  # taken for the end of the epoch
-            raise PipelineError(f"samebits.data.DataLoader: StopIteration, {place}") from error
+            raise PipelineError(
+                f"samebits.data.DataLoader: StopIteration, {place}. It would end the epoch: give next() a "
+                "default there, or raise another error."
+            ) from error
         error.add_note(f"samebits.data.DataLoader: {place}")
 
     def _single_element(self, task: Task) -> Any:

@@ -31,8 +31,9 @@ class PerRank:
 
     capture(step, PerRank(lambda mesh: sharded_model_and_optimizer(mesh)), x, mesh={"dp": 4})
 
-    Every rank makes it in a process group of its own, from the same generator states, and the step gets it: new objects, not
-    those of the rank before. What it holds are constants of the captured step: shards of a DTensor start equal on the ranks that replicate them, if they were made so.
+    Every rank makes it in a process group of its own, from the same generator states, and the step gets it: new
+    objects, not those of the rank before. What it holds are constants of the captured step: shards of a DTensor start
+    equal on the ranks that replicate them, if they were made so.
     """
 
     make: Callable[..., Any]

@@ -53,10 +53,11 @@ def capture(
     """Captures `step(*args)` as it would run on `world_size` ranks, or on a mesh (`{"dp": 2, "tp": 4}`); at most 16,384 ranks.
 
     `args` are tensors in any tree, modules and optimizers; copies of them are traced with fake tensors, so nothing of
-    the caller's is changed and nothing is computed. What the step changes in what it closes over is put back: gradients, modes,
-    optimizers, schedulers, generators, counters; not the place of an iterator, nor NumPy arrays. A step with an argument `mesh` gets the `DeviceMesh`. Names of the
-    inputs: `model.fc.weight`, `optimizer.model.fc.weight.exp_avg`, `params.w` for `params["w"]`. `looked` is told after
-    each rank as how many the code was run, of how many.
+    the caller's is changed and nothing is computed. What the step changes in what it closes over is put back: gradients,
+    modes, optimizers, schedulers, generators, counters; not the place of an iterator, nor NumPy arrays. A step with an
+    argument `mesh` gets the `DeviceMesh`. Names of the inputs: `model.fc.weight`,
+    `optimizer.model.fc.weight.exp_avg`, `params.w` for `params["w"]`. `looked` is told after each rank as how many the
+    code was run, of how many.
 
     `DistributedDataParallel` reduces in C++, which no graph shows: wrap the module in `samebits.replica.DataParallel`.
 
@@ -65,7 +66,8 @@ def capture(
         ConflictError: a process group is there already.
         UnimplementedError: a module of FSDP2 that is not made by a `PerRank`, or one of torch.compile; the code reads
             the value of a tensor.
-        InvalidArgumentError: neither or both of `world_size` and `mesh`, more ranks than are followed, or an optimizer without its module.
+        InvalidArgumentError: neither or both of `world_size` and `mesh`, more ranks than are followed, or an optimizer
+            without its module.
     """
     if (world_size is None) == (mesh is None):
         raise InvalidArgumentError("capture: give world_size=8, or mesh={'dp': 2, 'tp': 4}.")

@@ -52,8 +52,8 @@ class Witness(Observer):
     replicate it. `ignore`: patterns of names, such as `model.*.running_*`, which differ between two steps of DDP.
 
     Raises:
-        InvalidArgumentError: there is nothing to compare, `every` is below 1, the report is of another number of ranks, or names none of the
-            values, or an optimizer trains what is in none of the modules.
+        InvalidArgumentError: there is nothing to compare, `every` is below 1, the report is of another number of ranks, or
+            names none of the values, or an optimizer trains what is in none of the modules.
         ReplicaDriftError: by a check, on all ranks: a value that was claimed equal is not.
     """
 

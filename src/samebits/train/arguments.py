@@ -68,7 +68,8 @@ def _check_hook(callback: Callback, hook: str) -> None:
         taken.bind(*given)
     except TypeError:
         raise InvalidArgumentError(
-            f"Trainer(callbacks=[{type(callback).__name__}]): its {hook} takes {taken}, and is called with ({', '.join(given)})."
+            f"Trainer(callbacks=[{type(callback).__name__}]): its {hook} takes {taken}, and is called with "
+            f"({', '.join(given)}): let it take these (in a class behind self)."
         ) from None
 
 
