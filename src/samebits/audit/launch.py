@@ -27,6 +27,7 @@ from samebits.audit.perturb import SlowMachine, listing_order
 from samebits.audit.record.file import RecordFile
 from samebits.audit.record.observe import torch_hooks
 from samebits.audit.record.recorder import Recorder, StopScript, recording
+from samebits.audit.renames import folders_renamed_by_copy
 from samebits.audit.spec import LaunchSpec, read_spec
 from samebits.determinism import enable_op_determinism
 from samebits.errors import SamebitsError
@@ -116,6 +117,8 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
         if spec.seed is not None:
             set_random_seed(spec.seed)
     recorder = _record(stack, script, spec)
+    if spec.overlaid:
+        stack.enter_context(folders_renamed_by_copy())
     if spec.kill is not None:
         killer = Killer(spec.kill["at"], spec.kill["step"], lambda at, step: _last_words(recorder, at, step))
         stack.enter_context(context.observed(killer))

@@ -38,6 +38,8 @@ class LaunchSpec:
     switch: bool = False
     """Op determinism on, and `seed` set, before the script starts."""
     seed: int | None = None
+    overlaid: bool = False
+    """The working directory is under an overlay, where an ordinary user cannot rename folders."""
     die_with_parent: bool = False
     """SIGKILL when the *thread* that started this process ends (Linux): keep that thread alive."""
 

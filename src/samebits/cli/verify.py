@@ -58,10 +58,10 @@ def verify(
 ) -> None:
     """Prove that SCRIPT gives the same bits: run again, killed and resumed, with other workers and threads.
 
-    Each run is a fresh process that works in a copy of the current folder, of at most 200 MB and 20000 files, without
-    .git and virtual environments. Run directories of samebits.Run are moved to a scratch folder: yours are neither
-    read nor written. Absolute paths that the script writes, and what it writes outside of the current folder
-    (../results), are its own: they are written.
+    Each run is a fresh process. It finds the current folder as it is, of any size, and what it writes there stays in a
+    scratch folder (an overlay mount; where none is allowed, copies and guarded links). Run directories of samebits.Run
+    are moved there, too: yours are neither read nor written. What the script writes outside of the current folder
+    (../results) is its own: it is written.
 
     Options stand before SCRIPT or directly behind it; the first other word, or `--`, begins the script's arguments.
 

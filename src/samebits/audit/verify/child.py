@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from samebits.audit.spec import LaunchSpec
 from samebits.audit.verify.children import Ended, run_child
 from samebits.audit.verify.folder import WorkingFolder
 from samebits.audit.verify.plan import Process
+from samebits.audit.verify.start import Start
+from samebits.audit.verify.warden import remove
 from samebits.errors import RecordError
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -41,7 +42,7 @@ class Request:
     seed: int = 0
     timeout: float | None = None
     in_place: bool = False
-    """Run in the working directory itself, not in copies of it."""
+    """Run in the working directory itself, not in views of it."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Runner:
     scratch: Path
     timeout: float | None = None
     folder: WorkingFolder | None = None
-    """What each run root gets a copy of; None: the processes run in the working directory itself."""
+    """What each run root gets a view of; None: the processes run in the working directory itself."""
     on_end: Callable[[], None] = lambda: None
     _count: int = 0
     _slots: asyncio.Semaphore = field(init=False)
@@ -112,24 +113,23 @@ class Runner:
         home = self.scratch / str(number)
         async with self._slots:
             spec = self._prepare(process, home, run_root, surroundings)
-            copy = (
-                None
-                if self.folder is None
-                else await asyncio.to_thread(self.folder.copy_to, self._copies(run_root))
-            )
-            environment = self._environment(process, home / "t", surroundings, copy)
-            ended = await run_child(self._command(spec, copy), environment, home / "log", self.timeout, copy)
+            start = await asyncio.to_thread(self._start, process, self._layer(run_root))
+            environment = self._environment(process, home / "t", surroundings, start)
+            command = self._command(spec, start)
+            ended = await run_child(command, environment, home / "log", self.timeout, start.folder)
+        if self.folder is not None:
+            self.folder.check()
         self.on_end()
         return Outcome(process, surroundings.variant, ended, _record_of(home / "record"))
 
     def forget(self, run_root: Path) -> None:
-        """No further process of the check: its copy of the working directory makes room."""
+        """No further process of the check: what it wrote to the working directory makes room."""
         if not self.request.keep:
-            shutil.rmtree(self._copies(run_root), ignore_errors=True)
+            remove(self._layer(run_root))
 
-    def _copies(self, run_root: Path) -> Path:
+    def _layer(self, run_root: Path) -> Path:
         """Not below the run root: a user's run directory that was copied, too, must not be resumed."""
-        return run_root.with_name(f"copy for {run_root.name}")
+        return run_root.with_name(f"layer of {run_root.name}")
 
     def _prepare(self, process: Process, home: Path, run_root: Path, surroundings: Surroundings) -> Path:
         """Makes the folders and the spec of a process."""
@@ -137,22 +137,25 @@ class Runner:
         run_root.mkdir(exist_ok=True)
         return self._spec(process, home / "record", run_root, surroundings).write(home / "spec.json")
 
-    def _command(self, spec: Path, copy: Path | None) -> list[str]:
+    def _start(self, process: Process, layer: Path) -> Start:
         script = self.request.script
-        if self.folder is not None and copy is not None:
-            script = self.folder.script_in(copy, script)
+        if self.folder is None:
+            return Start((), None, script)
+        return self.folder.start(layer, script, moved=process.moved)
+
+    def _command(self, spec: Path, start: Start) -> list[str]:
         launch = [sys.executable, "-m", "samebits.audit.launch", str(spec)]
-        return [*launch, script, *self.request.args]
+        return [*start.before, *launch, start.script, *self.request.args]
 
     def _environment(
-        self, process: Process, temporary: Path, surroundings: Surroundings, copy: Path | None
+        self, process: Process, temporary: Path, surroundings: Surroundings, start: Start
     ) -> dict[str, str]:
         """The user's own, but for what must not matter: where temporary files are, and the order of sets."""
         fixed = 0 if self.request.as_run else surroundings.hash_seed
         threads = {} if process.threads is None else dict.fromkeys(_THREADS, str(process.threads))
         own = {"TMPDIR": str(temporary), "PYTHONHASHSEED": str(fixed)}
-        if copy is not None:
-            own["PWD"] = str(copy)  # what a shell's cd would have set
+        if start.folder is not None and start.folder != Path.cwd():
+            own["PWD"] = str(start.folder)  # what a shell's cd would have set
         return {**_WAITING, **_IN_ORDER, **os.environ, **threads, **own}
 
     def _spec(self, process: Process, record: Path, run_root: Path, surroundings: Surroundings) -> LaunchSpec:
@@ -168,6 +171,7 @@ class Runner:
             threads=process.threads,
             listing_seed=surroundings.listing_seed,
             slow=surroundings.slow,
+            overlaid=self.folder is not None,
             switch=self.request.as_run,
             seed=0 if self.request.as_run else None,
         )

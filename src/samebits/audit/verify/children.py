@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from samebits.audit.verify import warden
+from samebits.errors import VerifyError
 
 T = TypeVar("T")
 
@@ -49,16 +50,32 @@ class SignalledError(Exception):
 
 
 @contextlib.contextmanager
-def scratch_folder(*, keep: bool = False) -> Iterator[Path]:
-    """An empty folder for one check. When the block, or this process, ends, so do the children that work in it."""
-    usual = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="samebits-", dir=usual if len(usual) <= LONGEST_TMPDIR else "/tmp")  # noqa: S108
+def scratch_folder(*, keep: bool = False, outside: Path | None = None) -> Iterator[Path]:
+    """An empty folder for one check. When the block, or this process, ends, so do the children that work in it.
+
+    It does not lie in `outside`. Raises `VerifyError` when every place for temporary files does.
+    """
+    folder = tempfile.mkdtemp(prefix="samebits-", dir=_temporary(outside))
     command = [sys.executable, "-I", "-S", warden.__file__, folder, "keep" if keep else "remove"]
     watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield Path(folder)
     finally:
         watcher.communicate()
+
+
+def _temporary(outside: Path | None) -> str:
+    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        real = Path(os.path.realpath(place))
+        if (
+            len(place) <= LONGEST_TMPDIR
+            and not (outside and real.is_relative_to(outside))
+            and os.access(real, os.W_OK)
+        ):
+            return place
+    raise VerifyError(
+        f"verify: {outside} holds every folder for temporary files; start verify from the script's own folder."
+    )
 
 
 async def run_child(

@@ -62,6 +62,8 @@ class Process:
     commit_steps: tuple[int, ...] | None = None
     num_workers: int | None = None
     threads: int | None = None
+    moved: bool = False
+    """It finds the current folder under another path."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,10 @@ class Check:
 def run_again() -> Check:
     """The first row: the same command a second time."""
     return Check(
-        "run-again", "run again", "hash seed, TMPDIR, order of directory listings, speed", (Process(),)
+        "run-again",
+        "run again",
+        "hash seed, TMPDIR, the folder's path, order of directory listings, speed",
+        (Process(moved=True),),
     )
 
 

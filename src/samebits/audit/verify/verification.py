@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from samebits.audit.record.reading import Record
 from samebits.audit.verify.child import Outcome, Request, Runner
 from samebits.audit.verify.children import run_until_signalled, scratch_folder
 from samebits.audit.verify.facts import facts_of
-from samebits.audit.verify.folder import WorkingFolder, check_size
+from samebits.audit.verify.folder import working_folder
 from samebits.audit.verify.judge import Judge, with_cause
+from samebits.audit.verify.links import WrittenError
 from samebits.audit.verify.plan import GROUPS, KILLS, Check, Facts, Process, checks_after, run_again
 from samebits.audit.verify.progress import VerifyProgress
 from samebits.audit.verify.report import Report, Row
@@ -30,22 +32,37 @@ PATIENCE_S, PATIENCE = 60.0, 10.0
 def verify(request: Request) -> Report:
     """Runs every check of `request` in fresh processes and reports which gave the bits of the first run.
 
-    The script works in a copy of the working directory (unless `request.in_place`); its run directories and temporary
+    The script works in a view of the working directory (unless `request.in_place`), which keeps what it writes; its run directories and temporary
     files are moved into a scratch folder, too. The output of a script that fails at its first run is left in a log
     file that the error names.
 
     Raises:
-        VerifyError: the script is missing, the working directory is too large to be copied, the script raised in its first run, or it made no step that can be seen.
+        VerifyError: the script is missing, the working directory can be neither overlaid nor copied, the script raised in its first run, or it made no step that can be seen.
         SignalledError: this process was told to end; all child processes have ended, and the scratch is gone.
 
     """
     _check(request)
-    with scratch_folder(keep=request.keep) as scratch, VerifyProgress() as progress:
-        if request.keep:
-            progress.say(f"scratch: {scratch}")
-        folder = None if request.in_place else WorkingFolder.of(Path.cwd(), scratch)
-        runner = Runner(request, scratch, request.timeout, folder)
-        return run_until_signalled(_Verification(request, runner, progress).report())
+    user = None if request.in_place else Path.cwd()
+    written: frozenset[str] = frozenset()
+    while True:
+        with (
+            scratch_folder(keep=request.keep, outside=user) as scratch,
+            VerifyProgress() as progress,
+            ExitStack() as stack,
+        ):
+            if request.keep:
+                progress.say(f"scratch: {scratch}")
+            view = (
+                None
+                if user is None
+                else stack.enter_context(working_folder(user, scratch, written, progress.say))
+            )
+            runner = Runner(request, scratch, request.timeout, view)
+            try:
+                return run_until_signalled(_Verification(request, runner, progress).report())
+            except WrittenError as found:
+                written |= found.files
+                progress.say(f"begins again, with copies of what the script writes: {found}")
 
 
 def _check(request: Request) -> None:
@@ -57,8 +74,6 @@ def _check(request: Request) -> None:
         raise InvalidArgumentError(
             f"--checks {','.join(sorted(unknown))}: choose from {','.join((*GROUPS, *KILLS))}."
         )
-    if not request.in_place:
-        check_size(Path.cwd())
 
 
 @dataclass

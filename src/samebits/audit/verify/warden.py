@@ -4,12 +4,17 @@ Runs as a script of its own (standard library only) whose standard input is a pi
 closes when the check ends in any way, SIGKILL included, so this is the only clean-up there is. A process
 belongs to the check when its environment's TMPDIR lies in the scratch folder: that also finds loader workers
 and whatever left its process group.
+
+`python warden.py FOLDER hold FILES` guards files of the user besides, those that the check's processes read through
+links: by a lease on each, which lets the kernel stop whoever opens one of them for writing until we have looked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -19,6 +24,8 @@ from pathlib import Path
 
 PATIENCE_S = 10.0
 """A process in an uninterruptible wait may take a while to die."""
+WRITTEN = "written"
+"""The file in the scratch folder that names the guarded files which somebody wanted to write; each ends with a NUL."""
 
 
 def members(scratch: str) -> Iterator[int]:
@@ -42,13 +49,65 @@ def sweep(scratch: str) -> None:
         time.sleep(0.005)
 
 
+def remove(folder: str | os.PathLike[str]) -> None:
+    """Removes a folder with what is in it, folders that nobody may enter included: an overlay leaves such."""
+    for outer, inner, _ in os.walk(folder):
+        for name in inner:
+            path = os.path.join(outer, name)
+            if not os.path.islink(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def hold(scratch: str, files: list[bytes]) -> list[bytes]:
+    """Guards `files` as long as this process lives; returns those that cannot be guarded.
+
+    Whoever opens one for writing waits in the kernel until the lease is given back. If a process of the check did it,
+    all of them are killed before: the file stays as it is, and is named in `WRITTEN`.
+    """
+    held: dict[int, bytes] = {}
+    refused = []
+    signal.signal(signal.SIGIO, lambda *_: _give_back(scratch, held))
+    for file in files:
+        try:
+            handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            refused.append(file)
+            continue
+        try:
+            fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            held[handle] = file
+        except OSError:
+            refused.append(file)
+            os.close(handle)
+    return refused
+
+
+def _give_back(scratch: str, held: dict[int, bytes]) -> None:
+    broken = [handle for handle in held if fcntl.fcntl(handle, fcntl.F_GETLEASE) == fcntl.F_UNLCK]
+    with open(os.path.join(scratch, WRITTEN), "ab") as file:
+        file.writelines(held[handle] + b"\0" for handle in broken)
+    sweep(scratch)
+    for handle in broken:
+        del held[handle]
+        os.close(handle)
+
+
 def main() -> None:
-    """Waits for the end of standard input; then `python warden.py FOLDER remove|keep`."""
-    scratch, remove = sys.argv[1], sys.argv[2] == "remove"
+    """Waits for the end of standard input; then `python warden.py FOLDER remove|keep`, or `... hold FILES`."""
+    scratch, what = sys.argv[1:3]
+    if what == "hold":
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        refused = hold(scratch, Path(sys.argv[3]).read_bytes().split(b"\0"))
+        sys.stdout.buffer.write(b"\0".join(refused))
+        sys.stdout.flush()
+        os.close(1)
     sys.stdin.buffer.read()
     sweep(scratch)
-    if remove:
-        shutil.rmtree(scratch, ignore_errors=True)
+    if what == "remove":
+        remove(scratch)
 
 
 if __name__ == "__main__":
