@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: verify test audit ops random data train replica lint bench bench-data bench-checkpoint chaos soak clean
+.PHONY: verify test audit ops random data train replica lint matrix bench bench-data bench-checkpoint chaos soak clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -50,6 +50,9 @@ bench-checkpoint: .venv-peers-checkpoint/ready  ## what saving and resuming cost
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --requirement $(filter bench/%,$^)
 	@touch $@
+
+matrix:  ## the quick tests, verify and the op review with the oldest, the pinned and the newest torch, or TORCH="2.12.0 newest" (an hour; 6 GB at a time)
+	$(PYTHON) tools/matrix.py $(TORCH)
 
 chaos: $(READY)  ## 300 kills of the digits run, aimed at nine phases and counted (SAMEBITS_CHAOS_KILLS), and other slow attacks
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m chaos  # in one process: those of -n print no counts

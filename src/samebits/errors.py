@@ -125,5 +125,9 @@ class UndeclaredOpWarning(UserWarning):
     """A custom op or kernel ran of which nobody said whether it is deterministic."""
 
 
+class UnreviewedOpWarning(UserWarning):
+    """An overload of torch's own ran that the op table of this samebits has never seen."""
+
+
 class UnseededWarning(UserWarning):
     """Random numbers came from a source that does not follow the seed of the program, or came before it."""

@@ -10,8 +10,17 @@ import pytest
 from samebits.determinism import table
 from samebits.determinism.catalogue import REPLACEMENTS
 from samebits.determinism.table.rules import RULES, rule_of
-from samebits.determinism.table.snapshot import Row, Snapshot, read, write
-from samebits.determinism.table.verdicts import OWN_FILE, Table, own_lines
+from samebits.determinism.table.snapshot import (
+    FILES,
+    Row,
+    Snapshot,
+    every_review,
+    read,
+    read_others,
+    write,
+    write_others,
+)
+from samebits.determinism.table.verdicts import Table, own_lines
 from samebits.determinism.table.words import DEVICES, EVIDENCE, VERDICTS
 from samebits.errors import InvalidArgumentError
 
@@ -38,9 +47,13 @@ def test_every_overload_has_one_entry_per_device_with_a_reason():
 
 def test_what_we_replace_is_read_from_the_catalogue():
     """An overload has an alternative (or is serial, or waits for a GPU) exactly where a replacement stands."""
+    known = {f"aten::{name}" for review in every_review().values() for name in review.rows}
+    assert {one.op for one in REPLACEMENTS} <= known
     for one in {
         (one.op, one.device): one for one in REPLACEMENTS
     }.values():  # the last of several stands in front
+        if one.op.removeprefix("aten::") not in table.reviewed().rows:
+            continue  # this torch has no such op
         entry = table.lookup(one.op, one.device.lower())
         expected = "refused" if not one.verified else "serial" if one.serial else "has an alternative here"
         assert (entry.verdict, entry.rule) == (expected, "replacement")
@@ -171,8 +184,7 @@ def test_every_class_rule_has_members():
 
 def test_every_line_of_the_own_verdicts_names_a_functional_form_that_exists():
     """A misspelt or vanished op in own.toml is found; negative control: a misspelt one is not among the names."""
-    rows = table.reviewed().rows
-    heads = {one.form_of for one in rows.values()}
+    heads = {one.form_of for review in every_review().values() for one in review.rows.values()}
     known = heads | {head.partition(".")[0] for head in heads}
     assert {name for line in own_lines() for name in line["ops"]} <= known
     assert "scatter_reduce.too" not in known
@@ -191,10 +203,26 @@ def test_lookup_refuses_what_is_not_in_the_table():
 
 
 def test_a_snapshot_is_read_as_it_was_written(tmp_path):
-    """Writing and reading give the same rows, and the committed file is as `write` leaves it."""
-    write(table.reviewed(), tmp_path / "snapshot.csv")
-    assert read(tmp_path / "snapshot.csv") == table.reviewed()
-    assert (tmp_path / "snapshot.csv").read_bytes() == OWN_FILE.with_name("snapshot.csv").read_bytes()
+    """Writing and reading give the same rows, and the committed files are as `write` and `write_others` leave them."""
+    pinned, *others = every_review().values()
+    write(pinned, tmp_path / "snapshot.csv")
+    assert read(tmp_path / "snapshot.csv") == pinned
+    write_others(others, tmp_path / "versions.csv", pinned)
+    assert read_others(tmp_path / "versions.csv", pinned) == {one.torch: one for one in others}
+    for file in FILES:
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes()
+
+
+def test_another_version_has_its_own_overloads():
+    """What is gone there is gone, what is new is new, and what is alike has the evidence of the pinned version."""
+    pinned, *others = every_review().values()
+    newest = others[-1]
+    assert others
+    assert "cholesky" in pinned.rows and "cholesky" not in newest.rows
+    assert "linalg_polar" in newest.rows and "linalg_polar" not in pinned.rows
+    assert newest.rows["mm"] == pinned.rows["mm"]
+    verdicts = {name: Table(newest, REPLACEMENTS, own_lines()).lookup(name, "cpu") for name in newest.rows}
+    assert all(entry.reason and entry.verdict in VERDICTS for entry in verdicts.values())
 
 
 def test_the_switch_does_not_read_the_table():

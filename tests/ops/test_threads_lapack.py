@@ -7,7 +7,7 @@ from torch import linalg
 from support import THREADS, replaced
 
 import samebits
-from samebits.determinism import lapack, uninitialized
+from samebits.determinism import lapack, reviewed, uninitialized
 
 SIZE = 192
 
@@ -44,7 +44,6 @@ def matrices(dtype, *batch, n=SIZE):
 
 CASES = {
     "cholesky": lambda m: linalg.cholesky(m["definite"]),
-    "cholesky (old name)": lambda m: torch.cholesky(m["definite"]),
     "cholesky_solve": lambda m: torch.cholesky_solve(m["b"], m["definite"].tril()),
     "cholesky_inverse": lambda m: torch.cholesky_inverse(m["definite"].tril()),
     "lu_factor": lambda m: linalg.lu_factor(m["a"]),
@@ -76,6 +75,11 @@ CASES = {
     "lstsq gelss": lambda m: linalg.lstsq(m["tall"], m["tall"][..., :3], driver="gelss"),
     "cond": lambda m: linalg.cond(m["a"]),
 }
+if reviewed.exists("aten::cholesky"):  # not in torch 2.15: linalg.cholesky is its only name there
+    CASES["cholesky (old name)"] = lambda m: torch.cholesky(m["definite"])
+if reviewed.exists("aten::linalg_polar"):  # new in torch 2.15, made of what was there
+    CASES["polar"] = lambda m: torch.ops.aten.linalg_polar(m["a"])
+    CASES["matrix_sqrth"] = lambda m: torch.ops.aten.linalg_matrix_sqrth(m["definite"])
 OURS = (*lapack.REPLACEMENTS, *uninitialized.REPLACEMENTS)
 
 

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from samebits.determinism.reviewed import exists
 from samebits.determinism.table import Entry, reviewed
 from samebits.determinism.table.verdicts import COMPOSITE
 from samebits.determinism.table.words import (
@@ -19,15 +21,22 @@ from samebits.determinism.table.words import (
     DETERMINISTIC,
     DEVICES,
     EVIDENCE,
+    NOT_REVIEWED,
     REFUSED,
     SERIAL,
     VARIES,
     VERDICTS,
 )
 
-_STYLES = {REFUSED: "red", VARIES: "bold red", ALTERNATIVE: "green", SERIAL: "yellow"}
+_STYLES = {
+    NOT_REVIEWED: "bold red",
+    REFUSED: "red",
+    VARIES: "bold red",
+    ALTERNATIVE: "green",
+    SERIAL: "yellow",
+}
 _THREADS = "deterministic, but bits change with the thread count"
-_ATTENTION = (VARIES, REFUSED, SERIAL, ALTERNATIVE)
+_ATTENTION = (NOT_REVIEWED, VARIES, REFUSED, SERIAL, ALTERNATIVE)
 
 
 @dataclass(frozen=True)
@@ -57,8 +66,12 @@ def show(everything: Sequence[Entry], chosen: Sequence[Entry], *, listed: bool) 
 def _summary(console: Console, everything: Sequence[Entry]) -> None:
     overloads = len(everything) // len(DEVICES)
     console.print(
-        f"{overloads} aten overloads, reviewed with torch {reviewed().torch}; verdicts with the switch on:"
+        f"{overloads} aten overloads, reviewed with torch {reviewed().torch} (this is {torch.__version__}); "
+        "verdicts with the switch on:"
     )
+    missing = sorted({entry.op for entry in everything if not exists(entry.op)})
+    if missing:
+        console.print(f"not in this torch: {', '.join(missing)}", soft_wrap=True)
     counts = Counter((entry.verdict, entry.device) for entry in everything)
     for verdict in VERDICTS:
         _counts(console, verdict, [counts[verdict, device] for device in DEVICES])
@@ -84,7 +97,8 @@ def _attention(everything: Sequence[Entry]) -> Iterator[_Line]:
 
 def _grouped(group: Sequence[Entry]) -> _Line:
     rows = reviewed().rows
-    functional = dict.fromkeys(rows[entry.op.removeprefix("aten::")].form_of for entry in group)
+    names = (entry.op.removeprefix("aten::") for entry in group)
+    functional = dict.fromkeys(rows[name].form_of if name in rows else name for name in names)
     evidence = sorted({entry.evidence for entry in group if not entry.measured_as}, key=EVIDENCE.index)
     return _line(group[0], ", ".join(functional), ", ".join(evidence))
 

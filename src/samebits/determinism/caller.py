@@ -8,8 +8,8 @@ from types import FrameType
 
 import torch
 
-_PASSED_OVER = {"torch", "triton", "samebits"}
-"""Packages whose frames stand between the user's line and an op."""
+_PASSED_OVER = {"torch", "triton", "samebits", "contextlib"}
+"""Packages whose frames stand between the user's line and an op, or the switch."""
 _GENERATED = ("<eval_with_key>", f"{os.path.dirname(torch.__file__)}{os.sep}")
 """Files of generated code, which has no module: that of a captured graph, and what torch writes into its own folder."""
 _BACKWARD = "_engine_run_backward"

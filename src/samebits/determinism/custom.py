@@ -1,7 +1,8 @@
 """Custom ops: nobody but their author knows whether they are deterministic. `declare_op` says it.
 
 Under the switch an undeclared op warns at its first call and is named in the record; one declared nondeterministic
-raises. Each such op gets an override of its own that removes itself when it has warned, so that other ops, and later
+raises. So does an aten overload that the op table has never seen (of a torch that nobody has reviewed, or of an
+extension) warn. Each such op gets an override of its own that removes itself when it has warned, so that other ops, and later
 calls of this one, cost what they did.
 """
 
@@ -15,8 +16,9 @@ from typing import Any
 
 import torch
 
-from samebits.determinism import triton_kernels
+from samebits.determinism import reviewed, triton_kernels
 from samebits.determinism.caller import where
+from samebits.determinism.environment import TESTED_TORCH
 from samebits.determinism.graph.patches import Patches
 from samebits.determinism.notices import warn_once
 from samebits.determinism.overrides import Overrides, has_kernel, overload
@@ -26,6 +28,7 @@ from samebits.errors import (
     UndeclaredOpWarning,
     UnimplementedError,
     UnimplementedWarning,
+    UnreviewedOpWarning,
 )
 
 TORCH_NAMESPACES = frozenset(
@@ -34,7 +37,7 @@ TORCH_NAMESPACES = frozenset(
     quantized_decomposed onednn mkldnn mkldnn_prepacked mkl prepacked xnnpack _nnpack sparse static_runtime
     tensorexpr profiler c10d c10d_functional _c10d_functional _c10d_functional_autograd symm_mem fsdp _dtensor dtensor
     streams export onnx onnx_symbolic flex_lib _native _test debug_mode_ops higher_order cuda cudnn mps metal vulkan
-    vulkan_prepack xpu _torch_testing
+    vulkan_prepack xpu _torch_testing _native_aot coor flex_gemm mempool
     """.split()  # noqa: SIM905
 )
 """What torch itself registers, at import or later; torchvision and the like are others."""
@@ -109,13 +112,18 @@ def look_for_new_ops(*, anyway: bool = False) -> None:
         _watch(torch._C._dispatch_get_all_op_names())
 
 
+def _is_known(full: str) -> bool:
+    namespace = full.partition("::")[0]
+    return reviewed.is_reviewed(full) if namespace == "aten" else namespace in _KNOWN_NAMESPACES
+
+
 def _packet(full: str) -> str:
     return full.partition(".")[0]
 
 
 def _watch(names: Iterable[str]) -> None:
     for full in names:
-        if full.partition("::")[0] in _KNOWN_NAMESPACES or full in _watched or _declared.get(_packet(full)):
+        if _is_known(full) or full in _watched or _declared.get(_packet(full)):
             continue
         _watched[full] = Overrides()
         for key in _KEYS:
@@ -134,6 +142,14 @@ def _first_call(full: str) -> Callable[..., Any]:
 
 def _judge(full: str) -> None:
     name, settings = _packet(full), active()
+    if full.startswith("aten::"):
+        text = (
+            f"{full}, called at {where()} under op determinism, is not reviewed: it is in no op table (those of torch "
+            f"{', '.join(TESTED_TORCH)}; this is {torch.__version__}), so nobody knows whether its bits repeat. "
+            "`samebits verify` proves it of your script; `samebits ops` lists what is not reviewed."
+        )
+        warn_once(full, text, UnreviewedOpWarning)
+        return
     if name not in _declared:
         text = (
             f"{name}, called at {where()} under op determinism, is no op of torch's, and nobody has said whether it is "
@@ -155,7 +171,7 @@ def _watching_impl(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, op_name, *args, **kwargs)
         name = op_name if isinstance(op_name, str) else op_name.name()
         full = name if "::" in name else f"{self.ns}::{name}"
-        if self.ns not in _KNOWN_NAMESPACES:
+        if not _is_known(full):
             if full in _watched:
                 _watched.pop(full).remove()
             _watch([full])

@@ -22,6 +22,7 @@ from samebits.random.seeds import torch_was_seeded
 _CURE = "Call samebits.set_random_seed(seed) (or torch.manual_seed(seed)) at the top of the program."
 _RATES = {"dropout_p", "dropout"}
 _DRAW_NOTHING = {
+    "aten::_cudnn_attention_forward_no_dropout_inplace",
     "aten::_fused_sdp_choice",
     "aten::_nested_tensor_softmax_with_shape",
     "aten::_scaled_dot_product_flash_attention_for_cpu",  # refuses a dropout

@@ -6,7 +6,7 @@ After TensorFlow's `tf.config.experimental.enable_op_determinism` (RFC 346).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
@@ -24,10 +24,12 @@ from samebits.determinism import (
     numpy_guard,
     python_guard,
     refusals,
+    reviewed,
 )
 from samebits.determinism.graph.patches import Patches
 from samebits.determinism.guard import SeedGuard
 from samebits.determinism.overrides import Overrides
+from samebits.determinism.replacement import Replacement
 from samebits.determinism.settings import OnUnimplemented, Settings, activate, active
 from samebits.determinism.uninitialized import memory_fill
 from samebits.errors import InvalidArgumentError
@@ -177,14 +179,20 @@ def _kernels(settings: Settings) -> Iterator[None]:
     """Our kernels, and in front of those that torch refuses the errors that say what to do."""
     overrides = Overrides()
     try:
-        for it in catalogue.REPLACEMENTS:
-            wanted = it.verified and (settings.thread_invariant or not it.only_threads)
-            if wanted and (it.device == "CPU" or torch.backends.cuda.is_built()):
-                overrides.put(it.op, it.device, it.make)
+        for it in reviewed.installable(filter(_wanted(settings), catalogue.REPLACEMENTS)):
+            overrides.put(it.op, it.device, it.make)
         refusals.refuse(overrides, catalogue.REPLACEMENTS, warn=settings.on_unimplemented == "warn")
         yield
     finally:
         overrides.remove()
+
+
+def _wanted(settings: Settings) -> Callable[[Replacement], bool]:
+    def wanted(it: Replacement) -> bool:
+        here = it.device == "CPU" or torch.backends.cuda.is_built()
+        return bool(it.verified) and here and (settings.thread_invariant or not it.only_threads)
+
+    return wanted
 
 
 @contextmanager

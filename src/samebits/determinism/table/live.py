@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from samebits.determinism.overrides import aten_ops
+from samebits.determinism.reviewed import schema_digest
 from samebits.determinism.table.snapshot import Snapshot
 
 _TAGS = {"nondeterministic_seeded", "pointwise", "reduction", "view_copy", "inplace_view", "inplace", "out"}
@@ -36,11 +36,6 @@ def live_overloads() -> dict[str, Live]:
         for op in ops
     )
     return {one.name: one for one in found}
-
-
-def schema_digest(schema: str) -> str:
-    """12 hexadecimal digits that change with the schema."""
-    return hashlib.sha256(schema.encode()).hexdigest()[:12]
 
 
 def unreviewed(snapshot: Snapshot, live: dict[str, Live]) -> Iterator[str]:

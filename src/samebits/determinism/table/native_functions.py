@@ -14,7 +14,7 @@ import torch
 FILE = Path(torch.__file__).parents[1] / "torchgen" / "packaged" / "ATen" / "native" / "native_functions.yaml"
 COMPOSITE, EXPLICIT = "composite", "explicit"
 
-_COMPOSITES = {
+COMPOSITES = {
     "CompositeImplicitAutograd": COMPOSITE,
     "CompositeExplicitAutograd": EXPLICIT,
     "CompositeExplicitAutogradNonFunctional": EXPLICIT,
@@ -53,5 +53,5 @@ def _value(text: str, field: str) -> str:
 def _keys(block: _Block) -> tuple[str, ...]:
     if not block.keys:
         return () if block.abstract else (COMPOSITE,)
-    kept = {_COMPOSITES.get(key, key) for key in block.keys}
-    return tuple(sorted(key for key in kept if key in _COMPOSITES.values() or key.endswith(("CPU", "CUDA"))))
+    kept = {COMPOSITES.get(key, key) for key in block.keys}
+    return tuple(sorted(key for key in kept if key in COMPOSITES.values() or key.endswith(("CPU", "CUDA"))))

@@ -62,6 +62,13 @@ RULES = (
         evidence="source",
     ),
     Rule(
+        "keyed draw",
+        "a counter-based draw: each element is a function of the key and of its place",
+        r"_philox_.*",
+        verdict=OVER_THREADS,
+        evidence="source",
+    ),
+    Rule(
         "view",
         "a view, or the copy of one: nothing is computed",
         traits=frozenset({"view", "view_copy", "inplace_view"}),
@@ -80,7 +87,7 @@ RULES = (
         "metadata",
         "reads or sets what a tensor is, or asserts something of it: nothing is computed",
         r"""is_(coalesced|pinned|same_size|set_to) | _has_same_storage_numel | _?dim[IV] | (dense|sparse)_dim | _?nnz
-        | _coalesced | name | q_(scale|zero_point|per_channel_.*) | qscheme | set | set_data | record_stream | lift
+        | _coalesced | name | q_(scale|zero_point|per_channel_.*) | qscheme | set | (set|shallow_copy)_data | record_stream | lift
         | _pin_memory | _use_(cudnn|miopen)_.* | sym_.* | _functional_(assert|sym)_.* | _assert_.* | _print
         | _make_dep_token | _linalg_check_errors | _validate_.* | sparse_resize.*""",
         verdict=OVER_THREADS,
@@ -108,7 +115,7 @@ RULES = (
         "a kernel for one vendor's library or one number format",
         r"""_?(cudnn|miopen|mkldnn|mps|nnpack|cslt|fbgemm|xpu|mkl)_.* | to_mkldnn.* | lstm_mps_.* | _triton_.*
         | .*quantize.* | quantized_.* | _make_per_\w+_quantized_tensor | _dyn_quant.* | .*int[48].* | .*semi_structured.*
-        | _scaled_(grouped_)?mm.* | _mixed_dtypes_linear""",
+        | _scaled_(grouped_|add)?mm.* | _mixed_dtypes_linear""",
     ),
     Rule(
         "sparse or nested",

@@ -1,17 +1,21 @@
-"""The reviewed overloads: what the table knows of each, from one text file. Reading it executes nothing.
+"""The reviewed overloads: what the table knows of each, from text files. Reading them executes nothing.
 
-One line per overload in `snapshot.csv`; its first line names the version of torch. `update` writes it.
+One line per overload in `snapshot.csv`, as the pinned version of torch has it, which its first line names; what other
+versions have otherwise stands in `versions.csv`. `update` writes them.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
 
-FILE = Path(__file__).with_name("snapshot.csv")
+from samebits.determinism.reviewed import FILES, running
+
+FILE, FILE_OTHERS = FILES
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,9 @@ NOTHING = ("nothing",)
 """The calls of a composite that was seen to call no other kernel."""
 
 _LISTS = ("traits", "kernels", "calls")
+_TITLE = "# torch "
+_COLUMNS = tuple(field.name for field in fields(Row))
+_COLUMNS_OTHERS = (*_COLUMNS[:2], "torch", *_COLUMNS[2:])
 
 
 @dataclass(frozen=True)
@@ -66,26 +73,77 @@ class Snapshot:
 
 
 @cache
+def every_review() -> dict[str, Snapshot]:
+    """All reviewed versions of torch, the pinned one first."""
+    pinned = read(FILE)
+    return {pinned.torch: pinned, **read_others(FILE_OTHERS, pinned)}
+
+
+@cache
 def reviewed() -> Snapshot:
-    """The snapshot of this package."""
-    return read(FILE)
+    """The review of the running torch; where there is none, that of the newest version before it, or of the oldest."""
+    found = sorted(every_review().values(), key=lambda one: numbers(one.torch))
+    before = [one for one in found if numbers(one.torch) <= numbers(running())]
+    return (before or found)[-1 if before else 0]
 
 
 def read(path: Path) -> Snapshot:
     """Reads a snapshot file."""
     with path.open(encoding="ascii", newline="") as file:
-        version = file.readline().removeprefix("# torch ").strip()
+        version = file.readline().removeprefix(_TITLE).strip()
         rows = [_row(line) for line in csv.DictReader(file)]
     return Snapshot(version, {row.name: row for row in rows})
 
 
 def write(snapshot: Snapshot, path: Path) -> None:
     """Writes a snapshot file, sorted by name, so that two of them can be compared as text."""
+    lines = (_cells(row) for row in sorted(snapshot.rows.values(), key=lambda row: row.name))
+    _write(path, f"{_TITLE}{snapshot.torch}", _COLUMNS, lines)
+
+
+def read_others(path: Path, pinned: Snapshot) -> dict[str, Snapshot]:
+    """The other reviewed versions: a line is an overload as one version has it; without a schema, that it is gone there."""
+    rows: dict[str, dict[str, Row]] = {}
+    with path.open(encoding="ascii", newline="") as file:
+        file.readline()
+        for line in csv.DictReader(file):
+            version, row = line.pop("torch"), _row(line)
+            there = rows.setdefault(version, dict(pinned.rows))
+            there[row.name] = row
+    return {
+        version: Snapshot(version, {name: row for name, row in there.items() if row.schema})
+        for version, there in rows.items()
+    }
+
+
+def write_others(others: Iterable[Snapshot], path: Path, pinned: Snapshot) -> None:
+    """Writes how the other versions differ from the pinned one, sorted by version and name."""
+    lines = [
+        (one.name, one.schema, other.torch, *_cells(one)[2:])
+        for other in sorted(others, key=lambda other: numbers(other.torch))
+        for one in _changes(other, pinned)
+    ]
+    _write(path, "# what other versions of torch have otherwise than the pinned one", _COLUMNS_OTHERS, lines)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """`2.13.0` as numbers, for sorting."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _changes(other: Snapshot, pinned: Snapshot) -> Iterator[Row]:
+    for name in sorted({*other.rows, *pinned.rows}):
+        now, there = other.rows.get(name), pinned.rows.get(name)
+        if now != there:
+            yield now or Row(name, "", (), (), "")
+
+
+def _write(path: Path, title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
     with path.open("w", encoding="ascii", newline="") as file:
-        file.write(f"# torch {snapshot.torch}\n")
+        file.write(f"{title}\n")
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(field.name for field in fields(Row))
-        writer.writerows(map(_cells, sorted(snapshot.rows.values(), key=lambda row: row.name)))
+        writer.writerow(columns)
+        writer.writerows(lines)
 
 
 def _row(line: dict[str, str]) -> Row:
@@ -93,5 +151,5 @@ def _row(line: dict[str, str]) -> Row:
     return Row(**{**line, **lists})  # type: ignore[arg-type]
 
 
-def _cells(row: Row) -> Iterable[str]:
-    return (cell if isinstance(cell, str) else " ".join(cell) for cell in astuple(row))
+def _cells(row: Row) -> list[str]:
+    return [cell if isinstance(cell, str) else " ".join(cell) for cell in astuple(row)]

@@ -1,6 +1,6 @@
-"""For maintainers: `python -m samebits.determinism.table.update [EVIDENCE.json ...]` writes the snapshot anew.
+"""For maintainers: `python -m samebits.determinism.table.update [--pin] [EVIDENCE.json ...]` reviews the running torch.
 
-It takes the overloads from the torch that is running, what other devices have from torch's `native_functions.yaml`,
+It writes `snapshot.csv` where that is the pinned version, or `--pin` makes it so, else its lines of `versions.csv`. It takes the overloads from the torch that is running, what other devices have from torch's `native_functions.yaml`,
 and what was measured from the given files and from the snapshot that there was. What changed is printed: a person
 looks at each, and adds to `own.toml` where a class rule does not hold.
 
@@ -23,7 +23,17 @@ import torch
 from samebits.determinism.catalogue import REPLACEMENTS
 from samebits.determinism.table import native_functions
 from samebits.determinism.table.live import Live, live_overloads, unreviewed
-from samebits.determinism.table.snapshot import FILE, NOTHING, Row, Snapshot, read, write
+from samebits.determinism.table.snapshot import (
+    FILE,
+    FILE_OTHERS,
+    NOTHING,
+    Row,
+    Snapshot,
+    every_review,
+    reviewed,
+    write,
+    write_others,
+)
 
 _CPU_KEYS = ("CPU", "MkldnnCPU", "NestedTensorCPU", "QuantizedCPU", "SparseCPU", "SparseCsrCPU")
 
@@ -51,8 +61,8 @@ def updated(
 
 def _row(live: Live, listed: tuple[str, ...], before: Row | None) -> Row:
     here = {key for key in _CPU_KEYS if _has(live.name, key)}
-    if not listed and _has(live.name, "CompositeImplicitAutograd"):
-        here.add(native_functions.COMPOSITE)
+    if not listed:
+        here |= {word for key, word in native_functions.COMPOSITES.items() if _has(live.name, key)}
     keys = here | {key for key in listed if not key.endswith("CPU")}
     facts = (live.schema, live.traits, tuple(sorted(keys)), live.form_of)
     if before is None or before.schema != live.schema:
@@ -81,16 +91,19 @@ def _together(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return merged
 
 
-def main(paths: list[str]) -> None:
-    """Writes the snapshot from the running torch and the files of evidence, and prints what is new or changed."""
-    live = live_overloads()
-    before = read(FILE) if FILE.exists() else Snapshot("", {})
+def main(arguments: list[str]) -> None:
+    """Writes the review of the running torch from it and the files of evidence, and prints what is new or changed."""
+    live, before = live_overloads(), reviewed()
     for line in unreviewed(before, live):
         print(line)
+    paths = [argument for argument in arguments if argument != "--pin"]
     after = updated(before, live, [json.loads(Path(path).read_text()) for path in paths])
-    write(after, FILE)
+    every = {**every_review(), after.torch: after}
+    pinned = after if "--pin" in arguments else every[next(iter(every))]
+    write(pinned, FILE)
+    write_others((one for one in every.values() if one is not pinned), FILE_OTHERS, pinned)
     measured = sum(bool(row.runs) for row in after.rows.values())
-    print(f"{FILE.name}: torch {after.torch}, {len(after.rows)} overloads, {measured} measured")
+    print(f"torch {after.torch}: {len(after.rows)} overloads, {measured} measured; pinned: {pinned.torch}")
 
 
 if __name__ == "__main__":

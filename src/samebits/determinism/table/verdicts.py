@@ -11,6 +11,7 @@ from typing import Any
 
 from samebits.determinism.catalogue import REPLACEMENTS
 from samebits.determinism.replacement import Replacement
+from samebits.determinism.reviewed import not_reviewed, running, schemas
 from samebits.determinism.table.rules import rule_of
 from samebits.determinism.table.snapshot import Row, Snapshot, reviewed
 from samebits.determinism.table.words import (
@@ -18,6 +19,7 @@ from samebits.determinism.table.words import (
     DETERMINISTIC,
     DEVICES,
     NO_KERNEL,
+    NOT_REVIEWED,
     OVER_THREADS,
     REFUSED,
     SERIAL,
@@ -75,6 +77,8 @@ class Table:
     def lookup(self, op: str, device: str) -> Entry:
         """As the function `lookup`."""
         name = op.removeprefix("aten::")
+        if device in DEVICES and name in _not_reviewed():
+            return _unseen(name, device)
         if name not in self.snapshot.rows or device not in DEVICES:
             raise InvalidArgumentError(
                 f"lookup({op!r}, {device!r}): the op table has the aten overloads of torch {self.snapshot.torch}, by "
@@ -85,8 +89,9 @@ class Table:
         return self._entries[name, device]
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry, by name and device."""
-        return (self.lookup(name, device) for name in self.snapshot.rows for device in DEVICES)
+        """Every entry, by name and device; last those that are not reviewed."""
+        names = dict.fromkeys((*self.snapshot.rows, *_not_reviewed()))
+        return (self.lookup(name, device) for name in names for device in DEVICES)
 
     def _entry(self, row: Row, device: str) -> Entry:
         ours = self._replacement(row, device)
@@ -172,6 +177,17 @@ class Table:
         measured = [row for row in self._forms.get(functional, ()) if row.runs and row.kernel == kernel]
         worst = [row for row in measured if "varies" in (row.runs, row.threads)]
         return next(iter(worst or measured), None)
+
+
+@cache
+def _not_reviewed() -> tuple[str, ...]:
+    return tuple(full.removeprefix("aten::") for full in not_reviewed())
+
+
+def _unseen(name: str, device: str) -> Entry:
+    what = "another schema than the reviewed one" if name in schemas() else "new, or of an extension"
+    reason = f"{what}: nobody knows whether its bits repeat; a call of it is told once"
+    return Entry(f"aten::{name}", device, NOT_REVIEWED, reason, "none", running(), NOT_REVIEWED)
 
 
 def _on(device: str, verdict: str) -> str:

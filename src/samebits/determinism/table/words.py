@@ -19,7 +19,20 @@ VARIES = "varies"
 NO_KERNEL = "no kernel"
 """The op does not run on that device."""
 
-VERDICTS = (OVER_THREADS, DETERMINISTIC, ALTERNATIVE, SERIAL, UNWRITTEN, REFUSED, VARIES, NO_KERNEL)
+NOT_REVIEWED = "not reviewed"
+"""The running torch has the op, or a schema of it, and the table has never seen it."""
+
+VERDICTS = (
+    OVER_THREADS,
+    DETERMINISTIC,
+    ALTERNATIVE,
+    SERIAL,
+    UNWRITTEN,
+    REFUSED,
+    VARIES,
+    NOT_REVIEWED,
+    NO_KERNEL,
+)
 EVIDENCE = ("battery", "opinfo", "source", "none")
 """Measured by the battery or with OpInfo's samples; read in torch's documentation, tags or kernels; nobody looked."""
 DEVICES = ("cpu", "cuda")
