@@ -15,6 +15,7 @@ from samebits.data import purity, scope
 from samebits.data.generators import Place as Place
 from samebits.data.generators import Places as Places
 from samebits.data.generators import call_with_generators, key_tensors, key_words
+from samebits.data.memos import DrawRememberedError, Memos
 from samebits.errors import InvalidArgumentError, PipelineError
 
 
@@ -49,15 +50,24 @@ class Function:
         """What its code says of it."""
         return purity.read(self.call)
 
+    @cached_property
+    def memos(self) -> Memos:
+        """What it may remember of its draws, in this process."""
+        return Memos(self.call, effects=self._seen, repeatable=not self.stateful)
+
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was read: it refers to all that the function refers to."""
-        return {name: value for name, value in vars(self).items() if name != "reading"}
+        """Without what was read or found: it refers to all that the function refers to."""
+        return {name: value for name, value in vars(self).items() if name not in ("reading", "memos")}
 
     @property
     def effects(self) -> list[purity.Finding]:
         """The lasting side effects of a call, as declared, read or noticed."""
         if self.stateful is not None:
             return [purity.Finding(self.name, "declared with stateful=True", 0)] if self.stateful else []
+        return self._seen
+
+    @property
+    def _seen(self) -> list[purity.Finding]:
         return [*self.reading.findings.values(), *self.noticed]
 
     def over(self, key: Words, places: Places, elements: list[Any]) -> list[Any]:
@@ -73,10 +83,12 @@ class Function:
             elif scope.filling():
                 for own, element in zip(key_words(key, places).tolist(), elements, strict=True):
                     scope.fill((own[0], own[1]))
-                    results.append(self.call(element))
+                    results.append(self.memos.call(element, (own[0], own[1])))
             else:
                 call, reading = self.call, iter(elements)
                 return [call(element) for element in reading]
+        except DrawRememberedError as error:
+            raise self.remembers(places[len(results)], error) from None
         except Exception as error:
             done = len(results) if reading is None else len(elements) - length_hint(reading) - 1
             raise self._error(places[done], error, elements[done]) from error
@@ -88,6 +100,14 @@ class Function:
             return self.call(element, key=key)
         except Exception as error:
             raise self._error(place, error, element) from error
+
+    def remembers(self, place: Place, error: DrawRememberedError) -> PipelineError:
+        """What is raised where it remembers what it drew."""
+        where = " and in ".join(error.args[0]) or "something that was not found"
+        return PipelineError(
+            f"Pipeline.{self.stage}({self.name}): element {place} drew from the process's generators, and what it drew is "
+            f"remembered in {where}: called for this element again, with the same generators, it drew otherwise. {scope.CURE}"
+        )
 
     def _error(self, place: Place, error: Exception, element: Any) -> PipelineError:
         whole = isinstance(error, TypeError) and isinstance(element, tuple) and not self._takes_one()

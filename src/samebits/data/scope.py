@@ -1,25 +1,30 @@
 """The process's generators while elements are made: set for each call, or proven to be left alone.
 
 Setting the generators of torch, NumPy and Python costs 8 to 20 us for each element, so it is not done for functions whose
-code was read and cannot draw (`purity`). Such a proof is tried out once, on the first task: if a generator moved all
-the same, that task is computed again with the generators set, and so are all later ones.
+code was read and cannot draw (`purity`). Such a proof is tried out on every task: if a generator moved all the same,
+that task is computed again with the generators set, and so are all later ones.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-import torch
-
 from samebits.context import Words
 from samebits.errors import PipelineError, UnseededError
 from samebits.random import generators, words
+from samebits.random.mark import mark
 
 T = TypeVar("T")
 
+CURE = (
+    "Then the element that comes first in a process decides for all others there, and other workers, or a resume, give other "
+    "elements. Draw outside of what is remembered; draw it once before the pipeline is read, so that all workers find it; or "
+    "remember it by what it is drawn from: a parameter `key`, say."
+)
 _here = threading.local()
 """Of each thread: beside the training thread nobody may set the process's generators."""
 
@@ -34,10 +39,15 @@ def fill(key: Words) -> None:
     watch = _watch()
     if watch is not None:
         watch.look()
-    # torch.initial_seed() inside an element must not tell which worker runs it
-    generators.fill(key, initial_seed=key[0] >> 1)
+    refill(key)
     if watch is not None:
         watch.begin()
+
+
+def refill(key: Words) -> None:
+    """Sets the generators once more for the same call."""
+    # torch.initial_seed() inside an element must not tell which worker runs it
+    generators.fill(key, initial_seed=key[0] >> 1)
 
 
 def fill_if_needed(key: Words, *path: int | str) -> None:
@@ -53,32 +63,35 @@ class Draws:
         """`may_draw`: False where reading the functions proved that they do not."""
         self._quiet = not may_draw
         self._tried = False
-        self._watched = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether it was read, and tried out, that nothing draws."""
-        return self._quiet and self._tried
 
     def run(self, task: Callable[[], T]) -> T:
-        """The result of `task`. The process's generators are afterwards as they were before."""
-        if self.settled:
-            return _with(False, task)
-        with generators.preserved() as before:
-            if self._quiet:  # what was only read is tried out once
-                self._tried = True
-                try:
-                    result = _with(False, task)
-                except (PipelineError, UnseededError) as error:  # of a pipeline, of a loader
-                    if not isinstance(error, UnseededError) and not isinstance(
-                        error.__cause__, UnseededError
-                    ):
-                        raise
-                else:
-                    if same(before, generators.capture()):
-                        return result
-                self._quiet = False
-            return _with(True, task)
+        """The result of `task`. The process's generators are afterwards as they were before.
+
+        Raises:
+            PipelineError: the task drew although reading had shown no draw, and not when it was computed again.
+        """
+        if not self._quiet:
+            with generators.preserved():
+                return _with(True, task)
+        before, modules = mark(), len(sys.modules)
+        try:
+            result = _with(False, task)
+        except (PipelineError, UnseededError) as error:  # of a pipeline, of a loader
+            if not isinstance(error, UnseededError) and not isinstance(error.__cause__, UnseededError):
+                raise
+        else:
+            if mark() == before:
+                return result
+        before.restore()
+        self._quiet = False
+        with generators.preserved(), _filled(True), _watched() as watch:
+            result = task()
+        if not watch.drew and len(sys.modules) == modules:  # a library may draw when it is imported
+            raise PipelineError(
+                "a task of the pipeline drew from the process's generators, and not when it was computed again: one of its "
+                f"functions remembers what it drew. {CURE}"
+            )
+        return result
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -86,7 +99,7 @@ class Draws:
 
         So what was only read is tried out with the generators set, and watched: no draw, and later blocks need none.
         """
-        if self._quiet and self._watched:
+        if self._quiet and self._tried:
             with _filled(False):
                 yield
             return
@@ -94,13 +107,9 @@ class Draws:
             if not self._quiet:
                 yield
                 return
-            around, _here.watch = _watch(), (watch := _Watch())
-            try:
+            with _watched() as watch:
                 yield
-            finally:
-                _here.watch = around
-                watch.look()
-                self._quiet, self._watched = self._quiet and not watch.drew, True
+            self._quiet, self._tried = not watch.drew, True
 
 
 class _Watch:
@@ -112,11 +121,22 @@ class _Watch:
 
     def begin(self) -> None:
         """They have been set."""
-        self._before = generators.capture()
+        self._before = mark()
 
     def look(self) -> None:
         """Compares."""
-        self.drew = self.drew or not same(self._before, generators.capture())
+        self.drew = self.drew or mark() != self._before
+
+
+@contextmanager
+def _watched() -> Iterator[_Watch]:
+    """Watches the block's calls of `fill`, and what comes behind the last."""
+    around, _here.watch = _watch(), (watch := _Watch())
+    try:
+        yield watch
+    finally:
+        _here.watch = around
+        watch.look()
 
 
 def _watch() -> _Watch | None:
@@ -145,15 +165,3 @@ def _with(value: bool, task: Callable[[], T]) -> T:
         return task()
     finally:
         _here.filling, _here.watch = before, around
-
-
-def same(a: generators.GeneratorStates, b: generators.GeneratorStates) -> bool:
-    """Whether no generator has moved between two captures."""
-    numpy_a, numpy_b = a.numpy["state"], b.numpy["state"]
-    return (
-        torch.equal(a.torch, b.torch)
-        and a.python == b.python
-        and numpy_a["pos"] == numpy_b["pos"]
-        and (numpy_a["key"] == numpy_b["key"]).all()
-        and a.numpy["has_gauss"] == b.numpy["has_gauss"]
-    )

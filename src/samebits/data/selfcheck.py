@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
+from samebits.data.apart import apart
 from samebits.data.engine.blocks import compute
 from samebits.data.pipeline import Pipeline
 from samebits.data.rolling import rolled
 from samebits.data.scope import Draws
 from samebits.data.stage import Addressed, Stage
+from samebits.determinism.notices import warn_once
 from samebits.errors import InvalidArgumentError, PipelineDifferenceError
 
 
@@ -18,6 +21,8 @@ def check(
     pipeline: Pipeline, workers: Sequence[int] = (0, 2, 3), *, resume_at: int | None = None, count: int = 200
 ) -> str:
     """Reads the first `count` elements again, with each number of workers, and resumed behind element `resume_at`.
+
+    Each time in a process of its own, forked off this one: what functions remember in one of them is nothing to the others.
 
     Returns:
         The digest of these elements, the same for all ways to read them.
@@ -31,12 +36,22 @@ def check(
             f"samebits.data.check takes a samebits.data.Pipeline, got {type(pipeline).__name__}; wrap an indexable dataset: "
             "check(Pipeline.from_source(dataset))"
         )
-    alone = _digests(pipeline, 0, count)
-    again = [("read again", _digests(pipeline, 0, count))]
-    again += [(f"with {number} workers", _digests(pipeline, number, count)) for number in workers if number]
-    middle = len(alone) // 2 if resume_at is None else resume_at
-    again.append((f"resumed behind element {middle}", alone[:middle] + _resumed(pipeline, middle, count)))
-    for how, digests in again:
+    ways: dict[str, Callable[[], list[int]]] = {
+        "read again": lambda: _digests(pipeline, 0, count),
+        **{f"with {n} workers": functools.partial(_digests, pipeline, n, count) for n in workers if n},
+    }
+    warned: dict[str, type[Warning]] = {}
+    try:
+        alone = apart(lambda: _digests(pipeline, 0, count), warned)
+        again = {how: apart(way, warned) for how, way in ways.items()}
+        middle = len(alone) // 2 if resume_at is None else resume_at
+        state = apart(lambda: _state(pipeline, middle), warned)
+        rest = apart(lambda: _resumed(pipeline, state, count - middle), warned)
+        again[f"resumed behind element {middle}"] = alone[:middle] + rest
+    finally:
+        for text, category in warned.items():
+            warn_once(text, text, category)
+    for how, digests in again.items():
         if digests != alone:
             _report(pipeline, how, alone, digests)
     return f"{alone[-1]:016x}" if alone else f"{0:016x}"
@@ -51,18 +66,22 @@ def _digests(pipeline: Pipeline, workers: int, count: int) -> list[int]:
         iterator.close()
 
 
-def _resumed(pipeline: Pipeline, behind: int, count: int) -> list[int]:
-    first = pipeline._iterator(pipeline._key(), 0)
-    for _ in islice(first, behind):
+def _state(pipeline: Pipeline, behind: int) -> dict[str, Any]:
+    """The state behind so many elements."""
+    iterator = pipeline._iterator(pipeline._key(), 0)
+    for _ in islice(iterator, behind):
         pass
-    state = first.state_dict()
-    first.close()
-    second = pipeline._iterator(pipeline._key(), 0)
-    second.load_state_dict(state)
+    iterator.close()
+    return iterator.state_dict()
+
+
+def _resumed(pipeline: Pipeline, state: dict[str, Any], count: int) -> list[int]:
+    iterator = pipeline._iterator(pipeline._key(), 0)
+    iterator.load_state_dict(state)
     try:
-        return _rolled(second, int(state["digest"], 16), count - behind)
+        return _rolled(iterator, int(state["digest"], 16), count)
     finally:
-        second.close()
+        iterator.close()
 
 
 def _rolled(iterator: Any, value: int, count: int) -> list[int]:

@@ -30,8 +30,7 @@ def own(stage: Stage) -> list[Function]:
 
 def _own(stage: Stage) -> Iterator[Function]:
     if isinstance(stage, Source):
-        one = stage._one
-        yield one if stage._at_once is None else Function(stage._at_once, stage.kind, stateful=one.stateful)
+        yield stage.function
         return
     if isinstance(stage, Iterated) and callable(stage.iterable):
         yield Function(stage.iterable, stage.kind)

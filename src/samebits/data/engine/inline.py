@@ -10,7 +10,7 @@ import torch
 from samebits.data.engine.blocks import Task, compute, elements, one, tasks
 from samebits.data.engine.effects import Effects, Watch
 from samebits.data.engine.serial import Serial
-from samebits.data.scope import Draws, without
+from samebits.data.scope import Draws
 from samebits.data.stage import Blocks, Stage, State, Streamed
 
 
@@ -49,8 +49,6 @@ class Inline:
 
     def computed(self, stage: Blocks, repetition: int, task: Task, watch: Watch) -> list[Any]:
         """What a task gives."""
-        if watch.done and self._draws.settled:  # as below, without what is decided already
-            return without(lambda: one_thread(compute, stage, repetition, task))
         return watch.run(lambda: self._draws.run(lambda: one_thread(compute, stage, repetition, task)))
 
 

@@ -122,7 +122,7 @@ def _begun(work: Work, worker: int) -> tuple[bool, bytes] | None:
     try:
         work.begin(worker)
     except BaseException as error:
-        return True, _failed(error)
+        return True, packed_error(error)
     return None
 
 
@@ -149,11 +149,11 @@ def _answered(work: Work, job: Any, slot: Slot) -> tuple[bool, bytes]:
     try:
         result = work.compute(job, slot)
     except BaseException as error:  # a SystemExit too is the caller's, as it is without workers
-        return True, _failed(error)
+        return True, packed_error(error)
     try:
         return False, encode(result, slot)
     except Exception as error:
-        return True, _failed(
+        return True, packed_error(
             PipelineError(
                 f"{work.describe(job)}: the result cannot be sent from a worker process ({type(error).__name__}: {error}). "
                 "Return arrays, tensors, numbers, strings, and objects of classes that a module defines, or read without "
@@ -162,12 +162,23 @@ def _answered(work: Work, job: Any, slot: Slot) -> tuple[bool, bytes]:
         )
 
 
-def _failed(error: BaseException) -> bytes:
+def packed_error(error: BaseException) -> bytes:
     """(the exception with its cause if they can be pickled, else None; it in one line; its traceback as text), pickled."""
     text = "".join(traceback.format_exception(error))
     line = next(traceback.TracebackException.from_exception(error).format_exception_only()).strip()
     pickled = _if_possible((error, error.__cause__)) or _if_possible((error, None))
     return pickle.dumps((pickled, line, text))
+
+
+def unpacked_error(packed: Any) -> BaseException:
+    """What `packed_error` has packed, with the traceback as a note."""
+    pickled, line, text = pickle.loads(packed)  # noqa: S301 (from our own child)
+    if pickled is None:
+        error: BaseException = PipelineError(line)
+    else:
+        error, error.__cause__ = pickle.loads(pickled)  # noqa: S301
+    error.add_note(f"In a worker process:\n{text}")
+    return error
 
 
 def _if_possible(value: Any) -> bytes | None:

@@ -19,7 +19,7 @@ from samebits.data.engine.codec import decode
 from samebits.data.engine.inline import one_thread
 from samebits.data.engine.slots import Slot
 from samebits.data.engine.start import Launcher, Process, launcher
-from samebits.data.engine.worker import ANSWER, REQUEST, Work
+from samebits.data.engine.worker import ANSWER, REQUEST, Work, unpacked_error
 from samebits.errors import PipelineError, PipelineTimeoutError
 
 LEASED = 3
@@ -261,10 +261,4 @@ class Workers:
 
     def _raised(self, answer: _Answer) -> BaseException:
         base = self._copied(answer, answer.place) if isinstance(answer.place, int) else answer.place
-        pickled, line, text = pickle.loads(base[answer.at : answer.at + answer.size].data)  # noqa: S301 (from our own worker)
-        if pickled is None:
-            error: BaseException = PipelineError(line)
-        else:
-            error, error.__cause__ = pickle.loads(pickled)  # noqa: S301
-        error.add_note(f"In a worker process:\n{text}")
-        return error
+        return unpacked_error(base[answer.at : answer.at + answer.size].data)

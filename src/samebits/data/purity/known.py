@@ -125,8 +125,17 @@ def is_library(found: Any, home: str = "") -> bool:
     module = module_of(found)
     package = root(module)
     if package in LIBRARIES:
-        return not module.startswith(READ)
+        return not module.startswith(READ) and not is_made_by_exec(found)
     return package != home and is_installed(package)
+
+
+def is_made_by_exec(found: Any) -> bool:
+    """Whether a function's global variables are no module's: `exec` into a dict calls it one of `builtins`."""
+    own = getattr(found, "__globals__", None)
+    if own is None:
+        return False
+    module = sys.modules.get(own.get("__name__") or "")
+    return module is None or vars(module) is not own
 
 
 def has_quiet_methods(kind: type) -> bool:

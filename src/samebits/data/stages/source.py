@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from samebits.data import scope
 from samebits.data.function import Function
+from samebits.data.memos import DrawRememberedError
 from samebits.data.stage import INFINITE, Addressed, Ordinals, Reader, State, Streamed
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, PipelineError
 from samebits.random import words
@@ -34,8 +35,9 @@ class Source(Addressed):
             raise EmptyDatasetError(
                 f"Pipeline.from_source: {type(data).__name__} has no elements (its length is 0)"
             )
-        self._at_once: Callable[[list[int]], list[Any]] | None = getattr(data, "__getitems__", None)
-        self._one = Function(data.__getitem__, self.kind, stateful=stateful)
+        at_once = getattr(data, "__getitems__", None)
+        self._at_once = at_once is not None
+        self.function = Function(at_once or data.__getitem__, self.kind, stateful=stateful)
 
     @property
     @override
@@ -60,19 +62,21 @@ class Source(Addressed):
         ):  # a copy: a function may change its element
             return list(self.data[ordinals % self._length])
         indices = (ordinals % self._length).tolist()
-        if self._at_once is None:
-            return self._one.over(self.key, ordinals.tolist(), indices)
+        if not self._at_once:
+            return self.function.over(self.key, ordinals.tolist(), indices)
         if not scope.filling():
-            return self._several(indices)
+            return self._checked(self.function.call(indices), indices)
         elements = []  # one by one, so that what each draws depends on no neighbour
         for ordinal, index in zip(ordinals.tolist(), indices, strict=True):
-            scope.fill(words.fold(self.key, ordinal))
-            elements += self._several([index])
+            key = words.fold(self.key, ordinal)
+            scope.fill(key)
+            try:
+                elements += self._checked(self.function.memos.call([index], key), [index])
+            except DrawRememberedError as error:
+                raise self.function.remembers(ordinal, error) from None
         return elements
 
-    def _several(self, indices: list[int]) -> list[Any]:
-        assert self._at_once is not None
-        elements = self._at_once(indices)
+    def _checked(self, elements: Any, indices: list[int]) -> list[Any]:
         if not isinstance(elements, list | tuple | np.ndarray | torch.Tensor) or len(elements) != len(
             indices
         ):

@@ -1,0 +1,133 @@
+"""The keepers that a user's function can reach: a walk over objects, whatever its code does with them."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator, MutableMapping, MutableSet
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits.data.keepers import Cache, Cell, Container, Keeper, Numbers, Variables, contents
+from samebits.data.purity import known
+from samebits.data.purity.values import PLAIN
+
+OBJECTS, KEEPERS, ITEMS = 5000, 200, 64
+"""Bounds: objects that are walked over, keepers, items of a container that are looked into."""
+_CONTAINERS = (
+    dict,
+    set,
+    list,
+    deque,
+    MutableMapping,
+    MutableSet,
+)  # the last two: weak ones, OrderedDict, ...
+
+Part = tuple[Any, str]
+"""An object, and how it is called in messages."""
+
+
+def keepers(function: Callable[..., Any]) -> list[Keeper]:
+    """What a call of `function` may find, and may leave, something in: the nearest first."""
+    found: list[Keeper] = []
+    seen: dict[int, Any] = {}  # the objects too: an identity is an object's as long as it lives
+    queue: deque[Part] = deque([(function, getattr(function, "__qualname__", type(function).__qualname__))])
+    while queue and len(seen) < OBJECTS and len(found) < KEEPERS:
+        one, name = queue.popleft()
+        if id(one) not in seen and not isinstance(one, PLAIN):
+            seen[id(one)] = one
+            found += _kept(one, name)
+            queue.extend(_parts(one, name))
+    return found
+
+
+def _kept(one: Any, name: str) -> Iterator[Keeper]:
+    """The keepers that an object is."""
+    if isinstance(one, functools._lru_cache_wrapper):
+        yield Cache(one)
+    elif isinstance(one, FunctionType):
+        yield from () if known.is_library(one) else _of_function(one)
+    elif isinstance(one, type):
+        if not known.is_library(one):
+            yield Variables(f"{one.__qualname__}.{{}}", vars(one), functools.partial(setattr, one))
+    elif isinstance(one, np.ndarray):
+        if one.flags.writeable and one.dtype.kind in "biufc":
+            yield Numbers(one)
+    elif isinstance(one, torch.Tensor):
+        if one.layout is torch.strided and not one.is_inference():
+            yield Numbers(one)
+    elif isinstance(one, _CONTAINERS):
+        yield Container(name, one)
+    if not isinstance(one, type | ModuleType | FunctionType) and isinstance(
+        getattr(one, "__dict__", None), dict
+    ):
+        yield Variables(f"{type(one).__qualname__}.{{}}", vars(one), vars(one).__setitem__)
+
+
+def _of_function(one: FunctionType) -> Iterator[Keeper]:
+    yield Variables(f"{one.__qualname__}.{{}}", vars(one), vars(one).__setitem__)
+    for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
+        yield Cell(name, cell)
+    for table in [one.__globals__, *map(vars, _modules(one))]:
+        names = tuple(n for n in names_in(one.__code__) if not isinstance(table.get(n), _CODE))
+        yield Variables("{}", table, table.__setitem__, names)
+
+
+_CODE = (ModuleType, type, FunctionType)
+"""Globals that hold code: nobody memoises there."""
+
+
+def _modules(one: FunctionType) -> list[ModuleType]:
+    """Modules of the user's that a function names."""
+    named = (one.__globals__.get(name) for name in names_in(one.__code__))
+    return [found for found in named if isinstance(found, ModuleType) and not known.is_library(found)]
+
+
+def _parts(one: Any, name: str) -> Iterator[Part]:
+    """What a call may reach through an object."""
+    if isinstance(one, functools._lru_cache_wrapper):
+        yield one.__wrapped__, name
+    elif isinstance(one, functools.partial):
+        yield from ((part, name) for part in (one.func, *one.args, *one.keywords.values()))
+    elif isinstance(one, MethodType):
+        yield from ((one.__self__, name.rpartition(".")[0]), (one.__func__, name))
+    elif isinstance(one, staticmethod | classmethod):
+        yield one.__func__, name
+    elif isinstance(one, property | functools.cached_property):
+        yield one.fget if isinstance(one, property) else one.func, name
+    elif isinstance(one, FunctionType):
+        yield from ((one.__wrapped__, name),) if hasattr(one, "__wrapped__") else ()
+        yield from () if known.is_library(one) else _parts_of_function(one)
+    elif isinstance(one, type):
+        bases = () if known.is_library(one) else one.__mro__[1:]
+        own = () if known.is_library(one) else vars(one).items()
+        yield from ((base, base.__qualname__) for base in bases)
+        yield from ((part, f"{one.__qualname__}.{n}") for n, part in own)
+    elif isinstance(one, (dict, list, set, tuple, frozenset, deque)):
+        inside = one.values() if isinstance(one, dict) else one
+        yield from ((part, f"{name}[...]") for part, _ in zip(inside, range(ITEMS), strict=False))
+    elif not isinstance(one, (ModuleType, np.ndarray, torch.Tensor)):
+        own = getattr(one, "__dict__", None)
+        for n, part in own.items() if isinstance(own, dict) else ():
+            yield part, f"{type(one).__qualname__}.{n}"
+        yield type(one), type(one).__qualname__
+
+
+def _parts_of_function(one: FunctionType) -> Iterator[Part]:
+    yield from ((part, f"{one.__qualname__}.{n}") for n, part in vars(one).items())
+    for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
+        yield contents(cell), name
+    for part in (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()):
+        yield part, f"a default of {one.__qualname__}"
+    names = names_in(one.__code__)
+    for table in [one.__globals__, *map(vars, _modules(one))]:
+        yield from ((table[name], name) for name in names if name in table)
+
+
+def names_in(code: CodeType) -> tuple[str, ...]:
+    """The global variables and attributes that a function's code names, inner functions included."""
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return tuple(dict.fromkeys((*code.co_names, *(name for part in inner for name in names_in(part)))))
