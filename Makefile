@@ -57,7 +57,7 @@ matrix:  ## the quick tests, verify and the op review with the oldest, the pinne
 chaos: $(READY)  ## 300 kills of the digits run, aimed at nine phases and counted (SAMEBITS_CHAOS_KILLS), and other slow attacks
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m chaos  # in one process: those of -n print no counts
 
-soak: $(READY)  ## every broken script and its repaired twin, with every check (more than half an hour)
+soak: $(READY)  ## every broken script and its repaired twin, with every check, and other slow searches; prints its counts (hours)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m soak
 
 clean:

@@ -1,5 +1,6 @@
 """Shared by all tests: real child processes, and one Hypothesis profile that draws the same examples every time."""
 
+import itertools
 import os
 import pickle
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,31 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Loader workers of torch open sockets below TMPDIR, whose paths have 107 characters at most: else they wait for ever.
 if len(tempfile.gettempdir()) > 40:
     os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+
+
+@pytest.fixture
+def soak(record_property):
+    """`soak(name, number)` counts: summed up over the tests of a soak, and shown at its end."""
+    counts = {}
+    record_property("soak", counts)
+
+    def count(name, number=1):
+        counts[name] = counts.get(name, 0) + number
+
+    return count
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What a soak has counted. The counts come with the tests' reports: what a process of xdist prints is swallowed."""
+    counts = Counter()
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        if getattr(report, "when", "") == "call":
+            for name, value in report.user_properties:
+                counts.update(value if name == "soak" else {})
+    if counts:
+        terminalreporter.section("counts of the soak")
+        for name, count in counts.items():
+            terminalreporter.line(f"{count:7} {name}")
 
 
 @pytest.fixture

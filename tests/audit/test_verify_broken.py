@@ -71,20 +71,29 @@ def is_named(component, difference):
     return component == difference["component"] or component in difference["sentence"]
 
 
-def judged(name, folder, checks):
+def judged(name, folder, checks, count=lambda *_: None):
     (folder / "broken").mkdir()
     (folder / "repaired").mkdir()
     component, check = claim(BROKEN / f"{name}.py")
     code, report, shown = verify(BROKEN / f"{name}.py", folder / "broken", checks)
     assert code == 1, shown
     failing = [row for row in report["rows"] if row["equal"] is False and row["promised"]]
+    count("broken scripts")
+    count("checks of them", len(report["rows"]))
+    count("of these failed", len(failing))
     assert failing, shown
     crashes = [row for row in failing if row["difference"] is None]
     assert crashes or any(is_named(component, row["difference"]) for row in failing), (component, shown)
     groups = {"run-again": "run again", "kill": "killed", "workers": "loader worker"}
     assert any(groups[check] in row["check"] for row in failing), (check, shown)
+    count("broken scripts found, by the check and with the component that their authors name")
     code, report, shown = verify(REPAIRED / f"{name}.py", folder / "repaired", checks)
+    equal = [row for row in report["rows"] if row["equal"]]
+    count("repaired scripts")
+    count("checks of those", len(report["rows"]))
+    count("of those equal", len(equal))
     assert code == 0, shown
+    count("repaired scripts that pass")
 
 
 @pytest.mark.timeout(900)
@@ -97,6 +106,6 @@ def test_broken_is_named_and_repaired_passes(name, tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_broken_script_with_every_check(name, tmp_path):
+def test_every_broken_script_with_every_check(name, tmp_path, soak):
     """The same for every script, with every check that decides."""
-    judged(name, tmp_path, "run-again,kill,workers")
+    judged(name, tmp_path, "run-again,kill,workers", soak)

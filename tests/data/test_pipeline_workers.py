@@ -436,7 +436,7 @@ def test_a_killed_server_is_replaced():
 
 @pytest.mark.soak
 @pytest.mark.parametrize("method", ["fork", "server"])
-def test_many_lives_and_deaths_leave_nothing_behind(method):
+def test_many_lives_and_deaths_leave_nothing_behind(method, soak):
     """Three hundred times opened, half of them killed, a third abandoned: children and descriptors are as before."""
     pipeline = Pipeline.range(40).map(lambda n: np.full(100, n)).batch(4)
     pipeline = pipeline.with_options(seed=1, num_parallel_calls=2, start_method=method)
@@ -455,6 +455,7 @@ def test_many_lives_and_deaths_leave_nothing_behind(method):
         warned(lambda number=number: cycle(number))
         pipeline.forget_iteration()
         assert (children(), open_files()) == before
+        soak("lives of a pipeline with workers")
 
 
 @given(

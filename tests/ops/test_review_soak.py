@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -27,6 +27,7 @@ OPS = {
     "x[i]": lambda x: x[torch.arange(x.shape[0] * 3) % x.shape[0]],
     "conv1d": lambda x: F.conv1d(x.reshape(1, x.shape[0], -1), torch.ones(3, x.shape[0], 1, dtype=x.dtype)),
 }
+COUNTED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # one count for all examples
 DTYPES = st.sampled_from(ALL_DTYPES)
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([255, 256, 257, 1000, 4095, 32769, 200_003]))
 
@@ -50,7 +51,8 @@ def tensors(draw):
     return normal(rows * columns + 3)[3:].view(rows, columns) if layout == "offset" else normal(rows, columns)
 
 
-def equal(run):
+def equal(run, count):
+    count("calls of ops, each repeated and over 1, 2, 3, 4 and 8 threads")
     samebits.set_random_seed(0)
     with samebits.enable_op_determinism(thread_invariant=True):
         row = measure(Case("soak", "case", lambda: iter([run])))
@@ -58,14 +60,14 @@ def equal(run):
 
 
 @pytest.mark.parametrize("name", OPS)
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=COUNTED)
 @given(x=tensors())
-def test_ops_have_the_same_bits_for_any_shape_stride_and_dtype(name, x):
+def test_ops_have_the_same_bits_for_any_shape_stride_and_dtype(name, x, soak):
     """Forward and backward of an op: equal from run to run and over 1, 2, 3, 4 and 8 threads."""
-    equal(lambda: with_gradients(OPS[name], [x]))
+    equal(lambda: with_gradients(OPS[name], [x]), soak)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, suppress_health_check=COUNTED)
 @given(
     data=st.data(),
     dtype=DTYPES,
@@ -74,14 +76,14 @@ def test_ops_have_the_same_bits_for_any_shape_stride_and_dtype(name, x):
     k=SIZES,
     transposed=st.booleans(),
 )
-def test_products_have_the_same_bits_for_any_shape(data, dtype, m, n, k, transposed):
+def test_products_have_the_same_bits_for_any_shape(soak, data, dtype, m, n, k, transposed):
     """mm, addmm, bmm and mv with narrow outputs and a long inner dimension, plain and transposed."""
     k = min(k, 3_000_000 // max(m, n))
     generator = torch.Generator().manual_seed(m * n)
     a = torch.randn(k, m, generator=generator).t() if transposed else torch.randn(m, k, generator=generator)
     b = torch.randn(k, n, generator=generator)
     a, b = a.to(dtype), b.to(dtype)
-    equal(lambda: (a @ b, torch.addmm(b[0], a, b), torch.bmm(a[None], b[None]), a @ b[:, 0]))
+    equal(lambda: (a @ b, torch.addmm(b[0], a, b), torch.bmm(a[None], b[None]), a @ b[:, 0]), soak)
 
 
 def test_the_check_can_fail():

@@ -99,11 +99,16 @@ def test_what_is_claimed_is_so(batch):
 
 @pytest.mark.soak
 @pytest.mark.timeout(14400)
-def test_what_is_claimed_is_so_over_many_programs():
+def test_what_is_claimed_is_so_over_many_programs(soak):
     """As above, over SAMEBITS_SOUNDNESS_PROGRAMS programs that CI does not see; prints what came out."""
     wanted, total = int(os.environ.get("SAMEBITS_SOUNDNESS_PROGRAMS", "20000")), Counter()
     for batch in range(-(-wanted // sum(BATCH.values()))):
         total += tried(1000 + batch)
+    soak("random programs", total["programs"])
+    soak("pairs of ranks in them that differ, none of them claimed equal", total["apart"])
+    soak("pairs that are equal", total["equal"])
+    soak("of these claimed", total["found"])
+    soak("hangs", total["hangs"])
     print(f"\n{percent(total)}")
     assert total["found"] >= 0.95 * total["equal"] > 0
 

@@ -27,6 +27,9 @@ _PUT_BACK = ("attribute", "item", "closure variable set", "global variable set",
 _METHODS = ("append", "add", "update", "setdefault", "setattr", "extend", "__setitem__")
 
 
+_Mark = tuple[list[int], list[int]]
+
+
 class DrawRememberedError(Exception):
     """A function keeps what it drew: (where)."""
 
@@ -46,6 +49,11 @@ class Memos:
             self._repeatable = False
         self._calls = self._drew = self._kept = 0
         self._changes_elements = False
+        self._last: _Mark | None = (
+            None  # what others put there between two calls is looked into needlessly, no more
+        )
+        self._counts = [(count, one) for one in self._keepers for count in one.counts]
+        self._slots = [(get, name, one) for one in self._keepers for get, name in one.slots]
 
     def call(self, element: Any, key: Words) -> Any:
         """The result for one element, with the generators set by `key`.
@@ -58,29 +66,41 @@ class Memos:
         self._calls += 1
         early = self._calls <= FIRST
         given = _copied(element) if early or self._changes_elements else element
-        before = [one.mark() for one in self._keepers]
+        before = self._last or self._mark()
         result = self._function(element)
-        put = [(k, b) for k, b in zip(self._keepers, before, strict=True) if k.mark() != b]
+        self._last = after = self._mark()
         if early and not self._changes_elements:
             self._changes_elements = given is _NO_COPY or rolled(0, given) != rolled(0, element)
-        if given is not _NO_COPY and self._is_tried(put, early=early):
-            self._repeat(given, key, put)
+        if (early or after != before) and given is not _NO_COPY:
+            where = self._put(before, after)
+            if self._is_tried(where, early=early):
+                self._repeat(given, key, where)
         return result
 
-    def _is_tried(self, put: list[tuple[Keeper, Any]], *, early: bool) -> bool:
+    def _mark(self) -> _Mark:
+        """Another one after something was remembered."""
+        return [count() for count, _ in self._counts], [id(get(name)) for get, name, _ in self._slots]
+
+    def _put(self, before: _Mark, after: _Mark) -> list[str]:
+        """Where something was put between two marks."""
+        counts = zip(self._counts, before[0], after[0], strict=True)
+        slots = zip(self._slots, before[1], after[1], strict=True)
+        found = [one.told() for (_, one), a, b in counts if a != b]
+        return [*found, *(one.told(name) for (_, name, one), a, b in slots if a != b)]
+
+    def _is_tried(self, where: list[str], *, early: bool) -> bool:
         """Whether this call is to be repeated."""
-        if not put:
+        if not where:
             return early and self._drew < 2 and not self._effects
         self._kept += 1
         return self._kept <= EACH or self._kept % SOME == 0
 
-    def _repeat(self, given: Any, key: Words, put: list[tuple[Keeper, Any]]) -> None:
+    def _repeat(self, given: Any, key: Words, where: list[str]) -> None:
         after = mark()
         scope.refill(key)
         if mark() == after:  # it has not drawn
             return
         self._drew += 1
-        where = [keeper.told(before) for keeper, before in put]
         restores = [k.saved() for k in self._keepers if self._effects or not isinstance(k, Numbers)]
         try:
             self._function(given)
@@ -92,6 +112,7 @@ class Memos:
             for restore in restores:
                 restore()
             after.restore()
+            self._last = None
         if again != after:
             raise DrawRememberedError(where)
 

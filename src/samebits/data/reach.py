@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping, MutableSet
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSet
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -71,18 +72,15 @@ def _of_function(one: FunctionType) -> Iterator[Keeper]:
     yield Variables(f"{one.__qualname__}.{{}}", vars(one), vars(one).__setitem__)
     for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
         yield Cell(name, cell)
-    for table in [one.__globals__, *map(vars, _modules(one))]:
-        names = tuple(n for n in names_in(one.__code__) if not isinstance(table.get(n), _CODE))
-        yield Variables("{}", table, table.__setitem__, names)
+    used, attributes = names_in(one.__code__)
+    yield Variables("{}", one.__globals__, one.__globals__.__setitem__, used)
+    for found in _modules(one, used):
+        yield Variables(f"{found.__name__}.{{}}", vars(found), vars(found).__setitem__, attributes)
 
 
-_CODE = (ModuleType, type, FunctionType)
-"""Globals that hold code: nobody memoises there."""
-
-
-def _modules(one: FunctionType) -> list[ModuleType]:
+def _modules(one: FunctionType, used: Iterable[str]) -> list[ModuleType]:
     """Modules of the user's that a function names."""
-    named = (one.__globals__.get(name) for name in names_in(one.__code__))
+    named = map(one.__globals__.get, used)
     return [found for found in named if isinstance(found, ModuleType) and not known.is_library(found)]
 
 
@@ -122,12 +120,23 @@ def _parts_of_function(one: FunctionType) -> Iterator[Part]:
         yield contents(cell), name
     for part in (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()):
         yield part, f"a default of {one.__qualname__}"
-    names = names_in(one.__code__)
-    for table in [one.__globals__, *map(vars, _modules(one))]:
-        yield from ((table[name], name) for name in names if name in table)
+    used, attributes = names_in(one.__code__)
+    yield from ((one.__globals__[name], name) for name in used if name in one.__globals__)
+    for found in _modules(one, used):
+        yield from ((vars(found)[n], f"{found.__name__}.{n}") for n in attributes if n in vars(found))
 
 
-def names_in(code: CodeType) -> tuple[str, ...]:
-    """The global variables and attributes that a function's code names, inner functions included."""
-    inner = (part for part in code.co_consts if isinstance(part, CodeType))
-    return tuple(dict.fromkeys((*code.co_names, *(name for part in inner for name in names_in(part)))))
+def names_in(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The global variables, and the attributes, that a function's code names, inner functions included."""
+    used, attributes = {}, {}
+    for one in dis.get_instructions(code):
+        if one.opname.endswith(("_GLOBAL", "_NAME")):
+            used[one.argval] = None
+        elif one.opname.endswith(("_ATTR", "_METHOD")):
+            attributes[one.argval] = None
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            more, others = names_in(inner)
+            used.update(dict.fromkeys(more))
+            attributes.update(dict.fromkeys(others))
+    return tuple(used), tuple(attributes)

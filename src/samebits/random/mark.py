@@ -55,20 +55,39 @@ def _tensor(state: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
+def _memory(address: int, size: int) -> Any:
+    """What lies there; `.raw` is a copy of it as it is then."""
+    return (ctypes.c_char * size).from_address(address)
+
+
 # NumPy: the words and position, then whether a normal is kept, and which
 
 
 def _numpy_place() -> tuple[Any, bytes]:
-    bits, kept = _NUMPY._bit_generator, _kept_normal()
-    if type(bits) is not np.random.MT19937 or kept is None:
-        state = _NUMPY.get_state(legacy=False)
-        return _Asked(state), b""
-    return ctypes.string_at(_address(bits), _TWISTER), ctypes.string_at(id(_NUMPY) + kept, 16)
+    bits = _NUMPY._bit_generator
+    if _seen.bits is not bits:
+        _seen.look(bits)
+    if _seen.words is None:
+        return _Asked(_NUMPY.get_state(legacy=False)), b""
+    return _seen.words.raw, _seen.kept.raw
 
 
-@functools.lru_cache(maxsize=1)
-def _address(bits: Any) -> int:
-    return bits.ctypes.state_address
+class _Seen:
+    """Where the memory of NumPy's global generator lies; None: elsewhere than expected."""
+
+    bits: Any = None
+    words: Any = None
+    kept: Any = None
+
+    def look(self, bits: Any) -> None:
+        """At a bit generator that is new."""
+        normal = _kept_normal()
+        known = type(bits) is np.random.MT19937 and normal is not None
+        self.bits, self.words = bits, _memory(bits.ctypes.state_address, _TWISTER) if known else None
+        self.kept = _memory(id(_NUMPY) + (normal or 0), 16)
+
+
+_seen = _Seen()
 
 
 def _numpy_state(words: Any, kept: bytes) -> Any:
@@ -102,14 +121,14 @@ def _kept_normal() -> int | None:
     own, number = np.random.RandomState(0), 0.0625019073486328125
     state = own.get_state(legacy=False)
     own.set_state({**state, "has_gauss": 1, "gauss": number})
-    place = _memory(own).find(struct.pack("ixxxxd", 1, number)[8:]) - 8
-    if place < 0 or _memory(own)[place : place + 4] != struct.pack("i", 1):
+    place = _whole(own).find(struct.pack("ixxxxd", 1, number)[8:]) - 8
+    if place < 0 or _whole(own)[place : place + 4] != struct.pack("i", 1):
         return None
     own.normal()  # takes it
-    return place if _memory(own)[place : place + 4] == struct.pack("i", 0) else None
+    return place if _whole(own)[place : place + 4] == struct.pack("i", 0) else None
 
 
-def _memory(found: Any) -> bytes:
+def _whole(found: Any) -> bytes:
     return ctypes.string_at(id(found), type(found).__basicsize__)
 
 
@@ -117,9 +136,9 @@ def _memory(found: Any) -> bytes:
 
 
 def _python_place() -> tuple[Any, Any]:
-    if not _lies_behind_the_head():
+    if _python_words is None:
         return random.getstate(), None
-    return ctypes.string_at(id(_PYTHON) + object.__basicsize__, _TWISTER), _PYTHON.gauss_next
+    return _python_words.raw, _PYTHON.gauss_next
 
 
 def _python_state(words: Any, kept: float | None) -> Any:
@@ -129,14 +148,16 @@ def _python_state(words: Any, kept: float | None) -> Any:
     return _PYTHON.VERSION, (*twister, position), kept
 
 
-@functools.cache
 def _lies_behind_the_head() -> bool:
     """Whether a `random.Random` has its words where CPython's has them."""
     own = random.Random(7)
     own.random()
     if type(own).__basicsize__ < object.__basicsize__ + _TWISTER:
         return False
-    position, *twister = np.frombuffer(_memory(own), np.uint8)[object.__basicsize__ :][:_TWISTER].view(
+    position, *twister = np.frombuffer(_whole(own), np.uint8)[object.__basicsize__ :][:_TWISTER].view(
         np.uint32
     )
     return own.getstate()[1] == (*map(int, twister), int(position))
+
+
+_python_words = _memory(id(_PYTHON) + object.__basicsize__, _TWISTER) if _lies_behind_the_head() else None
