@@ -113,7 +113,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)  # the environment alone gives no more than there are cores
     if spec.switch:
-        stack.enter_context(enable_op_determinism())
+        stack.enter_context(enable_op_determinism(thread_invariant=spec.thread_invariant))
         if spec.seed is not None:
             set_random_seed(spec.seed)
     recorder = _record(stack, script, spec)

@@ -37,6 +37,8 @@ class LaunchSpec:
     """Sleep a little after each step, as a slower machine would take longer."""
     switch: bool = False
     """Op determinism on, and `seed` set, before the script starts."""
+    thread_invariant: bool = False
+    """With `switch`: also the same bits for any number of intra-op threads."""
     seed: int | None = None
     overlaid: bool = False
     """The working directory is under an overlay, where an ordinary user cannot rename folders."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli.arguments import OptionsThenScript, ScriptThenAnything
+from samebits.cli.arguments import OptionsThenScript
 from samebits.cli.commits import commits
 from samebits.cli.diff import diff
 from samebits.cli.env import env
@@ -27,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(cls=OptionsThenScript)(run)
-app.command(cls=ScriptThenAnything)(verify)
+app.command(cls=OptionsThenScript)(verify)
 app.command()(commits)
 app.command()(diff)
 app.command()(env)

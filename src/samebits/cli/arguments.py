@@ -1,8 +1,8 @@
-"""Where our options end and the script's begin."""
+"""Where our options end and the script's begin: at SCRIPT, as with `python SCRIPT`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
@@ -16,39 +16,14 @@ class OptionsThenScript(TyperCommand):
         self.context_settings = {**self.context_settings, "allow_interspersed_args": False}
 
 
-class ScriptThenAnything(OptionsThenScript):
-    """Options of ours may also stand directly behind SCRIPT; they end at the first word that is not ours, or at `--`."""
+def went_to_the_script(own: Iterable[Any], words: Sequence[str]) -> str:
+    """A remark about the words behind SCRIPT that have the name of an option of ours; empty when there is none.
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Moves our options from behind SCRIPT to before it."""
-        before = self._ours(args)
-        script, behind = args[before : before + 1], args[before + 1 :]
-        ours = self._ours(behind)
-        theirs = behind[ours:]
-        if theirs[:1] == ["--"]:
-            theirs = theirs[1:]
-        return super().parse_args(ctx, [*args[:before], *behind[:ours], *script, *theirs])
-
-    def _ours(self, words: list[str]) -> int:
-        """How many of the first words are options of ours and their values."""
-        takes_value = {
-            name: not getattr(option, "is_flag", False) for option in self.params for name in option.opts
-        }
-        takes_value["--help"] = False
-        return _leading(words, {name: value for name, value in takes_value.items() if name.startswith("-")})
-
-
-def _leading(words: list[str], takes_value: dict[str, bool]) -> int:
-    count, rest = 0, iter(words)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        if name not in takes_value:
-            break
-        count += 1
-        if takes_value[name] and not equals and _next(rest):
-            count += 1
-    return count
-
-
-def _next(words: Iterable[str]) -> bool:
-    return next(iter(words), None) is not None
+    Args:
+        own: the parameters of our command.
+        words: the script's arguments.
+    """
+    names = {name for option in own for name in option.opts if name.startswith("-")}
+    found = dict.fromkeys(word.partition("=")[0] for word in words if word.partition("=")[0] in names)
+    told = f" ({', '.join(found)} behind SCRIPT went to the script: options of samebits stand before it)"
+    return told if found else ""

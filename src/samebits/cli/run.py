@@ -24,6 +24,9 @@ def run(
     args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")] = None,
     *,
     seed: Annotated[int, typer.Option(help="For all generators, before the script starts.")] = SCRIPT_SEED,
+    thread_invariant: Annotated[
+        bool, typer.Option("--thread-invariant", help="The same bits for any number of threads, too.")
+    ] = False,
     record: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write DIR/record.jsonl: digests of every step.")
     ] = None,
@@ -39,7 +42,14 @@ def run(
         raise InvalidArgumentError(f"run {script}: there is no such file.")
     if record is not None:
         _check_record(Path(record), [script, *(args or ())])
-    spec = LaunchSpec(record_dir=record, level=record_level, every=record_every, switch=True, seed=seed)
+    spec = LaunchSpec(
+        record_dir=record,
+        level=record_level,
+        every=record_every,
+        switch=True,
+        thread_invariant=thread_invariant,
+        seed=seed,
+    )
     raise typer.Exit(execute(script, list(args or ()), spec))
 
 

@@ -16,7 +16,8 @@ from samebits.audit.verify.children import SignalledError
 from samebits.audit.verify.plan import GROUPS
 from samebits.audit.verify.table import show
 from samebits.audit.verify.verification import verify as run_checks
-from samebits.errors import InvalidArgumentError
+from samebits.cli.arguments import went_to_the_script
+from samebits.errors import InvalidArgumentError, VerifyError
 
 
 def _jobs() -> int:
@@ -25,10 +26,14 @@ def _jobs() -> int:
 
 
 def verify(
+    context: typer.Context,
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
     args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")] = None,
     *,
     as_run: Annotated[bool, typer.Option("--run", help="Start it as `samebits run` would.")] = False,
+    thread_invariant: Annotated[
+        bool, typer.Option("--thread-invariant", help="With --run: any number of threads is promised, too.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
     ] = None,
@@ -63,16 +68,22 @@ def verify(
     are moved there, too: yours are neither read nor written. What the script writes outside of the current folder
     (../results) is its own: it is written.
 
-    Options stand before SCRIPT or directly behind it; the first other word, or `--`, begins the script's arguments.
+    Options stand before SCRIPT; everything behind it goes to the script.
 
     Exit status: 0 all promised rows are equal, 1 one is not, 2 it could not be found out.
     """
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise InvalidArgumentError(f"--json {json_file}: there is no folder {json_file.absolute().parent}.")
+    if thread_invariant and not as_run:
+        raise InvalidArgumentError(
+            "--thread-invariant goes with --run; a script that is started as it is asks for it itself: "
+            "samebits.enable_op_determinism(thread_invariant=True)."
+        )
     request = Request(
         script=script,
         args=tuple(args or ()),
         as_run=as_run,
+        thread_invariant=thread_invariant,
         steps=steps,
         groups=tuple(checks.split(",")),
         jobs=jobs or _jobs(),
@@ -83,6 +94,8 @@ def verify(
     )
     try:
         report = run_checks(request)
+    except VerifyError as error:
+        raise VerifyError(f"{error}{went_to_the_script(context.command.params, request.args)}") from None
     except SignalledError as signalled:
         print(f"samebits: verify: ended by {signalled}; no process is left", file=sys.stderr)
         raise typer.Exit(128 + signalled.number) from None

@@ -35,6 +35,8 @@ class Request:
     args: tuple[str, ...] = ()
     as_run: bool = False
     """Start it as `samebits run` would: switch on, seeds set, hash seed fixed."""
+    thread_invariant: bool = False
+    """With `as_run`: the switch covers the number of intra-op threads, so the thread rows are promised."""
     steps: int | None = None
     groups: tuple[str, ...] = ()
     jobs: int = 1
@@ -173,6 +175,7 @@ class Runner:
             slow=surroundings.slow,
             overlaid=self.folder is not None,
             switch=self.request.as_run,
+            thread_invariant=self.request.thread_invariant,
             seed=0 if self.request.as_run else None,
         )
 
