@@ -136,6 +136,7 @@ def test_what_is_varied_reaches_the_script_and_the_record_says_so(tmp_path):
         num_workers=2,
         listing_seed=3,
         switch=True,
+        thread_invariant=True,
         seed=1,
     )
     (workers_a, threads_a, names_a, on_a), (workers_b, threads_b, names_b, on_b) = (
@@ -148,6 +149,7 @@ def test_what_is_varied_reaches_the_script_and_the_record_says_so(tmp_path):
     records = [read_record(tmp_path / "record" / name) for name in ("record.jsonl", "record.1.jsonl")]
     assert first_difference(*records) is None
     assert [record.end["threads"] for record in records] == [[1, 1], [2, 2]]
+    assert [record.end["thread_invariant"] for record in records] == [False, True]
 
 
 def test_a_script_without_a_run_is_stopped_after_its_steps(tmp_path):

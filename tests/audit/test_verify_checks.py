@@ -96,7 +96,12 @@ def test_a_sound_script_passes_every_row_and_leaves_nothing_behind(tmp_path, tem
     assert [found["equal"] for found in report["rows"]] == [True] * 9
     assert all(found["steps_compared"] == 8 for found in report["rows"])
     assert "step 3" in row(report, "killed at an epoch")["varied"]
-    assert report["final"] in table and report["verdict"] in table
+    assert report["final"] in table and " ".join(report["verdict"].split()) in " ".join(table.split())
+    assert report["verdict"] == (
+        "VERIFIED: the same bits in all 8 steps, run again, killed and resumed in 3 ways and with 0, 1 and 3 loader "
+        "workers. Not proven: number of threads (measured, not promised)."
+    )
+    assert len(report["proven"]) == 7
     assert sorted(os.listdir(tmp_path)) == ["out.json", "train.py"]
     assert os.listdir(temporary) == []
 
@@ -117,7 +122,11 @@ def test_a_script_without_run_gets_the_rows_that_apply(tmp_path):
     """Kill rows say why they do not apply, and do not decide; asked for alone, they prove nothing."""
     status, _, _, report = verify(tmp_path, PLAIN, "--checks", "run-again,kill", "--steps", "6")
     assert status == 0, report["verdict"]
-    assert report["verdict"].endswith("of the promised check (3 rows did not apply).")
+    assert report["verdict"] == (
+        "REPRODUCED: the same bits in all 6 steps, run again. "
+        "Not proven: killed and resumed (the script does not use samebits.Run)."
+    )
+    assert report["proven"] == ["run again"]
     assert row(report, "run again")["steps_compared"] == 6
     assert "does not use samebits.Run" in row(report, "killed mid-epoch")["note"]
     assert any("epochs were not shortened" in note for note in report["notes"])
@@ -139,6 +148,45 @@ def test_run_seeds_what_the_script_does_not(tmp_path):
     """The same script as `samebits run` would start it is equal."""
     status, _, _, report = verify(tmp_path, UNSEEDED, "--run", "--checks", "run-again")
     assert (status, row(report, "run again")["equal"]) == (0, True)
+
+
+def test_options_behind_the_script_are_the_scripts(tmp_path):
+    """`verify --run train.py --steps 3` proves the program that was typed: of three steps; where it fails, why is told."""
+    source = PLAIN.replace("range(8)", "range(int(sys.argv[sys.argv.index('--steps') + 1]))").replace(
+        "import torch", "import sys, torch"
+    )
+    status, _, _, report = verify(
+        tmp_path, source, "--run", "--steps", "6", "--checks", "run-again", args=("--steps", "3")
+    )
+    assert (status, report["args"]) == (0, ["--steps", "3"]), report
+    assert row(report, "run again")["steps_compared"] == 3
+    status, _, errors, _ = verify(
+        tmp_path, "import sys; sys.exit(len(sys.argv))", "--checks", "run-again", args=("--steps", "3")
+    )
+    assert status == 2 and "--steps behind SCRIPT went to the script" in errors
+
+
+def test_training_by_hand_is_verified_step_by_step(tmp_path):
+    """Manual SGD: as many steps as asked for are compared; unseeded, it differs before the first one."""
+    by_hand = PLAIN.replace("    optimizer.step()\n", "").replace(
+        "optimizer.zero_grad()", "model.zero_grad()"
+    )
+    by_hand += "    for p in model.parameters(): p.data.add_(p.grad, alpha=-0.05)\n"
+    status, _, _, report = verify(tmp_path, by_hand, "--checks", "run-again", "--steps", "6")
+    assert (status, row(report, "run again")["steps_compared"]) == (0, 6)
+    unseeded = by_hand.replace("torch.manual_seed(0)", "")
+    assert verify(tmp_path, unseeded, "--checks", "run-again", "--steps", "6")[0] == 1
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_thread_rows_of_a_plain_script_are_promised_if_asked(tmp_path, asked):
+    """`--run --thread-invariant`: the rows decide; with `--run` alone they are measured; without `--run` it is an error."""
+    options = ("--run", "--checks", "threads", "--steps", "3", *(["--thread-invariant"] if asked else []))
+    status, _, _, report = verify(tmp_path, PLAIN, *options)
+    assert [found["promised"] for found in report["rows"]] == [True, asked, asked]
+    if asked:
+        assert status == 0 and report["verdict"].endswith("run again and with 1 and 3 threads."), report
+        assert verify(tmp_path, PLAIN, "--thread-invariant")[0] == 2
 
 
 def first_of_set(seed, variant):

@@ -57,12 +57,39 @@ def test_run_seeds_a_script_that_seeds_nothing(recorded):
 
 
 def test_diff_says_equal_or_the_first_step_and_component(recorded):
-    """Exit status 0, 1, and 2 where there is no record."""
+    """Exit status 0, 1, and 2 where there is no record; the first two say how many steps were compared."""
     folder, _ = recorded
     equal, other, none = (samebits("diff", "a", name, cwd=folder) for name in ("b", "c", "none"))
-    assert (equal.returncode, equal.stdout) == (0, "equal\n")
+    assert (equal.returncode, equal.stdout) == (0, "equal: 4 steps compared, and the model at the end\n")
     assert other.returncode == 1 and other.stdout.startswith("step 2 ") and "batch" in other.stdout
+    assert other.stdout.endswith("[4 steps compared]\n")
     assert none.returncode == 2 and len(none.stderr.splitlines()) == 1
+
+
+def test_two_failed_runs_are_not_equal(tmp_path):
+    """Both raise behind their last step: status 2, with the error and how many steps were compared."""
+    (tmp_path / "train.py").write_text(f"{TRAIN}\nraise ValueError('no')\n")
+    for name in "ab":
+        assert samebits("run", "--record", name, "train.py", cwd=tmp_path).returncode == 1
+    found = samebits("diff", "a", "b", cwd=tmp_path)
+    assert found.returncode == 2 and "ended with ValueError: no; " in found.stdout
+    assert "no difference in the 4 steps compared" in found.stdout
+
+
+BY_HAND = TRAIN.replace(
+    "optimizer.zero_grad(); loss.backward(); optimizer.step()",
+    "model.zero_grad(); loss.backward(); [p.data.add_(p.grad, alpha=-0.1) for p in model.parameters()]",
+)
+
+
+def test_training_by_hand_has_steps_to_compare(tmp_path):
+    """`p.data.add_` instead of an optimizer: four steps, and a difference is told at its step."""
+    (tmp_path / "train.py").write_text(BY_HAND)
+    for name, words in (("a", []), ("c", ["other"])):
+        assert samebits("run", "--record", name, "train.py", *words, cwd=tmp_path).returncode == 0
+    other = samebits("diff", "a", "c", cwd=tmp_path)
+    assert other.stdout.endswith("[4 steps compared]\n")
+    assert other.returncode == 1 and other.stdout.startswith("step 2 ") and "batch" in other.stdout
 
 
 def test_a_folder_holds_the_records_of_one_command(recorded):

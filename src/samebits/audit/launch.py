@@ -154,6 +154,7 @@ def _run(code: types.CodeType, script: str, args: list[str], recorder: Recorder 
         exec(code, module.__dict__)  # noqa: S102 (it is what this module is for)
     except SystemExit as leaving:
         status = _exit_code(leaving)
+        failure = leaving if status else None
     except StopScript:
         pass
     except BaseException as error:

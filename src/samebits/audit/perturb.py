@@ -27,6 +27,10 @@ class SlowMachine(Observer, TorchListener):
         """A step of a `Run`."""
         self._sleep()
 
+    def backward(self, roots: tuple[torch.Tensor, ...]) -> None:
+        """A step of a script without an optimizer, too."""
+        self._sleep()
+
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of any script."""
         self._sleep()

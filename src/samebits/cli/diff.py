@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.audit.compare import first_difference
+from samebits.audit.comparison import compare
 from samebits.audit.record.reading import read_record
 
 
@@ -14,10 +14,11 @@ def diff(
     first: Annotated[str, typer.Argument(metavar="DIR_A", help="What `samebits run --record` wrote.")],
     second: Annotated[str, typer.Argument(metavar="DIR_B")],
 ) -> None:
-    """Say the first step and component at which two recorded runs differ.
+    """Say the first step and component at which two recorded runs differ, and how many steps were compared.
 
-    Exit status: 0 they are equal, 1 they differ, 2 one cannot be read.
+    Exit status: 0 they are equal, 1 they differ, 2 it cannot be told: one cannot be read, one did not run to its end
+    (it raised, or was killed), or they have no step in common.
     """
-    found = first_difference(read_record(first), read_record(second))
-    print(found.sentence() if found else "equal")
-    raise typer.Exit(1 if found else 0)
+    found = compare(read_record(first), read_record(second))
+    print(found.sentence())
+    raise typer.Exit(found.exit)

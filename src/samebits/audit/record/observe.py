@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, ValuesView
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch.nn.modules.loss import _Loss
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
 class TorchListener:
@@ -26,10 +26,22 @@ class TorchListener:
     def backward(self, roots: tuple[torch.Tensor, ...]) -> None:
         """`torch.autograd.backward` is called; `roots` are usually the loss."""
 
+    def gradient(self, roots: tuple[torch.Tensor, ...]) -> None:
+        """`torch.autograd.grad` is called: gradients that no parameter's `grad` shows."""
+
+    def forward_begins(self) -> None:
+        """A top-level call of a module that owns tensors begins, outside of a backward."""
+
     def forward(
         self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any, *, evaluates: bool
     ) -> None:
-        """A top-level call of a module that owns tensors returned; `evaluates`: in eval mode, or without grad."""
+        """A top-level call of a module that owns tensors returned; `evaluates`: in eval mode, or without grad.
+
+        A call that only finds out shapes, on the meta device, is none.
+        """
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """`optimizer.step()` begins."""
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """`optimizer.step()` is done."""
@@ -41,12 +53,21 @@ class _Hooks:
     def __init__(self, listeners: list[TorchListener]) -> None:
         self.listeners = listeners
         self.inside = False
+        self.backwards = 0
         self.on = True
         self.thread = threading.get_ident()
 
     def here(self) -> bool:
-        """Whether this is the training thread, and it computes: a step that is captured as a graph is no step."""
-        return self.on and threading.get_ident() == self.thread and detect_fake_mode() is None
+        """Whether this is the training thread, and it computes.
+
+        A step that is captured as a graph is no step; inside a transform of torch.func no tensor can be read.
+        """
+        return (
+            self.on
+            and threading.get_ident() == self.thread
+            and detect_fake_mode() is None
+            and torch._C._functorch.peek_interpreter_stack() is None
+        )
 
     def turn_off(self) -> None:
         self.on = False
@@ -60,18 +81,23 @@ os.register_at_fork(after_in_child=lambda: [hooks.turn_off() for hooks in _insta
 def torch_hooks(*listeners: TorchListener) -> Iterator[None]:
     """Calls `listeners` while the block runs; torch is afterwards as it was before."""
     hooks = _Hooks(list(listeners))
-    call, backward = torch.nn.Module.__call__, torch.autograd.backward
-    handle = register_optimizer_step_post_hook(functools.partial(_optimizer_stepped, hooks))
+    call, backward, grad = torch.nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
+    handles = (
+        register_optimizer_step_pre_hook(functools.partial(_optimizer_tells, hooks, "optimizer_begins")),
+        register_optimizer_step_post_hook(functools.partial(_optimizer_tells, hooks, "optimizer_step")),
+    )
     torch.nn.Module.__call__ = _watched_call(hooks, call)  # type: ignore[method-assign]
-    torch.autograd.backward = _watched_backward(hooks, backward)  # type: ignore[assignment]
+    torch.autograd.backward = _watched_backward(hooks, backward, "backward")
+    torch.autograd.grad = _watched_backward(hooks, grad, "gradient")
     _installed.append(hooks)
     try:
         yield
     finally:
         _installed.remove(hooks)
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-        torch.autograd.backward = backward
-        handle.remove()
+        torch.autograd.backward, torch.autograd.grad = backward, grad
+        for handle in handles:
+            handle.remove()
 
 
 def _watched_call(hooks: _Hooks, call: Any) -> Any:
@@ -84,12 +110,17 @@ def _watched_call(hooks: _Hooks, call: Any) -> Any:
             return call(self, *args, **kwargs)
         if not _owns_tensors(self, owns) or not hooks.here():
             return call(self, *args, **kwargs)
+        if not hooks.backwards:  # a checkpointed segment is computed again inside of a backward
+            for listener in hooks.listeners:
+                listener.forward_begins()
         evaluates = not (self.training and torch.is_grad_enabled())
         hooks.inside = True
         try:
             output = call(self, *args, **kwargs)
         finally:
             hooks.inside = False
+        if _is_meta(output):
+            return output
         for listener in hooks.listeners:
             listener.forward(self, (*args, *kwargs.values()), output, evaluates=evaluates)
         return output
@@ -107,19 +138,42 @@ def _owns_tensors(module: torch.nn.Module, losses: dict[type, bool]) -> bool:
     )
 
 
-def _watched_backward(hooks: _Hooks, backward: Any) -> Any:
+def _is_meta(output: Any) -> bool:
+    """Whether a forward gave a tensor without data, in the output itself or in a list, tuple or mapping of them."""
+    if isinstance(output, torch.Tensor):
+        return output.is_meta
+    items = output.values() if isinstance(output, Mapping) else output
+    return isinstance(items, list | tuple | ValuesView) and any(
+        isinstance(item, torch.Tensor) and item.is_meta for item in items
+    )
+
+
+def _watched_backward(hooks: _Hooks, backward: Any, event: str) -> Any:
+    compiling = torch.compiler.is_dynamo_compiling
+
     @functools.wraps(backward)
-    def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if hooks.here():
-            roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-            for listener in hooks.listeners:
-                listener.backward(roots)
-        return backward(tensors, *args, **kwargs)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if compiling() or not hooks.here():
+            return backward(*args, **kwargs)
+        roots = _roots(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
+        for listener in hooks.listeners:
+            getattr(listener, event)(roots)
+        hooks.backwards += 1
+        try:
+            return backward(*args, **kwargs)
+        finally:
+            hooks.backwards -= 1
 
     return watched
 
 
-def _optimizer_stepped(hooks: _Hooks, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _roots(given: Any) -> tuple[torch.Tensor, ...]:
+    """The tensors among what a backward starts from (which may be edges of the graph, too)."""
+    things = given if isinstance(given, list | tuple) else (given,)
+    return tuple(thing for thing in things if isinstance(thing, torch.Tensor))
+
+
+def _optimizer_tells(hooks: _Hooks, event: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if hooks.here():
         for listener in hooks.listeners:
-            listener.optimizer_step(optimizer)
+            getattr(listener, event)(optimizer)

@@ -45,6 +45,8 @@ class Record:
     initial: list[Line] = field(default_factory=list)
     steps: dict[tuple[str, int], Line] = field(default_factory=dict)
     """In the order in which they were recorded."""
+    forwards: dict[tuple[str, int], Line] = field(default_factory=dict)
+    """Before any training. Where none followed, they are the steps, those of an inference."""
     end: dict[str, Any] | None = None
     """None if the process did not live to the script's end."""
     killed: dict[str, Any] | None = None
@@ -128,6 +130,8 @@ def _read_file(path: Path) -> Record:
             raise RecordError(
                 f"{path}, line {number}: not a record ({type(error).__name__}: {error})"
             ) from error
+    if record.end is not None and not record.end.get("trains"):
+        record.steps.update(record.forwards)
     return record
 
 
@@ -145,9 +149,9 @@ def _add(record: Record, line: dict[str, Any], names: dict[str, dict[int, list[s
         names.setdefault(str(line["component"]), {})[int(line["id"])] = [str(name) for name in line["names"]]
     elif kind == "initial":
         record.initial.append(_line(line, names))
-    elif kind == "step":
+    elif kind in {"step", "forward"}:
         step = _line(line, names)
-        record.steps[step.key] = step
+        (record.steps if kind == "step" else record.forwards)[step.key] = step
     return record
 
 

@@ -6,43 +6,28 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-import xxhash
 
 from samebits.audit.record.file import RecordFile, start_line
+from samebits.audit.record.lines import Lines
 from samebits.audit.record.observe import TorchListener, torch_hooks
+from samebits.audit.record.step import Step
 from samebits.audit.record.subjects import Subjects
+from samebits.audit.record.updates import Updates
 from samebits.audit.record.writes import outside, writes
 from samebits.context import Observer, Position, observed, process, run_dirs
 from samebits.determinism.notices import notices
 from samebits.determinism.settings import active
-from samebits.digest import ALGORITHM
-from samebits.train.reach import locals as loop_locals
 from samebits.train.reach.generators import generators
-from samebits.train.reach.leaves import Leaves, nested, of_nested
+from samebits.train.reach.leaves import Leaves, of_nested
 
 
 class StopScript(BaseException):
     """Ends a script that has no `Run` after the steps asked for; not an error."""
-
-
-@dataclass
-class _Step:
-    """What was seen of the step under way."""
-
-    position: Position
-    due: bool
-    ends: bool
-    """Whether the loop may end after this step: the end of an epoch."""
-    components: dict[str, Leaves] = field(default_factory=dict)
-    losses: list[Any] = field(default_factory=list)
-    evaluations: Any = field(default_factory=xxhash.xxh3_128)
-    evaluated: int = 0
 
 
 def _survives(method: Callable[..., None]) -> Callable[..., None]:
@@ -59,7 +44,10 @@ def _survives(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Recorder(Observer, TorchListener):
-    """Writes one line per step: of a `Run`'s loops; without one per optimizer step; without that per forward.
+    """Writes one line per step: of a `Run`'s loops; without one per update of the parameters; without that per forward.
+
+    An update is an optimizer's step, or what somebody did to the parameters without one between a gradient and the next
+    forward. Where both alternate, they are one step, the optimizer's. Forwards before the first update are no steps.
 
     Args:
         file: where the lines go.
@@ -84,13 +72,20 @@ class Recorder(Observer, TorchListener):
         self._every = every
         self._stop_after = stop_after_steps
         self._subjects = Subjects(self.note)
+        self._lines = Lines(file, self._subjects, full=self._full)
         self._runs = 0
         self._loops: list[str] = []
-        self._step: _Step | None = None
+        self._updates = Updates(self._subjects.parameters)
+        self._step: Step | None = None
+        self._held: Step | None = None
+        """A step that ended without an optimizer's, the first one since: if one follows now, the two are one step."""
+        self._by_hand = False
+        """Whether a second one followed."""
         self._begun = False
         self._trains = False
-        self._held: dict[str, Leaves] | None = None
-        self._steps = 0
+        self._steps = self._forwards = 0
+        self._early: list[bytes] = []
+        """The hashes of what the evaluations before the first step gave."""
         self._threads: list[int] = []
         self._any_threads = True
         """Whether every step so far was made by ops whose bits do not depend on the thread count."""
@@ -106,6 +101,8 @@ class Recorder(Observer, TorchListener):
     @_survives
     def run_opened(self, run: Any) -> None:
         """Takes over from the counting of optimizer steps."""
+        self._write_held()
+        self._updates.optimizer_stepped(None)  # what changed since a gradient may be what the run restored
         self._runs += 1
         self.folders += run_dirs(run.run_dir)
         self._trains, self._begun, self._step = True, False, None
@@ -151,14 +148,30 @@ class Recorder(Observer, TorchListener):
     @_survives
     def backward(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Keeps the losses."""
-        if not self._trains:
-            self._trains, self._held = True, None
+        self._trains = True
         if not self._runs:
             self._open_plain_step()
-        if self._step is not None and self._step.due:
+            self._expect_update()
+        if self._step is not None and self._wanted(self._step):
             self._step.losses += [
                 root.item() if root.numel() == 1 and root.is_cpu else root.detach() for root in roots
             ]
+
+    @_survives
+    def gradient(self, roots: tuple[torch.Tensor, ...]) -> None:
+        """Keeps what may be the loss, if it turns out that somebody updates parameters with it."""
+        if self._runs:
+            return
+        self._expect_update()
+        if self._step is not None:
+            self._step.differentiated += [root.detach() for root in roots if root.numel() == 1]
+
+    @_survives
+    def forward_begins(self) -> None:
+        """Ends a step whose parameters were changed without an optimizer."""
+        if not self._runs and self._updates.made():
+            self._end_by_hand()
+            self._stop_if_enough()
 
     @_survives
     def forward(
@@ -167,43 +180,101 @@ class Recorder(Observer, TorchListener):
         """Keeps what a model saw and gave: the batch of a plain script, evaluations, the steps of an inference."""
         self._subjects.see_root(module, trains=not evaluates)
         if not self._trains:
-            self._infer(inputs, output)
-        if not self._runs and not evaluates:
+            self._infer(inputs, output, evaluates=evaluates)
+        if not self._runs and (self._trains or not evaluates):
             self._open_plain_step()
         step = self._step
-        if step is None and not self._runs and self._trains:
-            step = self._open_plain_step()
-        if step is None or not step.due or not self._full:
+        if step is None or not self._full or not self._wanted(step):
             return
         if evaluates:
-            step.evaluated += 1
-            for _, hashed in nested(output):
-                step.evaluations.update(hashed)
+            step.outputs.append(of_nested(output).hashes)
         elif not self._runs:
-            before = step.components.get("batch", Leaves((), b""))
-            seen = of_nested(inputs, str(len(before.names)) if before.names else "")
-            step.components["batch"] = Leaves(before.names + seen.names, before.hashes + seen.hashes)
+            step.inputs.append(of_nested(inputs))
+
+    @_survives
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """From here on an optimizer changes the parameters."""
+        self._updates.optimizer_begins()
 
     @_survives
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Ends a step of a plain script."""
-        self._trains, self._held = True, None
+        self._trains = True
         self._subjects.see_optimizer(optimizer)
+        self._updates.optimizer_stepped(None)
         if self._runs:
             return
         step = self._open_plain_step()
-        if self._full and step.due:
-            step.components["generators"] = generators()
+        if self._held is not None:
+            self._held.join(step)
+            step, self._held = self._held, None
+        self._by_hand = False
+        self._take(step)
+        self._updates.optimizer_stepped(step.components.get("model"))
         self._write(step, None)
         self._step = None
-        if self._stop_after is not None and self._steps >= self._stop_after:
+        self._stop_if_enough()
+
+    # Steps of a plain script.
+
+    def _open_plain_step(self) -> Step:
+        if not self._begun:
+            self._begun = True
+            self._initial(Position("", 0, -1, -1), None, fresh=True)
+        if self._step is None:
+            number = self._steps + (self._held is not None)
+            self._step = self._begin(Position("", 0, number, number), ends_epoch=False)
+        return self._step
+
+    def _wanted(self, step: Step) -> bool:
+        """Whether what is seen of `step` is recorded: it is due, or may turn out to be a part of one that is."""
+        return step.due or (self._held is not None and self._held.due)
+
+    def _expect_update(self) -> None:
+        """A gradient is computed. If no optimizer uses it, this is the last place that is surely inside the step."""
+        if self._updates.gradient() and self._full and self._step is not None and self._wanted(self._step):
+            self._step.components["generators"] = generators()
+
+    def _end_by_hand(self) -> None:
+        """An update without an optimizer. The first since an optimizer's step may belong to the next one's."""
+        self._trains = True
+        step, self._step = self._open_plain_step(), None
+        step.losses = step.losses or step.differentiated
+        self._take(step, step.components.get("generators"))
+        if self._held is None and not self._by_hand:
+            self._held = step
+            return
+        self._by_hand = True
+        self._write_held()
+        if not self._enough():
+            self._write(step, None)
+
+    def _write_held(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._write(held, None)
+
+    def _take(self, step: Step, drawn: Leaves | None = None) -> None:
+        """The state at the end of a plain step, as far as it is recorded; `drawn`: the generators, if taken before."""
+        if not self._full or not self._wanted(step):
+            return
+        if step.inputs:
+            step.components["batch"] = step.batch()
+        step.components["generators"] = drawn or generators()
+        step.components |= self._subjects.take()
+
+    def _enough(self) -> bool:
+        return self._stop_after is not None and self._steps >= self._stop_after
+
+    def _stop_if_enough(self) -> None:
+        if self._enough():
             raise StopScript
 
     # Lines.
 
     def finish(self, error: BaseException | None = None) -> str | None:
         """Writes the last line, after the script's end, and returns the final digest (None: no model was seen)."""
-        self._flush_inference()
+        self._end_plain_steps()
         for text in (*outside(self.files, self.folders, self._start), *notices()):
             self.note(text)
         final, seen = None, []
@@ -215,7 +286,8 @@ class Recorder(Observer, TorchListener):
         line = {
             "kind": "end",
             "final": final,
-            "steps": self._steps,
+            "steps": self._steps if self._trains else self._forwards,
+            "trains": self._trains,
             "seen": seen,
             "not_seen": self._not_seen(),
         }
@@ -226,82 +298,55 @@ class Recorder(Observer, TorchListener):
             "threads": self._threads,
             "thread_invariant": self._any_threads and bool(self._threads),
         }
-        if self._step is not None and self._step.evaluated:
-            line["eval"] = _evaluations(self._step)
+        if self._step is not None and self._step.outputs:
+            line["eval"] = self._step.evaluations()
         line["error"] = None if error is None else f"{type(error).__name__}: {error}"
         self.file.write(line)
         return final
 
-    def _begin(self, position: Position, *, ends_epoch: bool) -> _Step:
+    @_survives
+    def _end_plain_steps(self) -> None:
+        """The last update of a plain script has no forward behind it."""
+        if not self._runs and self._updates.made() and not self._enough():
+            self._end_by_hand()
+        if not self._enough():
+            self._write_held()
+
+    def _begin(self, position: Position, *, ends_epoch: bool) -> Step:
+        self._see_threads()
+        return Step(position, ends_epoch or position.step % self._every == 0, ends_epoch)
+
+    def _see_threads(self) -> None:
         threads = torch.get_num_threads()
         self._threads = [self._threads[0] if self._threads else threads, threads]
         settings = active()
         self._any_threads &= settings is not None and settings.thread_invariant
-        return _Step(position, ends_epoch or position.step % self._every == 0, ends_epoch)
-
-    def _open_plain_step(self) -> _Step:
-        if not self._begun:
-            self._begun = True
-            self._initial(Position("", 0, -1, -1), None, fresh=True)
-        if self._step is None:
-            self._step = self._begin(Position("", 0, self._steps, self._steps), ends_epoch=False)
-        return self._step
 
     def _initial(self, before: Position, frame: FrameType | None, *, fresh: bool) -> None:
-        components = self._subjects.take() if self._full else {}
-        if self._full and fresh:
-            components["generators"] = generators()
-        if self._full and frame is not None:
-            components |= self._locals(frame, at_exit=False)
-        line = {"kind": "initial", "step": before.step, "loop": before.loop, "epoch": before.epoch}
-        line |= {
-            "batch_index": before.batch_index,
-            "threads": torch.get_num_threads(),
-            "lr": _hex(self._subjects.learning_rates()),
-        }
-        self.file.write_components(line, components)
+        self._lines.initial(before, frame, self._early, fresh=fresh)
+        self._early = []
 
-    def _write(self, step: _Step, frame: FrameType | None) -> None:
+    def _write(self, step: Step, frame: FrameType | None) -> None:
         self._steps += 1
-        if not step.due:
-            return
-        at = step.position
-        line: dict[str, Any] = {"kind": "step", "step": at.step, "loop": at.loop, "epoch": at.epoch}
-        line["batch_index"] = at.batch_index
-        line["loss"] = [_loss(loss) for loss in step.losses]
-        line["lr"] = _hex(self._subjects.learning_rates())
-        if self._full:
-            step.components |= self._subjects.take()
-            if frame is not None:
-                step.components |= self._locals(frame, at_exit=step.ends)
-            if step.evaluated:
-                line["eval"] = _evaluations(step)
-        self.file.write_components(line, step.components)
+        if step.due:
+            self._lines.step(step, frame)
 
-    def _locals(self, frame: FrameType, *, at_exit: bool) -> dict[str, Leaves]:
-        return loop_locals.take(frame, self._subjects.objects(), self._subjects.loader(), at_exit=at_exit)
-
-    def _infer(self, inputs: tuple[Any, ...], output: Any) -> None:
-        """A forward before any training: a step of an inference, unless a backward follows at once."""
-        self._flush_inference()
-        self._held = {"batch": of_nested(inputs), "output": of_nested(output)} if self._full else {}
-
-    def _flush_inference(self) -> None:
-        if self._held is None:
-            return
-        at = self._steps
-        line = {"kind": "step", "step": at, "loop": "inference", "epoch": 0, "batch_index": at, "loss": []}
-        if at % self._every == 0:
-            self.file.write_components(line, self._held)
-        self._steps += 1
-        self._held = None
+    def _infer(self, inputs: tuple[Any, ...], output: Any, *, evaluates: bool) -> None:
+        """A forward before any training: a step of an inference, unless training follows."""
+        self._see_threads()
+        number, self._forwards = self._forwards, self._forwards + 1
+        gave = of_nested(output) if self._full else Leaves((), b"")
+        if self._full and evaluates and self._step is None:
+            self._early.append(gave.hashes)
+        if number % self._every == 0:
+            self._lines.forward(number, inputs, gave, evaluates=evaluates)
 
     def _not_seen(self) -> list[str]:
         missing = [] if self._full else ["everything but losses and learning rates (level loss)"]
         if not self._subjects.summary():
             missing.append("no model was called")
         if self._trains and not self._subjects.optimizers():
-            missing.append("no optimizer took a step")
+            missing.append("the state of what updates the parameters: no torch optimizer took a step")
         if self._trains and not self._loops:
             missing.append("locals and epochs (the script has no samebits.Run)")
         return missing
@@ -316,18 +361,3 @@ def recording(
     recorder.folders += allowed
     with observed(recorder), torch_hooks(recorder), writes(recorder.files):
         yield
-
-
-def _evaluations(step: _Step) -> str:
-    return f"{ALGORITHM}:{step.evaluations.hexdigest()}"
-
-
-def _loss(value: Any) -> str:
-    """A loss as `float.hex`, or the digest of one that is no single real number."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        value = value.item()
-    return float(value).hex() if isinstance(value, float | int) else of_nested(value).digest()
-
-
-def _hex(values: list[float]) -> list[str]:
-    return [value.hex() for value in values]

@@ -52,13 +52,16 @@ class Subjects:
 
     def take(self) -> dict[str, Leaves]:
         """The components `buffers`, `optimizer`, `model` and `state` as they are now."""
-        self._refresh()
-        assert self._models is not None and self._optimizers is not None  # noqa: PT018
-        parameters, buffers = self._models.take()
-        taken = {"buffers": buffers, "optimizer": self._optimizers.take(), "model": parameters}
+        models, optimizers = self._refreshed()
+        parameters, buffers = models.take()
+        taken = {"buffers": buffers, "optimizer": optimizers.take(), "model": parameters}
         if self._run_state is not None:
             taken["state"] = of_nested(self._state())
         return taken
+
+    def parameters(self) -> Leaves:
+        """The component `model` alone."""
+        return self._refreshed()[0].take()[0]
 
     def learning_rates(self) -> list[float]:
         """The learning rate of every parameter group."""
@@ -109,12 +112,13 @@ class Subjects:
         things = [*self.models().items(), *self.optimizers().items()] or list(_prefixed(self._roots).items())
         return [f"{prefix.rstrip('.')} {type(thing).__name__}".strip() for prefix, thing in things]
 
-    def _refresh(self) -> None:
+    def _refreshed(self) -> tuple[ModelLeaves, OptimizerLeaves]:
         if len(self._given) != self._size:  # Run.add
             self._models = self._optimizers = None
             self._size = len(self._given)
         self._models = self._models or ModelLeaves(self.models())
         self._optimizers = self._optimizers or OptimizerLeaves(self.optimizers())
+        return self._models, self._optimizers
 
     def _state(self) -> dict[str, Any]:
         own = (torch.nn.Module, torch.optim.Optimizer)

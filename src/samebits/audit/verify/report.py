@@ -137,15 +137,31 @@ class Report:
             )
             return f"NOT VERIFIED: {why}."
         if self.exit == ALL_EQUAL:
-            number = sum(row.decides for row in self.rows)
-            which = f"all {number} promised checks" if number > 1 else "the promised check"
-            without = sum(not row.applies for row in self.rows)
-            but = f" ({without} row{'' if without == 1 else 's'} did not apply)" if without else ""
-            return f"VERIFIED: the same bits in every step of {which}{but}."
+            return self._proven()
         row = next(row for row in self.rows if row.decides and row.equal is False and not row.overshadowed)
         return (
             f"NOT REPRODUCIBLE: {row.check.name}: {row.cause()}. {cure_of(row.check, row.difference)}".strip()
         )
+
+    def _proven(self) -> str:
+        """What the rows have shown, in words. VERIFIED is said of a run that was killed and resumed, and of no other."""
+        rows = [row for row in self.rows if row.decides]
+        ways = [
+            way for group in GROUPS if (way := _way(group, [r.check for r in rows if r.check.group == group]))
+        ]
+        word = "VERIFIED" if any(row.check.group == "kill" for row in rows) else "REPRODUCED"
+        steps = min(row.steps_compared for row in rows)
+        said = f"{word}: the same bits in {'all ' if steps > 1 else ''}{steps} step{'' if steps == 1 else 's'}, {_listed(ways)}."
+        return f"{said} Not proven: {'; '.join(missing)}." if (missing := self._not_proven()) else said
+
+    def _not_proven(self) -> list[str]:
+        """The groups with a row that has no say, and why."""
+        reasons = {
+            row.check.group: row.check.does_not_apply or "measured, not promised"
+            for row in self.rows
+            if not row.decides
+        }
+        return [f"{_TITLES[group]} ({reason})" for group, reason in reasons.items()]
 
     def _in_vain(self) -> str:
         reasons = dict.fromkeys(row.check.does_not_apply for row in self.rows if not row.applies)
@@ -159,6 +175,7 @@ class Report:
             "args": list(self.args),
             "verdict": self.verdict(),
             "exit": self.exit,
+            "proven": [row.check.name for row in self.rows if row.decides and row.equal],
             "final": self.final,
             "seed": self.seed,
             "environment": self.environment,
@@ -170,3 +187,23 @@ class Report:
     def write_json(self, file: Path) -> None:
         """Writes `to_json` to `file`."""
         file.write_text(self.to_json(), encoding="utf-8")
+
+
+_TITLES = {"kill": "killed and resumed", "workers": "loader workers", "threads": "number of threads"}
+
+
+def _way(group: str, checks: list[Check]) -> str:
+    """In which way the bits were shown to be the same; empty without a check."""
+    if not checks or group == "run-again":
+        return "run again" if checks else ""
+    if group == "kill":
+        return f"killed and resumed in {len(checks)} way{'' if len(checks) == 1 else 's'}"
+    varied = [check.processes[0] for check in checks]
+    if group == "workers":
+        return f"with {_listed([str(process.num_workers) for process in varied])} loader workers"
+    return f"with {_listed([str(process.threads) for process in varied])} threads"
+
+
+def _listed(items: list[str]) -> str:
+    """As a sentence lists them: `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))

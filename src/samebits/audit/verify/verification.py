@@ -125,7 +125,9 @@ class _Verification:
         failure = first.failure()
         if failure or first.record is None or not first.record.steps:
             failure = (
-                failure or "no optimizer step and no step of a Run was seen: there is nothing to compare"
+                failure
+                or "no step was seen, of a Run, of an optimizer, or of parameters that change between two calls of a module: "
+                "there is nothing to compare"
             )
             log = self._saved_log(first)
             raise VerifyError(f"verify {self.request.script}: {failure} (its output: {log})")
