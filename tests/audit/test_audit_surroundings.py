@@ -67,6 +67,46 @@ def test_loaders_get_the_number_of_workers_and_lose_what_needs_some():
     assert notes == ["Stream is iterable: its number of workers was not varied"]
 
 
+INSTALLED = """
+import functools
+import torch
+
+class Loader(torch.utils.data.DataLoader):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+def wrapped(construct):
+    @functools.wraps(construct)
+    def inner(obj, *args, **kwargs):
+        return construct(obj, *args, **kwargs)
+    return inner
+
+Loader.__init__ = wrapped(Loader.__init__)
+
+def fit(data):
+    return torch.utils.data.DataLoader(data, num_workers=1), Loader(data, num_workers=1)
+
+def call(make, *args):
+    return make(*args)
+"""
+
+
+def test_loaders_that_an_installed_package_makes_keep_their_number(tmp_path, monkeypatch):
+    """Inside a package's `fit` nothing is varied, and the package is named; its classes, made by the user, are varied."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "frame_work.py").write_text(INSTALLED)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    package = __import__("frame_work")
+    notes, own = [], []
+    with loader_workers(0, notes.append, own):
+        assert [loader.num_workers for loader in package.fit([1, 2])] == [1, 1]
+        assert own == [] and notes == [notes[0]] * 2
+        assert notes[0] == "frame_work makes loaders of its own: their number of workers was not varied"
+        users = package.Loader([1, 2], num_workers=1)
+        called_back = package.call(lambda: torch.utils.data.DataLoader([1, 2], num_workers=1))
+        assert (users.num_workers, called_back.num_workers, own) == (0, 0, [1, 1])
+
+
 def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch):
     """A file outside is named with its path, its last one if renamed; reading, and writing below an allowed folder, are not."""
     monkeypatch.setattr("samebits.audit.record.writes._SCRATCH", ("/dev",))

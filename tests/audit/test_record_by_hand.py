@@ -286,6 +286,31 @@ def test_the_loss_level_counts_the_same_steps(record, name):
     assert len(record(SIX[name], level="loss").steps) == expected
 
 
+def test_tensors_without_data_are_recorded_by_type_and_shape(record):
+    """A model with a part on the meta device, and a meta tensor among its inputs: six steps, and no note."""
+
+    class Partly(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(6, 1)
+            self.elsewhere = torch.nn.Linear(2, 2, device="meta")
+
+        def forward(self, x, shape=None):
+            return self.inner(x)
+
+    def script():
+        model = Partly()
+        for step in range(STEPS):
+            model(
+                torch.randn(8, 6), torch.empty(3, 4 if step == TWIST[0] else 2, device="meta")
+            ).sum().backward()
+            model.inner.weight.data.sub_(model.inner.weight.grad)
+
+    one = record(script)
+    assert len(one.steps) == STEPS and first_difference(one, record(script)) is None
+    assert first_difference(one, record(script, twist=3)).step == 3  # control: another shape
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_step_by_hand_is_recorded_as_that_of_an_optimizer(record, accumulate):
     """SGD by hand and torch's give the same bits, and the same lines: batch, loss, model, buffers, generators, evaluations."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
+
+from samebits.determinism.sources import is_installed
 
 _NEEDS_WORKERS = {
     "prefetch_factor": None,
@@ -20,10 +24,12 @@ _NEEDS_WORKERS = {
 
 @contextmanager
 def loader_workers(count: int | None, note: Callable[[str], None], own: list[int]) -> Iterator[None]:
-    """Every `torch.utils.data.DataLoader` over a map-style dataset gets `count` workers, subclasses included.
+    """Every `torch.utils.data.DataLoader` that the user's code makes gets `count` workers, subclasses included.
 
-    None leaves the script's own number, which is appended to `own` in any case. An iterable dataset splits its stream by worker itself, so another number is another program: left alone
-    and named through `note`.
+    None leaves the script's own number, which is appended to `own` in any case. Left alone, and named through `note`:
+
+    - a loader over an iterable dataset, which splits its stream by worker itself: another number is another program;
+    - a loader that an installed package makes, for its number is not the user's to choose (Keras makes some in `fit`).
     """
     construct = DataLoader.__init__
     signature = inspect.signature(construct)
@@ -34,6 +40,9 @@ def loader_workers(count: int | None, note: Callable[[str], None], own: list[int
             given = signature.bind(self, *args, **kwargs).arguments
         except TypeError:
             return construct(self, *args, **kwargs)  # torch's own message
+        if package := _made_by(self, sys._getframe(1)):
+            note(f"{package} makes loaders of its own: their number of workers was not varied")
+            return construct(self, *args, **kwargs)
         if isinstance(given.get("dataset"), IterableDataset):
             note(f"{type(given['dataset']).__name__} is iterable: its number of workers was not varied")
             return construct(self, *args, **kwargs)
@@ -49,3 +58,21 @@ def loader_workers(count: int | None, note: Callable[[str], None], own: list[int
         yield
     finally:
         DataLoader.__init__ = construct  # type: ignore[method-assign]
+
+
+def _made_by(loader: Any, frame: FrameType | None) -> str:
+    """The installed package whose code asks for `loader`, seen from a constructor's `frame`; empty: the user's code.
+
+    Constructors of classes derived from torch's are not who asks, wherever they stand.
+    """
+    while frame is not None and _constructs(loader, frame):
+        frame = frame.f_back
+    name = "__main__" if frame is None else str(frame.f_globals.get("__name__"))
+    installed = frame is not None and name != "__main__" and is_installed(frame)
+    return name.partition(".")[0] if installed else ""
+
+
+def _constructs(loader: Any, frame: FrameType) -> bool:
+    """Whether the frame is a method of `loader`: `__init__` of its class, or what somebody has wrapped around it."""
+    code = frame.f_code
+    return code.co_argcount > 0 and frame.f_locals.get(code.co_varnames[0]) is loader

@@ -177,7 +177,7 @@ def _told(kill: Kill, commit: int) -> str:
 def _workers(facts: Facts, number: int) -> Check:
     name = f"{number} loader worker{'' if number == 1 else 's'}"
     if facts.loaders == []:
-        return Check("workers", name, does_not_apply="the script has no torch or samebits loader")
+        return Check("workers", name, does_not_apply="the script makes no torch or samebits loader")
     note = "the script's own number" if facts.loaders and {*facts.loaders} == {number} else ""
     return Check("workers", name, f"num_workers={number}", (Process(num_workers=number),), note=note)
 

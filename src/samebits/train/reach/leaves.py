@@ -47,7 +47,12 @@ def leaf(value: Any) -> bytes:
 
 
 def _tensor(value: torch.Tensor) -> bytes:
-    """`digest.leaf`, without a detour for what is usual: dense, contiguous, on the CPU, of a type NumPy has."""
+    """`digest.leaf`, without a detour for what is usual: dense, contiguous, on the CPU, of a type NumPy has.
+
+    A tensor on the meta device has no bytes: type and shape are all there is.
+    """
+    if value.is_meta:
+        return plain(("meta", str(value.dtype), tuple(value.shape)))
     try:
         array: Any = value.detach().numpy()
         if array.flags.c_contiguous:
