@@ -200,6 +200,50 @@ def test_compiled_models_are_heard_and_compile_in_one_graph():
     assert heard.events == [("OptimizedModule", False), "backward", "optimizer", ("OptimizedModule", True)]
 
 
+def forces(x: torch.Tensor) -> torch.Tensor:
+    y = (x * x).sum()
+    ones: list[torch.Tensor | None] = [torch.ones_like(y)]
+    found = torch.autograd.grad([y], [x], ones, create_graph=True)[0]
+    assert found is not None
+    return found
+
+
+def accumulates(x: torch.Tensor):
+    torch.autograd.backward([(x * x).sum()])
+
+
+def test_torchscript_knows_what_is_watched():
+    """Functions that call torch.autograd.grad or backward are scripted as without the hooks, and nothing stays behind."""
+    table = dict(torch.jit._builtins._get_builtin_table())
+    x = torch.ones(3, requires_grad=True)
+    with torch_hooks(Heard()):
+        assert torch.jit.script(forces)(x).tolist() == [2.0, 2.0, 2.0]
+        torch.jit.script(accumulates)(x)
+    assert x.grad is not None and x.grad.tolist() == [2.0, 2.0, 2.0]
+    assert torch.jit._builtins._get_builtin_table() == table
+
+
+def test_torch_autograd_grad_is_heard_and_compiles():
+    """One event, with what it starts from, given by name; in compiled code none, and the same numbers."""
+
+    class Roots(TorchListener):
+        def __init__(self):
+            self.roots = []
+
+        def gradient(self, roots):
+            self.roots += roots
+
+    def gradient(x):
+        return torch.autograd.grad(outputs=x.square().sum(), inputs=x)[0]
+
+    heard, x = Roots(), torch.ones(3, requires_grad=True)
+    with torch_hooks(heard):
+        assert gradient(x).tolist() == [2.0, 2.0, 2.0]
+        assert [float(root) for root in heard.roots] == [3.0]
+        assert torch.compile(gradient, backend="eager")(x).tolist() == [2.0, 2.0, 2.0]
+        assert len(heard.roots) == 1
+
+
 def test_a_spec_survives_its_file(tmp_path):
     """Written and read back, a spec is the same; unknown entries and impossible values are refused."""
     spec = LaunchSpec(record_dir="r", commit_steps=(2, 5), kill={"at": "commit", "step": 5}, num_workers=3)

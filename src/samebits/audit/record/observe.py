@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
+from torch.jit import _builtins
 from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -82,22 +83,38 @@ def torch_hooks(*listeners: TorchListener) -> Iterator[None]:
     """Calls `listeners` while the block runs; torch is afterwards as it was before."""
     hooks = _Hooks(list(listeners))
     call, backward, grad = torch.nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
+    watched = _watched_backward(hooks, backward, "backward"), _watched_backward(hooks, grad, "gradient")
     handles = (
         register_optimizer_step_pre_hook(functools.partial(_optimizer_tells, hooks, "optimizer_begins")),
         register_optimizer_step_post_hook(functools.partial(_optimizer_tells, hooks, "optimizer_step")),
     )
     torch.nn.Module.__call__ = _watched_call(hooks, call)  # type: ignore[method-assign]
-    torch.autograd.backward = _watched_backward(hooks, backward, "backward")
-    torch.autograd.grad = _watched_backward(hooks, grad, "gradient")
+    torch.autograd.backward, torch.autograd.grad = watched
     _installed.append(hooks)
     try:
-        yield
+        with _known_to_torchscript(dict(zip(watched, ("aten::backward", "aten::grad"), strict=True))):
+            yield
     finally:
         _installed.remove(hooks)
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
         torch.autograd.backward, torch.autograd.grad = backward, grad
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _known_to_torchscript(ops: dict[Any, str]) -> Iterator[None]:
+    """TorchScript knows functions of torch by their identity; of others it would compile the source.
+
+    torch 2.13.0: `torch.jit._builtins`.
+    """
+    table = _builtins._get_builtin_table()
+    table |= {id(function): op for function, op in ops.items()}
+    try:
+        yield
+    finally:
+        for function in ops:
+            del table[id(function)]
 
 
 def _watched_call(hooks: _Hooks, call: Any) -> Any:
