@@ -108,7 +108,7 @@ def warn_of(function: Function) -> None:
         f"Pipeline.{function.stage}({function.name}) has a side effect that lasts longer than the call: {what}, which a "
         "worker would change in its own copy only. So it is called in this process, one element at a time, in order, and "
         "nothing is made ahead behind it. Return what it counts or keeps as a part of the element, draw from a parameter "
-        "`rng` or `key`; or say stateful=False where the effect does not matter (a memo).",
+        "`rng` or `key`; or say stateful=False where the effect does not matter (a memo of what was not drawn).",
         ConflictWarning,
     )
 
