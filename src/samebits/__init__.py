@@ -1,16 +1,43 @@
-"""Same program, same bits: reproducible, pre-emptible training for PyTorch, with the proof."""
+"""Same program, same bits: reproducible, pre-emptible training for PyTorch, with the proof.
 
-from samebits import callbacks, data, determinism, errors, nn, random, rounding
-from samebits.determinism import declare_op, enable_op_determinism, op_determinism_enabled
-from samebits.determinism.environment import warn_if_untested
-from samebits.random import set_random_seed
-from samebits.train import Run, Step, Trainer
+`import samebits` imports nothing else: each of its names is imported, and torch with it, when it is first asked for.
+"""
+
+from typing import TYPE_CHECKING
+
+from samebits.context import note_random, note_torch
+from samebits.imports import attach, when_imported
+
+if TYPE_CHECKING:
+    from samebits import audit as audit
+    from samebits import callbacks as callbacks
+    from samebits import checkpoint as checkpoint
+    from samebits import cli as cli
+    from samebits import data as data
+    from samebits import determinism as determinism
+    from samebits import digest as digest
+    from samebits import errors as errors
+    from samebits import kernels as kernels
+    from samebits import nn as nn
+    from samebits import random as random
+    from samebits import replica as replica
+    from samebits import rounding as rounding
+    from samebits import testing as testing
+    from samebits import train as train
+    from samebits.determinism import declare_op as declare_op
+    from samebits.determinism import enable_op_determinism as enable_op_determinism
+    from samebits.determinism import op_determinism_enabled as op_determinism_enabled
+    from samebits.random import set_random_seed as set_random_seed
+    from samebits.train import Run as Run
+    from samebits.train import Step as Step
+    from samebits.train import Trainer as Trainer
 
 __all__ = [
     "Run",
     "Step",
     "Trainer",
     "callbacks",
+    "checkpoint",
     "data",
     "declare_op",
     "determinism",
@@ -19,9 +46,40 @@ __all__ = [
     "nn",
     "op_determinism_enabled",
     "random",
+    "replica",
     "rounding",
     "set_random_seed",
+    "testing",
 ]
 __version__ = "0.1.0.dev0"
 
-warn_if_untested()
+__getattr__, __dir__ = attach(
+    __name__,
+    [
+        *(
+            "audit",
+            "callbacks",
+            "checkpoint",
+            "cli",
+            "data",
+            "determinism",
+            "digest",
+            "errors",
+            "kernels",
+            "nn",
+        ),
+        *("random", "replica", "rounding", "testing", "train"),
+    ],
+    {
+        "Run": "samebits.train",
+        "Step": "samebits.train",
+        "Trainer": "samebits.train",
+        "declare_op": "samebits.determinism",
+        "enable_op_determinism": "samebits.determinism",
+        "op_determinism_enabled": "samebits.determinism",
+        "set_random_seed": "samebits.random",
+    },
+)
+# Whether somebody has set a seed is told by what was there before: what samebits is asked for may come after it.
+when_imported("torch", note_torch)
+when_imported("random", note_random)

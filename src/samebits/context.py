@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 from zlib import crc32
 
@@ -119,6 +119,30 @@ class _Process:
 
 
 process = _Process()
+
+
+@dataclass
+class _Unseeded:
+    """How generators stood when their library or samebits was imported, whichever came later.
+
+    By this it is told whether somebody has seeded them: a process that nobody seeded has what the system gave it.
+    """
+
+    torch_seed: int | None = None
+    python_state: tuple[Any, ...] | None = None
+
+
+at_import = _Unseeded()
+
+
+def note_torch(torch: ModuleType) -> None:
+    """For `random.seeds`: the seed of torch's default generator."""
+    at_import.torch_seed = torch.default_generator.initial_seed()
+
+
+def note_random(random: ModuleType) -> None:
+    """For `determinism.python_guard`: the state of Python's generator."""
+    at_import.python_state = random.getstate()
 
 
 def notify(event: str, *args: Any, **kwargs: Any) -> None:

@@ -237,7 +237,7 @@ def test_what_cannot_be_reset_is_refused():
 def test_it_works_under_op_determinism_without_a_seed(monkeypatch):
     """The key is the seed: an unseeded process under the switch may reset."""
     torch.default_generator.manual_seed(2**40)
-    monkeypatch.setattr(samebits.random.seeds, "_SEED_AT_IMPORT", 2**40)  # as if no process had been seeded
+    monkeypatch.setattr(samebits.context.at_import, "torch_seed", 2**40)  # as if no process had been seeded
     model = nn.Linear(4, 5, device="meta").to_empty(device="cpu")
     torch.default_generator.manual_seed(2**40)
     samebits.enable_op_determinism()

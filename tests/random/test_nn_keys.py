@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import samebits
-from samebits.context import Overrides, Position, process
+from samebits.context import Overrides, Position, at_import, process
 from samebits.errors import DuplicateNameError, InvalidArgumentError, UnimplementedError, UnseededError
 from samebits.nn import Dropout, own_randomness, set_step
 
@@ -51,8 +51,7 @@ def test_set_step_takes_the_seed_of_the_process():
 
 def test_set_step_without_a_seed_is_refused(monkeypatch):
     """In a process that nobody seeded, set_step raises."""
-    seeds = samebits.random.seeds
-    monkeypatch.setattr(seeds, "_SEED_AT_IMPORT", 2**40)  # as if no process had been seeded
+    monkeypatch.setattr(at_import, "torch_seed", 2**40)  # as if no process had been seeded
     torch.default_generator.manual_seed(2**40)
     with pytest.raises(UnseededError, match="seed=..."):
         set_step(model(), 0)

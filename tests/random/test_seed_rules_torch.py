@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler, random_split
 
 import samebits
+from samebits.context import at_import
 from samebits.determinism import generator_guard, guard, notices, switch
 from samebits.determinism.overrides import overload
 from samebits.errors import UnseededError, UnseededWarning
@@ -23,7 +24,7 @@ def own():
 @pytest.fixture
 def unseeded():
     """This process as it began: torch has the seed that the operating system gave it."""
-    torch.default_generator.set_state(torch.Generator().manual_seed(seeds._SEED_AT_IMPORT).get_state())
+    torch.default_generator.set_state(torch.Generator().manual_seed(at_import.torch_seed).get_state())
     assert not seeds.torch_was_seeded()
 
 

@@ -17,7 +17,7 @@ import replica_oracle as oracle
 
 import samebits
 from samebits import replica, rounding
-from samebits.random import seeds
+from samebits.context import at_import
 from samebits.errors import InvalidArgumentError, UnimplementedError, UnseededError
 from samebits.replica import Equal, Partition, PerReplica
 from samebits.rounding.transform import lowering, operations
@@ -542,7 +542,7 @@ def test_fact_23_a_seed_may_be_set_where_no_op_rounds():
 def test_without_a_seed_nothing_rounds(monkeypatch):
     """No seed of the step, of a run or of the process: an error before anything is changed; the process's seed serves."""
     torch.seed()
-    monkeypatch.setattr(seeds, "_SEED_AT_IMPORT", torch.initial_seed())  # as in a process that nobody seeded
+    monkeypatch.setattr(at_import, "torch_seed", torch.initial_seed())  # as in a process that nobody seeded
     x = square()
     found, _ = captured(lambda x: x.mul_(1.7), x, ranks=1)
     lowered, held = rounding.lower(found), x.clone()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+import samebits
 from samebits.cli.arguments import OptionsThenScript
 from samebits.cli.commits import commits
 from samebits.cli.diff import diff
@@ -37,7 +37,7 @@ app.command()(replica)
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"samebits {version('samebits')}")
+        print(f"samebits {samebits.__version__}")
         raise typer.Exit
 
 

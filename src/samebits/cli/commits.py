@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samebits.checkpoint import export
-from samebits.checkpoint.listing import Listed, list_commits, prune
-from samebits.cli.commits_text import reading, show
+from samebits import checkpoint, cli
 from samebits.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from samebits.checkpoint import Listed
 
 SCHEMA = "samebits.commits/1"
 NEWEST = "newest"
@@ -58,7 +59,9 @@ def commits(
     if export_to is not None:
         if verify or prune_older or json_file is not None:
             raise InvalidArgumentError("--export goes alone: what it writes was verified.")
-        print(f"wrote {export(run_dir, export_to[1], object=object_name, step=_step(export_to[0]))}")
+        print(
+            f"wrote {checkpoint.export(run_dir, export_to[1], object=object_name, step=_step(export_to[0]))}"
+        )
         return
     if object_name is not None:
         raise InvalidArgumentError("--object goes with --export.")
@@ -66,12 +69,12 @@ def commits(
         raise InvalidArgumentError(
             f"--json {json_file}: there is no folder {Path(json_file).absolute().parent}."
         )
-    found, deleted = prune(run_dir, keep, keep_best) if prune_older else ([], [])
+    found, deleted = checkpoint.prune(run_dir, keep, keep_best) if prune_older else ([], [])
     if verify or not prune_older:
-        with reading(verify) as looked:
-            found = list_commits(run_dir, verify=verify, looked=looked)
+        with cli.commits_text.reading(verify) as looked:
+            found = checkpoint.list_commits(run_dir, verify=verify, looked=looked)
     if json_file != "-":
-        show(found, deleted)
+        cli.commits_text.show(found, deleted)
         if prune_older and not deleted:
             print("nothing to delete")
     if json_file is not None:

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.audit.comparison import compare
-from samebits.audit.record.reading import read_record
+from samebits import audit
 
 
 def diff(
@@ -19,6 +18,7 @@ def diff(
     Exit status: 0 they are equal, 1 they differ, 2 it cannot be told: one cannot be read, one did not run to its end
     (it raised, or was killed), or they have no step in common.
     """
-    found = compare(read_record(first), read_record(second))
+    read = audit.record.reading.read_record
+    found = audit.comparison.compare(read(first), read(second))
     print(found.sentence())
     raise typer.Exit(found.exit)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from samebits.determinism import environment_fingerprint
+from samebits import determinism
 
 
 def env() -> None:
     """Print the environment fingerprint: versions, processor, threads, switch."""
-    print(json.dumps(environment_fingerprint(), indent=2))
+    print(json.dumps(determinism.environment_fingerprint(), indent=2))

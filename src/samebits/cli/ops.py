@@ -8,17 +8,19 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.audit.review.review import review as review_ops
-from samebits.audit.review.table import show as show_review
-from samebits.audit.verify.children import SignalledError
-from samebits.cli.ops_text import show
-from samebits.determinism.table import Entry, entries, reviewed
+from samebits import cli
+from samebits.audit import review as reviewing
+from samebits.audit import verify as checking
+from samebits.determinism import table
 from samebits.determinism.table.words import DEVICES, EVIDENCE, VERDICTS
 from samebits.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from samebits.determinism.table import Entry
 
 SCHEMA = "samebits.ops/1"
 
@@ -56,18 +58,18 @@ def ops(
         raise InvalidArgumentError(f"--json {json_file}: there is no folder {json_file.absolute().parent}.")
     if review:
         try:
-            found = review_ops(only=[op] if op else [])
-        except SignalledError as signalled:
+            found = reviewing.review(only=[op] if op else [])
+        except checking.SignalledError as signalled:
             raise typer.Exit(128 + signalled.number) from None
-        show_review(found)
+        reviewing.show(found)
         if json_file is not None:
             found.write_json(json_file)
         raise typer.Exit(found.exit)
     filters = _filters(op, device, verdict or [], evidence or [])
-    chosen = [entry for entry in entries() if all(keeps(entry) for keeps in filters)]
+    chosen = [entry for entry in table.entries() if all(keeps(entry) for keeps in filters)]
     if op is not None and not chosen:
         _check_op(op)
-    show(list(entries()), chosen, listed=everything or bool(filters))
+    cli.ops_text.show(list(table.entries()), chosen, listed=everything or bool(filters))
     if json_file is not None:
         _write(json_file, chosen)
 
@@ -103,16 +105,16 @@ def _check(option: str, given: Sequence[str], choices: Sequence[str]) -> None:
 
 
 def _check_op(op: str) -> None:
-    names = [f"aten::{name}" for name in reviewed().rows]
+    names = [f"aten::{name}" for name in table.reviewed().rows]
     if not any(_matches(op, name) for name in names):
         packets = dict.fromkeys(name.removeprefix("aten::").partition(".")[0] for name in names)
         near = difflib.get_close_matches(op.removeprefix("aten::"), packets)
         raise InvalidArgumentError(
-            f"--op {op!r}: no aten overload of torch {reviewed().torch} has that in its name"
+            f"--op {op!r}: no aten overload of torch {table.reviewed().torch} has that in its name"
             + (f"; near it: {', '.join(near)}." if near else ".")
         )
 
 
 def _write(file: Path, chosen: Sequence[Entry]) -> None:
-    content = {"schema": SCHEMA, "torch": reviewed().torch, "ops": [asdict(entry) for entry in chosen]}
+    content = {"schema": SCHEMA, "torch": table.reviewed().torch, "ops": [asdict(entry) for entry in chosen]}
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samebits.cli.raised import told
-from samebits.cli.replica_text import looking, show
+from samebits import cli
+from samebits import replica as replicas
 from samebits.errors import InvalidArgumentError
-from samebits.replica import Report, analyze, capture
-from samebits.replica.picture import write_html
-from samebits.replica.source import line_of
+
+if TYPE_CHECKING:
+    from samebits.replica import Report
 
 SCHEMA = "samebits.replica/1"
 
@@ -57,15 +57,15 @@ def replica(
     for option, file in (("--html", html_file), ("--json", json_file)):
         if file is not None and not file.absolute().parent.is_dir():
             raise InvalidArgumentError(f"{option} {file}: there is no folder {file.absolute().parent}.")
-    with told(f"replica {function}"):
+    with cli.raised.told(f"replica {function}"):
         step, args, inputs = _made(function)
-        with looking("ranks captured") as looked:
-            captured = capture(step, *args, world_size=world_size, mesh=axes, looked=looked)
-        with looking("nodes analysed") as looked:
-            report = analyze(captured, inputs, looked=looked)
-    show(report)
+        with cli.replica_text.looking("ranks captured") as looked:
+            captured = replicas.capture(step, *args, world_size=world_size, mesh=axes, looked=looked)
+        with cli.replica_text.looking("nodes analysed") as looked:
+            report = replicas.analyze(captured, inputs, looked=looked)
+    cli.replica_text.show(report)
     if html_file is not None:
-        write_html(report, html_file)
+        replicas.write_html(report, html_file)
     if json_file is not None:
         json_file.write_text(json.dumps(_content(function, report), indent=1) + "\n", encoding="utf-8")
     raise typer.Exit(1 if report.drifting or any(one.kind == "hang" for one in report.findings) else 0)
@@ -164,6 +164,7 @@ def _content(function: str, report: Report) -> dict[str, Any]:
         "values": values,
         "explanations": {name: report.explain_drift(name) for name in report.drifting},
         "findings": [
-            {"kind": one.kind, "text": one.text, "line": line_of(one.node)} for one in report.findings
+            {"kind": one.kind, "text": one.text, "line": cli.replica_text.line_of(one.node)}
+            for one in report.findings
         ],
     }

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from samebits.audit.launch import execute
-from samebits.audit.record.reading import read_record
+from samebits import audit
 from samebits.audit.spec import LaunchSpec
 from samebits.errors import InvalidArgumentError, RecordError
 
@@ -37,7 +35,6 @@ def run(
 
     Options stand before SCRIPT; everything behind it goes to the script. The script's exit status is ours.
     """
-    _fix_hash_seed()
     if not os.path.isfile(script):
         raise InvalidArgumentError(f"run {script}: there is no such file.")
     if record is not None:
@@ -50,22 +47,14 @@ def run(
         thread_invariant=thread_invariant,
         seed=seed,
     )
-    raise typer.Exit(execute(script, list(args or ()), spec))
-
-
-def _fix_hash_seed() -> None:
-    """Starts this very command again, once: Python reads PYTHONHASHSEED only at its start."""
-    if os.environ.get("PYTHONHASHSEED") in (None, "", "random"):
-        os.environ["PYTHONHASHSEED"] = "0"
-        sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - no shell is the point
+    raise typer.Exit(audit.launch.execute(script, list(args or ()), spec))
 
 
 def _check_record(folder: Path, command: list[str]) -> None:
     """A killed run's next process adds to its record; another script's records would be read as one run with it."""
     found = None
     with contextlib.suppress(RecordError):  # none there yet, or one of a process that died at its start
-        found = read_record(folder)
+        found = audit.record.reading.read_record(folder)
     if found is None:
         return
     words, script = list(found.start["argv"]), found.start["script"]

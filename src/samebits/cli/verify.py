@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from samebits.audit.verify.child import Request
-from samebits.audit.verify.children import SignalledError
+from samebits.audit import verify as checking
 from samebits.audit.verify.plan import GROUPS
-from samebits.audit.verify.table import show
-from samebits.audit.verify.verification import verify as run_checks
 from samebits.cli.arguments import went_to_the_script
 from samebits.errors import InvalidArgumentError, VerifyError
-
-
-def _jobs() -> int:
-    """Two at a time take 0.6 of the time on two cores; on a GPU its memory may not be enough for two."""
-    return 1 if torch.cuda.is_available() else min(2, os.cpu_count() or 1)
 
 
 def verify(
@@ -79,27 +69,27 @@ def verify(
             "--thread-invariant goes with --run; a script that is started as it is asks for it itself: "
             "samebits.enable_op_determinism(thread_invariant=True)."
         )
-    request = Request(
+    request = checking.Request(
         script=script,
         args=tuple(args or ()),
         as_run=as_run,
         thread_invariant=thread_invariant,
         steps=steps,
         groups=tuple(checks.split(",")),
-        jobs=jobs or _jobs(),
+        jobs=jobs or checking.jobs(),
         keep=keep,
         seed=secrets.randbelow(10**6) if seed is None else seed,
         timeout=timeout,
         in_place=in_place,
     )
     try:
-        report = run_checks(request)
+        report = checking.verify(request)
     except VerifyError as error:
         raise VerifyError(f"{error}{went_to_the_script(context.command.params, request.args)}") from None
-    except SignalledError as signalled:
+    except checking.SignalledError as signalled:
         print(f"samebits: verify: ended by {signalled}; no process is left", file=sys.stderr)
         raise typer.Exit(128 + signalled.number) from None
-    show(report)
+    checking.show(report)
     if json_file is not None:
         report.write_json(json_file)
     raise typer.Exit(report.exit)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from samebits.determinism.caller import caller
 from samebits.determinism.settings import active
 
 TESTED_TORCH = ("2.13.0", "2.15.0")
@@ -77,14 +78,14 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], inside: str = "
     return lines
 
 
-def warn_if_untested() -> None:
-    """Warns once, at import, when this torch is not among the tested versions."""
+def _warn_if_untested() -> None:
+    """Warns when this torch is not among the tested versions."""
     if _plain_version() not in TESTED_TORCH:
         message = (
             f"samebits was tested with torch {', '.join(TESTED_TORCH)}, not with {torch.__version__}: "
             "run `samebits verify` on your script before you rely on it."
         )
-        warnings.warn(message, UntestedVersionWarning, stacklevel=3)
+        warnings.warn_explicit(message, UntestedVersionWarning, *caller())
 
 
 def _plain_version() -> str:
@@ -105,3 +106,6 @@ def _cpu_model() -> str:
                 if line.lower().startswith("model name"):
                     return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+_warn_if_untested()  # once, at the first import of anything that computes

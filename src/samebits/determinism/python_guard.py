@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from samebits.context import at_import
 from samebits.determinism import twister
 from samebits.determinism.graph.patches import Patches
 from samebits.determinism.settings import active
@@ -96,7 +97,7 @@ def _words(state: tuple[Any, ...]) -> np.ndarray:
     return np.array(state[1][:-1], np.uint32)
 
 
-_AT_IMPORT = _origin = _words(random.getstate())
+_AT_IMPORT = _origin = _words(at_import.python_state or random.getstate())
 
 
 def watch(patches: Patches) -> None:

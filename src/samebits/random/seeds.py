@@ -9,7 +9,8 @@ from samebits import context
 from samebits.errors import InvalidArgumentError
 from samebits.random import _philox, accounting, generators, words
 
-_SEED_AT_IMPORT = torch.default_generator.initial_seed()
+if context.at_import.torch_seed is None:  # torch was imported past our waiting for it
+    context.note_torch(torch)
 _STREAM = words.as_uint64("samebits.random.seeds")
 
 
@@ -48,7 +49,7 @@ def torch_was_seeded() -> bool:
     once it is drawn anew; a number below 2**32 is taken as somebody's choice.
     """
     now = torch.default_generator.initial_seed()
-    return now != _SEED_AT_IMPORT or now < 2**32
+    return now != context.at_import.torch_seed or now < 2**32
 
 
 def root_seed() -> int | None:

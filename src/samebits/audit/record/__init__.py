@@ -1,1 +1,10 @@
 """What a training step is made of, seen from outside and written down as digests."""
+
+from typing import TYPE_CHECKING
+
+from samebits.imports import attach
+
+if TYPE_CHECKING:
+    from samebits.audit.record import reading as reading
+
+__getattr__, __dir__ = attach(__name__, ["reading"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from samebits.imports import AfterImport, when_imported
 
 _ABSENT = object()
 """Before the value: the owner had inherited the attribute, or computed it."""
@@ -19,7 +17,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
-        self._awaited: list[_AfterImport] = []
+        self._awaited: list[AfterImport] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Sets `owner.name` to `value` until `undo`."""
@@ -35,13 +33,9 @@ class Patches:
 
     def when_imported(self, name: str, action: Callable[[ModuleType], None]) -> None:
         """Calls `action(module)` now if the module `name` is imported, else at the end of its import."""
-        module = sys.modules.get(name)
-        if module is not None:
-            action(module)
-            return
-        finder = _AfterImport(name, action)
-        self._awaited.append(finder)
-        sys.meta_path.insert(0, finder)
+        finder = when_imported(name, action)
+        if finder is not None:
+            self._awaited.append(finder)
 
     def undo(self) -> None:
         """Puts everything back; harmless when there is nothing."""
@@ -53,31 +47,3 @@ class Patches:
             else:
                 setattr(owner, name, value)
         self._awaited, self._before = [], []
-
-
-class _AfterImport(MetaPathFinder):
-    """Finds one module as Python would, and lets its loader call `action` when the module's code has run."""
-
-    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
-        self._name, self._action = name, action
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        self.withdraw()  # or the search below would find us again
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_then_act(module: ModuleType) -> None:
-                load(module)
-                self._action(module)
-
-            spec.loader.exec_module = load_then_act  # type: ignore[method-assign]
-        return spec
-
-    def withdraw(self) -> None:
-        if self in (sys.meta_path or ()):  # None when the interpreter ends
-            sys.meta_path.remove(self)

@@ -4,7 +4,22 @@ from samebits.determinism import table
 table.lookup("aten::sum.dim_IntList", "cpu").verdict
 """
 
-from samebits.determinism.table.snapshot import reviewed as reviewed
-from samebits.determinism.table.verdicts import Entry as Entry
-from samebits.determinism.table.verdicts import entries as entries
-from samebits.determinism.table.verdicts import lookup as lookup
+from typing import TYPE_CHECKING
+
+from samebits.imports import attach
+
+if TYPE_CHECKING:
+    from samebits.determinism.table.snapshot import reviewed as reviewed
+    from samebits.determinism.table.verdicts import Entry as Entry
+    from samebits.determinism.table.verdicts import entries as entries
+    from samebits.determinism.table.verdicts import lookup as lookup
+
+__getattr__, __dir__ = attach(
+    __name__,
+    names={
+        "Entry": "samebits.determinism.table.verdicts",
+        "entries": "samebits.determinism.table.verdicts",
+        "lookup": "samebits.determinism.table.verdicts",
+        "reviewed": "samebits.determinism.table.snapshot",
+    },
+)
