@@ -11,15 +11,18 @@ import numba
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from samebits.kernels import kernel
+from samebits.kernels.deferred import resolved
 from samebits.kernels.team import OnTeam
 from samebits.random import _distributions, _masks, _philox, feistel
 
 # Prints the result, and whether the code came from the cache.
 FOLD = """
-from samebits.random import _philox, words
-print(words.fold((1, 2), 3), sum(_philox.fold.stats.cache_hits.values()))
+from samebits.random import _philox
+print(_philox.fold(1, 2, 3), sum(_philox.fold.made.stats.cache_hits.values()))
 """
 FOLDED = "(5452440581865733702, 4803372148756078498)"
 
@@ -75,8 +78,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import samebits
 assert samebits.__file__.startswith(sys.argv[1]), samebits.__file__
-from samebits.random import _philox, words
-print(words.fold((1, 2), 3), sum(_philox.fold.stats.cache_hits.values()))
+from samebits.random import _philox
+print(_philox.fold(1, 2, 3), sum(_philox.fold.made.stats.cache_hits.values()))
 """
 
 
@@ -88,8 +91,10 @@ def test_a_thread_that_waited_for_another_to_compile_takes_what_it_compiled():
         return x * np.uint64(2)
 
     assert twice(3) == 6
-    late = twice._compile_for_args(3)  # what the other thread is about to do once the compile lock is free
-    assert late is next(iter(twice.overloads.values())).entry_point and twice(4) == 8
+    late = twice.made._compile_for_args(
+        3
+    )  # what the other thread is about to do once the compile lock is free
+    assert late is next(iter(twice.made.overloads.values())).entry_point and twice(4) == 8
 
 
 def test_an_edit_of_any_kernel_is_seen(tmp_path):
@@ -113,7 +118,7 @@ def test_an_edit_of_any_kernel_is_seen(tmp_path):
 
 FORKED = """
 import os, threading
-from samebits.random import _distributions, _philox, words
+from samebits.random import _distributions, _philox
 import torch
 def compile_slowly():
     _distributions.normal(torch.zeros(1, 2, dtype=torch.uint64), 0.0, 1.0, torch.empty(8, dtype=torch.float64))
@@ -123,7 +128,7 @@ children = []
 for _ in range(5):
     child = os.fork()
     if child == 0:
-        os._exit(0 if words.fold((1, 2), 3)[0] == 5452440581865733702 else 1)
+        os._exit(0 if _philox.fold(1, 2, 3)[0] == 5452440581865733702 else 1)
     children.append(child)
 print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
 thread.join()
@@ -131,15 +136,16 @@ thread.join()
 
 
 def test_a_fork_while_a_thread_compiles_is_safe(tmp_path):
-    """Children forked while another thread compiles can compile themselves (without the lock they would hang)."""
+    """Children forked while another thread imports Numba and compiles can compile themselves (without the lock they would hang)."""
     assert run(FORKED, SAMEBITS_CACHE_DIR=str(tmp_path)) == "[0, 0, 0, 0, 0]"
 
 
 def calls(kernel):
     """The mathematical functions that the machine code of a kernel calls."""
     if isinstance(kernel, OnTeam):
-        fresh = numba.njit("void(int64, int64[:])", nogil=True, error_model="numpy")(kernel._part)
+        fresh = numba.njit("void(int64, int64[:])", nogil=True, error_model="numpy")(resolved(kernel._part))
     else:
+        kernel = kernel.get()
         if not kernel.signatures:
             kernel._compile_for_args()
         fresh = numba.njit(kernel.signatures[0], nogil=True, error_model="numpy")(kernel.py_func)
@@ -192,3 +198,43 @@ print("ok")
         done = subprocess.run([sys.executable, str(script), *kinds], env=env, capture_output=True, text=True)
         assert done.stdout == "ok\n", done.stderr
     assert len(list(tmp_path.rglob("*.kernel"))) == 2
+
+
+DEFERRED = """
+import sys, torch, samebits
+samebits.set_random_seed(3)
+samebits.enable_op_determinism()
+torch.nn.functional.cross_entropy(torch.rand(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0])).backward()
+samebits.Run, samebits.nn.Dropout, samebits.rounding.stochastic_round, samebits.data.DataLoader
+print(sorted({"numba", "llvmlite"} & set(sys.modules)))
+samebits.random.uniform(samebits.random.key(1), 2)
+print(sorted({"numba", "llvmlite"} & set(sys.modules)))
+"""
+
+
+def test_numba_is_imported_by_the_first_call_of_a_kernel(tmp_path):
+    """Not by the package, by seeding, by the switch or by a step in which no kernel of ours runs."""
+    assert run(DEFERRED).splitlines() == ["[]", "['llvmlite', 'numba']"]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_keys_are_folded_without_numba_to_the_same_bits(seed, offset, data):
+    """The cipher in Python's integers gives what the kernel gives: keys do not depend on what was imported."""
+    w0, w1, w2, w3 = _philox.words_of(seed, (offset + data) % 2**64)
+    assert (w0 | w1 << 32, w2 | w3 << 32) == _philox.fold(seed, offset, data)
+
+
+def test_a_key_is_the_same_before_and_after_numba_came():
+    """`words.fold` and `set_random_seed` in a process before and after its first kernel."""
+    code = """
+import sys, numpy, random, torch, samebits
+from samebits.random import words
+def made():
+    samebits.set_random_seed(2**62 + 5)
+    return words.fold((2**63, 2**64 - 1), "name", -1, 7), numpy.random.rand(), random.random(), torch.rand(()).item()
+before = made()
+print("numba" in sys.modules)
+samebits.random.uniform(samebits.random.key(1), 2)
+print("numba" in sys.modules, made() == before)
+"""
+    assert run(code).split() == ["False", "True", "True"]

@@ -16,22 +16,19 @@ import types
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits import context
-from samebits.audit.kill import Killer
-from samebits.audit.loaders import loader_workers
-from samebits.audit.perturb import SlowMachine, listing_order
-from samebits.audit.record.file import RecordFile
-from samebits.audit.record.observe import torch_hooks
-from samebits.audit.record.recorder import Recorder, StopScript, recording
+from samebits import audit, context
 from samebits.audit.renames import folders_renamed_by_copy
 from samebits.audit.spec import LaunchSpec, read_spec
 from samebits.determinism import enable_op_determinism
 from samebits.errors import SamebitsError
 from samebits.random import set_random_seed
+
+if TYPE_CHECKING:
+    from samebits.audit.record.recorder import Recorder
 
 EXIT_USAGE = 2
 _PR_SET_PDEATHSIG = 1
@@ -120,29 +117,35 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     if spec.overlaid:
         stack.enter_context(folders_renamed_by_copy())
     if spec.kill is not None:
-        killer = Killer(spec.kill["at"], spec.kill["step"], lambda at, step: _last_words(recorder, at, step))
+        killer = audit.kill.Killer(
+            spec.kill["at"], spec.kill["step"], lambda at, step: _last_words(recorder, at, step)
+        )
         stack.enter_context(context.observed(killer))
-        stack.enter_context(torch_hooks(killer))
+        stack.enter_context(audit.record.observe.torch_hooks(killer))
     if recorder is not None or spec.num_workers is not None:
         note, own = (recorder.note, recorder.loaders) if recorder else (_ignore, [])
-        stack.enter_context(loader_workers(spec.num_workers, note, own))
+        stack.enter_context(audit.loaders.loader_workers(spec.num_workers, note, own))
     if spec.slow:
-        slow = SlowMachine()
+        slow = audit.perturb.SlowMachine()
         stack.enter_context(context.observed(slow))
-        stack.enter_context(torch_hooks(slow))
+        stack.enter_context(audit.record.observe.torch_hooks(slow))
     if spec.listing_seed is not None:
-        stack.enter_context(listing_order(spec.listing_seed))
+        stack.enter_context(audit.perturb.listing_order(spec.listing_seed))
     return recorder
 
 
 def _record(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:
     if spec.record_dir is None:
         return None
-    file = RecordFile(spec.record_dir)
+    file = audit.record.file.RecordFile(spec.record_dir)
     stack.callback(file.close)
-    recorder = Recorder(file, level=spec.level, every=spec.every, stop_after_steps=spec.stop_after_steps)
+    recorder = audit.record.recorder.Recorder(
+        file, level=spec.level, every=spec.every, stop_after_steps=spec.stop_after_steps
+    )
     allowed = (spec.record_dir, spec.run_root)
-    stack.enter_context(recording(recorder, script, level=spec.level, every=spec.every, allowed=allowed))
+    stack.enter_context(
+        audit.record.recorder.recording(recorder, script, level=spec.level, every=spec.every, allowed=allowed)
+    )
     return recorder
 
 
@@ -155,12 +158,11 @@ def _run(code: types.CodeType, script: str, args: list[str], recorder: Recorder 
     except SystemExit as leaving:
         status = _exit_code(leaving)
         failure = leaving if status else None
-    except StopScript:
-        pass
     except BaseException as error:
-        failure = error
-        status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        _print_exception(error, code.co_filename)
+        if recorder is None or not isinstance(error, audit.record.recorder.StopScript):
+            failure = error
+            status = 130 if isinstance(error, KeyboardInterrupt) else 1
+            _print_exception(error, code.co_filename)
     if recorder is not None:
         for name, value in threads.items():
             if os.environ.get(name) != value:

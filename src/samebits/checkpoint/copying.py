@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba.core import types
-
+from samebits import kernels
 from samebits.kernels import instruction, kernel
 from samebits.kernels.team import uint8_at
 
@@ -23,13 +21,15 @@ def _copy_line(_context: Any, _to: Any, _source: Any) -> Any:
     """Copies a line from the address `_source` to `_to`, a multiple of `_LINE`."""
 
     def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        line = ir.VectorType(ir.IntType(64), _LINE // 8).as_pointer()
+        line = kernels.ir.VectorType(kernels.ir.IntType(64), _LINE // 8).as_pointer()
         to, source = (builder.inttoptr(address, line) for address in arguments)
         store = builder.store(builder.load(source, align=1), to, align=_LINE)
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        store.set_metadata(
+            "nontemporal", builder.module.add_metadata([kernels.ir.Constant(kernels.ir.IntType(32), 1)])
+        )
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), build
+    return kernels.types.void(kernels.types.int64, kernels.types.int64), build
 
 
 @instruction
@@ -40,7 +40,7 @@ def _settle(_context: Any) -> Any:
         builder.fence("seq_cst")
         return context.get_dummy_value()
 
-    return types.void(), build
+    return kernels.types.void(), build
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1])")

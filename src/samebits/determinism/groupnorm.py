@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from samebits import kernels
 from samebits.determinism.batchnorm import suggested
 from samebits.determinism.overrides import Kernel
 from samebits.determinism.replacement import replacements
@@ -85,12 +85,12 @@ def _kernel(dtype: torch.dtype) -> OnTeam:
         channels, length, groups = args[7], args[8], args[9]
         size = channels * length
         here = chunk * size
-        result = numba.carray(number_at(args[1]), (here + size,))[here:].reshape(channels, length)
-        grad = numba.carray(number_at(args[2]), (here + size,))[here:].reshape(channels, length)
-        x = numba.carray(number_at(args[3]), (here + size,))[here:].reshape(channels, length)
-        mean = numba.carray(number_at(args[4]), (chunk + 1,))[chunk]
-        rstd = numba.carray(number_at(args[5]), (chunk + 1,))[chunk]
-        weight = numba.carray(number_at(args[6]), (groups * channels,))[chunk % groups * channels :]
+        result = kernels.carray(number_at(args[1]), (here + size,))[here:].reshape(channels, length)
+        grad = kernels.carray(number_at(args[2]), (here + size,))[here:].reshape(channels, length)
+        x = kernels.carray(number_at(args[3]), (here + size,))[here:].reshape(channels, length)
+        mean = kernels.carray(number_at(args[4]), (chunk + 1,))[chunk]
+        rstd = kernels.carray(number_at(args[5]), (chunk + 1,))[chunk]
+        weight = kernels.carray(number_at(args[6]), (groups * channels,))[chunk % groups * channels :]
         both, alone = real(0), real(0)
         for c in range(channels):
             g, of_x = grad[c], x[c]

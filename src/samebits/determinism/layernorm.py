@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numba
 import torch
 from torch import Tensor
 
+from samebits import kernels
 from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.overrides import Kernel
 from samebits.determinism.reductions.blocks import DOUBLE, INPUTS, SINGLE
@@ -37,11 +37,11 @@ def _kernel(dtype: torch.dtype) -> OnTeam:
 
     def group(chunk: int, args: Any) -> None:
         rows, columns = args[7], args[8]
-        grad = numba.carray(pointer(args[1]), (rows, columns))
-        x = numba.carray(pointer(args[2]), (rows, columns))
-        mean = numba.carray(number_at(args[3]), (rows,))
-        rstd = numba.carray(number_at(args[4]), (rows,))
-        sums = numba.carray(number_at(args[5]), (args[0], 2, columns))
+        grad = kernels.carray(pointer(args[1]), (rows, columns))
+        x = kernels.carray(pointer(args[2]), (rows, columns))
+        mean = kernels.carray(number_at(args[3]), (rows,))
+        rstd = kernels.carray(number_at(args[4]), (rows,))
+        sums = kernels.carray(number_at(args[5]), (args[0], 2, columns))
         weight, bias = sums[chunk, 0], sums[chunk, 1]
         weight[:] = 0
         bias[:] = 0

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from samebits import kernels
 from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.outs import into
 from samebits.determinism.overrides import Kernel
@@ -114,9 +114,9 @@ class _Moved:
 def _rows(chunk: int, args: Any) -> None:
     """args: 1-3 addresses of the result, g and y; 4 rows; 5 columns; 6 rows a chunk."""
     rows, columns = args[4], args[5]
-    result = numba.carray(float32_at(args[1]), (rows, columns))
-    grad = numba.carray(float32_at(args[2]), (rows, columns))
-    output = numba.carray(float32_at(args[3]), (rows, columns))
+    result = kernels.carray(float32_at(args[1]), (rows, columns))
+    grad = kernels.carray(float32_at(args[2]), (rows, columns))
+    output = kernels.carray(float32_at(args[3]), (rows, columns))
     for row in range(chunk * args[6], min(rows, (chunk + 1) * args[6])):
         g, y, out = grad[row], output[row], result[row]
         total = np.float32(0)

@@ -1,5 +1,6 @@
-"""`kernel`: Numba compilation at first use, kept in a cache that never gets in the way.
+"""Numba's part of kernels: compilation, kept in a cache that never gets in the way.
 
+Imported by the first call of a kernel, for Numba takes 0.3 s; what is written down before is in `deferred`.
 Rules for a kernel: no libm (log, exp, sin, ...), so that its bits depend on IEEE arithmetic alone and Intel's SVML has
 nothing to replace; no prange and no threads, so that it may be called after a fork.
 """
@@ -9,21 +10,29 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
-import llvmlite
+import llvmlite.binding
 import numba
-import numpy.ma  # noqa: F401 (Numba imports it at the first call, outside its lock; see the end of this file)
+import numpy.ma  # noqa: F401 (Numba imports it at the first call, outside its lock; see the end of `deferred`)
 import xxhash
+from llvmlite import ir as ir
+from numba import carray as carray
+from numba import types as types
+from numba.core import cgutils as cgutils
 from numba.core.caching import _Cache
+from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
-from numba.extending import intrinsic
+from numba.extending import intrinsic as intrinsic
+from numba.extending import typeof_impl
+
+from samebits.kernels.deferred import Deferred
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CHECKSUM_BYTES = 16
@@ -118,54 +127,58 @@ class _KernelCache(_Cache):
     def flush(self) -> None: ...
 
 
-@overload
-def kernel(function: Callable[..., Any], /) -> Any: ...
-@overload
-def kernel(signature: str, /) -> Callable[[Callable[..., Any]], Any]: ...
-def kernel(function: Any, /) -> Any:
-    """Compiles a function with Numba when it is first called: no GIL, no fast math, cached.
-
-    With a signature (`@kernel("uint64(uint64)")`) there is only that overload, and arguments are converted to
-    it: a Python int on either side of 2**63 must not compile twice.
-    """
-    if isinstance(function, str):
-        return lambda body: _only(_dispatcher(body), function)
-    return _dispatcher(function)
-
-
 def inlined(function: Callable[..., Any]) -> Any:
-    """A part of kernels, expanded where it is called: LLVM vectorises no loop that has a call in it."""
+    """A part of kernels, expanded where it is called."""
     return numba.njit(inline="always")(function)
 
 
-def instruction(build: Callable[..., Any]) -> Any:
-    """An expression of kernels that Python has no words for, given as LLVM instructions (`numba.extending.intrinsic`)."""
-    return intrinsic(build)
+def dispatcher(function: Callable[..., Any]) -> Any:
+    """A kernel, compiled for the types of its arguments when it is called."""
+    made: Any = numba.njit(nogil=True, error_model="numpy", fastmath=False)(function)
+    made._cache = _KernelCache(f"{function.__module__}.{function.__qualname__}")
+    return made
 
 
-def _dispatcher(function: Callable[..., Any]) -> Any:
-    dispatcher: Any = numba.njit(nogil=True, error_model="numpy", fastmath=False)(function)
-    dispatcher._cache = _KernelCache(f"{function.__module__}.{function.__qualname__}")
-    return dispatcher
+def only(function: Callable[..., Any], signature: str) -> Any:
+    """A kernel for one signature, compiled when it is called."""
+    made = dispatcher(function)
 
-
-def _only(dispatcher: Any, signature: str) -> Any:
     def compile_for_args(*args: Any) -> Any:
         with global_compiler_lock:
-            if not dispatcher.overloads:  # else another thread was here first
-                dispatcher.compile(signature)
-                dispatcher.disable_compile()
-            (overload,) = dispatcher.overloads.values()
+            if not made.overloads:  # else another thread was here first
+                made.compile(signature)
+                made.disable_compile()
+            (overload,) = made.overloads.values()
         return overload.entry_point  # Numba's C dispatcher calls it with the arguments
 
-    dispatcher._compile_for_args = compile_for_args
-    return dispatcher
+    made._compile_for_args = compile_for_args
+    return made
 
 
-# A child forked while another thread compiles, or imports what compiling needs, would wait for ever for a lock that
-# nobody holds.
-os.register_at_fork(
-    before=global_compiler_lock.acquire,
-    after_in_parent=global_compiler_lock.release,
-    after_in_child=global_compiler_lock.release,
-)
+def part(function: Callable[..., Any], fastmath: set[str]) -> Any:
+    """What a chunk of a kernel of `team` does, which `callback` calls."""
+    return numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+
+
+def callback(function: Callable[..., Any], name: str) -> Any:
+    """A function of a pointer to int64 as C calls it, compiled now; `name` is that of its file in the cache."""
+    signature = types.void(types.CPointer(types.int64))
+    options = {"nogil": True, "error_model": "numpy"}
+    with global_compiler_lock:
+        made: Any = CFunc(function, (signature.args, signature.return_type), {}, options)
+        made._cache = _KernelCache(name)
+        made.compile()
+        return made
+
+
+def external(name: str, address: int | None, result: str, arguments: Sequence[str]) -> Any:
+    """The C function at an address, with types by their names in Numba."""
+    llvmlite.binding.add_symbol(name, address)
+    kinds = [getattr(types, kind) for kind in arguments]
+    return types.ExternalFunction(name, getattr(types, result)(*kinds))
+
+
+@typeof_impl.register(Deferred)
+def _type_of_deferred(value: Deferred, context: Any) -> Any:
+    """For a part that a kernel names as an attribute of a module (`_halves.to_float16`), which `resolved` does not see."""
+    return typeof_impl(value.get(), context)

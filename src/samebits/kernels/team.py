@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import re
-import types as types_of_python
 from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding
-import numba
 import torch
-from numba import types
-from numba.core.ccallback import CFunc
-from numba.core.compiler_lock import global_compiler_lock
 
-from samebits.kernels.compile import _KernelCache, instruction
+from samebits import kernels
+from samebits.kernels.deferred import Deferred, instruction, making, resolved
 
 _LIBRARIES = Path(torch.__file__).parent / "lib"
-_SIGNATURE = types.void(types.CPointer(types.int64))
 
 
 def _load(name: str) -> ctypes.CDLL | None:
@@ -36,17 +30,17 @@ def _load(name: str) -> ctypes.CDLL | None:
         return None
 
 
-def symbol(library: ctypes.CDLL | None, name: str, result: Any, *arguments: Any) -> Any:
+def symbol(library: ctypes.CDLL | None, name: str, result: str, *arguments: str) -> Deferred | None:
     """A C function of a loaded library as kernels call it; None if the library does not have it.
 
-    Registered under a name of ours, so that compiled code can be cached and linked again in another process.
+    Types are given by their names in Numba ("int64"). Registered under a name of ours, so that compiled code can be
+    cached and linked again in another process.
     """
     function = getattr(library, name, None)
     if function is None:
         return None
     address = ctypes.cast(function, ctypes.c_void_p).value
-    llvmlite.binding.add_symbol(f"samebits_{name}", address)
-    return types.ExternalFunction(f"samebits_{name}", result(*arguments))
+    return Deferred(lambda: kernels.compile.external(f"samebits_{name}", address, result, arguments))
 
 
 torch_cpu = _load("libtorch_cpu.so")
@@ -71,10 +65,10 @@ def count_up(typing_context: Any, counter: Any) -> Any:
     """Adds 1 to the integer at a pointer, atomically; returns what it was. What was written before is seen after."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        one = context.get_constant(types.int64, 1)
+        one = context.get_constant(kernels.types.int64, 1)
         return builder.atomic_rmw("add", arguments[0], one, "acq_rel")
 
-    return types.int64(types.CPointer(types.int64)), build
+    return kernels.types.int64(kernels.types.CPointer(kernels.types.int64)), build
 
 
 class OnTeam:
@@ -99,34 +93,24 @@ class OnTeam:
 
     def _compile(self) -> tuple[Any, int, Any]:
         # A fork waits for this lock. (That of a cached_property would stay taken for ever in a child.)
-        with global_compiler_lock:
+        with making():
             if self._compiled is None:
-                code = self._code()
+                code = kernels.compile.callback(self._body(), f"{self._part.__module__}.{self._name}")
                 self._compiled = (code, code.address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address))
             return self._compiled
 
-    def _code(self) -> Any:
-        part = numba.njit(nogil=True, error_model="numpy", fastmath=self._fastmath)(
-            _renamed(self._part, self._name)
-        )
+    def _body(self) -> Any:
+        part = kernels.compile.part(_renamed(self._part, self._name), self._fastmath)
 
         def body(packed: Any) -> None:
-            args = numba.carray(packed, (1 << 20,))[1:]  # the true length is the kernel's to know
+            args = kernels.carray(packed, (1 << 20,))[1:]  # the true length is the kernel's to know
             # A thread that the system has put aside holds nobody up: each takes the next chunk when it is free.
             chunk = count_up(packed)
             while chunk < args[0]:
                 part(chunk, args)
                 chunk = count_up(packed)
 
-        compiled: Any = CFunc(
-            _renamed(body, f"{self._part.__module__}.{self._name}"),
-            (_SIGNATURE.args, _SIGNATURE.return_type),
-            {},
-            {"nogil": True, "error_model": "numpy"},
-        )
-        compiled._cache = _KernelCache(f"{self._part.__module__}.{self._name}")
-        compiled.compile()
-        return compiled
+        return _renamed(body, f"{self._part.__module__}.{self._name}")
 
 
 def _renamed(function: Any, name: str) -> Any:
@@ -134,14 +118,7 @@ def _renamed(function: Any, name: str) -> Any:
 
     Code from two cache files that has one name is linked as if it were one: a kernel would run another's loop.
     """
-    copy = types_of_python.FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copy.__module__ = function.__module__
+    copy = resolved(function)
     copy.__name__ = copy.__qualname__ = re.sub(r"\W", "_", name)
     return copy
 
@@ -160,24 +137,25 @@ def on_team(part: Callable[[int, Any], None], *, name: str = "", reassociate: bo
     return OnTeam(part, name or part.__qualname__, {"reassoc", "contract"} if reassociate else set())
 
 
-def _pointer_to(element: Any) -> Any:
+def _pointer_to(element: str) -> Any:
     @instruction
     def pointer(typing_context: Any, address: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-        return types.CPointer(element)(types.int64), build
+        types = kernels.types
+        return types.CPointer(getattr(types, element))(types.int64), build
 
     return pointer
 
 
-float32_at = _pointer_to(types.float32)
-float64_at = _pointer_to(types.float64)
-uint8_at = _pointer_to(types.uint8)
-uint16_at = _pointer_to(types.uint16)
-uint32_at = _pointer_to(types.uint32)
-uint64_at = _pointer_to(types.uint64)
-int64_at = _pointer_to(types.int64)
+float32_at = _pointer_to("float32")
+float64_at = _pointer_to("float64")
+uint8_at = _pointer_to("uint8")
+uint16_at = _pointer_to("uint16")
+uint32_at = _pointer_to("uint32")
+uint64_at = _pointer_to("uint64")
+int64_at = _pointer_to("int64")
 
 
 @instruction
@@ -185,8 +163,9 @@ def bfloat16_of(typing_context: Any, word: Any) -> Any:
     """The float32 with the value of a bfloat16, given as its 16 bits."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        types = kernels.types
         wide = builder.zext(arguments[0], context.get_value_type(types.uint32))
         high = builder.shl(wide, context.get_constant(types.uint32, 16))
         return builder.bitcast(high, context.get_value_type(types.float32))
 
-    return types.float32(types.uint16), build
+    return kernels.types.float32(kernels.types.uint16), build

@@ -15,8 +15,8 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import types
 
+from samebits import kernels
 from samebits.kernels import inlined, instruction
 
 _0, _1, _2 = np.uint64(0), np.uint64(1), np.uint64(2)
@@ -69,25 +69,25 @@ def fma(_context: Any, a: Any, b: Any, c: Any) -> Any:
 @instruction
 def bits_64(_context: Any, number: Any) -> Any:
     """The bits of a float64, as uint64."""
-    return types.uint64(number), _bitcast(types.uint64)
+    return kernels.types.uint64(number), _bitcast(kernels.types.uint64)
 
 
 @instruction
 def from_bits_64(_context: Any, bits: Any) -> Any:
     """The float64 of these bits."""
-    return types.float64(bits), _bitcast(types.float64)
+    return kernels.types.float64(bits), _bitcast(kernels.types.float64)
 
 
 @instruction
 def bits_32(_context: Any, number: Any) -> Any:
     """The bits of a float32, as int32."""
-    return types.int32(number), _bitcast(types.int32)
+    return kernels.types.int32(number), _bitcast(kernels.types.int32)
 
 
 @instruction
 def from_bits_32(_context: Any, bits: Any) -> Any:
     """The float32 of these bits, an int32."""
-    return types.float32(bits), _bitcast(types.float32)
+    return kernels.types.float32(bits), _bitcast(kernels.types.float32)
 
 
 @inlined

@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
+from samebits import kernels
 from samebits.errors import UnimplementedError
 from samebits.kernels import inlined, instruction
 from samebits.kernels.team import OnTeam, on_team, uint64_at
@@ -34,11 +32,13 @@ def _tile(_context: Any) -> Any:
     """A tile's words, on the stack."""
 
     def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        place = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(32), _TILE_WORDS))
+        place = kernels.cgutils.alloca_once(
+            builder, kernels.ir.ArrayType(kernels.ir.IntType(32), _TILE_WORDS)
+        )
         place.align = 64
-        return builder.bitcast(place, ir.IntType(32).as_pointer())
+        return builder.bitcast(place, kernels.ir.IntType(32).as_pointer())
 
-    return types.CPointer(types.uint32)(), build
+    return kernels.types.CPointer(kernels.types.uint32)(), build
 
 
 def filling(store: Any, stream_bytes: int, name: str) -> OnTeam:

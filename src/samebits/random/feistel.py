@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from math import isqrt
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
+from samebits import kernels
 from samebits.context import Words
 from samebits.errors import InvalidArgumentError
 from samebits.kernels import inlined, kernel
@@ -195,9 +195,9 @@ def _permute(round_keys: Any, start: Any, indices: Any, n: Any, rows: Any, colum
 @on_team
 def _permute_chunk(chunk: int, args: Any) -> None:
     """args: 1-3 addresses of the keys, the indices, the images; 4-7 keys, rounds, indices, images of a key; 8 start..."""
-    round_keys = numba.carray(uint64_at(args[1]), (args[4], args[5]))
-    indices = numba.carray(int64_at(args[2]), (args[6],))
-    out = numba.carray(int64_at(args[3]), (args[4], args[7]))
+    round_keys = kernels.carray(uint64_at(args[1]), (args[4], args[5]))
+    indices = kernels.carray(int64_at(args[2]), (args[6],))
+    out = kernels.carray(int64_at(args[3]), (args[4], args[7]))
     n, rows, columns = args[9], np.uint64(args[10]), np.uint64(args[11])
     tiles = args[4] * ((args[7] + _TILE - 1) // _TILE)
     first, last = chunk * tiles // args[0], (chunk + 1) * tiles // args[0]

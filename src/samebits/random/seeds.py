@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import torch
 
@@ -22,8 +24,9 @@ def set_random_seed(seed: int) -> None:
     Raises `InvalidArgumentError` unless `seed` is an int with 0 <= seed < 2**63, and changes nothing then.
     """
     checked = _checked(seed)
-    seeds = np.empty(8, np.uint32)
-    _philox.fill_words(*words.fold(words.root(checked), _STREAM), seeds)
+    own_seed, offset = words.fold(words.root(checked), _STREAM)
+    blocks = (_philox.words_of(own_seed, (offset + block) % 2**64) for block in range(2))
+    seeds = np.array([*chain.from_iterable(blocks)], np.uint32)
     torch.manual_seed(checked)
     generators.seed_numpy_and_python(seeds)
     if context.process.position is None:  # in a step it is a reseeding, which draws() is to tell

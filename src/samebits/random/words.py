@@ -26,7 +26,7 @@ def fold(key: Words, *path: int | str) -> Words:
     """`key` with every part of `path` folded in, in turn. A string counts as the xxh3-64 of its UTF-8 bytes."""
     seed, offset = key
     for part in path:
-        seed, offset = _philox.fold(seed, offset, part & _MASK if type(part) is int else as_uint64(part))
+        seed, offset = _philox.folded(seed, offset, part & _MASK if type(part) is int else as_uint64(part))
     return seed, offset
 
 

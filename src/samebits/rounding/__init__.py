@@ -1,12 +1,12 @@
 """Stochastic rounding: by keys, so that it has the same bits on every replica, and again after a resume."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from samebits.rounding import optim as optim
-from samebits.rounding.stochastic import stochastic_round as stochastic_round
+from samebits.imports import attach
 
 if TYPE_CHECKING:
+    from samebits.rounding import optim as optim
+    from samebits.rounding.stochastic import stochastic_round as stochastic_round
     from samebits.rounding.transform import LoweredStep as LoweredStep
     from samebits.rounding.transform import Method as Method
     from samebits.rounding.transform import assign_methods as assign_methods
@@ -25,9 +25,16 @@ __all__ = [
     "verify_methods",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """What works on captured steps comes with the analysis, which reads the op table: at first use only."""
-    if name in __all__:
-        return getattr(import_module("samebits.rounding.transform"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = attach(
+    __name__,
+    ["optim"],
+    {
+        "stochastic_round": "samebits.rounding.stochastic",
+        "LoweredStep": "samebits.rounding.transform",
+        "Method": "samebits.rounding.transform",
+        "assign_methods": "samebits.rounding.transform",
+        "clear_methods": "samebits.rounding.transform",
+        "lower": "samebits.rounding.transform",
+        "verify_methods": "samebits.rounding.transform",
+    },
+)

@@ -13,10 +13,8 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
+from samebits import kernels
 from samebits.kernels import inlined, instruction
 from samebits.kernels.team import OnTeam, int64_at, on_team, uint64_at
 from samebits.random._philox import block
@@ -35,11 +33,13 @@ def _tile(_context: Any) -> Any:
     """The words of a tile on the stack, for as many streams of 32 bits an element as a kernel may have."""
 
     def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        place = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(32), _STREAMS * _TILE))
+        place = kernels.cgutils.alloca_once(
+            builder, kernels.ir.ArrayType(kernels.ir.IntType(32), _STREAMS * _TILE)
+        )
         place.align = 64
-        return builder.bitcast(place, ir.IntType(32).as_pointer())
+        return builder.bitcast(place, kernels.ir.IntType(32).as_pointer())
 
-    return types.CPointer(types.uint32)(), build
+    return kernels.types.CPointer(kernels.types.uint32)(), build
 
 
 @instruction
@@ -47,9 +47,9 @@ def _as_halves(_context: Any, words: Any) -> Any:
     """Words on the stack as twice as many of 16 bits, the lower half of each first (on a little-endian CPU)."""
 
     def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(16).as_pointer())
+        return builder.bitcast(arguments[0], kernels.ir.IntType(16).as_pointer())
 
-    return types.CPointer(types.uint16)(words), build
+    return kernels.types.CPointer(kernels.types.uint16)(words), build
 
 
 @instruction
@@ -57,14 +57,14 @@ def prefetch(_context: Any, place: Any) -> Any:
     """Asks for the cache line at an address, without waiting for it; any address is allowed."""
 
     def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        form = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        pointer, number = kernels.ir.IntType(8).as_pointer(), kernels.ir.IntType(32)
+        form = kernels.ir.FunctionType(kernels.ir.VoidType(), [pointer, number, number, number])
         function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=form)
         read, second_level, data = number(0), number(2), number(1)
         builder.call(function, [builder.inttoptr(arguments[0], pointer), read, second_level, data])
         return context.get_dummy_value()
 
-    return types.void(place), build
+    return kernels.types.void(place), build
 
 
 @inlined

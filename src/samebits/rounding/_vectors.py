@@ -11,10 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
+from samebits import kernels
 from samebits.kernels import instruction
 from samebits.kernels.team import float32_at, int64_at, on_team, uint16_at, uint64_at
 from samebits.random._philox import MULTIPLIERS, WEYL
@@ -29,12 +27,12 @@ _AHEAD = 4096
 
 
 def _vector(bits: int, lanes: int) -> Any:
-    return ir.VectorType(ir.IntType(bits), lanes)
+    return kernels.ir.VectorType(kernels.ir.IntType(bits), lanes)
 
 
 def _constant(bits: int, values: Iterable[int]) -> Any:
     lanes = [*values]
-    return ir.Constant(_vector(bits, len(lanes)), lanes)
+    return kernels.ir.Constant(_vector(bits, len(lanes)), lanes)
 
 
 def _each(number: Any) -> Any:
@@ -44,8 +42,8 @@ def _each(number: Any) -> Any:
 
 def _spread(builder: Any, scalar: Any) -> Any:
     """A scalar of 64 bits in all lanes."""
-    none = ir.Constant(_vector(64, _BLOCKS), ir.Undefined)
-    first = builder.insert_element(none, scalar, ir.IntType(32)(0))
+    none = kernels.ir.Constant(_vector(64, _BLOCKS), kernels.ir.Undefined)
+    first = builder.insert_element(none, scalar, kernels.ir.IntType(32)(0))
     return builder.shuffle_vector(first, none, _constant(32, [0] * _BLOCKS))
 
 
@@ -86,7 +84,7 @@ def _round(_context: Any, _seed: Any, _offset: Any, _given: Any, _out: Any) -> A
     def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         seed, offset, given, out = arguments
         halves = _random_halves(builder, seed, offset)
-        floats = ir.VectorType(ir.FloatType(), _TOGETHER).as_pointer()
+        floats = kernels.ir.VectorType(kernels.ir.FloatType(), _TOGETHER).as_pointer()
         x = builder.load(builder.inttoptr(given, floats), align=4)
         bits = builder.bitcast(x, _vector(32, _TOGETHER))
         quiet = builder.or_(bits, _constant(32, [1 << 22] * _TOGETHER))
@@ -96,7 +94,9 @@ def _round(_context: Any, _seed: Any, _offset: Any, _given: Any, _out: Any) -> A
         builder.store(upper, builder.inttoptr(out, _vector(16, _TOGETHER).as_pointer()), align=2)
         return context.get_dummy_value()
 
-    return types.void(types.uint64, types.uint64, types.int64, types.int64), build
+    return kernels.types.void(
+        kernels.types.uint64, kernels.types.uint64, kernels.types.int64, kernels.types.int64
+    ), build
 
 
 @instruction
@@ -104,11 +104,13 @@ def _place(_context: Any) -> Any:
     """An address on the stack, with room for what `_round` reads and then for what it writes."""
 
     def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        place = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), _READ + _WRITTEN))
+        place = kernels.cgutils.alloca_once(
+            builder, kernels.ir.ArrayType(kernels.ir.IntType(8), _READ + _WRITTEN)
+        )
         place.align = LINE_BYTES
-        return builder.ptrtoint(place, ir.IntType(64))
+        return builder.ptrtoint(place, kernels.ir.IntType(64))
 
-    return types.int64(), build
+    return kernels.types.int64(), build
 
 
 def _piece(chunk: int, args: Any) -> None:

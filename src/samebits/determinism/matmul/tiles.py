@@ -5,20 +5,19 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 import torch
-from numba import types
 from torch import Tensor
 
+from samebits import kernels
 from samebits.determinism.matmul.plan import ceil, plan
 from samebits.kernels.team import OnTeam, float32_at, float64_at, int64_at, on_team, symbol, torch_cpu
 
 
 def _gemm(name: str, itemsize: int) -> OnTeam | None:
     """Tiles of batched C = alpha A B + beta C by one BLAS function (column-major, 32-bit sizes)."""
-    blas = symbol(torch_cpu, name, types.void, *[types.int64] * 13)
-    alone = symbol(torch_cpu, "MKL_Set_Num_Threads_Local", types.int32, types.int32)
+    blas = symbol(torch_cpu, name, "void", *["int64"] * 13)
+    alone = symbol(torch_cpu, "MKL_Set_Num_Threads_Local", "int32", "int32")
     if blas is None or alone is None:
         return None
 
@@ -32,7 +31,7 @@ def _gemm(name: str, itemsize: int) -> OnTeam | None:
         i = within % args[16] * args[13]
         j = within // args[16] % args[17] * args[14]
         p = part * args[15]
-        letters = numba.carray(int64_at(args[20]), (2,))
+        letters = kernels.carray(int64_at(args[20]), (2,))
         sizes = np.empty(6, np.int32)
         sizes[0] = min(args[13], args[10] - i)
         sizes[1] = min(args[14], args[11] - j)
@@ -139,8 +138,8 @@ def _sum_parts(pointer: Any, name: str) -> OnTeam:
         count, length = args[3], args[4]
         start = chunk * _BLOCK
         stop = min(length, start + _BLOCK)
-        parts = numba.carray(pointer(args[1]), (count * length,))
-        out = numba.carray(pointer(args[2]), (length,))
+        parts = kernels.carray(pointer(args[1]), (count * length,))
+        out = kernels.carray(pointer(args[2]), (length,))
         # Pairs, then pairs of pairs: the order depends on the number of parts alone.
         gap = 1
         while 2 * gap < count:

@@ -6,11 +6,11 @@ import ctypes
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from samebits import kernels
 from samebits.determinism.vector_tails import is_dense
 from samebits.kernels import inlined
 from samebits.kernels.team import (
@@ -111,10 +111,10 @@ def _kernel(what: str, dtype: torch.dtype) -> OnTeam:
     def blocks(chunk: int, args: Any) -> None:
         count = args[5]
         last = (count + _BLOCK - 1) // _BLOCK
-        x = numba.carray(pointer(args[1]), (count,))
-        y = numba.carray(pointer(args[2]), (count,))
-        results = numba.carray(result_pointer(args[3]), (last,))
-        center = numba.carray(float64_at(args[7]), (1,))[0]
+        x = kernels.carray(pointer(args[1]), (count,))
+        y = kernels.carray(pointer(args[2]), (count,))
+        results = kernels.carray(result_pointer(args[3]), (last,))
+        center = kernels.carray(float64_at(args[7]), (1,))[0]
         for block in range(chunk * _BLOCKS, min(last, (chunk + 1) * _BLOCKS)):
             total = real(start)
             # Slices, because LLVM vectorises no loop whose index could be negative.
@@ -129,7 +129,7 @@ def _kernel(what: str, dtype: torch.dtype) -> OnTeam:
             total = real(start)
             for result in results:
                 total = combine(total, result)
-            numba.carray(result_pointer(args[4]), (1,))[0] = total / real(args[6])
+            kernels.carray(result_pointer(args[4]), (1,))[0] = total / real(args[6])
 
     return on_team(blocks, name=f"{what}_{dtype}", reassociate=True)
 
