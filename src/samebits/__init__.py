@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from samebits.context import note_random, note_torch
+from samebits.context import note_numpy, note_random, note_torch
 from samebits.imports import attach, when_imported
 
 if TYPE_CHECKING:
@@ -83,3 +83,4 @@ __getattr__, __dir__ = attach(
 # Whether somebody has set a seed is told by what was there before: what samebits is asked for may come after it.
 when_imported("torch", note_torch)
 when_imported("random", note_random)
+when_imported("numpy.random", note_numpy)

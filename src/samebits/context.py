@@ -130,6 +130,8 @@ class _Unseeded:
 
     torch_seed: int | None = None
     python_state: tuple[Any, ...] | None = None
+    numpy_seed: Any = None
+    """What NumPy's generator was seeded with by the system; None once somebody has seeded it, too."""
 
 
 at_import = _Unseeded()
@@ -143,6 +145,11 @@ def note_torch(torch: ModuleType) -> None:
 def note_random(random: ModuleType) -> None:
     """For `determinism.python_guard`: the state of Python's generator."""
     at_import.python_state = random.getstate()
+
+
+def note_numpy(random: ModuleType) -> None:
+    """For `determinism.numpy_guard`: the seed of NumPy's legacy generator."""
+    at_import.numpy_seed = getattr(random.mtrand._rand._bit_generator, "seed_seq", None)
 
 
 def notify(event: str, *args: Any, **kwargs: Any) -> None:

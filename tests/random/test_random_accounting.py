@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import samebits
 from samebits.errors import UnseededError
-from samebits.random import accounting, draws
+from samebits.random import _in_place, accounting, draws, generators
 from samebits.random._twister import MAX_TWISTS, WORDS
 
 NONE = {"torch": 0, "numpy": 0, "python": 0}
@@ -143,9 +143,33 @@ def test_views_in_place_are_what_the_libraries_say():
     """The words and positions read in memory are those of get_state and getstate."""
     np.random.rand(5), [random.random() for _ in range(7)]
     state = np.random.get_state(legacy=False)["state"]
-    assert accounting._numpy().tolist() == [*state["key"].tolist(), state["pos"]]
+    assert _in_place.numpy_words().tolist() == [*state["key"].tolist(), state["pos"]]
     position, words = random.getstate()[1][-1], random.getstate()[1][:-1]
-    assert accounting._python().tolist() == [position, *words]
+    assert _in_place.python_words().tolist() == [position, *words]
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4))
+def test_numpy_is_seeded_in_place_as_by_its_own_function(seeds):
+    """State, position and the kept normal are what `numpy.random.seed` of the same words leaves."""
+    assert generators._in_place_is_right()
+    states = []
+    for seed in (generators._seed_numpy, np.random.seed):
+        np.random.normal(), np.random.rand(3)  # a kept normal, and a position
+        seed(np.array(seeds, np.uint32))
+        states.append(repr(np.random.get_state(legacy=False)) + str(np.random.get_state()[1].tolist()))
+    assert states[0] == states[1]
+
+
+def test_a_numpy_that_keeps_its_state_otherwise_is_seeded_by_its_own_function(monkeypatch):
+    """Where trying it out says no, the slow way has the same bits; the trial itself fails for a wrong place in memory."""
+    generators.fill((1, 2))
+    fast = np.random.get_state()[1].tolist()
+    monkeypatch.setattr(generators, "_in_place_is_right", lambda: False)
+    generators.fill((1, 2))
+    assert np.random.get_state()[1].tolist() == fast
+    monkeypatch.undo()
+    monkeypatch.setattr(generators, "view_of", lambda owner, address: np.zeros(625, np.uint32))
+    assert not generators._in_place_is_right.__wrapped__()
 
 
 def test_each_step_of_a_run_counts_from_zero():

@@ -23,6 +23,7 @@ import torch
 from torch.utils.data.distributed import DistributedSampler
 
 import samebits
+from samebits.context import at_import
 from samebits.determinism import notices, numpy_guard, python_guard, twister
 from samebits.determinism.sources import SOURCES
 from samebits.errors import UnseededError, UnseededWarning
@@ -30,7 +31,7 @@ from samebits.errors import UnseededError, UnseededWarning
 
 def unseed():
     """NumPy's and Python's generators as in a process that nobody has seeded."""
-    origin = np.random.MT19937(numpy_guard._SEED_AT_IMPORT).state
+    origin = np.random.MT19937(at_import.numpy_seed).state
     np.random.set_state({**origin, "has_gauss": 0, "gauss": 0.0})
     random.seed()
 

@@ -223,3 +223,19 @@ def test_a_seed_that_is_set_before_samebits_is_used_counts(python):
     for seeding in ("torch.manual_seed(2**40 + 1)", "random.seed(5)"):  # negative controls
         refused = python(LATER.replace(seeding, "pass"), code=1)
         assert "UnseededError" in refused.stderr
+
+
+FILLED = """
+import samebits
+import numpy as np
+loader = samebits.data.DataLoader([1, 2], seed=1)
+list(loader)  # sets the generators, and puts them back
+samebits.enable_op_determinism()
+np.random.rand()
+"""
+
+
+def test_what_samebits_sets_and_puts_back_is_no_seed_of_the_programs(python):
+    """NumPy forgets its system's seed at any seeding: it was noted before, so an unseeded draw is still refused."""
+    assert "UnseededError" in python(FILLED, code=1).stderr
+    python(FILLED.replace("np.random.rand()", "np.random.seed(1), np.random.rand()"))  # negative control

@@ -111,7 +111,15 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the iteration under way (batches handed out, not prefetched), JSON-able."""
-        epoch, batch = self._live or self._next
+        return self.state_at(*self.position)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch and number of the next batch."""
+        return self._live or self._next
+
+    def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
+        """What `state_dict` gives at a `position`: what it is made of is the same at each, and takes longer to find out."""
         return {"epoch": epoch, "batch_index": batch, "pipeline": self.fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

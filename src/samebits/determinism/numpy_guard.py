@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from samebits.context import at_import
 from samebits.determinism import numpy_types, twister
 from samebits.determinism.graph.patches import Patches
 from samebits.determinism.sources import NUMPY_ENTROPY, NUMPY_GLOBAL, asking, object_to
@@ -23,8 +24,6 @@ from samebits.random import generators
 _mtrand: Any = np.random.mtrand
 _entropy: Any = np.random.bit_generator
 _GLOBAL: Any = _mtrand._rand
-_SEED_AT_IMPORT = getattr(_GLOBAL._bit_generator, "seed_seq", None)
-"""What the operating system gave it; None once somebody has seeded it."""
 _DRAWS = frozenset(
     name for name in np.random.__all__ if name in vars(_mtrand) and callable(getattr(_GLOBAL, name, None))
 ) - {"seed", "get_state", "set_state", "RandomState"}
@@ -80,9 +79,9 @@ class _Guarded(np.random.RandomState):
 def numpy_was_seeded() -> bool:
     """Whether somebody seeded NumPy's global generator, or set its state: whether drawing alone does not explain it."""
     bits = _GLOBAL._bit_generator
-    if _SEED_AT_IMPORT is None or type(bits) is not np.random.MT19937:
+    if at_import.numpy_seed is None or type(bits) is not np.random.MT19937:
         return True
-    origin = np.random.MT19937(_SEED_AT_IMPORT).state["state"]["key"]
+    origin = np.random.MT19937(at_import.numpy_seed).state["state"]["key"]
     return not twister.reached(origin, bits.state["state"]["key"])
 
 

@@ -59,7 +59,7 @@ def words_of(seed: int, offset: int) -> tuple[int, int, int, int]:
 def folded(seed: int, offset: int, data: int) -> tuple[int, int]:
     """`fold` of Python's integers, by the kernel where Numba has been imported for another one."""
     if _NUMBAS_PART in sys.modules:
-        return fold(seed, offset, data)
+        return (fold.made or fold)(seed, offset, data)
     w0, w1, w2, w3 = words_of(seed, (offset + data) & 0xFFFFFFFFFFFFFFFF)
     return w0 | (w1 << 32), w2 | (w3 << 32)
 

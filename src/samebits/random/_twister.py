@@ -36,6 +36,29 @@ def _mixed(y: Any) -> Any:
     return np.uint32(((y ^ (_MATRIX if y > _LOWER else _0)) << _1) | (y >> _31))
 
 
+@inlined
+def _array_seeded(words: Any, seed: Any, base: Any) -> None:
+    """`init_by_array`: the state that an array of at most 624 words seeds, of which nothing is drawn."""
+    words[0] = base[0]
+    for i in range(1, WORDS):
+        j = (i - 1) % seed.size
+        words[i] = np.uint32((base[i] ^ _scrambled(words[i - 1], _FIRST)) + seed[j] + np.uint32(j))
+    # The 624th of the first pass is word 1 again, with word 0 the last one.
+    j = (WORDS - 1) % seed.size
+    words[1] = np.uint32((words[1] ^ _scrambled(words[WORDS - 1], _FIRST)) + seed[j] + np.uint32(j))
+    for i in range(2, WORDS):
+        words[i] = np.uint32((words[i] ^ _scrambled(words[i - 1], _SECOND)) - np.uint32(i))
+    words[1] = np.uint32((words[1] ^ _scrambled(words[WORDS - 1], _SECOND)) - np.uint32(1))
+    words[0] = _UPPER
+
+
+@kernel("void(uint32[::1], uint32[::1], uint32[::1])")
+def seed_in_place(state: Any, seed: Any, base: Any) -> None:
+    """NumPy's generator in place (624 words, then how many were drawn) as `numpy.random.seed(seed)` leaves it."""
+    _array_seeded(state, seed, base)
+    state[WORDS] = WORDS
+
+
 @kernel("void(uint32[::1])")
 def _untwist(words: Any) -> None:
     """The state before the last twist; of a state that no twist had made, the lower 31 bits of word 0 are lost."""

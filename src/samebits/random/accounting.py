@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import random
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +11,10 @@ import torch
 from samebits.context import Words
 from samebits.errors import UnseededError
 from samebits.random import generators
+from samebits.random._in_place import numpy_words, python_words
 from samebits.random._twister import BASE, MANY, SEEDED, WORDS, words_since
 
 _NAMES = "torch", "numpy", "python"
-_NOTHING = np.empty(0, np.uint32)
 _VERDICTS = {MANY: "many", SEEDED: "reseeded"}
 
 
@@ -67,7 +64,7 @@ def draws() -> dict[str, int | str]:
             "samebits.set_random_seed(seed)."
         )
     stream, cuda = _note
-    counts = words_since(_torch(), _numpy(), _python(), stream, BASE)
+    counts = words_since(_torch(), numpy_words(), python_words(), stream, BASE)
     seen: dict[str, int | str] = {
         name: _VERDICTS.get(count, count) for name, count in zip(_NAMES, counts, strict=True)
     }
@@ -85,27 +82,6 @@ def _cuda_since(begun: tuple[tuple[int, int], ...]) -> Iterator[int | str]:
 def _torch() -> np.ndarray:
     """The state of torch's CPU generator as 1264 words; `generators` says what they are."""
     return torch.default_generator.get_state().numpy().view(np.uint32)
-
-
-def _numpy() -> np.ndarray:
-    """NumPy's legacy generator in place: 624 words, then how many were drawn. Empty if a user put another one there."""
-    bits = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
-    return _in_place(bits, bits.ctypes.state_address) if type(bits) is np.random.MT19937 else _NOTHING
-
-
-def _python() -> np.ndarray:
-    """Python's `random`: how many words were drawn, then 624 words; in place as in CPython (`getstate`: 6 us)."""
-    return _in_place(random._inst, id(random._inst) + object.__basicsize__)  # type: ignore[attr-defined]
-
-
-def _in_place(owner: Any, address: int) -> np.ndarray:
-    if owner not in _viewed:
-        struct = (ctypes.c_uint32 * (1 + WORDS)).from_address(address)
-        _viewed[owner] = np.ctypeslib.as_array(struct)
-    return _viewed[owner]
-
-
-_viewed: dict[Any, np.ndarray] = {}
 
 
 def _cuda() -> tuple[tuple[int, int], ...]:

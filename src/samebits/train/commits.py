@@ -120,6 +120,11 @@ class Commits:
         self.cadence.took(time.perf_counter() - started)
         return True
 
+    @property
+    def under_way(self) -> bool:
+        """Whether there is a commit of which it is not known that it is durable."""
+        return bool(self._taken)
+
     def heard(self) -> list[Position]:
         """The boundaries whose commits have become durable since.
 

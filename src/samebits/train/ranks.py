@@ -48,6 +48,9 @@ class Decision:
     """A rank was told to end (SIGTERM...): all commit this boundary and end."""
 
 
+_GO_ON = Decision(commit=False, wait=False)
+
+
 class Wishes(NamedTuple):
     """What this rank knows at a boundary."""
 
@@ -92,7 +95,9 @@ class Alone:
     def decide(self, position: Position, wishes: Wishes) -> Decision:
         """Whether to commit at the boundary at `position`."""
         wait = wishes.waits
-        return Decision(commit=wait or wishes.due(), wait=wait, leave=wishes.leave)
+        if not wait and not wishes.due():
+            return _GO_ON
+        return Decision(commit=True, wait=wait, leave=wishes.leave)
 
     def complete(self, state: dict[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
         """The state to commit, with what the other ranks have differently (on rank 0; elsewhere nobody writes it)."""

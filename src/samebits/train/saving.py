@@ -173,7 +173,7 @@ class Saving:
     def _boundary(self, position: Position) -> None:
         """What every boundary of the outermost loop is for, whether there is a commit or not."""
         self._chain.boundary(position, self._loops.rolled)
-        if self.commits is not None:
+        if self.commits is not None and self.commits.under_way:
             with self._raising_together():
                 self._tell_durable(self.commits.heard())
 

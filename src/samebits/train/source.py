@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ class Source:
         self._ahead: Any = None
         self._before_ahead: Any = None
         self._epoch_state: Any = None
-        self._awaited: tuple[Any] | None = None
-        """The state that `hold` keeps."""
+        self._awaited: Callable[[], Any] | None = None
+        """Gives the state that `hold` keeps."""
         self.rolled = 0
         """Rolling digest of the epoch's batches up to the last one, as far as the loader keeps one."""
         self._forget()  # the iteration of somebody who looked at a first batch
@@ -46,7 +47,7 @@ class Source:
     def state(self) -> Any:
         """What a commit keeps of the loader, plain values and tensors."""
         if self._awaited is not None:
-            return self._awaited[0]
+            return self._awaited()
         if isinstance(self._loader, _POSITIONED):
             return self._loader.state_dict() if self._ahead is None else self._before_ahead
         return self._epoch_state if self._iterator is not None else _loader_state(self._loader)
@@ -69,7 +70,11 @@ class Source:
 
     def hold(self) -> None:
         """Until `release`, the state is that of now: a run that is interrupted while it waits for a batch goes on there."""
-        self._awaited = (self.state(),)
+        if isinstance(self._loader, DataLoader) and self._ahead is None:
+            self._awaited = partial(self._loader.state_at, *self._loader.position)
+            return
+        state = self.state()
+        self._awaited = lambda: state
 
     def release(self) -> None:
         """The batch has come, and is in the loop's hands."""

@@ -50,6 +50,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         self._loop = Loop(name)
         self._source: Source | Continued | None = None
         self._key: Words = (0, 0)
+        self._step_key: Words = (0, 0)
         self._steps_per_epoch = steps_per_epoch
         self._over = False
 
@@ -82,7 +83,7 @@ class Steps(Iterator[tuple[Step, Any]]):
             raise StopIteration
         run._saving.between(position, over=False, outermost=outermost)
         batch = self._batch(position, outermost=outermost)
-        accounting.begin(words.fold(self._key, "step", loops.step, *process.rank_key))
+        accounting.begin(words.fold(self._step_key, loops.step, *process.rank_key))
         process.position = position
         loop.body = loops.step
         notify("step_begins", run, position, batch, ends_epoch=loop.ends_epoch)
@@ -141,7 +142,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         loop.driver = weakref.ref(self)
         if around is not None:
             loop.go_on = leave_body(run.objects)
-            self._key = words.fold(run.key, loop.name, "inside", around.body)
+            self._set_key(words.fold(run.key, loop.name, "inside", around.body))
             here = Position(loop.name, 0, 0, loops.step)
             self._source = loop.source = in_epochs_of(
                 InsideSource(self._loader, self._key, limit, "Run.steps", here), self._steps_per_epoch
@@ -149,7 +150,7 @@ class Steps(Iterator[tuple[Step, Any]]):
             loops.step += 1
             loops.under_way.append(loop)
             return
-        self._key = words.fold(run.key, loop.name)
+        self._set_key(words.fold(run.key, loop.name))
         self._source = loop.source = in_epochs_of(
             Source(self._loader, self._key, limit), self._steps_per_epoch
         )
@@ -174,6 +175,9 @@ class Steps(Iterator[tuple[Step, Any]]):
         loop.epoch, loop.batch_index = saved["epoch"], saved["batch_index"]
         self._source.load(saved["loader"], loop.batch_index)
         self._warn_beyond(loop.epoch, loop.batch_index)
+
+    def _set_key(self, key: Words) -> None:
+        self._key, self._step_key = key, words.fold(key, "step")
 
     def _warn_beyond(self, epoch: int, batch_index: int) -> None:
         if (epoch, batch_index) > (self._epochs, 0):
