@@ -17,8 +17,10 @@ FUNCTIONAL = [f for _, f, _ in pointwise._FORMS]
 
 
 def bits(tensor):
-    tensor = tensor.contiguous().view(-1)
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).view(torch.uint8).clone()
+    tensor = tensor.new_empty(tensor.numel()).copy_(
+        tensor.reshape(-1)
+    )  # of one element contiguous() keeps the stride
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).view(torch.uint8)
 
 
 def over_threads(call):
@@ -97,7 +99,9 @@ def test_every_replaced_op_has_one_result_where_vector_and_scalar_code_differ(na
 
 def test_every_replaced_op_varies_without_ours():
     """Negative control: of each op on the list, torch's kernel has several results for some dtype."""
-    for name in FUNCTIONAL:
+    for name in sorted(
+        {*FUNCTIONAL} - {"logit"}
+    ):  # of contiguous tensors logit is MKL's, which does not vary
         op, results = overload(f"aten::{name}"), []
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64):
             args = sensitive(name, dtype, 70_003)

@@ -12,6 +12,7 @@ are made dense first. The choice is by layout alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,12 +28,19 @@ GRAIN = 32768
 BLOCK = 256
 """A multiple of the elements that one turn of any kernel's vector loop takes."""
 _ROWS = 64
+_COMPLEX = 16
+"""Rows that lie at equal distances are one run for torch, and its loops over complex numbers are vectors there too."""
 
 
 class Pieces:
-    """The operands of one elementwise call, and how they are cut. `result` is what is written to, if there is one."""
+    """The operands of one elementwise call, and how they are cut. `result` is what is written to, if there is one.
 
-    def __init__(self, args: Sequence[Any], shape: torch.Size, result: Tensor | None) -> None:
+    With `flat` they are never cut at rows: for a kernel that takes another way for what is contiguous, as one row is.
+    """
+
+    def __init__(
+        self, args: Sequence[Any], shape: torch.Size, result: Tensor | None, *, flat: bool = False
+    ) -> None:
         tensors = [a for a in args if isinstance(a, Tensor) and a.dim()]
         first = next((t for t in tensors if t.shape == shape and any(t.stride())), tensors[0])
         first = first if result is None else result
@@ -48,7 +56,7 @@ class Pieces:
         else:
             self.strides = result.stride()
         outermost = max(range(len(shape)), key=lambda d: self.strides[d] if shape[d] > 1 else 0)
-        if shape[outermost] >= _ROWS and len(shape) > 1:
+        if not flat and shape[outermost] >= _ROWS and len(shape) > 1:
             self.dim = outermost
         else:
             self._make_dense()
@@ -70,9 +78,15 @@ class Pieces:
         return torch.empty_strided(self.shape, self.strides, dtype=dtype)
 
     def head(self, grain: int) -> int:
-        """How many elements make the head: all of them where one thread does the work."""
+        """How many elements make the head: all of them where one thread does the work, or every share is whole blocks.
+
+        One element is never left alone: oneDNN, which has its own rounding, does not take it.
+        """
         block = BLOCK if self.dim is None else block_of(self.elements // self.shape[self.dim])
-        return head_of(self.elements, block, grain)
+        if self.dim is not None and any(isinstance(a, Tensor) and a.is_complex() for a in self.args):
+            block = math.lcm(block, _COMPLEX)
+        head = head_of(self.elements, block, grain)
+        return head_of(head - 1, block, grain) if self.elements - head == 1 else head
 
     def of(self, tensor: Tensor, start: int, stop: int) -> Tensor:
         """The elements from `start` to `stop`, in the order of memory of the result."""

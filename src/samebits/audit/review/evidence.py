@@ -52,11 +52,12 @@ def _of_row(row: Row) -> Iterable[str]:
     if row.threads is False:
         blamed = row.at_fault.get(THREADS, [])
         entries = [entry for op in blamed if (entry := _entry(op)) is not None]
-        if not blamed or any(_promises_threads(entry) for entry in entries):
+        if not blamed or any(promises_threads(entry) for entry in entries):
             yield f"{row.full_name}: differs over threads {row.classes}{_verdicts(entries)}"
 
 
-def _promises_threads(entry: Entry) -> bool:
+def promises_threads(entry: Entry) -> bool:
+    """Whether the table says that the op has the same bits at any thread count."""
     return entry.verdict in _PROMISED_OVER_THREADS and entry.threads != VARIES
 
 

@@ -168,7 +168,7 @@ class Table:
             return replace(
                 entry, verdict=verdict, reason=f"{entry.reason}; bits change with the thread count"
             )
-        if seen.threads == "equal" and entry.verdict == DETERMINISTIC:
+        if seen.threads == "equal" and entry.verdict == DETERMINISTIC and entry.rule != OWN:
             return replace(entry, verdict=OVER_THREADS, reason=f"{entry.reason}; seen equal")
         return entry
 
