@@ -36,7 +36,7 @@ def switched_on():
 
 def chosen(name, dtypes, every):
     """Dense operands with all scalar arguments, and one in `every` of the other layouts."""
-    found = list(samples(name, dtypes))
+    found = samples(name, dtypes)
     dense = {s for s in found if set(s.layout) == {"d"}}
     return [s for i, s in enumerate(found) if s in dense or i % every == 0]
 
@@ -110,7 +110,7 @@ def telling(name, count):
     """A tensor of one value that the vector code and the scalar code round differently."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    operands, mask = next(samples(name, FAST[:1])).telling()
+    operands, mask = samples(name, FAST[:1])[0].telling()
     torch.set_num_threads(before)
     return operands[-1][mask][:1].repeat(count)
 

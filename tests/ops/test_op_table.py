@@ -25,10 +25,13 @@ from samebits.determinism.table.words import DEVICES, EVIDENCE, VERDICTS
 from samebits.errors import InvalidArgumentError
 
 
-def entry_of(name, *rows, replacements=(), own=()):
+SEEN = {"op": ("tails: op", "losses: some")}
+
+
+def entry_of(name, *rows, replacements=(), own=(), cases=SEEN):
     """The CPU entry of an overload in a table of the given rows."""
     snapshot = Snapshot("2.13.0", {one.name: one for one in rows})
-    return Table(snapshot, replacements, own).lookup(name, "cpu")
+    return Table(snapshot, replacements, own, cases).lookup(name, "cpu")
 
 
 def row(name, *, form_of="", traits=(), kernels=("CPU", "CUDA"), **measured):
@@ -96,12 +99,12 @@ def test_what_torch_documents_as_refused_on_cuda_is_refused_or_has_an_alternativ
 def test_a_composite_is_as_deterministic_as_what_it_calls():
     """The worst of its parts counts; nothing known of its parts, nothing claimed: evidence none."""
     parts = (
-        row("good", source="battery", runs="equal", threads="equal"),
+        row("op", source="battery", runs="equal", threads="equal"),
         row("bad", source="battery", runs="varies"),
     )
-    whole = row("whole", kernels=("composite",), calls=("good", "bad"))
+    whole = row("whole", kernels=("composite",), calls=("op", "bad"))
     assert entry_of("whole", whole, *parts).verdict == "varies"
-    assert entry_of("whole", replace(whole, calls=("good",)), *parts).verdict == "deterministic over threads"
+    assert entry_of("whole", replace(whole, calls=("op",)), *parts).verdict == "deterministic over threads"
     unknown = entry_of("whole", replace(whole, calls=()), *parts)
     assert (unknown.verdict, unknown.evidence) == ("deterministic", "none")
 
@@ -110,8 +113,21 @@ def test_what_was_measured_raises_and_lowers_a_verdict():
     """Equal over threads: over threads. Varies over threads: not, whatever the class says. Varies from run to run: said."""
     plain = row("op")
     assert entry_of("op", plain).evidence == "none"
-    equal = entry_of("op", row("op", source="battery", runs="equal", threads="equal"))
+    measured = row("op", source="battery", runs="equal", threads="equal")
+    equal = entry_of("op", measured)
     assert (equal.verdict, equal.evidence) == ("deterministic over threads", "battery")
+    assert equal.reason.endswith("; seen equal in tails: op, losses: some")
+    assert entry_of("op", measured, cases={}).verdict == "deterministic"  # no case could have differed
+    line = {
+        "ops": ["op"],
+        "device": "cpu",
+        "verdict": "deterministic",
+        "reason": "with an alpha",
+        "evidence": "battery",
+    }
+    assert (
+        entry_of("op", measured, own=(line,)).verdict == "deterministic"
+    )  # what a line says is not overruled
     small = entry_of("op", row("op", source="opinfo", runs="equal"))
     assert (small.verdict, small.evidence) == (
         "deterministic",

@@ -133,16 +133,22 @@ def review(*rows, switch=True, thread_invariant=True, not_run=()):
 
 
 def test_evidence_is_what_the_op_table_reads():
-    """Large tensors count before OpInfo's small ones; a difference counts most; OpInfo says nothing of threads."""
+    """Large tensors count before OpInfo's small ones; a difference counts most; OpInfo says nothing of threads.
+
+    Of an elementwise op only its own case of `tails` says something of threads (exp), no other case (cos, clone).
+    """
     rows = [
         row(overloads=["aten::exp", "aten::sum"]),
+        Row("tails", "exp", "tails", runs=True, threads=True, overloads=["aten::exp_", "aten::clone"]),
         row(overloads=["aten::exp", "aten::cos"], source="opinfo"),
         row(overloads=["aten::sum", "aten::neg"], threads=False, at_fault={"threads": ["aten::sum"]}),
     ]
     assert evidence(rows)["overloads"] == {
         "aten::cos": {"source": "opinfo", "runs": "equal"},
-        "aten::exp": {"source": "battery", "runs": "equal", "threads": "equal"},
-        "aten::sum": {"source": "battery", "runs": "equal", "threads": "varies"},
+        "aten::clone": {"source": "battery", "runs": "equal"},
+        "aten::exp": {"source": "battery", "runs": "equal"},
+        "aten::exp_": {"source": "battery", "runs": "equal", "threads": "equal", "cases": ["tails: exp"]},
+        "aten::sum": {"source": "battery", "runs": "equal", "threads": "varies", "cases": ["g: n"]},
     }
 
 

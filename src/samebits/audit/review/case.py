@@ -31,7 +31,7 @@ class Case:
     repeats: int = 3
     """How often it runs at two threads."""
     source: str = "battery"
-    """`battery`, `sweep` or `opinfo`."""
+    """`battery`, `tails`, `sweep` or `opinfo`."""
     traced: bool = True
     """Whether its ops can be observed one by one; compiled code hides them."""
     counts: tuple[int, ...] = THREAD_COUNTS

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from samebits.audit.review import opinfo
+from samebits.audit.review import opinfo, tails
 from samebits.audit.review.case import Case
 from samebits.audit.review.cases import BATTERY
 from samebits.errors import InvalidArgumentError
 
 _MADE: dict[str, Callable[[], tuple[Case, ...]]] = {
     "battery": lambda: BATTERY,
+    "tails": tails.tail_cases,
     "sweep": opinfo.sweep_cases,
     "opinfo": opinfo.sample_cases,
 }
 SOURCES = tuple(_MADE)
-"""`battery`: own cases; `sweep`: OpInfo's ops at 200,003 elements and more; `opinfo`: OpInfo's samples."""
+"""`battery`: own cases; `tails`: elementwise ops where they could differ; `sweep`: OpInfo's ops at 200,003 elements and more; `opinfo`: OpInfo's samples."""
 
 
 def cases(source: str) -> tuple[Case, ...]:

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from samebits.determinism.overrides import overload
 from samebits.determinism.table.rules import rule_of
-from samebits.determinism.table.snapshot import reviewed
+from samebits.determinism.table.snapshot import Row, reviewed
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
+_INTEGERS = (torch.int64,)
+"""For ops that take no other numbers."""
 ROWS, COLUMNS = 192, 128
 """Fewer elements than torch splits, and rows of whole vectors for every type and CPU."""
 PLACES = ((0, 7), (16, 15), (33, 31), (65, 63))
@@ -41,14 +43,20 @@ _OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blo
 
 @cache
 def names() -> tuple[str, ...]:
-    """The functional overloads that work element by element on floating-point tensors, without `aten::`."""
-    return tuple(row.name for row in reviewed().rows.values() if _is_one(row) and any(samples(row.name)))
+    """The functional overloads that work element by element, without `aten::`."""
+    return tuple(row.name for row in reviewed().rows.values() if _is_one(row))
 
 
-def _is_one(row: Any) -> bool:
+def functional_form(name: str) -> str:
+    """`sub.Tensor` of `sub_.Tensor`; empty for what is not in the op table."""
+    row = reviewed().rows.get(name)
+    return row.form_of if row is not None else ""
+
+
+def _is_one(row: Row) -> bool:
     if row.name != row.form_of or "composite" in row.kernels or not row.has_kernel("cpu"):
         return False
-    if row.name.startswith(_NOT_BY_ELEMENT) or row.name.endswith("_") or "out" in row.name.partition(".")[2]:
+    if row.name.startswith(_NOT_BY_ELEMENT) or {"inplace", "out"} & {*row.traits}:
         return False
     return "pointwise" in row.traits or row.name in _MORE or rule_of(row, row).name == "pointwise"
 
@@ -70,12 +78,15 @@ class Sample:
 
     def call(self, operands: list[Tensor]) -> list[Tensor]:
         """The results of the overload."""
+        result = overload(f"aten::{self.name}")(**self.given(operands))
+        return [result] if isinstance(result, Tensor) else [one for one in result if isinstance(one, Tensor)]
+
+    def given(self, operands: list[Tensor]) -> dict[str, Any]:
+        """All arguments by their names."""
         if self.name == "addr":
             operands = [operands[0], operands[1][:, 0], operands[2][0]]
-        op = overload(f"aten::{self.name}")
-        taken = dict(zip((a.name for a in _tensors(op)), operands, strict=True))
-        result = op(**taken, **dict(self.scalars))
-        return [result] if isinstance(result, Tensor) else [one for one in result if isinstance(one, Tensor)]
+        taken = (a.name for a in _tensors(overload(f"aten::{self.name}")))
+        return {**dict(zip(taken, operands, strict=True)), **dict(self.scalars)}
 
     def telling(self, places: tuple[tuple[int, int], ...] = PLACES) -> tuple[list[Tensor], Tensor]:
         """Operands, and which elements have other bits among few; of values of several sizes, the first that tell."""
@@ -108,6 +119,10 @@ class Sample:
     def large(self) -> list[Tensor]:
         """Operands that are split over threads, made of telling elements where there are any."""
         operands, mask = self.telling()
+        if not mask.any():  # and no NaN: threads may change its bits
+            laid = [_laid(one, letter) for one, letter in zip(operands, self.layout, strict=True)]
+            same = (one for one in self.call(laid) if one.shape == mask.shape)
+            mask = ~torch.stack([one.isnan() for one in same]).any(0)
         rows, columns = _indices(mask, self.layout, _LARGE)
         return [_taken(one, letter, rows, columns) for one, letter in zip(operands, self.layout, strict=True)]
 
@@ -123,8 +138,12 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8).reshape(*tensor.shape, tensor.element_size())
 
 
-def samples(name: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Iterator[Sample]:
+def samples(name: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> tuple[Sample, ...]:
     """Every sample of an overload that torch takes; dense operands with all scalar arguments, others with two of them."""
+    return tuple(_samples(name, dtypes)) or tuple(_samples(name, _INTEGERS))
+
+
+def _samples(name: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Sample]:
     op = overload(f"aten::{name}")
     operands, scalars = len(_tensors(op)), list(_scalars(op))
     if not operands or not scalars:
@@ -194,6 +213,7 @@ def _values(name: str, dtype: torch.dtype, domain: str) -> list[Tensor]:
             continue
         value = {"normal": 2 * x, "unit": u, "wide": x.sign() * 10 ** (8 * u - 4)}[domain]
         value = value.clamp(-20, 20) if "polynomial" in name else value  # their loops run to n
+        value = value if dtype.is_floating_point or dtype.is_complex else 3 * value
         made.append((torch.complex(value, 2 * u - x) if dtype.is_complex else value).to(dtype))
     return made
 

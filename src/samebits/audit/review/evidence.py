@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from samebits.audit.review.elementwise import functional_form, names
 from samebits.audit.review.row import RUNS, THREADS, Row
 from samebits.determinism.table import Entry, lookup
 from samebits.determinism.table.words import ALTERNATIVE, OVER_THREADS, SERIAL
@@ -20,20 +21,26 @@ def evidence(rows: Iterable[Row]) -> dict[str, Any]:
     """The file that `samebits.determinism.table.update` reads.
 
     An op is `equal` where every case that dispatched it and was equal says so; in a case that differs only the ops
-    that gave other outputs for equal inputs are named. OpInfo's samples are too small to say anything of threads.
+    that gave other outputs for equal inputs are named. OpInfo's samples are too small to say anything of threads, and
+    of an elementwise op only its case of `tails` could have differed. `cases` are those that say so of threads.
     """
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row.source == "opinfo"):  # what large tensors say counts first
         source = "opinfo" if row.source == "opinfo" else "battery"
         if row.equal:
             for op in row.overloads:
                 line = found.setdefault(op, {"source": source, RUNS: EQUAL})
-                if source == "battery":
+                if source == "battery" and _could_differ(row, op.removeprefix("aten::")):
                     line.setdefault(THREADS, EQUAL)
+                    line.setdefault("cases", []).append(row.full_name)
         for what in (RUNS, THREADS):
             for op in row.at_fault.get(what, ()):
                 found.setdefault(op, {"source": source, RUNS: EQUAL}).update({what: VARIES})
     return {"torch": torch.__version__.split("+")[0], "overloads": dict(sorted(found.items()))}
+
+
+def _could_differ(row: Row, op: str) -> bool:
+    return row.name == functional_form(op) if row.source == "tails" else functional_form(op) not in names()
 
 
 def disagreements(rows: Iterable[Row]) -> list[str]:

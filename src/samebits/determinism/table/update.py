@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from samebits.determinism.catalogue import REPLACEMENTS
-from samebits.determinism.table import native_functions
+from samebits.determinism.table import native_functions, seen
 from samebits.determinism.table.live import Live, live_overloads, unreviewed
 from samebits.determinism.table.snapshot import (
     FILE,
@@ -91,17 +91,31 @@ def _together(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return merged
 
 
+def cases(
+    before: Mapping[str, tuple[str, ...]], reviews: Iterable[Snapshot], files: Iterable[Mapping[str, Any]]
+) -> dict[str, tuple[str, ...]]:
+    """The cases by which each overload was seen equal over threads: those of the files, else those of before."""
+    known = dict(before)
+    for file in files:
+        for full, found in file["overloads"].items():
+            known[full.removeprefix("aten::")] = tuple(found.get("cases", ()))
+    equal = {name for one in reviews for name, row in one.rows.items() if row.threads == "equal"}
+    return {name: known[name] for name in equal if known.get(name)}
+
+
 def main(arguments: list[str]) -> None:
     """Writes the review of the running torch from it and the files of evidence, and prints what is new or changed."""
     live, before = live_overloads(), reviewed()
     for line in unreviewed(before, live):
         print(line)
     paths = [argument for argument in arguments if argument != "--pin"]
-    after = updated(before, live, [json.loads(Path(path).read_text()) for path in paths])
+    files = [json.loads(Path(path).read_text()) for path in paths]
+    after = updated(before, live, files)
     every = {**every_review(), after.torch: after}
     pinned = after if "--pin" in arguments else every[next(iter(every))]
     write(pinned, FILE)
     write_others((one for one in every.values() if one is not pinned), FILE_OTHERS, pinned)
+    seen.write(cases(seen.read(seen.FILE), every.values(), files), seen.FILE)
     measured = sum(bool(row.runs) for row in after.rows.values())
     print(f"torch {after.torch}: {len(after.rows)} overloads, {measured} measured; pinned: {pinned.torch}")
 

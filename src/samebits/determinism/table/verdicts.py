@@ -13,6 +13,7 @@ from samebits.determinism.catalogue import REPLACEMENTS
 from samebits.determinism.replacement import Replacement
 from samebits.determinism.reviewed import not_reviewed, running, schemas
 from samebits.determinism.table.rules import rule_of
+from samebits.determinism.table.seen import seen_cases
 from samebits.determinism.table.snapshot import Row, Snapshot, reviewed
 from samebits.determinism.table.words import (
     ALTERNATIVE,
@@ -61,12 +62,16 @@ class Entry:
 
 
 class Table:
-    """The entries of a snapshot, with the replacements and the own verdicts (lines of `own.toml`) that there are."""
+    """The entries of a snapshot, with the replacements, the own verdicts (lines of `own.toml`) and the cases there are."""
 
     def __init__(
-        self, snapshot: Snapshot, replacements: Iterable[Replacement], own: Iterable[Mapping[str, Any]]
+        self,
+        snapshot: Snapshot,
+        replacements: Iterable[Replacement],
+        own: Iterable[Mapping[str, Any]],
+        cases: Mapping[str, tuple[str, ...]],
     ) -> None:
-        self.snapshot = snapshot
+        self.snapshot, self._cases = snapshot, cases
         self._ours = {(one.op.removeprefix("aten::"), one.device.lower()): one for one in replacements}
         self._own = {(name, line["device"]): line for line in own for name in line["ops"]}
         self._forms: dict[str, list[Row]] = {}
@@ -169,7 +174,10 @@ class Table:
                 entry, verdict=verdict, reason=f"{entry.reason}; bits change with the thread count"
             )
         if seen.threads == "equal" and entry.verdict == DETERMINISTIC and entry.rule != OWN:
-            return replace(entry, verdict=OVER_THREADS, reason=f"{entry.reason}; seen equal")
+            cases = ", ".join(self._cases.get(seen.name, ()))
+            if cases:  # that could have differed; without any, nobody has seen it
+                return replace(entry, verdict=OVER_THREADS, reason=f"{entry.reason}; seen equal in {cases}")
+            return replace(entry, threads="")
         return entry
 
     def _seen_form(self, functional: str, kernel: str) -> Row | None:
@@ -203,7 +211,7 @@ def own_lines() -> list[dict[str, Any]]:
 @cache
 def op_table() -> Table:
     """The table of this package."""
-    return Table(reviewed(), REPLACEMENTS, own_lines())
+    return Table(reviewed(), REPLACEMENTS, own_lines(), seen_cases())
 
 
 def lookup(op: str, device: str) -> Entry:

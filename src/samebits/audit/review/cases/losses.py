@@ -40,6 +40,20 @@ CASES: tuple[Case, ...] = (
     *_both("l1_loss", F.l1_loss, _x, _y, dtypes=ALL_DTYPES),
     *_both("smooth_l1_loss", F.smooth_l1_loss, _x, _y),
     *_both("huber_loss", F.huber_loss, _x, _y),
+    *_both(
+        "smooth_l1_loss, beta 0.7",
+        lambda x, y, reduction: F.smooth_l1_loss(x, y, beta=0.7, reduction=reduction),
+        _x,
+        _y,
+        dtypes=ALL_DTYPES,
+    ),
+    *_both(
+        "huber_loss, delta 0.7",
+        lambda x, y, reduction: F.huber_loss(x, y, delta=0.7, reduction=reduction),
+        _x,
+        _y,
+        dtypes=ALL_DTYPES,
+    ),
     *_both("binary_cross_entropy", F.binary_cross_entropy, _probability, mapped(torch.sigmoid, _y)),
     *_both(
         "binary_cross_entropy_with_logits",

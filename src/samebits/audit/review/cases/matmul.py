@@ -95,7 +95,12 @@ CASES: tuple[Case, ...] = (
         normal(BIG, shift=0.1),
     ),
     *forward(
-        _G, "outer, addr", lambda a, b: (a.outer(b), torch.addr(a.outer(b), a, b)), normal(1500), normal(1501)
+        _G,
+        "outer, addr",
+        lambda x, a, b: (a.outer(b), torch.addr(x, a, b), torch.addr(x, a, b, beta=0.7, alpha=0.3)),
+        normal(1500, 1501),
+        normal(1500),
+        normal(1501),
     ),
     *forward(
         _G, "bmm 32x128x256x128", torch.bmm, normal(32, 128, 256), normal(32, 256, 128), dtypes=ALL_DTYPES

@@ -17,6 +17,7 @@ def _foreach(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
         *torch._foreach_add(ins, 1.5),
         *torch._foreach_mul(ins, ins),
         *torch._foreach_sqrt(torch._foreach_abs(ins)),
+        *torch._foreach_addcmul(ins, ins, torch._foreach_neg(ins), 0.7),
         *torch._foreach_addcdiv(ins, ins, torch._foreach_exp(ins), 0.1),
         *torch._foreach_lerp(ins, torch._foreach_neg(ins), 0.3),
         *torch._foreach_norm(ins),
@@ -66,8 +67,8 @@ CASES: tuple[Case, ...] = (
         _G,
         "addcmul, addcdiv, lerp, where",
         lambda x, y: (
-            torch.addcmul(x, x, y),
-            torch.addcdiv(x, x, y),
+            torch.addcmul(x, x, y, value=0.7),
+            torch.addcdiv(x, x, y, value=-1.3),
             torch.lerp(x, y, 0.3),
             torch.where(x > 0, x, y),
         ),
@@ -113,6 +114,14 @@ CASES: tuple[Case, ...] = (
         dtypes=ALL_DTYPES,
     ),
     *backward(_G, "scalar gradient", lambda x, s: x * s, normal(BIG), normal(1), dtypes=ALL_DTYPES),
+    *forward(
+        _G,
+        "foreach with an alpha",
+        lambda a, b: (*torch._foreach_add([a], [b], alpha=0.7), *torch._foreach_sub([a], [b], alpha=-1.3)),
+        normal(TAIL),
+        positive(TAIL),
+        dtypes=ALL_DTYPES,
+    ),
     *forward(_G, "foreach", _foreach, normal(TAIL), normal(1000, 301), dtypes=ALL_DTYPES),
     *forward(
         _G,
