@@ -7,9 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from samebits.audit.review.cases import BATTERY
+from samebits.audit.review.elementwise import functional_form, names
+from samebits.audit.review.tails import tail_cases
 from samebits.determinism import table
 from samebits.determinism.catalogue import REPLACEMENTS
 from samebits.determinism.table.rules import RULES, rule_of
+from samebits.determinism.table.seen import seen_cases
 from samebits.determinism.table.snapshot import (
     FILES,
     Row,
@@ -138,6 +142,18 @@ def test_what_was_measured_raises_and_lowers_a_verdict():
     assert entry_of("op", row("op", source="battery", runs="varies")).verdict == "varies"
 
 
+def test_seen_equal_names_cases_that_could_have_differed():
+    """Each entry that says so names cases that there are; of an elementwise op, that of its tails and no other."""
+    known = {case.full_name for case in (*BATTERY, *tail_cases())}
+    said = [entry for entry in table.entries() if "seen equal" in entry.reason]
+    assert len(said) > 500
+    for entry in said:
+        cases = seen_cases()[(entry.measured_as or entry.op).removeprefix("aten::")]
+        form = functional_form(entry.op.removeprefix("aten::"))
+        assert all(case in known or case.startswith("sweep: ") for case in cases), entry
+        assert form not in names() or cases == (f"tails: {form}",), entry
+
+
 def test_other_forms_of_a_measured_op_follow_it():
     """`op.out` runs the kernel of `op`: what varies there varies here; negative control: another op does not."""
     measured = row("op", source="battery", runs="equal", threads="varies")
@@ -237,7 +253,10 @@ def test_another_version_has_its_own_overloads():
     assert "cholesky" in pinned.rows and "cholesky" not in newest.rows
     assert "linalg_polar" in newest.rows and "linalg_polar" not in pinned.rows
     assert newest.rows["mm"] == pinned.rows["mm"]
-    verdicts = {name: Table(newest, REPLACEMENTS, own_lines()).lookup(name, "cpu") for name in newest.rows}
+    verdicts = {
+        name: Table(newest, REPLACEMENTS, own_lines(), seen_cases()).lookup(name, "cpu")
+        for name in newest.rows
+    }
     assert all(entry.reason and entry.verdict in VERDICTS for entry in verdicts.values())
 
 

@@ -152,6 +152,21 @@ def test_evidence_is_what_the_op_table_reads():
     }
 
 
+def test_the_bits_of_a_nan_are_no_disagreement():
+    """NaN of other bits: the row says so, and neither evidence nor promise counts it; negative control: other numbers."""
+    nan = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
+    for values, only_nan in (
+        (nan, True),
+        (torch.tensor([1.0, 2.0]), False),
+        (torch.tensor([0.0, -0.0]), False),
+    ):
+        run = lambda values=values: values[torch.get_num_threads() % 2].clone()  # noqa: E731
+        found = measure(Case("g", "n", lambda run=run: iter([run]), source="sweep"))
+        assert (found.threads, found.only_nan) == (False, only_nan)
+        assert ("NaN" in found.result()) is only_nan
+        assert bool(disagreements([found])) is not only_nan
+
+
 def test_the_exit_status_follows_the_promise():
     """0 when all is as promised; 1 for a difference, a refusal, or a disagreement with the table; 2 when not known."""
     assert review(row()).exit == 0

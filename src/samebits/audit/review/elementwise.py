@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samebits.audit.review.outcome import differ
 from samebits.determinism.overrides import overload
 from samebits.determinism.table.rules import rule_of
 from samebits.determinism.table.snapshot import Row, reviewed
@@ -125,17 +126,6 @@ class Sample:
             mask = ~torch.stack([one.isnan() for one in same]).any(0)
         rows, columns = _indices(mask, self.layout, _LARGE)
         return [_taken(one, letter, rows, columns) for one, letter in zip(operands, self.layout, strict=True)]
-
-
-def differ(one: Tensor, other: Tensor) -> Tensor:
-    """Where the bits differ; two NaN are equal."""
-    one, other = one.contiguous(), other.contiguous()
-    different = (_bits(one) != _bits(other)).reshape(*one.shape, -1).any(-1)
-    return different & ~(one.isnan() & other.isnan())
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.uint8).reshape(*tensor.shape, tensor.element_size())
 
 
 def samples(name: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> tuple[Sample, ...]:

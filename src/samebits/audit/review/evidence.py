@@ -33,7 +33,7 @@ def evidence(rows: Iterable[Row]) -> dict[str, Any]:
                 if source == "battery" and _could_differ(row, op.removeprefix("aten::")):
                     line.setdefault(THREADS, EQUAL)
                     line.setdefault("cases", []).append(row.full_name)
-        for what in (RUNS, THREADS):
+        for what in (RUNS,) if row.only_nan else (RUNS, THREADS):
             for op in row.at_fault.get(what, ()):
                 found.setdefault(op, {"source": source, RUNS: EQUAL}).update({what: VARIES})
     return {"torch": torch.__version__.split("+")[0], "overloads": dict(sorted(found.items()))}
@@ -56,7 +56,7 @@ def _of_row(row: Row) -> Iterable[str]:
         entries = [entry for op in blamed if (entry := _entry(op)) is not None]
         if not blamed or any(entry.deterministic for entry in entries):
             yield f"{row.full_name}: varies from run to run{_verdicts(entries)}"
-    if row.threads is False:
+    if row.threads is False and not row.only_nan:
         blamed = row.at_fault.get(THREADS, [])
         entries = [entry for op in blamed if (entry := _entry(op)) is not None]
         if not blamed or any(promises_threads(entry) for entry in entries):

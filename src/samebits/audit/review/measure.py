@@ -60,6 +60,7 @@ def _add(row: Row, case: Case, run: Run) -> None:
     if outcome.runs_equal:
         row.threads = row.threads is not False and outcome.threads_equal
     if not outcome.threads_equal:
+        row.only_nan = outcome.only_nan and (row.only_nan or not row.classes)
         row.classes = row.classes or outcome.classes()
     row.largest = max(row.largest, outcome.largest)
     if case.traced:

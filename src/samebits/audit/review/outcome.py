@@ -22,6 +22,8 @@ class Outcome:
     def __init__(self, run: Run, repeats: int, counts: Sequence[int]) -> None:
         self.largest = 0.0
         """The largest difference between two outputs, relative to the largest value."""
+        self.only_nan = True
+        """Whether outputs that differ do so in the bits of a NaN only; no op promises these."""
         self._first: tuple[Any, str] | None = None
         self._seen: dict[int, dict[str, None]] = {count: {} for count in counts}
         for count in counts:
@@ -37,6 +39,7 @@ class Outcome:
             self._first = output, found
         elif found != self._first[1]:
             self.largest = max(self.largest, _relative(self._first[0], output))
+            self.only_nan = self.only_nan and _same_but_for_nan(self._first[0], output)
         self._seen[count][found] = None
 
     @property
@@ -85,6 +88,28 @@ def with_memory(tensor: torch.Tensor) -> torch.Tensor:
 def _relative(one: Any, other: Any) -> float:
     pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
     return max((_gap(mine, theirs) for mine, theirs in pairs if isinstance(mine, torch.Tensor)), default=0.0)
+
+
+def _same_but_for_nan(one: Any, other: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
+    return all(
+        mine.layout is theirs.layout is torch.strided
+        and mine.shape == theirs.shape
+        and not differ(mine, theirs).any()
+        for mine, theirs in pairs
+        if isinstance(mine, torch.Tensor)
+    )
+
+
+def differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Where the bits differ; two NaN are equal."""
+    different = (_bytes(one) != _bytes(other)).any(-1)
+    return different & ~(one.isnan() & other.isnan())
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    row = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+    return row.view(torch.uint8).reshape(*tensor.shape, tensor.element_size())
 
 
 def _gap(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -114,7 +114,8 @@ def main(arguments: list[str]) -> None:
     every = {**every_review(), after.torch: after}
     pinned = after if "--pin" in arguments else every[next(iter(every))]
     write(pinned, FILE)
-    write_others((one for one in every.values() if one is not pinned), FILE_OTHERS, pinned)
+    if "--pin" in arguments or after is not pinned:  # else what the others have otherwise is as it was
+        write_others((one for one in every.values() if one is not pinned), FILE_OTHERS, pinned)
     seen.write(cases(seen.read(seen.FILE), every.values(), files), seen.FILE)
     measured = sum(bool(row.runs) for row in after.rows.values())
     print(f"torch {after.torch}: {len(after.rows)} overloads, {measured} measured; pinned: {pinned.torch}")
