@@ -20,7 +20,7 @@ def told(python, tmp_path):
 
     def run(source, *args):
         env = {**QUIET, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-        return json.loads(python(HEAD + source, *args, env=env, timeout=240).stdout.splitlines()[-1])
+        return json.loads(python(HEAD + source, *args, env=env, timeout=800).stdout.splitlines()[-1])
 
     return run
 
