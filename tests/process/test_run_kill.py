@@ -5,6 +5,8 @@ import random
 import signal
 
 import numpy as np
+from importlib.util import find_spec
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -222,6 +224,14 @@ def test_two_loops_resume_by_name(forked, tmp_path, step):
     assert forked(lambda: two_loops(tmp_path / "r")).value == expected
 
 
+def accelerated(dataset):
+    """A loader that the real Accelerate prepared."""
+    from accelerate import Accelerator
+
+    loader = torch.utils.data.DataLoader(dataset, 4, shuffle=True)
+    return Accelerator(cpu=True).prepare(loader)
+
+
 def plain_iterables(kind, run_dir, killer=None, commits=None):
     samebits.set_random_seed(2)
     process.overrides = Overrides(commit_steps=commits)
@@ -232,7 +242,34 @@ def plain_iterables(kind, run_dir, killer=None, commits=None):
         def __iter__(self):
             return (torch.randn(4, 6) + i for i in range(7))
 
+    class Passing:
+        """A loader that has a state by its looks only, as one that Accelerate prepared."""
+
+        def __init__(self, base, error):
+            self.base, self.error = base, error
+
+        def __iter__(self):
+            return iter(self.base)
+
+        def __len__(self):
+            return len(self.base)
+
+        def state_dict(self):
+            if self.error is not None:
+                raise self.error
+            return self.base.dl_state_dict
+
+        def load_state_dict(self, state):
+            raise AssertionError("nothing was saved")
+
     loader = {
+        "without the state that it passes on": lambda: Passing(
+            torch.utils.data.DataLoader([torch.ones(6) * i for i in range(20)], 4, shuffle=True), None
+        ),
+        "whose state raises": lambda: Passing(
+            [torch.ones(4, 6) * i for i in range(5)], RuntimeError("broken")
+        ),
+        "of Accelerate": lambda: accelerated([torch.ones(6) * i for i in range(20)]),
         "torch": lambda: torch.utils.data.DataLoader([torch.ones(6) * i for i in range(20)], 4, shuffle=True),
         "torch with generator": lambda: torch.utils.data.DataLoader(
             [torch.ones(6) * i for i in range(20)],
@@ -252,8 +289,22 @@ def plain_iterables(kind, run_dir, killer=None, commits=None):
     return digest.of_value(model.state_dict()), seen
 
 
-@pytest.mark.parametrize("kind", ["torch", "torch with generator", "list", "unsized"])
-@pytest.mark.filterwarnings("ignore:resuming replays")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "torch",
+        "torch with generator",
+        "list",
+        "unsized",
+        "without the state that it passes on",
+        "whose state raises",
+        pytest.param(
+            "of Accelerate",
+            marks=pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed"),
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:resuming replays", "ignore:.*state_dict.. raised RuntimeError")
 def test_any_iterable_resumes_by_replay(forked, tmp_path, kind):
     """torch's own DataLoader, a list, and an iterable without length resume to the same bits, by replaying."""
     expected, seen = forked(plain_iterables, kind, None).value

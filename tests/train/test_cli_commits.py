@@ -70,8 +70,9 @@ def test_commits_are_listed_newest_first(run, command):
     names, *lines = out.splitlines()
     assert names.split() == ["step", "position", "age", "size", "digest", "parent", "state"]
     assert [line.split()[0] for line in lines] == ["4", "3", "2", "1"]
-    digests = [listed.manifest.digest.split(":")[1][:8] for listed in list_commits(run)]
-    for line, own, parent in zip(lines, digests, [*digests[1:], "-"]):
+    digests = [listed.manifest.digest.split(":")[1] for listed in list_commits(run)]
+    assert {len(own) for own in digests} == {32}  # whole: one that is cut cannot be compared
+    for line, own, parent in zip(lines, digests, ["3", "2", "1", "-"]):
         assert "train epoch 3 batch 7" in line
         assert line.split()[-3:] == [own, parent, "whole"]
         assert "MB" in line
@@ -244,6 +245,10 @@ def test_export_writes_what_the_ending_says(run, command, tmp_path):
     (["run", "--export", "newest", "o.pt", "--verify"], "goes alone"),
     (["run", "--object", "model"], "goes with --export"),
     (["run", "--keep", "0", "--prune"], "Invalid value for '--keep'"),
+    (["run", "--export", "newest", "no/such/o.pt"], "no/such is not there. Make it"),
+    (["run", "--export", "newest", "no/such/o.safetensors"], "no/such is not there. Make it"),
+    (["run", "--export", "newest", "no/such/o"], "no/such is not there. Make it"),
+    (["run", "--export", "newest", "run/lock/o.pt"], "run/lock is a file"),
     (["run", "--json", "no/such/x.json"], "there is no folder"),
     (["nonsense://x"], "Protocol not known"),
 ])  # fmt: skip

@@ -1,5 +1,6 @@
 """`samebits.testing.run_and_kill`: programs are really killed, and what does not survive it is told."""
 
+import random
 import time
 
 import pytest
@@ -8,7 +9,9 @@ from torch import nn
 
 import samebits
 from samebits.errors import InvalidArgumentError, VerifyError
+from samebits.audit.verify.plan import Facts
 from samebits.testing import run_and_kill
+from samebits.testing.places import plan_kill
 
 CALLS = [0]
 """State of a module: it does not survive a kill."""
@@ -103,3 +106,40 @@ def test_a_place_that_does_not_exist_is_refused():
         run_and_kill("missing.py")
     with pytest.raises(InvalidArgumentError, match="at='nowhere'"):
         run_and_kill(fit, at=["random", "nowhere"])
+
+
+def test_a_kill_that_hit_nothing_is_told_as_what_it_is(tmp_path):
+    """A script without an optimizer is never killed in one: the error names the place and that the run has finished."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with pytest.raises(VerifyError) as error:
+        run_and_kill(tmp_path / "script.py", at=["body", ("optimizer", 3)], args=["2"])
+    told = str(error.value)
+    assert "at=('optimizer', 3)" in told and "has finished" in told and "did not come to it" in told
+    assert "uses no samebits.Run" not in told
+
+
+def test_a_step_behind_a_drawn_place_is_come_to():
+    """at=[7, "commit", 30]: the drawn kill, and every commit before, lie before step 30, whatever the seed."""
+    steps = tuple(range(60))
+    facts = Facts(steps, frozenset({19, 39, 59}), frozenset({0, 20, 40}), (), uses_run=True)
+    drawn = set()
+    for seed in range(200):
+        places, draw, begin = [7, "commit", 30], random.Random(seed), 0
+        for number, place in enumerate(places, 1):
+            planned = plan_kill(place, places[number:], begin, facts, 1.0, draw).process
+            assert begin <= planned.kill.step, (seed, place)
+            begin = planned.commit_steps[0]
+            drawn.add(planned.kill.step)
+        assert planned.kill.step == 30
+    assert min(drawn - {7, 30}) < 12 and max(drawn - {7, 30}) > 20  # it is still drawn
+    late = max(
+        plan_kill("commit", [], 7, facts, 1.0, random.Random(seed)).process.kill.step for seed in range(50)
+    )
+    assert late > 30  # negative control: nothing behind it, it may be late
+
+
+def test_a_kill_before_an_earlier_step_leaves_that_step_to_come():
+    """Killed in step 9, then in step 4: what is committed before the first kill lies before the second one."""
+    result = run_and_kill(fit, at=[9, 4])
+    assert result.equal and result.kills == ("in step 9", "in step 4")
+    assert result.exit_codes == (-9, -9, 0)

@@ -98,9 +98,10 @@ def export_safetensors(
     its own copy): a module that loads it has both already.
 
     Errors:
-        InvalidArgumentError: there is no such commit or object, or it holds more than tensors.
+        InvalidArgumentError: there is no such commit, object or folder, or it holds more than tensors.
         Those of `load_commit`; OSError.
     """
+    _check_folder("export_safetensors", Path(path))
     save_tensors(_object(load_commit(run_dir, step), object, run_dir), Path(path))
     return Path(path)
 
@@ -117,9 +118,11 @@ def export_torch(
     It is read back before it gets its name: strides, ties and every bit are those of the commit.
 
     Errors:
+        InvalidArgumentError: there is no such commit, object or folder.
         UnsavableStateError: it holds a type that `weights_only=True` refuses (arrays, deques, frozensets).
         Those of `load_commit`; OSError.
     """
+    _check_folder("export_torch", Path(path))
     state: Any = load_commit(run_dir, step)
     state = state if object is None else _object(state, object, run_dir)
     whole, proof = Path(path), Path(path).with_name(f".{Path(path).name}.proof")
@@ -145,12 +148,13 @@ def export_dcp(
     `torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=path)` reads it.
 
     Errors:
-        InvalidArgumentError: `path` is there already, or there is no such commit or object.
+        InvalidArgumentError: `path` is there already, or there is no such commit, object or folder.
         Those of `load_commit`; OSError.
     """
     import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - half a second, and not in every build of torch
 
     target = Path(path)
+    _check_folder("export_dcp", target)
     if target.exists():
         raise InvalidArgumentError(f"export_dcp to {target}: it is there already. Choose another folder.")
     state = load_commit(run_dir, step)
@@ -166,6 +170,15 @@ def export_dcp(
         shutil.rmtree(fresh, ignore_errors=True)
     sync_folder(target.parent)
     return target
+
+
+def _check_folder(call: str, path: Path) -> None:
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        why = "is a file" if folder.exists() else "is not there"
+        raise InvalidArgumentError(
+            f"{call} to {path}: the folder {folder} {why}. Make it, or choose another path."
+        )
 
 
 def load_weights(

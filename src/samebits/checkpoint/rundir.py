@@ -151,10 +151,24 @@ def _check_ours(path: Path) -> None:
 
 
 def _make(path: Path) -> None:
+    for place in (path, *path.parents):
+        if place.is_symlink() and _leads_nowhere(place):
+            raise RunDirectoryError(
+                f"run directory {path} cannot be used: {place} is a symbolic link to {os.readlink(place)}, which is not "
+                "there. Make that folder (is its disk mounted?), or remove the link; nothing was written."
+            )
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync_folder(folder.parent)
+
+
+def _leads_nowhere(link: Path) -> bool:
+    try:
+        link.stat()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _lock_or_say_who(descriptor: int, path: Path) -> None:

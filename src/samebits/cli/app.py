@@ -20,7 +20,6 @@ from samebits.cli.verify import verify
 from samebits.errors import SamebitsError
 
 app = typer.Typer(
-    help="Bit-for-bit reproducible, pre-emptible training for PyTorch, with the proof.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -49,7 +48,12 @@ def _samebits(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
     ] = False,
 ) -> None:
-    """Bit-for-bit reproducible, pre-emptible training for PyTorch, with the proof."""
+    """Bit-for-bit reproducible, pre-emptible training for PyTorch, with the proof.
+
+    Exit status of verify, diff, replica, commits and ops --review: 0 equal, whole, or as promised; 1 not; 2 it could not be
+    found out, with one line that says why. run: the script's (75: told to end by a signal, start it again and it goes
+    on). env, ops: 0.
+    """
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ def show(found: Sequence[Listed], deleted: Sequence[Listed]) -> None:
     if terminal:
         console.print(_table(found))
     else:
-        for cells in [COLUMNS, *map(_cells, found)] if found else []:
+        for cells in [COLUMNS, *_lines(found)] if found else []:
             console.print(Text("  ".join(cells)), soft_wrap=True)
     for commit in found:
         if commit.reason:
@@ -57,27 +57,38 @@ def reading(shown: bool) -> Iterator[Callable[[int, int], None]]:
 def _table(found: Sequence[Listed]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column in COLUMNS:
-        table.add_column(column, justify="right" if column in ("step", "age", "size") else "left")
-    for commit in found:
-        *cells, state = _cells(commit)
+        table.add_column(
+            column,
+            justify="right" if column in ("step", "age", "size") else "left",
+            overflow="fold",  # a digest that is cut short cannot be compared
+            min_width=16 if column == "digest" else None,
+            no_wrap=column in ("step", "age", "size", "parent"),
+        )
+    for commit, (*cells, state) in zip(found, _lines(found), strict=True):
         table.add_row(*map(Text, cells), Text(state, style=STYLES.get(commit.status, "")))
     return table
 
 
-def _cells(commit: Listed) -> tuple[str, ...]:
+def _lines(found: Sequence[Listed]) -> list[tuple[str, ...]]:
+    """The cells of each commit. A parent that is listed too is told by its step."""
+    steps = {commit.manifest.digest: str(commit.step) for commit in found if commit.manifest is not None}
+    return [_cells(commit, steps) for commit in found]
+
+
+def _cells(commit: Listed, steps: Mapping[str, str]) -> tuple[str, ...]:
     manifest = commit.manifest
     if manifest is None:
         return str(commit.step), "-", _age(commit.folder.written()), "-", "-", "-", commit.status
     state = commit.status + (", finished" if manifest.finished else "")
     size = "-" if commit.size is None else f"{commit.size / 1e6:.3f} MB"
-    parent = "-" if manifest.parent is None else _short(manifest.parent)
+    parent = "-" if manifest.parent is None else steps.get(manifest.parent) or _bits(manifest.parent)
     position = printable(_position(manifest.position))
     return (
         str(commit.step),
         position,
         _age(commit.folder.written()),
         size,
-        _short(manifest.digest),
+        _bits(manifest.digest),
         parent,
         state,
     )
@@ -87,8 +98,8 @@ def _position(at: Any) -> str:
     return f"{at.get('loop', '?')} epoch {at.get('epoch', '?')} batch {at.get('batch_index', '?')}"
 
 
-def _short(digest: str) -> str:
-    return printable(digest.rpartition(":")[2][:8])
+def _bits(digest: str) -> str:
+    return printable(digest.rpartition(":")[2])
 
 
 def _age(written: float | None) -> str:

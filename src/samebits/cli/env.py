@@ -8,5 +8,8 @@ from samebits import determinism
 
 
 def env() -> None:
-    """Print the environment fingerprint: versions, processor, threads, switch."""
+    """Print the environment fingerprint: versions, processor, threads, switch.
+
+    Exit status: 0.
+    """
     print(json.dumps(determinism.environment_fingerprint(), indent=2))

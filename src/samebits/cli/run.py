@@ -33,7 +33,9 @@ def run(
 ) -> None:
     """Run SCRIPT with op determinism on, seeds set and PYTHONHASHSEED fixed.
 
-    Options stand before SCRIPT; everything behind it goes to the script. The script's exit status is ours.
+    Options stand before SCRIPT; everything behind it goes to the script.
+
+    Exit status: the script's; 2 where it could not be started.
     """
     if not os.path.isfile(script):
         raise InvalidArgumentError(f"run {script}: there is no such file.")

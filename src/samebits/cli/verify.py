@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 from pathlib import Path
@@ -69,6 +70,8 @@ def verify(
             "--thread-invariant goes with --run; a script that is started as it is asks for it itself: "
             "samebits.enable_op_determinism(thread_invariant=True)."
         )
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise InvalidArgumentError(f"--timeout {timeout:g}: a number of seconds above 0, such as 600.")
     request = checking.Request(
         script=script,
         args=tuple(args or ()),

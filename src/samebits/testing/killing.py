@@ -83,11 +83,13 @@ def run_and_kill(
         timeout: seconds after which a process is given up.
 
     Raises:
-        VerifyError: the program failed, took longer than `timeout`, or uses no `samebits.Run`.
+        VerifyError: the program failed, took longer than `timeout`, uses no `samebits.Run`, or finished before a kill.
         InvalidArgumentError: `at` names a place that the program does not come to.
     """
     if times < 1:
         raise InvalidArgumentError(f"run_and_kill(times={times!r}): at least once.")
+    if not timeout > 0:
+        raise InvalidArgumentError(f"run_and_kill(timeout={timeout!r}): a number of seconds above 0.")
     places: list[Any] = [at] if isinstance(at, str | int | tuple) else list(at)
     check_names(places)
     with scratch_folder() as scratch:
@@ -121,13 +123,16 @@ class _Killing:
     async def result(self, places: list[Place], draw: random.Random) -> KilledRun:
         """Everything, one process after another."""
         whole, root = await self._to_its_end(self.scratch / "whole"), self.scratch / "killed"
-        assert whole.record is not None
-        facts = facts_of(whole.record)
+        if whole.record is None or not (facts := facts_of(whole.record)).uses_run:
+            raise _error("it uses no samebits.Run, so nothing can be resumed", whole)
         check_places(places, facts)
         outcomes, kills = [], []
         for number, place in enumerate(places, 1):
-            kill = plan_kill(place, len(places) - number, reached(root), facts, whole.ended.seconds, draw)
+            begin = reached(root)
+            kill = plan_kill(place, places[number:], begin, facts, whole.ended.seconds, draw)
             outcomes.append(await self._killed(kill, root))
+            if outcomes[-1].ended.returncode == 0 and kill.instant is None:
+                raise VerifyError(_not_hit(place, kill, begin))
             if outcomes[-1].ended.returncode == -signal.SIGKILL:
                 kills.append(kill.told())
         outcomes.append(await self._to_its_end(root))
@@ -146,9 +151,8 @@ class _Killing:
     async def _to_its_end(self, root: Path) -> Outcome:
         """A process that nobody kills. Raises `VerifyError` when it fails or takes too long."""
         outcome = await self.runner.run(Process(), root)
-        if outcome.failure() or outcome.record is None or not facts_of(outcome.record).uses_run:
-            why = outcome.failure() or "it uses no samebits.Run, so nothing can be resumed"
-            raise VerifyError(f"run_and_kill: {why}. Its output:\n{outcome.ended.tail(_SHOWN)}")
+        if outcome.failure():
+            raise _error(outcome.failure(), outcome)
         return outcome
 
     async def _killed(self, kill: PlannedKill, root: Path) -> Outcome:
@@ -158,5 +162,21 @@ class _Killing:
         self.runner.timeout = self.timeout
         as_planned = kill.instant is not None and outcome.ended.timed_out
         if outcome.failure() and not as_planned:
-            raise VerifyError(f"run_and_kill: {outcome.failure()}. Its output:\n{outcome.ended.tail(_SHOWN)}")
+            raise _error(outcome.failure(), outcome)
         return outcome
+
+
+def _error(why: str, outcome: Outcome) -> VerifyError:
+    return VerifyError(f"run_and_kill: {why}. Its output:\n{outcome.ended.tail(_SHOWN)}")
+
+
+def _not_hit(place: Place, kill: PlannedKill, begin: int) -> str:
+    """The message for a process that came to the run's end without the kill that was asked for."""
+    passed = kill.process.kill is not None and kill.process.kill.step < begin
+    why = (
+        f"the run went on from step {begin}, behind it, because a kill at 'random' leaves what was saved by then; name "
+        "steps before 'random'"
+        if passed
+        else "the process did not come to it; does each run of the program do the same steps?"
+    )
+    return f"run_and_kill(at={place!r}): nothing was killed {kill.told()}, and the run has finished: {why}."

@@ -52,15 +52,20 @@ def check_places(places: Sequence[Place], facts: Facts) -> None:
 
 
 def plan_kill(
-    place: Place, remaining: int, reached: int, facts: Facts, seconds: float, draw: random.Random
+    place: Place, following: Sequence[Place], reached: int, facts: Facts, seconds: float, draw: random.Random
 ) -> PlannedKill:
-    """The kill at `place`, when the newest commit is at step `reached` and `remaining` kills follow this one."""
+    """The kill at `place`, when the newest commit is at step `reached` and kills at `following` come after it.
+
+    What is committed before it lies before the steps that those name, so that each can be come to.
+    """
     where, step = _split(place)
     if where == _RANDOM:
         return PlannedKill(Process(), draw.uniform(0, seconds))
+    named = [following_step for _, following_step in map(_split, following) if following_step is not None]
+    before = min(named, default=facts.steps[-1] + 1)
     if step is None:
-        step = _drawn_step(where, remaining, reached, facts, draw)
-    latest = step - 1 if where == "commit" else step
+        step = _drawn_step(where, len(following), reached, before, facts, draw)
+    latest = min(step - 1 if where == "commit" else step, before)
     commit = draw.randint(max(reached, latest - _REPLAYED), max(reached, latest))
     commits = (commit, step) if where == "commit" else (commit,)
     return PlannedKill(Process(Kill(where, step), commit_steps=commits))
@@ -78,8 +83,11 @@ def _split(place: Place) -> tuple[str, int | None]:
     return where, step
 
 
-def _drawn_step(where: str, remaining: int, reached: int, facts: Facts, draw: random.Random) -> int:
-    """A step behind `reached`, early enough that the kills that follow have steps of their own."""
+def _drawn_step(
+    where: str, remaining: int, reached: int, before: int, facts: Facts, draw: random.Random
+) -> int:
+    """A step behind `reached` and before `before`, early enough that the kills that follow have steps of their own."""
     possible = facts.validations if where == "validation" else facts.steps[1:] or facts.steps
     later = [step for step in possible if step > reached] or list(possible[-1:])
+    later = [step for step in later if step < before] or later
     return draw.choice(later[: max(1, len(later) // (1 + remaining))])

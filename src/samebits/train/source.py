@@ -204,8 +204,28 @@ def check_loader(loader: Any, call: str = "Run.steps") -> None:
 
 
 def _loader_state(loader: Any) -> dict[str, Any]:
-    own = loader.state_dict() if hasattr(loader, "state_dict") else None
-    return {"own": own, "generators": [generator.get_state() for generator in _generators(loader)]}
+    return {
+        "own": _own_state(loader),
+        "generators": [generator.get_state() for generator in _generators(loader)],
+    }
+
+
+def _own_state(loader: Any) -> Any:
+    """What the loader says of itself; None, so that its epoch is replayed, where it cannot say anything.
+
+    Accelerate's loaders have the method whatever they wrap, and pass it on to what may not have it.
+    """
+    try:
+        return loader.state_dict() if hasattr(loader, "state_dict") else None
+    except (AttributeError, NotImplementedError):
+        return None
+    except Exception as error:
+        warnings.warn(
+            f"{type(loader).__name__}.state_dict() raised {type(error).__name__}: {error}. Its state is not saved: a "
+            "resume replays the epoch.",
+            stacklevel=5,
+        )
+        return None
 
 
 def _load_loader_state(loader: Any, state: Any) -> None:

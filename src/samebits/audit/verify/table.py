@@ -19,23 +19,23 @@ def show(report: Report) -> None:
     """Prints the report to standard output."""
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, width=None if terminal else PLAIN_WIDTH)
-    console.print(_table(report, box.ROUNDED if terminal else box.ASCII2))
+    console.print(_table(report, box.ROUNDED if terminal else box.ASCII2, console.width))
     good = report.exit == ALL_EQUAL
     failed = next((row for row in report.rows if row.output), None)
     if failed is not None:
         console.print(Text(f"output of '{failed.check.name}':\n{failed.output}", style="dim"), soft_wrap=True)
     for note in report.notes:
         console.print(Text(f"note: {note}", style="dim"), soft_wrap=not terminal)
-    console.print(f"final model digest: {report.final}")
+    console.print(f"final model digest: {report.final}", soft_wrap=True)
     console.print(Text(report.verdict(), style="bold green" if good else "bold red"), soft_wrap=not terminal)
 
 
-def _table(report: Report, borders: box.Box) -> Table:
+def _table(report: Report, borders: box.Box, width: int) -> Table:
     table = Table(box=borders)
-    table.add_column("check", ratio=None, min_width=16, max_width=26)
-    table.add_column("varied", max_width=30)
+    table.add_column("check", min_width=16, max_width=max(26, width // 4))
+    table.add_column("varied", min_width=16)
     table.add_column("steps", justify="right", no_wrap=True)
-    table.add_column("result", min_width=20)
+    table.add_column("result", min_width=20, overflow="fold")
     for row in report.rows:
         compared = str(row.steps_compared) if row.steps_compared else "-"
         table.add_row(Text(row.check.name), Text(row.check.varied), compared, _result(row))
