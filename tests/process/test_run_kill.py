@@ -3,10 +3,9 @@
 import os
 import random
 import signal
-
-import numpy as np
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +15,7 @@ from torch import nn
 import samebits
 from samebits import digest
 from samebits.context import Observer, Overrides, process
+from samebits.errors import UnimplementedError
 
 torch.optim.SGD(
     [torch.zeros(1)]
@@ -287,6 +287,42 @@ def plain_iterables(kind, run_dir, killer=None, commits=None):
             model.weight.data += model(x).mean() * 0.01 + torch.randn(3, 6)
             seen.append((step.epoch, step.batch_index, step.ends_epoch))
     return digest.of_value(model.state_dict()), seen
+
+
+class LateSampler(torch.utils.data.RandomSampler):
+    """Makes its generator when it is first read, as Accelerate's seedable sampler."""
+
+    def __iter__(self):
+        self.generator = self.generator or torch.Generator().manual_seed(4)
+        return super().__iter__()
+
+
+def late_generator(run_dir, stop=None):
+    samebits.set_random_seed(2)
+    dataset = [torch.ones(6) * i for i in range(20)]
+    loader = torch.utils.data.DataLoader(dataset, 4, sampler=LateSampler(dataset))
+    model = nn.Linear(6, 3)
+    process.overrides = Overrides(commit_steps=(7,))
+    with samebits.Run(run_dir, model=model) as run:
+        for number, (_, x) in enumerate(run.steps(loader, epochs=3)):
+            model.weight.data += model(x).mean() * 0.01
+            if number == stop:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore:resuming replays")
+def test_a_sampler_that_makes_its_generator_late_is_refused_by_name(forked, tmp_path):
+    """The restart has no place to put the saved generator: an error with the cure, not a ValueError of `zip`."""
+    assert forked(late_generator, None).code == 0  # negative control: it trains
+
+    def resumed():
+        with pytest.raises(
+            UnimplementedError, match="had 1 generators .* has 0 now.*samebits.data.DataLoader"
+        ):
+            late_generator(tmp_path / "r")
+
+    assert forked(late_generator, tmp_path / "r", 9).code == -9
+    assert forked(resumed).code == 0
 
 
 @pytest.mark.parametrize(

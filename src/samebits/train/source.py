@@ -229,9 +229,17 @@ def _own_state(loader: Any) -> Any:
 
 
 def _load_loader_state(loader: Any, state: Any) -> None:
+    generators_now = _generators(loader)
+    if len(generators_now) != len(state["generators"]):
+        raise UnimplementedError(
+            f"resuming: {type(loader).__name__} had {len(state['generators'])} generators when the commit was made and has "
+            f"{len(generators_now)} now: its sampler makes them while it is read, as Accelerate's does with "
+            "use_seedable_sampler=True. Use a sampler that has its generator from the start, or "
+            "samebits.data.DataLoader (same arguments)."
+        )
     if state["own"] is not None:
         loader.load_state_dict(state["own"])
-    for generator, saved in zip(_generators(loader), state["generators"], strict=True):
+    for generator, saved in zip(generators_now, state["generators"], strict=True):
         generator.set_state(saved)
 
 
