@@ -249,7 +249,7 @@ def test_another_version_has_its_own_overloads():
     """What is gone there is gone, what is new is new, and what is alike has the evidence of the pinned version."""
     pinned, *others = every_review().values()
     newest = others[-1]
-    assert others
+    assert len(others) >= 2
     assert "cholesky" in pinned.rows and "cholesky" not in newest.rows
     assert "linalg_polar" in newest.rows and "linalg_polar" not in pinned.rows
     assert newest.rows["mm"] == pinned.rows["mm"]

@@ -168,12 +168,12 @@ def _judge(full: str) -> None:
 def _watching_impl(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def impl(self: torch.library.Library, op_name: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, op_name, *args, **kwargs)
         name = op_name if isinstance(op_name, str) else op_name.name()
         full = name if "::" in name else f"{self.ns}::{name}"
+        if full in _watched:
+            _watched.pop(full).remove()  # first: torch 2.11 takes it for a kernel of the user's
+        original(self, op_name, *args, **kwargs)
         if not _is_known(full):
-            if full in _watched:
-                _watched.pop(full).remove()
             _watch([full])
 
     return impl

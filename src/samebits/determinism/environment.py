@@ -16,7 +16,7 @@ import torch
 from samebits.determinism.caller import caller
 from samebits.determinism.settings import active
 
-TESTED_TORCH = ("2.13.0", "2.15.0")
+TESTED_TORCH = ("2.11.0", "2.13.0", "2.15.0")
 """Versions of torch that the test suite has passed with (docs/versions.md): those that the op table was reviewed with."""
 
 _PACKAGES = ("samebits", "torch", "numpy", "numba", "llvmlite")

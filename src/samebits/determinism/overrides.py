@@ -39,7 +39,9 @@ class Overrides:
         if namespace not in self._libraries:
             self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         _silence_note()
-        _register(self._libraries[namespace], rest, kernel, key)
+        _register(
+            self._libraries[namespace], rest, kernel, key, allow_override=True
+        )  # torch 2.11 asks for it
 
     def remove(self) -> None:
         """Puts the original kernels back; also from inside one of the overrides."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from samebits.determinism.overrides import aten_ops
 from samebits.determinism.reviewed import schema_digest
 from samebits.determinism.table.snapshot import Snapshot
 
-_TAGS = {"nondeterministic_seeded", "pointwise", "reduction", "view_copy", "inplace_view", "inplace", "out"}
+_TAGS = {"nondeterministic_seeded", "pointwise", "reduction", "view_copy", "inplace_view"}
+_INPLACE = re.compile(r"aten::(__i\w+__|\w*[^_]_)")
+"""Names of what writes to its first argument; torch has a tag for it since 2.13."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,10 @@ def _name(op: torch._ops.OpOverload) -> str:
 def _traits(op: torch._ops.OpOverload) -> tuple[str, ...]:
     found = {tag.name for tag in op.tags} & _TAGS
     schema = op._schema
+    if any(argument.is_out for argument in schema.arguments):
+        found.add("out")
+    elif schema.is_mutable and _INPLACE.fullmatch(schema.name):
+        found.add("inplace")
     if any(out.alias_info is not None and not out.alias_info.is_write for out in schema.returns):
         found.add("view")
     if not any("Tensor" in str(argument.type) for argument in schema.arguments) and schema.returns:
