@@ -1,10 +1,11 @@
-"""What starting costs: the command, the import, the first step of the digits run; and one empty step of a `Run`.
+"""What starting costs: the command, the import, the first step of the digits run; and what one step of a `Run` costs.
 
     python bench/startup.py [ROUNDS]
 
-Every line is a process of its own (the empty step: one process for both), started in turn with the process that it is
-compared with, ROUNDS times; the medians are compared. Wall time has what else the machine does in it, so the processor
-time of the process is given beside it. The plain twin of the digits run is made of examples/digits.py by taking samebits out.
+Each line is a process of its own, started in turn with the one that it is compared with, ROUNDS times; medians. Wall time
+has in it what else the machine does, so the processor time of the process stands beside it. Bytecode is on disk, as
+after `pip install`. The plain twin of the digits run is examples/digits.py with samebits taken out: torch's loader, no
+switch, no Run. The steps are timed in one process, as processor time of the training thread, in turn too.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+ROUNDS = 7
 EXAMPLE = pathlib.Path(__file__).parent.parent / "examples" / "digits.py"
-DONE = "import resource as _r; _u = _r.getrusage(_r.RUSAGE_SELF); print('DONE', _u.ru_utime + _u.ru_stime, flush=True)"
-STOP = f"exec({DONE!r}); raise SystemExit"
+LOGGED = "            run.log(loss=loss)\n"
+STOP = "            import time as _t; print('DONE', _t.process_time(), flush=True); raise SystemExit\n"
 PLAIN = (
     ("\nimport samebits\n", "\n"),
     ("samebits.set_random_seed(1)", "torch.manual_seed(1)"),
@@ -28,106 +31,164 @@ PLAIN = (
     ("samebits.data.DataLoader", "torch.utils.data.DataLoader"),
     (
         "with samebits.Run(args.run_dir, model=model, optimizer=optimizer, scheduler=scheduler) as run:",
-        "if True:",
+        "if 1:",
     ),
     ("for step, (x, y) in run.steps(loader, epochs=args.epochs):", "for x, y in loader:"),
+    (LOGGED, ""),
 )
-STEP = """
-import statistics, time, torch
-from samebits import Run, set_random_seed
-from samebits.data import DataLoader
-set_random_seed(1)
+STEPS = """
+import statistics, sys, tempfile, time, torch, samebits
+samebits.set_random_seed(1)
+torch.set_num_threads(1)
+clock = time.thread_time
+data = torch.utils.data.TensorDataset(torch.randn(1500, 16))
 
-def seconds(layers, steps):
-    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(layers)])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(list(range(steps)), batch_size=1, collate_fn=tuple)
-    plain, own = [], []
-    for _ in loader:
-        plain.append(time.thread_time())
-    with tempfile.TemporaryDirectory() as folder, Run(folder, save="explicit", model=model, optimizer=optimizer) as run:
-        for _ in run.steps(loader):
-            own.append(time.thread_time())
-    return [statistics.median(b - a for a, b in zip(t[len(t) // 2 :], t[len(t) // 2 + 1 :])) for t in (plain, own)]
+def model_of(layers):
+    model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(layers)])
+    return model, torch.optim.SGD(model.parameters(), lr=0.001)
+
+def usual(took):
+    return statistics.median(took[len(took) // 3 :])  # what comes before warms up
+
+def nothing(batch):
+    pass
+
+def training(model, optimizer):
+    def body(batch):
+        loss = model(batch[0]).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    return body
+
+def plain(layers, trains):
+    model, optimizer = model_of(layers)
+    loader, took = torch.utils.data.DataLoader(data, batch_size=1), []
+    body, ended = training(model, optimizer) if trains else nothing, clock()
+    for batch in loader:
+        took.append(clock() - ended)
+        body(batch)
+        ended = clock()
+    return usual(took)
+
+def own(layers, trains):
+    model, optimizer = model_of(layers)
+    loader, took = samebits.data.DataLoader(data, batch_size=1), []
+    body, ended = training(model, optimizer) if trains else nothing, clock()
+    with tempfile.TemporaryDirectory() as folder, samebits.Run(
+        folder, save="explicit", ignore=["took", "ended"], model=model, optimizer=optimizer
+    ) as run:
+        for _, batch in run.steps(loader):
+            took.append(clock() - ended)
+            body(batch)
+            ended = clock()
+    return usual(took)
+
+for layers, trains in ((2, False), (400, False), (2, True)):
+    found = [(plain(layers, trains), own(layers, trains)) for _ in range(5)]
+    print(layers, trains, *[statistics.median(kind) * 1e3 for kind in zip(*found)])
 """
 
 
 @dataclass
 class Line:
-    """A process to time; `source` is run by `python -c`, else `words` is a command."""
+    """A process to time, and what its time is compared with."""
 
     name: str
     words: list[str]
-    until_done: bool = False
-    """Only until it says so; what it does afterwards does not count."""
+    goal: Callable[[float, float], str]
+    """Of its time and that of the line it is compared with."""
+    beside: int = 0
+    ends_itself: bool = True
+    """Else it counts until it says DONE."""
 
     def run(self) -> tuple[float, float]:
         """Wall and processor seconds."""
-        begin = time.perf_counter()
-        before = os.times()
+        before, begin = os.times(), time.perf_counter()
         with subprocess.Popen(
-            self.words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            self.words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
         ) as process:
             said = next((line for line in process.stdout if line.startswith("DONE")), "")
             wall = time.perf_counter() - begin
-            error = process.stderr.read()
-        after = os.times()
+            error = process.communicate()[1]
         if process.returncode:
             raise SystemExit(f"{self.name}: exit status {process.returncode}\n{error}")
-        if self.until_done:
+        if not self.ends_itself:
             return wall, float(said.split()[1])
-        spent = after.children_user + after.children_system - before.children_user - before.children_system
-        return time.perf_counter() - begin, spent
+        wall, after = time.perf_counter() - begin, os.times()
+        spent = [after.children_user - before.children_user, after.children_system - before.children_system]
+        return wall, sum(spent)
 
 
-def python(name: str, source: str) -> Line:
-    return Line(name, [sys.executable, "-c", source])
+def alone(own: float, beside: float) -> str:
+    return f"{own:7.3f} s"
 
 
-def command(name: str, *words: str) -> Line:
-    return Line(name, [sys.executable, "-m", "samebits", *words])
+def ratio(own: float, beside: float) -> str:
+    return f"{own:7.3f} s, {own / beside:5.2f} times"
 
 
-def first_steps(folder: str) -> tuple[Line, Line]:
+def beyond(own: float, beside: float) -> str:
+    return f"{own:7.3f} s, {own - beside:+6.3f} s"
+
+
+def lines(folder: str) -> list[Line]:
+    empty = pathlib.Path(folder, "empty.py")
+    empty.write_text("")
+    command = [sys.executable, "-m", "samebits"]
+    code = [sys.executable, "-c"]
+    plain, own = first_steps(folder)
+    return [
+        Line("python -c 'import torch'", [*code, "import torch"], alone),
+        Line("samebits --version", [*command, "--version"], alone),
+        Line("samebits --help", [*command, "--help"], alone),
+        Line("import torch, samebits", [*code, "import torch, samebits"], ratio),
+        Line("from samebits import Run", [*code, "from samebits import Run"], ratio),
+        Line("samebits run empty.py", [*command, "run", str(empty)], beyond),
+        Line("first step of digits, plain torch", plain, alone, ends_itself=False),
+        Line("first step of digits", own, beyond, beside=6, ends_itself=False),
+    ]
+
+
+def first_steps(folder: str) -> list[list[str]]:
+    """The commands of the digits run and its plain twin up to the end of their first step."""
     own = EXAMPLE.read_text()
-    plain = own
+    assert own.count(LOGGED) == 1
+    own = plain = own.replace(LOGGED, LOGGED + STOP)
     for old, new in PLAIN:
         assert old in plain, f"{EXAMPLE} has no {old!r} any more: change its plain twin, too"
         plain = plain.replace(old, new)
-    lines = []
+    commands = []
     for name, source in (("plain", plain), ("own", own)):
         file = pathlib.Path(folder, f"{name}.py")
-        logged = "            run.log(loss=loss)\n"
-        assert logged in source
-        file.write_text(source.replace(logged, f"{logged if name == 'own' else ''}            {STOP}\n"))
-        lines.append(Line(f"first digits step, {name}", [sys.executable, str(file)], until_done=True))
-        lines[-1].words += ["--run-dir", f"{folder}/run"]
-    return lines[0], lines[1]
+        file.write_text(source)
+        commands.append([sys.executable, str(file), "--run-dir", f"{folder}/run"])
+    return commands
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     with tempfile.TemporaryDirectory() as folder:
-        empty = pathlib.Path(folder, "empty.py")
-        empty.write_text("")
-        lines = [
-            python("python -c 'import torch'", "import torch"),
-            python("import samebits", "import samebits"),
-            python("from samebits import Run", "from samebits import Run"),
-            command("samebits --version", "--version"),
-            command("samebits --help", "--help"),
-            command("samebits run empty.py", "run", str(empty)),
-            *first_steps(folder),
-        ]
-        print(f"{rounds} rounds, medians; wall s, processor s")
-        times: dict[str, list[tuple[float, float]]] = {line.name: [] for line in lines}
+        every = lines(folder)
+        times: list[list[tuple[float, float]]] = [[] for _ in every]
         for number in range(rounds + 1):
-            for line in lines:
-                found = line.run()
-                if number:  # the first round fills the caches
-                    times[line.name].append(found)
-        for name, found in times.items():
-            print(name, [round(statistics.median(kind), 3) for kind in zip(*found, strict=True)])
+            for line, found in zip(every, times, strict=True):
+                took = line.run()
+                if number:  # the first round fills the caches: bytecode, kernels
+                    found.append(took)
+    medians = [[statistics.median(kind) for kind in zip(*found, strict=True)] for found in times]
+    print(f"{rounds} rounds, medians{'':17s}wall{'':22s}processor")
+    for line, own in zip(every, medians, strict=True):
+        shown = [line.goal(own[kind], medians[line.beside][kind]) for kind in (0, 1)]
+        print(f"{line.name:34s}{shown[0]:26s}{shown[1]}")
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, check=True)
+    print("between two bodies, no commit     plain torch       Run")
+    for said in done.stdout.splitlines():
+        layers, trains, plain, own = said.split()
+        what = f"{layers} layers, {'trained' if trains == 'True' else 'empty body'}"
+        print(f"{what:34s}{float(plain):8.3f} ms {float(own):8.3f} ms")
 
 
 if __name__ == "__main__":

@@ -239,3 +239,25 @@ def test_what_samebits_sets_and_puts_back_is_no_seed_of_the_programs(python):
     """NumPy forgets its system's seed at any seeding: it was noted before, so an unseeded draw is still refused."""
     assert "UnseededError" in python(FILLED, code=1).stderr
     python(FILLED.replace("np.random.rand()", "np.random.seed(1), np.random.rand()"))  # negative control
+
+
+USED = """
+import sys, torch
+before = set(sys.modules)
+import samebits
+samebits.Run, samebits.data.DataLoader, samebits.nn.Dropout
+samebits.set_random_seed(1)
+samebits.enable_op_determinism(thread_invariant=True)
+new = set(sys.modules) - before
+print(*sorted({name.partition(".")[0] for name in new} - sys.stdlib_module_names))
+print(*sorted(name for name in new if name.startswith("torch.")))
+"""
+
+
+def test_what_a_training_script_names_imports_no_more_than_it_needs(python):
+    """A Run, a loader and the switch: no Numba, rich, typer or safetensors, and of torch nothing that `import torch` leaves out."""
+    packages, torchs = python(USED).stdout.splitlines()
+    assert not {"numba", "llvmlite", "rich", "typer", "safetensors", "scipy", "fsspec"} & set(
+        packages.split()
+    )
+    assert torchs == "" and "samebits" in packages.split()
