@@ -37,6 +37,13 @@ _MORE = (
     "addr", "_dirichlet_grad", "_standard_gamma_grad", *_LOSSES, *(f"{loss}_backward" for loss in _LOSSES)
 )  # fmt: skip
 """Elementwise ops that torch does not tag as `pointwise`, and that no class rule names."""
+_OF_SHAPE = {
+    **dict.fromkeys(
+        (*_LOSSES, "_dirichlet_grad", "_standard_gamma_grad", "_prelu_kernel", "log_sigmoid_backward"), 0
+    ),
+    **dict.fromkeys((f"{loss}_backward" for loss in _LOSSES), 1),
+}
+"""The operand of whose shape torch makes the result; where another one is larger it warns that it resizes."""
 _NOT_BY_ELEMENT = ("glu", "isin", "bucketize", "searchsorted", "linspace", "logspace", "equal")
 """Operands of other shapes; glu has tests of its own (test_threads_pointwise.py)."""
 _OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking"}
@@ -188,7 +195,9 @@ def _layouts(name: str, operands: int) -> list[str]:
     alike = [letter * operands for letter in "dwts"]
     mixed = ["d" * i + letter + "d" * (operands - i - 1) for i in range(operands) for letter in "c0rst"]
     others = [letter * i + "d" + letter * (operands - i - 1) for i in range(operands) for letter in "c0r"]
-    return list(dict.fromkeys([*alike, *(mixed if operands > 1 else ()), *(others if operands > 2 else ())]))
+    every = [*alike, *(mixed if operands > 1 else ()), *(others if operands > 2 else ())]
+    whole = _OF_SHAPE.get(name)
+    return [one for one in dict.fromkeys(every) if whole is None or one[whole] not in "c0r"]
 
 
 @cache
