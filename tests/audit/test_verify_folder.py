@@ -260,8 +260,15 @@ print(open("d7/999.txt").read())
     assert seconds < (10 if way != "links" else 60)
 
 
+@pytest.fixture
+def elsewhere():
+    """A folder on another device."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield folder
+
+
 @overlaid
-def test_only_an_overlay_of_a_user_refuses_to_rename_a_folder_and_the_launcher_renames_it(project):
+def test_only_an_overlay_of_a_user_refuses_to_rename_a_folder_and_the_launcher_renames_it(project, elsewhere):
     """`os.rename` of a folder that was there works by copying; an error between true devices stays one."""
     program = "import os; os.rename('runs', 'moved'); print(os.listdir('moved/x'))"
     copying = (
@@ -273,7 +280,7 @@ def test_only_an_overlay_of_a_user_refuses_to_rename_a_folder_and_the_launcher_r
             run(program)  # negative control
         assert run(copying + program) == "['a.txt']"
         with pytest.raises(AssertionError, match="cross-device"):
-            run(copying + "import os, tempfile; os.rename('gone', tempfile.mkdtemp(dir='/dev/shm') + '/x')")
+            run(copying + f"import os; os.rename('gone', {elsewhere + '/x'!r})")
     assert (project / "runs" / "x" / "a.txt").exists()
 
 
