@@ -50,9 +50,14 @@ def test_filters_choose_entries_and_the_file_holds_what_is_shown(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     shown = [line for line in done.stdout.splitlines() if line.startswith("cuda")]
-    assert [line.split("  ")[2] for line in shown] == ["cumsum", "cumsum.out", "cumsum_"]
+    names = [line.split("  ")[2] for line in shown]
+    assert [name for name in names if "dimname" not in name] == [
+        "cumsum",
+        "cumsum.out",
+        "cumsum_",
+    ]  # torch 2.11
     held = json.loads((tmp_path / "few.json").read_text())["ops"]
-    assert [entry["op"] for entry in held] == ["aten::cumsum", "aten::cumsum.out", "aten::cumsum_"]
+    assert [entry["op"] for entry in held] == [f"aten::{name}" for name in names]
 
 
 def test_filters_that_leave_nothing_say_so(capsys):

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from samebits.errors import ConflictError
@@ -59,17 +60,26 @@ def deterministic() -> Iterator[None]:
 def _reads_true(config: Any) -> bool:
     """`config.deterministic`, which takes 3 us when asked for by name."""
     entry = config._config["deterministic"]
-    override = entry.user_override.get()
+    override = _override(entry)
     return override if isinstance(override, bool) else bool(entry.default)
 
 
 def _state(config: Any) -> tuple[Any, bool]:
     entry = config._config["deterministic"]
-    return entry.user_override.get(), entry.default
+    return _override(entry), entry.default
+
+
+def _override(entry: Any) -> Any:
+    """What was set: a `ContextVar`, or the value itself, for all threads, before torch 2.13."""
+    held = entry.user_override
+    return held.get() if isinstance(held, ContextVar) else held
 
 
 def _set(config: Any, state: tuple[Any, bool]) -> None:
     entry = config._config["deterministic"]
     config.deterministic = True  # by the front door first: Inductor's cache key is computed anew
     entry.default = state[1]
-    entry.user_override.set(state[0])
+    if isinstance(entry.user_override, ContextVar):
+        entry.user_override.set(state[0])
+    else:
+        entry.user_override = state[0]

@@ -128,7 +128,8 @@ RULES = (
         r"""(elu|hard\w+|leaky_relu|softplus|softshrink|glu|gelu|silu|mish|rrelu_with_noise|_prelu_kernel)_backward
         | log_sigmoid_(forward|backward) | glu_(backward_)?jvp | glu | hardswish | _prelu_kernel | _add_relu | arange
         | range | linspace | logspace | \w+_window | complex | polar | rsub | floor_divide | bucketize | searchsorted
-        | isin | _masked_scale""",
+        | isin | _masked_scale
+        | leaky_relu | _conj_physical""",
         traits=frozenset({"pointwise"}),
         evidence="source",
     ),
