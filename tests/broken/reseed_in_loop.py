@@ -1,6 +1,4 @@
 """A function that the loop calls seeds NumPy from the operating system before it draws.
-
-Run sets the generators anew at each step, so that what a record holds of them is equal: seen is the loss that follows.
 component: loss
 check: run-again
 """
