@@ -1,6 +1,9 @@
 import json
 
 import pytest
+import torch
+
+from samebits.determinism.table.snapshot import numbers
 
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 HEAD = """
@@ -93,13 +96,13 @@ def total(x): return (x * 1.5).sum()
 torch.use_deterministic_algorithms(True)  # the only thing that Dynamo guards on is set already
 torch.set_num_threads(2)
 debug_mode = torch.set_deterministic_debug_mode  # kept by a user before the switch replaces it
-meta_path, cache_tag = list(sys.meta_path), torch.compiler.config.cache_key_tag
 compiled = torch.compile(total)
 before = bits(compiled(x))
 from torch._inductor.compile_fx import compile_fx
 from torch.fx.experimental.proxy_tensor import make_fx
 held = compile_fx(make_fx(total)(x), [x])  # Dynamo does not know of it
 held(x)
+meta_path, cache_tag = list(sys.meta_path), torch.compiler.config.cache_key_tag  # setuptools, which Inductor imports, has changed it
 
 from samebits.determinism.graph import mode
 samebits.enable_op_determinism(thread_invariant=True)
@@ -180,7 +183,9 @@ else:
     with samebits.enable_op_determinism(thread_invariant=True): under = [hits(), hits()]
     plain = hits()
     from samebits.determinism.graph.patches import Patches
+    from samebits.determinism.graph import inductor
     Patches.force = lambda *args: None
+    inductor._with_threads = lambda init, threads: init  # in torch 2.11 it sets keys apart, too
     with samebits.enable_op_determinism(thread_invariant=True): untagged = hits()
     tell([*under, plain, untagged])
 """
@@ -195,6 +200,37 @@ def test_code_cached_on_disk_without_the_switch_is_not_used_under_it(told):
     assert under_again > 0
     assert plain > 0
     assert untagged > 0
+
+
+FEW = """
+def few(odd, tall): return (odd * 1.5).sum(), odd.norm(), (tall + 1).sum(0)
+torch.set_num_threads(int(sys.argv[1]))
+odd, tall = torch.randn(100_003), torch.randn(20_000, 10)
+if sys.argv[2] == "bare":  # as torch 2.11 makes its key
+    from torch._inductor.codecache import FxGraphHashDetails as Details
+    init = Details.__init__
+    from samebits.determinism.graph import inductor
+    inductor._with_threads = lambda init, threads: init
+    def without(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        vars(self).pop("cpp_runtime_thread_count", None)
+    Details.__init__ = without
+samebits.enable_op_determinism()
+tell([bits(value) for value in torch.compile(few)(odd, tall)])
+"""
+
+
+def test_code_cached_on_disk_at_another_thread_count_is_not_used(told, tmp_path):
+    """A process with 3 threads has the same bits behind one that left its code for 1 thread in the cache, and alone.
+
+    Negative control: without the thread count in the key, as in torch 2.11, it takes the code of the other.
+    """
+    three = told(FEW, 3, "ours")
+    (tmp_path / "cache").rename(tmp_path / "away")
+    one = told(FEW, 1, "ours")
+    assert told(FEW, 3, "ours") == three != one
+    (tmp_path / "cache").rename(tmp_path / "away_too")
+    assert told(FEW, 1, "bare") == told(FEW, 3, "bare") == one
 
 
 SHAPES = """
@@ -215,8 +251,9 @@ tell([off, [pass_over(sizes), pass_over(sizes[::-1])]])
 def test_bits_do_not_depend_on_the_shapes_seen_before(told):
     """A run that resumes sees its shapes in another order: under the switch compiled code has the same bits then.
 
-    Negative control: without it a size becomes dynamic at its second value, and a shape's bits depend on the order.
+    Negative control: without it a size becomes dynamic at its second value, and a shape's bits depend on the order
+    (those of torch 2.11 do not, for this model).
     """
     (off_forward, off_backward), (forward, backward) = told(SHAPES)
-    assert off_forward != off_backward
+    assert off_forward != off_backward or numbers(torch.__version__) < (2, 13)
     assert forward == backward

@@ -45,6 +45,8 @@ def patch(compile_fx: ModuleType, patches: Patches, mode: str, *, thread_invaria
     patches.put(graph, "post_compile", _stamped(graph.post_compile, mode))
     patches.put(graph, "__call__", _own_only(graph.__call__, mode))
     cpp = import_module("torch._inductor.codegen.cpp")
+    details = import_module("torch._inductor.codecache").FxGraphHashDetails
+    patches.put(details, "__init__", _with_threads(details.__init__, cpp.parallel_num_threads))
     for kernel in (cpp.CppKernel, cpp.CppVecKernel):
         patches.put(kernel, "store", _without_atomics(kernel.store))
     if thread_invariant:
@@ -151,6 +153,17 @@ def _own_only(call: Any, mode: str) -> Any:
         return call(self, inputs)
 
     return checked
+
+
+def _with_threads(init: Any, threads: Any) -> Any:
+    """Code for the CPU is made for the threads of the moment. Before torch 2.13 the key of the caches on disk omits them."""
+
+    @functools.wraps(init)
+    def with_threads(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.cpp_runtime_thread_count = threads()
+
+    return with_threads
 
 
 def _without_atomics(store: Any) -> Any:
