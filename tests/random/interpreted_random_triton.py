@@ -74,7 +74,7 @@ def _forms(log_, cos_sin_):
             logarithm[i] = log_(x[i])
             cosine[i], sine[i] = cos_sin_(x[i])
 
-    evaluate.__qualname__ = f"evaluate_{log_.__name__}"
+    evaluate.__qualname__ = f"evaluate_{log_.get().__name__}"
     return kernel(evaluate)
 
 
