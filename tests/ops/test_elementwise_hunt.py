@@ -189,6 +189,7 @@ def test_layouts_and_types_are_torchs():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(7200)  # some 7 minutes of one core each
 @pytest.mark.parametrize("dtype", elementwise.DTYPES, ids=str)
 def test_every_length_and_offset(switched_on, dtype):
     """All samples, on pieces of 1 to 100 elements that begin at 0 to 16: as the first test."""
@@ -199,6 +200,7 @@ def test_every_length_and_offset(switched_on, dtype):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("vectors", ["avx2", "default"])
 def test_other_vector_widths(vectors):
     """The fast part with the vectors of another CPU."""

@@ -137,7 +137,8 @@ class Sample:
 
 def samples(name: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> tuple[Sample, ...]:
     """Every sample of an overload that torch takes; dense operands with all scalar arguments, others with two of them."""
-    return tuple(_samples(name, dtypes)) or tuple(_samples(name, _INTEGERS))
+    found = tuple(_samples(name, dtypes))
+    return found if found or any(_samples(name, DTYPES)) else tuple(_samples(name, _INTEGERS))
 
 
 def _samples(name: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Sample]:
