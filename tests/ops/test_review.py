@@ -113,5 +113,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "AS PROMISED" in done.stdout and "vary from run to run" in done.stdout
     written = json.loads(file.read_text())
-    assert written["overloads"]["aten::mm"] == {"source": "battery", "runs": "equal", "threads": "equal"}
+    cases = [f"matmul: mm 10x511x512 [{dtype}]" for dtype in ("bfloat16", "float32", "float64")]
+    seen = {"source": "battery", "runs": "equal", "threads": "equal", "cases": cases}
+    assert written["overloads"]["aten::mm"] == seen
     assert written["exit"] == 0 and len(written["rows"]) == 3
