@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -201,7 +201,7 @@ def _layouts(name: str, operands: int) -> list[str]:
     return [one for one in dict.fromkeys(every) if whole is None or one[whole] not in "c0r"]
 
 
-@cache
+@lru_cache(64)
 def _values(name: str, dtype: torch.dtype, domain: str) -> list[Tensor]:
     """A matrix for each operand of an overload."""
     made = []
