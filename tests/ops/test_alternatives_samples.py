@@ -17,6 +17,7 @@ from samebits.determinism.alternatives.check import (
 )
 from samebits.determinism.alternatives.put import write_in_order
 from samebits.determinism.alternatives.samples import SAMPLES, Maker
+from samebits.determinism import reviewed
 from samebits.determinism.overrides import overload
 
 BY_OP = {r.op: r for r in REPLACEMENTS}
@@ -48,8 +49,11 @@ def test_every_replaced_overload_has_a_sample_and_a_right_name():
     """No replacement is without a sample, none is for the CPU, and every overload exists in this torch."""
     covered = {op for sample in SAMPLES for op in sample.covers}
     assert {r.op for r in REPLACEMENTS} == covered
-    assert {s.name for s in SAMPLES} - {s.name for s in ON_CPU} == {"cudnn_grid_sampler"}
-    assert all(r.device == "CUDA" and overload(r.op).name() == r.op for r in REPLACEMENTS)
+    gone = {r.op for r in REPLACEMENTS if not reviewed.exists(r.op)}
+    assert all("lanczos" in op for op in gone) and not (gone and torch.__version__ >= "2.13")
+    elsewhere = {"cudnn_grid_sampler", *(s.name for s in SAMPLES if gone & {*s.covers})}
+    assert {s.name for s in SAMPLES} - {s.name for s in ON_CPU} == elsewhere
+    assert all(r.device == "CUDA" and (r.op in gone or overload(r.op).name() == r.op) for r in REPLACEMENTS)
 
 
 @pytest.mark.parametrize("sample", ON_CPU, **ids)

@@ -29,6 +29,9 @@ assert os.environ.get("TRITON_INTERPRET") == "1" and triton.knobs.runtime.interp
 @pytest.mark.parametrize("name", DRAWS)
 def test_the_kernels_draw_the_bits_of_the_cpu(name, kind, monkeypatch):
     """Every function gives the same bits by the CPU's kernels and by Triton's, with any batch of keys."""
+    few = name in {"permutation of 1", "permutation of 40", "permutation of 64"}
+    if few and triton.__version__ < "3.7" and np.__version__ >= "2.4":
+        pytest.skip("the interpreter of Triton 3.6 cannot count to a number of the program with NumPy 2.4")
     batch, shape = KEYS[kind]
     expected = DRAWS[name](key_of(batch), shape)
     monkeypatch.setattr(_backends, "_CPU", launchers(name))

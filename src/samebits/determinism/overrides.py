@@ -69,8 +69,8 @@ def _never_called(*_: Any) -> None:
 
 
 def has_kernel(name: str, key: str) -> bool:
-    """Whether the op of that full name has a kernel for the dispatch key of that name."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    """Whether this torch has the op of that full name, with a kernel for the dispatch key of that name."""
+    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 def kernels(key: str) -> list[str]:

@@ -116,12 +116,12 @@ def _resize(
         ),
     )
     sizes = input_size[2:]
-    if tuple(sizes) == tuple(output_size):  # a copy for torch too, whatever the scale
+    if tuple(sizes) == tuple(output_size):  # a copy for torch's CUDA kernels too, whatever the scale
         return grad_output.clone()
     maps: list[Describe | None] = [
         (pairs, (size, out, align_corners, scale), size)
-        # Torch's CPU kernels copy along a dimension of equal sizes; its CUDA kernels use the scale that was given.
-        if size != out or (scale and not grad_output.is_cpu)
+        # Torch's linear kernels on the CPU copy along a dimension of equal sizes; all others use the scale that was given.
+        if size != out or (scale and not (pairs is _linear and grad_output.is_cpu))
         else None
         for size, out, scale in zip(sizes, output_size, scales, strict=True)
     ]
