@@ -87,6 +87,24 @@ def samebits(*words, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=280, **options)
 
 
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 140])
+def test_no_column_of_commits_is_left_out_on_a_narrow_terminal(run, width):
+    """The state is there at any width: a damaged commit says so beside its step, and a whole one that it is whole."""
+    tensors = next((run / "commits").glob("000000000003-*")) / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    lines = on_terminal(width, "-m", "samebits", "commits", run)
+    text = " ".join(lines)
+    assert all(
+        re.search(rf"\b{column}\b", text) for column in ("step", "age", "size", "digest", "parent", "state")
+    )
+    listed = [line for line in lines if not line.startswith("0000")]  # the reason, below the table
+    assert sum("whole" in line for line in listed) == 2 and sum("damaged" in line for line in listed) == 1
+    assert all(
+        any(own[:8] in line for line in lines)
+        for own in (commit.manifest.digest.split(":")[1] for commit in list_commits(run))
+    )
+
+
 def test_a_pipe_gets_plain_lines_with_whole_digests(run):
     """One line for each commit, without signs of a terminal."""
     out = samebits("commits", run).stdout

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "samebits.commits/1"
 NEWEST = "newest"
+KEPT = 2
+"""How many commits --prune leaves without --keep."""
 
 
 def commits(
@@ -25,10 +27,16 @@ def commits(
     prune_older: Annotated[
         bool, typer.Option("--prune", help="Delete all but the newest K valid commits (--keep K).")
     ] = False,
-    keep: Annotated[int, typer.Option(min=1, metavar="K", help="How many valid commits --prune leaves.")] = 2,
+    keep: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="K", help="How many valid commits --prune leaves. [default: 2]"),
+    ] = None,
     keep_best: Annotated[
-        int, typer.Option(min=0, metavar="K", help="Of how many best values --prune leaves the commits, too.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0, metavar="K", help="Of how many best values --prune leaves the commits, too. [default: 0]"
+        ),
+    ] = None,
     export_to: Annotated[
         tuple[str, Path] | None,
         typer.Option(
@@ -57,7 +65,7 @@ def commits(
     Exit status: 0 all are whole (with --verify: valid), 1 one is damaged, 2 it could not be found out.
     """
     if export_to is not None:
-        if verify or prune_older or json_file is not None:
+        if verify or prune_older or json_file is not None or (keep, keep_best) != (None, None):
             raise InvalidArgumentError("--export goes alone: what it writes was verified.")
         print(
             f"wrote {checkpoint.export(run_dir, export_to[1], object=object_name, step=_step(export_to[0]))}"
@@ -65,11 +73,13 @@ def commits(
         return
     if object_name is not None:
         raise InvalidArgumentError("--object goes with --export.")
+    if not prune_older and (keep, keep_best) != (None, None):
+        raise InvalidArgumentError("--keep and --keep-best go with --prune: without it nothing is deleted.")
     if json_file not in (None, "-") and not Path(json_file).absolute().parent.is_dir():
         raise InvalidArgumentError(
             f"--json {json_file}: there is no folder {Path(json_file).absolute().parent}."
         )
-    found, deleted = checkpoint.prune(run_dir, keep, keep_best) if prune_older else ([], [])
+    found, deleted = checkpoint.prune(run_dir, keep or KEPT, keep_best or 0) if prune_older else ([], [])
     if verify or not prune_older:
         with cli.commits_text.reading(verify) as looked:
             found = checkpoint.list_commits(run_dir, verify=verify, looked=looked)

@@ -19,6 +19,12 @@ from samebits.cli.printable import printable
 
 COLUMNS = ("step", "position", "age", "size", "digest", "parent", "state")
 STYLES = {VALID: "green", DAMAGED: "bold red", NEWER: "yellow"}
+GAP = 2
+"""Columns of a terminal between two of a table."""
+FOLDS = ({}, {"parent": 8}, {"parent": 8, "digest": 16})
+"""Widths of what is folded into several lines: the first of these that leaves room for all columns is taken."""
+NARROWEST = 72
+"""Below, no table has room for all columns: plain lines, which the terminal wraps."""
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -26,8 +32,8 @@ def show(found: Sequence[Listed], deleted: Sequence[Listed]) -> None:
     """Prints the commits, newest first, what is wrong with any, and what was deleted."""
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, width=None if terminal else 10_000)
-    if terminal:
-        console.print(_table(found))
+    if terminal and console.width >= NARROWEST:
+        console.print(_table(found, console.width))
     else:
         for cells in [COLUMNS, *_lines(found)] if found else []:
             console.print(Text("  ".join(cells)), soft_wrap=True)
@@ -54,19 +60,28 @@ def reading(shown: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _table(found: Sequence[Listed]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+def _table(found: Sequence[Listed], width: int) -> Table:
+    """All columns, whatever the width: rich leaves out the last ones, the state too, where the others are too wide."""
+    lines = _lines(found)
+    widest = [max(map(len, cells)) for cells in zip(COLUMNS, *lines, strict=True)]
+    fits = (folds for folds in FOLDS if _needed(widest, folds) <= width)
+    folds = next(fits, FOLDS[-1])
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, GAP - 1, 0, 0))
     for column in COLUMNS:
         table.add_column(
             column,
             justify="right" if column in ("step", "age", "size") else "left",
             overflow="fold",  # a digest that is cut short cannot be compared
-            min_width=16 if column == "digest" else None,
-            no_wrap=column in ("step", "age", "size", "parent"),
+            width=folds.get(column),
+            no_wrap=column in ("step", "age", "size"),
         )
-    for commit, (*cells, state) in zip(found, _lines(found), strict=True):
+    for commit, (*cells, state) in zip(found, lines, strict=True):
         table.add_row(*map(Text, cells), Text(state, style=STYLES.get(commit.status, "")))
     return table
+
+
+def _needed(widest: Sequence[int], folds: Mapping[str, int]) -> int:
+    return sum(folds.get(column, wide) + GAP for column, wide in zip(COLUMNS, widest, strict=True))
 
 
 def _lines(found: Sequence[Listed]) -> list[tuple[str, ...]]:
