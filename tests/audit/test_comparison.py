@@ -69,11 +69,19 @@ def test_runs_without_a_step_in_common_are_not_equal(record, ends):
     assert found.exit == 2 and "no step in common" in found.sentence()
 
 
+@pytest.mark.parametrize("ends", [(None, None), (None, FAILED), (FAILED, None)])
+def test_a_run_without_a_step_is_not_compared_with_one_that_has_some(record, ends):
+    """A finished run that is started again records no step: status 2, and how many steps each has."""
+    found = compare(record(ends[0]), record(ends[1], steps=0))
+    assert found.exit == 2
+    assert "no step in common (the first has 3, the second none" in found.sentence()
+
+
 def test_where_a_failed_run_stops_is_no_difference_between_two_that_failed(record):
     """Two steps and three: status 2 where both failed; where both ended (control) the number of steps differs."""
     assert compare(record(FAILED, steps=2), record(FAILED)).exit == 2
     found = compare(record(steps=2), record())
-    assert found.exit == 1 and "the number of steps differ" in found.sentence()
+    assert found.exit == 1 and "the numbers of steps differ (2 against 3)" in found.sentence()
 
 
 def test_a_record_of_losses_says_so(record):

@@ -22,6 +22,8 @@ class Comparison:
     """How the runs ended that did not end well."""
     level: str = "state"
     """What was recorded of both: "loss" or "state"."""
+    recorded: tuple[int, int] = (0, 0)
+    """The number of steps of each."""
 
     @property
     def exit(self) -> int:
@@ -36,10 +38,14 @@ class Comparison:
             return f"{self.difference.sentence()} [{self._compared()}]"
         ended = "; ".join(self.unfinished)
         if not self.steps:
-            return f"not compared: the two records have no step in common{ended and f' ({ended})'}"
+            return f"not compared: the two records have no step in common ({self._numbers()}{ended and f'; {ended}'})"
         if ended:
             return f"not compared to the end: {ended}; no difference in the {self._compared()}"
         return f"equal: {self._compared()}, and the model at the end"
+
+    def _numbers(self) -> str:
+        a, b = (f"{number or 'none'}" for number in self.recorded)
+        return "neither has one" if a == b == "none" else f"the first has {a}, the second {b}"
 
     def _compared(self) -> str:
         steps = f"{self.steps} step{'' if self.steps == 1 else 's'} compared"
@@ -49,8 +55,8 @@ class Comparison:
 def compare(a: Record, b: Record) -> Comparison:
     """Compares two runs from their beginning to their end.
 
-    That one failed and the other did not is a difference. Where both failed, or one was killed, only the steps say
-    something: that they end elsewhere does not.
+    That one failed and the other did not is a difference. Where both failed, or one was killed, or no step is in both,
+    that they end elsewhere says nothing.
     """
     ends = [_end(record) for record in (a, b)]
     difference = first_difference(a, b)
@@ -58,8 +64,12 @@ def compare(a: Record, b: Record) -> Comparison:
         difference = difference or Difference(-1, "end", (), detail="".join(ends), place="end")
     elif any(ends) and difference is not None and difference.place == "end":
         difference = None
+    if difference is not None and difference.place == "end" and not steps_compared(a, b):
+        difference = None  # a run that had finished before, say, and now only ran the code behind its loop
     level = "loss" if "loss" in (a.start.get("level"), b.start.get("level")) else "state"
-    return Comparison(steps_compared(a, b), difference, tuple(filter(None, ends)), level)
+    return Comparison(
+        steps_compared(a, b), difference, tuple(filter(None, ends)), level, (len(a.steps), len(b.steps))
+    )
 
 
 def _end(record: Record) -> str:

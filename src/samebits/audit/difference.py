@@ -51,7 +51,7 @@ def _verb(difference: Difference) -> str:
 
 _TITLES = {
     "final": "the model at the script's end",
-    "steps": "the number of steps",
+    "steps": "the numbers of steps",
     "end": "the record",
     "lr": "learning rate",
     "eval": "evaluation outputs",

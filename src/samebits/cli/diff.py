@@ -15,8 +15,8 @@ def diff(
 ) -> None:
     """Say the first step and component at which two recorded runs differ, and how many steps were compared.
 
-    Exit status: 0 they are equal, 1 they differ, 2 it cannot be told: one cannot be read, one did not run to its end
-    (it raised, or was killed), or they have no step in common.
+    Exit status: 0 they are equal, 1 they differ (also: one alone raised), 2 it cannot be told: one cannot be read, both
+    raised, one was killed, or they have no step in common.
     """
     read = audit.record.reading.read_record
     found = audit.comparison.compare(read(first), read(second))
