@@ -201,6 +201,16 @@ def test_a_call_in_the_way_of_keras_is_named_with_the_line_to_type(call, named):
     fit(batch_size=Vector())  # an object to save may be called so
 
 
+@pytest.mark.parametrize("name", ["val_data", "val_loader", "eval_data", "validation_loader"])
+def test_a_loader_to_validate_with_by_another_name_is_refused(name):
+    """`Run` would save it as an object, and nothing would be validated; a module, or one beside validation_data, is saved."""
+    loader = samebits.data.DataLoader(BATCHES, batch_size=None)
+    with pytest.raises(InvalidArgumentError, match=f"Give the loader as validation_data={name}"):
+        fit(**{name: loader})
+    fit(**{name: nn.Sequential(nn.Linear(2, 2))})
+    fit(**{name: loader, "validation_data": BATCHES, "validation_freq": [1]})
+
+
 @pytest.mark.parametrize(("verbose", "lines"), [(0, 0), (1, 2), ("auto", 2), (2, 2), (True, 2), (False, 0)])
 def test_verbose_is_keras_numbers(capfd, verbose, lines):
     """0 prints nothing, 1, 2 and "auto" a line per epoch where there is no terminal."""

@@ -79,7 +79,7 @@ def test_the_run_directory_of_another_model_is_refused(halfway):
     [
         ({"seed": 2}, RunMismatchError, "made with seed 1, this program has seed 2"),
         ({"batch_size": 3}, PipelineMismatchError, "batch_size was 4, is 3"),
-        ({"extra": {"ema": nn.Linear(1, 1)}}, RunMismatchError, "'ema' is not in the commit"),
+        ({"extra": {"ema": nn.Linear(1, 1)}}, RunMismatchError, r"'ema' is not in the commit\. Use"),
     ],
 )
 def test_another_program_is_refused(halfway, change, error, named):
@@ -88,6 +88,20 @@ def test_another_program_is_refused(halfway, change, error, named):
     with pytest.raises(error, match=named):
         train(run_dir, **change)
     assert train(run_dir) == expected
+
+
+def test_a_name_that_is_spelt_otherwise_is_told_with_that_of_the_commit(halfway):
+    """`optimizer=` where the run began with `opt=`: both names, before anything is changed."""
+    run_dir, _ = halfway
+    samebits.set_random_seed(1)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    named = r"'optimizer' is not in the commit \(it holds 'opt', not given to Run\)"
+    with (
+        pytest.raises(RunMismatchError, match=named),
+        samebits.Run(run_dir, model=model, optimizer=optimizer),
+    ):
+        pass
 
 
 def test_another_loop_is_refused(halfway):

@@ -105,9 +105,11 @@ def check_fits(
     Unless `complete`, objects of the state may be missing yet.
     """
     problems: list[str] = []
+    missing = sorted(saved["objects"].keys() - objects.keys())
     for name in sorted({*objects, *saved["objects"]}):
         if name not in saved["objects"]:
-            problems.append(f"{name!r} is not in the commit")
+            held = f" (it holds {', '.join(map(repr, missing))}, not given to Run)" if missing else ""
+            problems.append(f"{name!r} is not in the commit{held}")
         elif name not in objects:
             problems += [f"the commit holds {name!r}, which was not given to Run"] if complete else []
         else:

@@ -23,6 +23,7 @@ _OF_THE_LOADER = (
     "validation_split",
     "validation_batch_size",
 )
+_OF_VALIDATION = ("validation_data", "validation_freq", "validation_steps")
 _LOADER = (
     "fit takes a loader of (x, y) batches:\n"
     "    loader = samebits.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32, shuffle=True)\n"
@@ -48,6 +49,11 @@ def _check(given: tuple[Any, ...], named: dict[str, Any]) -> None:
             f"Trainer.fit(loader, epochs={type(second).__name__}): the second argument is the number of epochs. {_LOADER}"
         )
     for name, value in named.items():
+        if _is_a_validation(name, value) and "validation_data" not in named:
+            raise InvalidArgumentError(
+                f"Trainer.fit({name}=...): an object by this name is saved, and nothing is validated. Give the loader as "
+                f"validation_data={name}."
+            )
         if isinstance(value, Stateful):  # an object to save may have any name
             continue
         if name == "callbacks":
@@ -57,3 +63,9 @@ def _check(given: tuple[Any, ...], named: dict[str, Any]) -> None:
             )
         if name in _OF_THE_LOADER:
             raise InvalidArgumentError(f"Trainer.fit({name}=...): batches are made by a loader. {_LOADER}")
+
+
+def _is_a_validation(name: str, value: Any) -> bool:
+    """Whether a loader was meant to be `validation_data`: loaders have a state, so `Run` would take it as one to save."""
+    is_loader = hasattr(value, "__iter__") and not isinstance(value, torch.nn.Module)
+    return is_loader and name not in _OF_VALIDATION and name.startswith(("val", "eval"))
