@@ -140,8 +140,9 @@ def test_an_unseeded_script_fails_at_once(tmp_path):
     status, _, errors, report = verify(tmp_path, UNSEEDED)
     assert status == 1
     assert row(report, "run again")["difference"]["step"] == -1
-    assert "set_random_seed" in report["verdict"]
-    assert row(report, "3 threads")["equal"] is None
+    assert "set_random_seed" in report["verdict"] and "`--run`" in report["verdict"]
+    threads = row(report, "3 threads")
+    assert threads["equal"] is None and "measured" not in threads["note"]
 
 
 def test_run_seeds_what_the_script_does_not(tmp_path):
@@ -214,6 +215,9 @@ def test_what_cannot_run_ends_in_one_line_and_status_2(tmp_path):
     with open(log) as file:
         assert "Traceback" in file.read()
     os.unlink(log)
+    status, _, errors, _ = verify(tmp_path, "raise SystemExit(3)")
+    assert status == 2 and "a process ended with exit code 3: (it printed nothing)" in errors
+    os.unlink(errors.rpartition("(its output: ")[2].split(")")[0])
     status, _, errors, _ = verify(tmp_path, "print(1)")
     assert status == 2 and "nothing to compare" in errors
     os.unlink(errors.rpartition("(its output: ")[2].split(")")[0])

@@ -537,3 +537,13 @@ def test_the_walk_ends():
         one.next = other
     million = list(range(1_000_000))
     assert len(keepers(lambda x: (ring[x], million[x]))) == 200
+
+
+def test_a_memo_that_a_worker_finds_is_told_once():
+    """The error is one line that names all: no frames of ours below; a function's own error keeps its worker's lines."""
+    with pytest.raises(PipelineError) as found:
+        list(Pipeline.range(20).map(lru_of_numpy(), num_parallel_calls=1).with_options(seed=1))
+    assert not getattr(found.value, "__notes__", [])
+    with pytest.raises(PipelineError) as found:
+        list(Pipeline.range(20).map(lambda x: 1 / x, num_parallel_calls=1).with_options(seed=1))
+    assert "In a worker process" in found.value.__notes__[0]

@@ -43,6 +43,13 @@ def test_without_filters_the_counts_come_first_and_then_what_needs_attention(tmp
     assert "\x1b" not in done.stdout and not any(line != line.rstrip() for line in lines)
 
 
+def test_what_the_heading_says_is_not_said_again_in_the_reason():
+    """An op whose bits follow the thread count: the heading says so, once; what it depends on stands behind."""
+    done = run("--op", "add.Tensor", "--device", "cpu")
+    line = next(line for line in done.stdout.splitlines() if "  add.Tensor  " in line)
+    assert line.count("bits change with the thread count") == 1 and "an alpha other than 1" in line
+
+
 def test_filters_choose_entries_and_the_file_holds_what_is_shown(tmp_path):
     """Substring or glob of the name, device, verdict, evidence; one line for each overload and device."""
     done = run(

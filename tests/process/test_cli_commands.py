@@ -115,6 +115,19 @@ def test_the_exit_status_of_the_script_is_that_of_run(tmp_path):
     assert missing.returncode == 2 and len(missing.stderr.splitlines()) == 1
 
 
+def test_what_run_is_given_wrongly_is_told_in_the_words_of_the_command(tmp_path):
+    """A level that there is not, and a folder for a script: the option, the choice; nothing runs."""
+    (tmp_path / "train.py").write_text("open('ran', 'w')")
+    for words, said in (
+        (["--record-level", "all", "train.py"], "samebits: --record-level 'all': choose from loss, state.\n"),
+        (["."], "samebits: run .: is a folder; name the script in it.\n"),
+    ):
+        refused = samebits("run", *words, cwd=tmp_path)
+        assert (refused.returncode, refused.stderr) == (2, said)
+    assert not (tmp_path / "ran").exists()
+    assert samebits("run", "--record-level", "loss", "train.py", cwd=tmp_path).returncode == 0  # control
+
+
 def test_sigterm_passes_through_as_75(tmp_path):
     """A `Run` under `samebits run` commits at SIGTERM, and its exit status 75 is the command's."""
     (tmp_path / "train.py").write_text(

@@ -35,7 +35,8 @@ _STYLES = {
     ALTERNATIVE: "green",
     SERIAL: "yellow",
 }
-_THREADS = "deterministic, but bits change with the thread count"
+_CHANGE = "bits change with the thread count"
+_THREADS = f"deterministic, but {_CHANGE}"
 _ATTENTION = (NOT_REVIEWED, VARIES, REFUSED, SERIAL, ALTERNATIVE)
 
 
@@ -105,7 +106,9 @@ def _grouped(group: Sequence[Entry]) -> _Line:
 
 def _line(entry: Entry, ops: str = "", evidence: str = "") -> _Line:
     name = entry.op.removeprefix("aten::")
-    return _Line(entry.device, _heading(entry), ops or name, evidence or entry.evidence, entry.reason)
+    heading = _heading(entry)
+    reason = entry.reason.removesuffix(f"; {_CHANGE}") if heading == _THREADS else entry.reason
+    return _Line(entry.device, heading, ops or name, evidence or entry.evidence, reason)
 
 
 def _heading(entry: Entry) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from samebits import audit
-from samebits.audit.spec import LaunchSpec
+from samebits.audit.spec import LEVELS, LaunchSpec
 from samebits.errors import InvalidArgumentError, RecordError
 
 SCRIPT_SEED = 0
@@ -38,7 +38,10 @@ def run(
     Exit status: the script's; 2 where it could not be started.
     """
     if not os.path.isfile(script):
-        raise InvalidArgumentError(f"run {script}: there is no such file.")
+        why = "is a folder; name the script in it" if os.path.isdir(script) else "there is no such file"
+        raise InvalidArgumentError(f"run {script}: {why}.")
+    if record_level not in LEVELS:
+        raise InvalidArgumentError(f"--record-level {record_level!r}: choose from {', '.join(LEVELS)}.")
     if record is not None:
         _check_record(Path(record), [script, *(args or ())])
     spec = LaunchSpec(

@@ -153,7 +153,7 @@ class Preemption:
         first, self.requested = self.requested is None, self.requested or name
         if first:
             self._deadline = time.monotonic() + self._grace
-            again = " (Ctrl-C again stops at once, without)" if name is signal.SIGINT else ""
+            again = " (Ctrl-C again stops at once, without a commit)" if name is signal.SIGINT else ""
             _say(f"{name.name}: {self._plan()}{again}")
             self._wake(number)
         previous = self._previous.get(name)

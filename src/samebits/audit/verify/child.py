@@ -88,7 +88,12 @@ class Outcome:
             return ""
         if self.ended.returncode < 0:
             return f"a process was ended by {signal.Signals(-self.ended.returncode).name}"
-        return f"a process raised: {self.ended.tail(1).strip()}" if self.ended.returncode else ""
+        printed = self.ended.tail(1).strip()
+        if not self.ended.returncode:
+            return ""
+        if self.ended.returncode != 1:  # an exception's is 1
+            return f"a process ended with exit code {self.ended.returncode}: {printed}"
+        return f"a process raised: {printed}"
 
 
 @dataclass

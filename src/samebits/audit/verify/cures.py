@@ -11,9 +11,10 @@ _ALWAYS = {
     "initial": "Call samebits.set_random_seed(seed) before the model is built",
     "locals": "Keep what lives from one step to the next in the run (`run.state.NAME = ...`), or hand the object to "
     "it (`samebits.Run(..., name=object)` or `run.add`)",
-    "generators": "Something draws random numbers that nobody seeded: call samebits.set_random_seed(seed) first",
-    "batch": "The batch must not depend on the clock, the order of a set or of os.listdir, or a generator that nobody "
-    "seeded",
+    "generators": "Something draws random numbers that nobody seeded: call samebits.set_random_seed(seed) first, or "
+    "let `--run` set the seeds of a script as it is",
+    "batch": "The batch must not depend on the clock, the order of a set or of os.listdir, a generator that nobody "
+    "seeded, or on what another element left behind in its worker, such as a memo of a draw",
     "optimizer": "The optimizer's settings must not depend on the clock, the order of a set, or a random number that "
     "nobody seeded",
     "loss": "The computation must not depend on the clock, the order of a set, or a random number that nobody seeded; "

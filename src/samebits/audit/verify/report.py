@@ -73,7 +73,8 @@ class Row:
 
     def notes(self) -> str:
         """What a reader must know beside the result."""
-        promised = "" if self.check.promised else "measured, not promised"
+        unmeasured = self.overshadowed and self.difference is None
+        promised = "" if self.check.promised else "not promised" if unmeasured else "measured, not promised"
         return "; ".join(filter(None, (promised, self.check.note, self.remark)))
 
     def to_dict(self) -> dict[str, Any]:

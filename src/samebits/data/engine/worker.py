@@ -177,7 +177,8 @@ def unpacked_error(packed: Any) -> BaseException:
         error: BaseException = PipelineError(line)
     else:
         error, error.__cause__ = pickle.loads(pickled)  # noqa: S301
-    error.add_note(f"In a worker process:\n{text}")
+    if pickled is None or error.__cause__ is not None or type(error) is not PipelineError:
+        error.add_note(f"In a worker process:\n{text}")  # what we raise ourselves says all in its one line
     return error
 
 
