@@ -183,6 +183,26 @@ def test_another_schedule_is_told_with_both_values(tmp_path):
         schedule(2)
 
 
+def test_another_rate_under_a_warm_up_is_told_as_it_was_given(tmp_path):
+    """A warm-up from 0 makes both rates 0.0 before the first step: the warning says what was given. Equal ones: no warning."""
+
+    def warm_up(rate, epochs):
+        samebits.set_random_seed(1)
+        opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], rate)
+        plan = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: min(1.0, step / 4))
+        with samebits.Run(tmp_path, opt=opt, plan=plan) as run:
+            for _ in run.steps([1, 2, 3], epochs=epochs):
+                opt.step()
+                plan.step()
+
+    warm_up(0.1, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warm_up(0.1, 2)
+    with pytest.warns(UserWarning, match=r"with: opt.lr: 0.1 then, 0.5 now. The commit's go on"):
+        warm_up(0.5, 3)
+
+
 def test_a_rate_that_a_scheduler_changed_is_no_change(committed):
     """Negative control: the commit's rate is another than the constructor's, the program is the same: no warning."""
     with warnings.catch_warnings():

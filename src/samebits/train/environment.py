@@ -210,12 +210,17 @@ def _name_of(line: str) -> str | None:
 def _made_with(thing: Any) -> list[dict[str, Any]]:
     """What a program chose for an optimizer, by parameter group, or for a scheduler."""
     if isinstance(thing, torch.optim.Optimizer):
-        return [_hyperparameters(group) for group in thing.param_groups]
+        return [_hyperparameters(_as_given(group)) for group in thing.param_groups]
     return [_hyperparameters(thing.state_dict())]
 
 
+def _as_given(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The group with the `lr` that the program gave: a scheduler has put its first one there, 0.0 in a warm-up."""
+    return {**group, "lr": group["initial_lr"]} if "initial_lr" in group else group
+
+
 def _hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values, as JSON has them. A scheduler's `initial_lr` and its own learning rates are the optimizer's `lr`."""
+    """Plain values, as JSON has them. A scheduler's learning rates follow from the optimizer's `lr`."""
     plain = {name: _plain(value) for name, value in values.items() if name not in _DERIVED}
     return {name: value for name, value in plain.items() if isinstance(value, (*_PLAIN, list))}
 
