@@ -82,6 +82,39 @@ BY_HAND = TRAIN.replace(
 )
 
 
+WITH_RUN = """
+import sys
+import torch, samebits
+samebits.set_random_seed(1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+note = sys.argv[1]
+with samebits.Run(None, model=model, optimizer=optimizer) as run:
+    for step, x in run.steps([torch.ones(2, 4)] * 3, epochs=1):
+        loss = model(x).square().mean() * (2 if note == "other" and step.number == 2 else 1)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+print(note)
+"""
+
+
+def test_what_is_read_behind_the_loop_is_told_so(tmp_path):
+    """An argument that only a last line prints differs in no step: the line says who reads it. What a body reads: it does not."""
+    script = WITH_RUN.replace(' * (2 if note == "other" and step.number == 2 else 1)', "")
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "reads.py").write_text(WITH_RUN)
+    for name, *words in (
+        ("a", "train.py", "x"),
+        ("b", "train.py", "y"),
+        ("c", "reads.py", "x"),
+        ("d", "reads.py", "y"),
+    ):
+        ran = samebits("run", "--record", name, *words, cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+    behind, inside = (samebits("diff", *pair, cwd=tmp_path) for pair in ("ab", "cd"))
+    assert "local variable `note` differs (read behind the loop only) [3 steps compared]" in behind.stdout
+    assert "local variable `note` differs [3 steps compared]" in inside.stdout
+
+
 def test_training_by_hand_has_steps_to_compare(tmp_path):
     """`p.data.add_` instead of an optimizer: four steps, and a difference is told at its step."""
     (tmp_path / "train.py").write_text(BY_HAND)

@@ -237,6 +237,7 @@ def _difference(
     known = sorted(parts, key=lambda name: (order.index(name) if name in order else len(order), name))
     cause = known[0]
     detail = _numbers(mine, theirs, cause) if cause in {"loss", "lr"} else ""
+    detail = "read behind the loop only" if cause == _AT_EXIT else detail
     others = tuple((_public(name), parts[name]) for name in known[1:])
     return Difference(
         theirs.step, _public(cause), parts[cause], detail, others, theirs.epoch, theirs.batch_index, place

@@ -19,7 +19,7 @@ SCRIPT_SEED = 0
 
 def run(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Any PyTorch script.")],
-    args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")] = None,
     *,
     seed: Annotated[int, typer.Option(help="For all generators, before the script starts.")] = SCRIPT_SEED,
     thread_invariant: Annotated[
@@ -33,7 +33,7 @@ def run(
 ) -> None:
     """Run SCRIPT with op determinism on, seeds set and PYTHONHASHSEED fixed.
 
-    Options stand before SCRIPT; everything behind it goes to the script.
+    Options stand before SCRIPT; everything behind it goes to the script, a -- too.
 
     Exit status: the script's; 2 where it could not be started.
     """

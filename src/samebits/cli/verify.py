@@ -19,7 +19,7 @@ from samebits.errors import InvalidArgumentError, VerifyError
 def verify(
     context: typer.Context,
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
-    args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")] = None,
     *,
     as_run: Annotated[bool, typer.Option("--run", help="Start it as `samebits run` would.")] = False,
     thread_invariant: Annotated[
@@ -59,7 +59,7 @@ def verify(
     are moved there, too: yours are neither read nor written. What the script writes outside of the current folder
     (../results) is its own: it is written.
 
-    Options stand before SCRIPT; everything behind it goes to the script.
+    Options stand before SCRIPT; everything behind it goes to the script, a -- too.
 
     Exit status: 0 all promised rows are equal, 1 one is not, 2 it could not be found out.
     """

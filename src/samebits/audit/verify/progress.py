@@ -45,7 +45,9 @@ class VerifyProgress:
         self.expect_more(processes)
         estimate = math.ceil(seconds * processes / jobs)
         each = "" if jobs == 1 else f", {jobs} at a time"
-        self.say(f"baseline {seconds:.1f} s, {steps} steps; {processes} more runs{each}, about {estimate} s")
+        self.say(
+            f"baseline {seconds:.1f} s, {steps} steps; {processes} more run{'' if processes == 1 else 's'}{each}, about {estimate} s"
+        )
 
     def expect_more(self, processes: int) -> None:
         """So many more processes will run."""
@@ -59,7 +61,7 @@ class VerifyProgress:
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line > LINE_EVERY_S:
             self._last_line = now
-            self.say(f"{self._ended} of {self._total} runs ended")
+            self.say(f"{self._ended} of {self._total} run{'' if self._total == 1 else 's'} ended")
 
     def say(self, line: str) -> None:
         """Prints a line above the bar."""
