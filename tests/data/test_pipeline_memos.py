@@ -3,6 +3,8 @@
 import functools
 import importlib.util
 import random
+import subprocess
+import sys
 import warnings
 import weakref
 from collections import Counter, OrderedDict, defaultdict
@@ -483,6 +485,36 @@ def test_a_memo_of_a_draw_that_reading_missed_is_an_error(workers):
     assert not purity.may_draw(late)
     with pytest.raises(PipelineError, match="remembers what it drew"):
         list(Pipeline.range(150).map(late).with_options(seed=1, num_parallel_calls=workers))
+
+
+FIRST_TASK = """
+import functools, random, sys
+from samebits.data import Pipeline
+
+class Held:
+    @property
+    @functools.cache
+    def drawn(self):
+        return random.random()
+
+held = Held()
+pipeline = Pipeline.range(100)
+if sys.argv[1] == "shuffled":
+    pipeline = pipeline.shuffle()
+random.seed(int(sys.argv[2]))
+print(next(iter(pipeline.map(lambda x: x + held.drawn).with_options(seed=1))))
+"""
+
+
+@pytest.mark.parametrize("order", ["in order", "shuffled"])
+def test_a_memo_that_reading_missed_is_an_error_in_a_process_first_task_too(order):
+    """That task imports Numba, which says nothing of who drew: no library of the user's was imported."""
+    for seed in "12":
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST_TASK, order, seed], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1, done.stdout
+        assert "remembers what it drew" in done.stderr
 
 
 DRAWS = {

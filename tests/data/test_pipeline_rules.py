@@ -631,3 +631,67 @@ def test_no_more_than_one_batch_is_made_for_the_first_element(behind):
     pipeline = numbers if behind == "plain" else getattr(numbers.batch(4), behind)(*arguments)
     next(iter(pipeline))
     assert len(read) == (64 if behind == "plain" else 4)
+
+
+class Table:
+    def __init__(self):
+        self.rows = [{"x": torch.zeros(2)} for _ in range(3000)]
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+HELD = {
+    "dicts": lambda: [{"x": float(i)} for i in range(100)],
+    "tensors in dicts": lambda: [{"x": torch.full((2,), float(i))} for i in range(100)],
+    "a dataset's": Table,
+}
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("kind", HELD)
+def test_an_element_changed_in_place_where_the_source_holds_it_is_a_side_effect(kind, batched, monkeypatch):
+    """The second epoch finds it changed: in this process, with a warning, for any number of workers."""
+
+    def augment(row):
+        row["x"] += np.random.rand()
+        return torch.as_tensor(row["x"])
+
+    read = {}
+    for workers in (0, 2):
+        pipeline = Pipeline.from_source(HELD[kind]()).map(augment)
+        pipeline = (pipeline.batch(4) if batched else pipeline).with_options(
+            seed=1, num_parallel_calls=workers
+        )
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            monkeypatch.setattr(notices, "_shown", {})
+            read[workers] = [torch.stack([one.clone() for one in pipeline]) for _ in range(2)]
+        assert any("in place" in str(one.message) for one in told) == bool(workers)
+    assert all(map(torch.equal, read[0], read[2]))
+
+
+def test_an_element_that_is_made_for_its_reader_may_be_changed():
+    """Rows of an array, of a dataset that copies, and one that draws: nothing is said, and both workers are started."""
+    data = [HELD["tensors in dicts"]()[i]["x"] for i in range(100)]
+
+    class Fresh(Table):
+        def __getitem__(self, index):
+            return {"x": self.rows[index]["x"].clone()}
+
+    class Drawing(Table):
+        def __getitem__(self, index):
+            return {"x": torch.rand(2)}
+
+    def change(row):
+        row = row["x"] if isinstance(row, dict) else row
+        row += 1
+        return row
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConflictWarning)
+        for source in (torch.stack(data), Fresh(), Drawing()):
+            list(Pipeline.from_source(source).map(change).with_options(seed=1, num_parallel_calls=2))

@@ -7,7 +7,6 @@ that task is computed again with the generators set, and so are all later ones.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 from samebits.context import Words
 from samebits.errors import PipelineError, UnseededError
+from samebits.kernels.deferred import modules_of_others
 from samebits.random import generators, words
 from samebits.random.mark import mark
 
@@ -73,7 +73,7 @@ class Draws:
         if not self._quiet:
             with generators.preserved():
                 return _with(True, task)
-        before, modules = mark(), len(sys.modules)
+        before, modules = mark(), modules_of_others()
         try:
             result = _with(False, task)
         except (PipelineError, UnseededError) as error:  # of a pipeline, of a loader
@@ -82,11 +82,12 @@ class Draws:
         else:
             if mark() == before:
                 return result
+        imported = modules_of_others() != modules  # a library may draw when it is imported
         before.restore()
         self._quiet = False
         with generators.preserved(), _filled(True), _watched() as watch:
             result = task()
-        if not watch.drew and len(sys.modules) == modules:  # a library may draw when it is imported
+        if not watch.drew and not imported:
             raise PipelineError(
                 "a task of the pipeline drew from the process's generators, and not when it was computed again: one of its "
                 f"functions remembers what it drew. {CURE}"

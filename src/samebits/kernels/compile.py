@@ -32,7 +32,7 @@ from numba.core.serialize import dumps
 from numba.extending import intrinsic as intrinsic
 from numba.extending import typeof_impl
 
-from samebits.kernels.deferred import Deferred
+from samebits.kernels.deferred import Deferred, making
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CHECKSUM_BYTES = 16
@@ -144,7 +144,7 @@ def only(function: Callable[..., Any], signature: str) -> Any:
     made = dispatcher(function)
 
     def compile_for_args(*args: Any) -> Any:
-        with global_compiler_lock:
+        with making(), global_compiler_lock:  # it imports the rest of Numba
             if not made.overloads:  # else another thread was here first
                 made.compile(signature)
                 made.disable_compile()

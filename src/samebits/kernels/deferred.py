@@ -93,13 +93,26 @@ def _known(value: Any) -> Any:
 
 
 _lock = threading.RLock()
+_makers: list[int] = []
+_imported: list[int] = [0]
 
 
 @contextmanager
 def making() -> Iterator[None]:
     """One thread at a time imports Numba, or makes something with it; a fork waits for its end."""
     with _lock:
-        yield
+        _makers.append(len(sys.modules))
+        try:
+            yield
+        finally:
+            before = _makers.pop()
+            if not _makers:
+                _imported[0] += len(sys.modules) - before
+
+
+def modules_of_others() -> int:
+    """How many modules are imported, but for those that making kernels has brought, which draw nothing."""
+    return len(sys.modules) - _imported[0]
 
 
 def _before_fork() -> None:

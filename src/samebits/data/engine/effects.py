@@ -10,11 +10,13 @@ import torch
 
 from samebits.data import purity
 from samebits.data.function import Function
+from samebits.data.rolling import rolled
 from samebits.data.stage import Stage
 from samebits.data.stages.branching import Interleave
-from samebits.data.stages.source import Iterated, Source
+from samebits.data.stages.source import Handed, Iterated, Source
 from samebits.determinism.notices import warn_once
 from samebits.errors import ConflictWarning
+from samebits.random.mark import mark
 
 T = TypeVar("T")
 _PLAIN_ITERABLES = (list, tuple, range, str, dict, np.ndarray, torch.Tensor)
@@ -127,6 +129,7 @@ class Watch:
 
     def __init__(self, stage: Stage) -> None:
         self._functions = functions(stage)
+        self._sources = list(_sources(stage))
         self.done = False
 
     def run(self, task: Callable[[], T]) -> T:
@@ -136,10 +139,24 @@ class Watch:
         self.done = True
         watched = [f for f in self._functions if f.stateful is None and not f.effects]
         before = [purity.snapshot(function.reading) for function in watched]
-        result = task()
+        sources = [source for source in self._sources if source.function in watched]
+        for source in sources:
+            source.handed = Handed()
+        try:
+            result = task()
+        finally:
+            handed = [source.handed for source in sources]
+            for source in sources:
+                source.handed = None
         for function, then in zip(watched, before, strict=True):
             for name in purity.changed(then, purity.snapshot(function.reading)):
                 function.noticed.append(purity.Finding(name, "changed while it ran", 0))
+        for source, elements in zip(sources, handed, strict=True):
+            if elements is not None and not source.function.noticed and _holds(source, elements):
+                name = (
+                    f"an element of {type(source.data).__name__}, in place: map changes it there, not a copy"
+                )
+                source.function.noticed.append(purity.Finding(name, "changed while it ran", 0))
         return result
 
     def noticed(self) -> tuple[int, str] | None:
@@ -152,6 +169,24 @@ class Watch:
     def note(self, number: int, name: str) -> None:
         """What another process has seen."""
         self._functions[number].noticed.append(purity.Finding(name, "changed while it ran", 0))
+
+
+def _sources(stage: Stage) -> Iterator[Source]:
+    if isinstance(stage, Source):
+        yield stage
+    for below in stage.inputs:
+        yield from _sources(below)
+
+
+def _holds(source: Source, handed: Handed) -> bool:
+    """Whether an element that was changed in place is so for the next reader, too."""
+    before = mark()
+    try:
+        return any(rolled(0, source.read(index)) == now for index, now in handed.changed())
+    except Exception:  # it cannot be read twice
+        return False
+    finally:
+        before.restore()
 
 
 class WatchedDraws:

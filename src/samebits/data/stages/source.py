@@ -12,9 +12,31 @@ from typing_extensions import override
 from samebits.data import scope
 from samebits.data.function import Function
 from samebits.data.memos import DrawRememberedError
+from samebits.data.rolling import rolled
 from samebits.data.stage import INFINITE, Addressed, Ordinals, Reader, State, Streamed
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, PipelineError
 from samebits.random import words
+
+
+class Handed:
+    """The first elements that a source has handed out, and their digests then: to find which were changed in place."""
+
+    MOST = 16
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[int, Any, int]] = []
+
+    def note(self, indices: list[int], elements: list[Any]) -> None:
+        """As many as there is room for."""
+        room = self.MOST - len(self._noted)
+        for index, element in zip(indices[:room], elements[:room], strict=True):
+            self._noted.append((index, element, rolled(0, element)))
+
+    def changed(self) -> Iterator[tuple[int, int]]:
+        """(index, digest now) of those that are not what they were."""
+        for index, element, was in self._noted:
+            if (now := rolled(0, element)) != was:
+                yield index, now
 
 
 class Source(Addressed):
@@ -38,6 +60,8 @@ class Source(Addressed):
         at_once = getattr(data, "__getitems__", None)
         self._at_once = at_once is not None
         self.function = Function(at_once or data.__getitem__, self.kind, stateful=stateful)
+        self.handed: Handed | None = None
+        """What elements are handed out, while that is watched."""
 
     @property
     @override
@@ -50,6 +74,17 @@ class Source(Addressed):
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
+        elements = self._fetch(ordinals)
+        handed = self.handed  # the watch may end in another thread
+        if handed is not None:
+            handed.note((ordinals % self._length).tolist(), elements)
+        return elements
+
+    def read(self, index: int) -> Any:
+        """One element, by its index: what draws finds the generators as they are."""
+        return self.function.call([index])[0] if self._at_once else self.function.call(index)
+
+    def _fetch(self, ordinals: Ordinals) -> list[Any]:
         if len(self.data) != self._length:
             raise PipelineError(
                 f"Pipeline.from_source: {type(self.data).__name__} had {self._length} elements when the pipeline was made, and "
