@@ -131,6 +131,20 @@ def test_another_kind_of_generator_in_numpy_is_reseeded():
     assert seen() == NONE
 
 
+def test_another_kind_of_generator_in_numpy_forgets_its_kept_normal():
+    """Filled twice by one key, it gives the same normals, though one was kept in between."""
+    mersenne = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(5))
+    try:
+        drawn = []
+        for _ in range(2):
+            generators.fill((1, 2))
+            drawn.append([np.random.normal() for _ in range(3)])
+        assert drawn[0] == drawn[1]
+    finally:
+        np.random.set_bit_generator(mersenne)
+
+
 def test_draws_by_keys_are_none():
     """Neither a stateless draw nor one of a generator object moves the process's generators."""
     samebits.random.uniform(samebits.random.key(1), 100)

@@ -46,6 +46,24 @@ class SlowIterable:
         return (torch.stack([self.dataset[i + 4 * k] for i in range(4)]) for k in range(3))
 
 
+class Harder(samebits.data.DataLoader):
+    """Has a state of its own beside the position: the batches grow from one to the next."""
+
+    level = 0
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.level += 1
+            yield batch * self.level
+
+    def state_dict(self):
+        return {**super().state_dict(), "level": self.level}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.level = state.get("level", 0)
+
+
 LOADERS = {
     "inline": lambda data: samebits.data.DataLoader(data, batch_size=4, shuffle=True),
     "worker": lambda data: samebits.data.DataLoader(data, batch_size=4, shuffle=True, num_workers=1),
@@ -120,6 +138,13 @@ def test_a_wait_for_a_batch_is_interrupted(forked, tmp_path, kind):
     assert ended.code == 75 and seconds < LONG / 4
     got, resumed = forked(lambda: train(tmp_path / "r", LOADERS[kind](Slow()))).value
     assert resumed and got == expected
+
+
+def test_a_wait_for_a_batch_of_a_loader_with_more_state_is_interrupted(forked, tmp_path):
+    """What the user's class adds to the state is in the commit: step 1's batch is multiplied as if nothing had happened."""
+    expected = forked(lambda: train(None, Harder(Slow(), batch_size=4))).value[0]
+    assert forked(lambda: train(tmp_path / "r", Harder(Slow(5), batch_size=4))).code == 75
+    assert forked(lambda: train(tmp_path / "r", Harder(Slow(), batch_size=4))).value == (expected, True)
 
 
 def test_start_up_ends_at_once(forked, tmp_path, capfd):

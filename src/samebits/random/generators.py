@@ -75,9 +75,17 @@ def _seed_numpy(seeds: np.ndarray) -> None:
     words = numpy_words() if _in_place_is_right() else NOTHING
     if not words.size:
         np.random.seed(seeds)  # noqa: NPY002
+        if type(np.random.mtrand._rand._bit_generator) is not np.random.MT19937:  # type: ignore[attr-defined]
+            _forget_kept_normal()
         return
     np.random.seed(0)  # noqa: NPY002 (forgets a kept normal)
     _twister.seed_in_place(words, seeds, _twister.BASE)
+
+
+def _forget_kept_normal() -> None:
+    """`numpy.random.seed` does that for a Mersenne Twister only."""
+    one: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
+    one.set_state({**one.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
 
 
 @cache

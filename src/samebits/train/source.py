@@ -70,7 +70,7 @@ class Source:
 
     def hold(self) -> None:
         """Until `release`, the state is that of now: a run that is interrupted while it waits for a batch goes on there."""
-        if isinstance(self._loader, DataLoader) and self._ahead is None:
+        if isinstance(self._loader, DataLoader) and self._ahead is None and _says_its_position(self._loader):
             self._awaited = partial(self._loader.state_at, *self._loader.position)
             return
         state = self.state()
@@ -201,6 +201,11 @@ def check_loader(loader: Any, call: str = "Run.steps") -> None:
             f"{call}: torch's DataLoader with persistent_workers=True keeps generators in its workers from epoch to "
             "epoch, which nobody can save. Use samebits.data.DataLoader (same arguments)."
         )
+
+
+def _says_its_position(loader: DataLoader[Any]) -> bool:
+    """Whether its state is that of its position: a class of the user's may have more in it, that of now."""
+    return getattr(loader.state_dict, "__func__", None) is DataLoader.state_dict
 
 
 def _loader_state(loader: Any) -> dict[str, Any]:
