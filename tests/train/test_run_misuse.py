@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import samebits
-from samebits.errors import InvalidArgumentError
+from samebits.errors import InvalidArgumentError, RunMismatchError
 
 DATA = [torch.ones(2, 2) for _ in range(4)]
 
@@ -197,3 +197,31 @@ def test_what_gives_batches_is_no_misuse(model):
             1,
             2,
         ]  # the user knows what it is
+
+
+def test_a_module_without_tensors_that_is_missing_on_a_resume_is_told(tmp_path):
+    """A Dropout added in the middle of the training: the resume says how many modules there were, and changes nothing."""
+
+    def train(added, steps):
+        samebits.set_random_seed(1)
+        model = nn.Sequential(nn.Linear(2, 1))
+        if added == "before":
+            model.append(nn.Dropout())
+        before = [value.clone() for value in model.parameters()]
+        try:
+            with samebits.Run(tmp_path / "r", model=model, save=1) as run:
+                for step, _ in run.steps(DATA):
+                    if added == "within" and step.number == 0:
+                        model.append(nn.Dropout())
+                    with torch.no_grad():
+                        model[0].weight.add_(1)
+                    if step.number == steps:
+                        break
+        except RunMismatchError:
+            assert all(map(torch.equal, before, model.parameters()))
+            raise
+
+    train("within", 2)
+    with pytest.raises(RunMismatchError, match=r"model had 3 modules, has 2 \(what is added must"):
+        train("not at all", 9)
+    train("before", 9)  # control: with it the commit fits

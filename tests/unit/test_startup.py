@@ -75,6 +75,20 @@ def test_run_starts_again_before_it_imports_torch(tmp_path):
     assert names.count("torch") == names.count("typer") == 1
 
 
+@pytest.mark.parametrize(("option", "code"), [("-I", 2), ("-E", 2), ("-s", 0)])
+def test_run_says_that_the_hash_seed_cannot_be_fixed(tmp_path, option, code):
+    """Under -I and -E Python reads no PYTHONHASHSEED: one line, and the script is not started; -s leaves it (control)."""
+    (tmp_path / "hashes.py").write_text("print(hash('a'))")
+    found = f"import sys; sys.path.insert(0, {str(Path(samebits.__file__).parent.parent)!r}); "
+    called = "sys.argv = ['samebits', 'run', 'hashes.py']; from samebits.cli import start; start.main()"
+    command = [sys.executable, option, "-c", found + called]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert (f"without {option}" in done.stderr) == (code == 2)
+    assert (done.stdout == "") == (code == 2)
+
+
 def test_importing_the_package_imports_nothing_else(python):
     """`import samebits`: two small modules of its own and the standard library's; the rest comes when it is asked for."""
     out = python(

@@ -20,7 +20,17 @@ def main() -> None:
 
 
 def _fix_hash_seed() -> None:
-    """Starts this very command again, once: Python reads PYTHONHASHSEED only at its start."""
+    """Starts this very command again, once: Python reads PYTHONHASHSEED only at its start.
+
+    Exit status 2 and one line where Python was told not to read it.
+    """
+    if sys.flags.ignore_environment and not {"--help", "-h"} & {*sys.argv[2:3]}:
+        option = "-I" if sys.flags.isolated else "-E"
+        sys.stderr.write(
+            f"samebits: run: Python was started with {option} and reads no PYTHONHASHSEED, so the order of sets would differ from "
+            f"run to run. Start it without {option}.\n"
+        )
+        sys.exit(2)
     if os.environ.get("PYTHONHASHSEED") in (None, "", "random"):
         os.environ["PYTHONHASHSEED"] = "0"
         sys.stdout.flush()

@@ -153,7 +153,8 @@ def _differences(name: str, thing: Stateful, saved: Mapping[str, Any]) -> list[s
         return [f"{name} was a {then}, is a {now}"]
     if isinstance(thing, torch.nn.Module):
         buffers = _shape_differences(name, unsaved_buffers(thing), saved["buffers"][name])
-        return _shape_differences(name, thing.state_dict(), saved["objects"][name]) + buffers
+        shapes = _shape_differences(name, thing.state_dict(), saved["objects"][name])
+        return shapes + buffers or _module_differences(name, thing, saved["training"][name])
     if isinstance(thing, torch.optim.Optimizer):
         before = [len(group["params"]) for group in saved["objects"][name]["param_groups"]]
         after = [len(group["params"]) for group in thing.param_groups]
@@ -161,6 +162,16 @@ def _differences(name: str, thing: Stateful, saved: Mapping[str, Any]) -> list[s
             cure = "add_param_group must come before the run is entered"
             return [f"{name} had parameter groups of {before} parameters, has {after} ({cure})"]
     return []
+
+
+def _module_differences(name: str, module: torch.nn.Module, modes: list[bool]) -> list[str]:
+    """Of modules without tensors: a Dropout that was added in the middle of the training."""
+    now = sum(1 for _ in module.modules())
+    if now == len(modes):
+        return []
+    return [
+        f"{name} had {len(modes)} modules, has {now} (what is added must be there before the run is entered)"
+    ]
 
 
 def _shape_differences(name: str, mine: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
