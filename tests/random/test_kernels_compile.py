@@ -35,7 +35,7 @@ def run(code=FOLD, **environment):
     }
     ran = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", code],
-        env=kept | environment, capture_output=True, text=True, check=False, timeout=100,
+        env=kept | environment, capture_output=True, text=True, check=False, timeout=280,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()

@@ -25,7 +25,8 @@ def evidence(rows: Iterable[Row]) -> dict[str, Any]:
     of an elementwise op only its case of `tails` could have differed. `cases` are those that say so of threads.
     """
     found: dict[str, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: row.source == "opinfo"):  # what large tensors say counts first
+    # what large tensors say counts first, and it does not count which worker was ready first
+    for row in sorted(rows, key=lambda row: (row.source == "opinfo", row.full_name)):
         source = "opinfo" if row.source == "opinfo" else "battery"
         if row.equal:
             for op in row.overloads:
