@@ -35,7 +35,8 @@ class Killer(Observer, TorchListener):
         """After the body of the step before; one without backward, or that accumulates gradients, dies here at the latest."""
         self._body_over = True
         if self._now == step.step - 1:
-            self._kill_if("after_body", "body", "optimizer")
+            # "validation": its evaluations came before the optimizer, where none is a validation for sure
+            self._kill_if("after_body", "body", "optimizer", "validation")
         self._now = None
 
     def commit_writing(self, run: Any, step: Position) -> None:
