@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from samebits import random as random
     from samebits import replica as replica
     from samebits import rounding as rounding
+    from samebits import selfcheck as selfcheck
     from samebits import testing as testing
     from samebits import train as train
     from samebits.determinism import declare_op as declare_op
@@ -68,7 +69,7 @@ __getattr__, __dir__ = attach(
             "kernels",
             "nn",
         ),
-        *("random", "replica", "rounding", "testing", "train"),
+        *("random", "replica", "rounding", "selfcheck", "testing", "train"),
     ],
     {
         "Run": "samebits.train",

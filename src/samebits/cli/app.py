@@ -16,6 +16,7 @@ from samebits.cli.ops import ops
 from samebits.cli.printable import printable
 from samebits.cli.replica import replica
 from samebits.cli.run import run
+from samebits.cli.selfcheck import selfcheck
 from samebits.cli.verify import verify
 from samebits.errors import SamebitsError
 
@@ -32,6 +33,7 @@ app.command()(diff)
 app.command()(env)
 app.command()(ops)
 app.command()(replica)
+app.command()(selfcheck)
 
 
 def _print_version(asked: bool) -> None:

@@ -1,0 +1,29 @@
+"""`samebits selfcheck`: tries on the user's own device what samebits promises there, part by part, and writes a report.
+
+A part is a file in `parts`; `case` says what it is made of.
+"""
+
+from typing import TYPE_CHECKING
+
+from samebits.imports import attach
+
+if TYPE_CHECKING:
+    from samebits.selfcheck import parts as parts
+    from samebits.selfcheck import text as text
+    from samebits.selfcheck.case import Case as Case
+    from samebits.selfcheck.case import Part as Part
+    from samebits.selfcheck.rehearsal import rehearse as rehearse
+    from samebits.selfcheck.runner import run as run
+
+__all__ = ["Case", "Part", "parts", "rehearse", "run", "text"]
+
+__getattr__, __dir__ = attach(
+    __name__,
+    ["parts", "text"],
+    {
+        "Case": "samebits.selfcheck.case",
+        "Part": "samebits.selfcheck.case",
+        "rehearse": "samebits.selfcheck.rehearsal",
+        "run": "samebits.selfcheck.runner",
+    },
+)

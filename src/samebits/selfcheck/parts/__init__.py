@@ -1,0 +1,22 @@
+"""The parts, in the order of their worth: a GPU is at hand for minutes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from samebits.errors import InvalidArgumentError
+from samebits.selfcheck.case import Part
+
+NAMES = ("random",)
+"""A part's name is that of its file."""
+
+
+def named(name: str) -> Part:
+    """The part of that name, from its file; with a dot in it, the `PART` of a module of the user's."""
+    if "." in name:
+        return import_module(name).PART
+    if name not in NAMES:
+        raise InvalidArgumentError(
+            f"--part {name!r}: the parts are {', '.join(NAMES)}, or a module of your own, `package.module`."
+        )
+    return import_module(f"{__name__}.{name}").PART

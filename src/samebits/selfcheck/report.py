@@ -1,0 +1,130 @@
+"""The report of a self-check: what each part has shown so far, in a folder of a few flat files, written after each case."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from samebits.errors import InvalidArgumentError
+from samebits.selfcheck.worker import read
+
+SCHEMA = "samebits.selfcheck/1"
+PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
+
+
+@dataclass
+class Outcome:
+    """One part: its cases as the worker wrote them, and whether all of them have run."""
+
+    name: str
+    cases: list[dict[str, Any]] = field(default_factory=list)
+    whole: bool = False
+    seconds: float = 0.0
+
+    def count(self, state: str) -> int:
+        """Cases that are `passed`, `failed` or `skipped`."""
+        return sum(case["state"] == state for case in self.cases)
+
+    @property
+    def verdict(self) -> str:
+        """One word or two: a part in which nothing ran has shown nothing, and has failed."""
+        if not self.whole:
+            return "not finished" if self.cases else "not run"
+        if self.count("failed"):
+            return "failed"
+        return "passed" if self.count("passed") else "no case ran"
+
+
+@dataclass
+class Report:
+    """What stands in the folder."""
+
+    folder: Path
+    machine: dict[str, Any]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, folder: Path, machine: dict[str, Any]) -> Report:
+        """That of the folder if it is of this machine and software, to go on with; else a new one, the old one renamed."""
+        file, made = folder / "report.json", cls(folder, machine)
+        if not file.exists():
+            return made
+        content = _content(file)
+        if not _same_machine(content["machine"], machine):
+            raise InvalidArgumentError(
+                f"--report {folder}: it holds a report of {_title(content['machine'])}, and this is {_title(machine)}: "
+                "name another folder."
+            )
+        for name, one in content["parts"].items():
+            made.outcomes[name] = Outcome(name, one["cases"], one["whole"], one["seconds"])
+        return made
+
+    def outcome(self, name: str) -> Outcome:
+        """Of that part, empty at first."""
+        return self.outcomes.setdefault(name, Outcome(name))
+
+    @property
+    def exit(self) -> int:
+        """0: all that was asked for has passed; 1: a case failed, or a part ran none, or is not finished."""
+        return PASSED if all(one.verdict == "passed" for one in self.outcomes.values()) else FAILED
+
+    def write(self) -> None:
+        """The whole file anew, in one step."""
+        content = {
+            "schema": SCHEMA,
+            "machine": self.machine,
+            "exit": self.exit,
+            "parts": {
+                one.name: {
+                    "whole": one.whole,
+                    "seconds": round(one.seconds, 1),
+                    "verdict": one.verdict,
+                    "cases": one.cases,
+                }
+                for one in self.outcomes.values()
+            },
+        }
+        replace(self.folder / "report.json", json.dumps(content, indent=1) + "\n")
+
+
+def replace(file: Path, text: str) -> None:
+    """Writes a file that is there whole or not at all."""
+    beside = file.with_name(f".{file.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, file)
+
+
+def finished(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cases of a worker's file that have an outcome."""
+    return [line for line in lines if line["state"] != "begun"]
+
+
+def under_way(file: Path) -> str | None:
+    """The case that a worker had begun and not ended when it died."""
+    lines = read(file)
+    return lines[-1]["case"] if lines and lines[-1]["state"] == "begun" else None
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        assert content["schema"] == SCHEMA
+        return content
+    except (ValueError, KeyError, TypeError, AssertionError):
+        raise InvalidArgumentError(
+            f"--report: {file} is no report of this samebits; name another folder."
+        ) from None
+
+
+_TELLING = ("gpu", "torch", "cuda", "samebits")
+
+
+def _same_machine(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    return all(then.get(name) == now.get(name) for name in _TELLING)
+
+
+def _title(machine: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {machine.get(name)}" for name in _TELLING)

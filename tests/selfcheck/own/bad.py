@@ -1,0 +1,5 @@
+from own import cases
+
+from samebits.selfcheck import Part
+
+PART = Part("bad", "a part of the tests", 1, cases.bad)
