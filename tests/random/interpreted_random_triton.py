@@ -11,7 +11,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from random_cases import DRAWS, KEYS, key_of, same_bits
 
 import samebits.random as sr
 from samebits.kernels import kernel
@@ -21,6 +20,8 @@ from samebits.random.triton import launchers
 from samebits.random.triton.kernels.arithmetic import fma, rounded
 from samebits.random.triton.kernels.elementary import cos_sin, log
 from samebits.random.triton.kernels.philox import block, lanes
+from samebits.selfcheck.case import equal
+from samebits.selfcheck.draws import DRAWS, KEYS, key_of
 
 assert os.environ.get("TRITON_INTERPRET") == "1" and triton.knobs.runtime.interpret
 
@@ -35,7 +36,7 @@ def test_the_kernels_draw_the_bits_of_the_cpu(name, kind, monkeypatch):
     batch, shape = KEYS[kind]
     expected = DRAWS[name](key_of(batch), shape)
     monkeypatch.setattr(_backends, "_CPU", launchers(name))
-    assert same_bits(DRAWS[name](key_of(batch), shape), expected)
+    assert equal(DRAWS[name](key_of(batch), shape), expected)
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -57,7 +58,7 @@ def test_elementary(dtype):
     ours, theirs = np.zeros((2, 3, x.size), dtype)
     _elementary_kernel[(1,)](*map(torch.from_numpy, (x, *ours)), SIZE=x.size)
     _FORMS[dtype](x, *theirs)
-    assert same_bits(torch.from_numpy(ours), torch.from_numpy(theirs))
+    assert equal(torch.from_numpy(ours), torch.from_numpy(theirs))
     assert (ours == 0).any() and np.signbit(ours[ours == 0]).any()  # quarters of a turn
 
 

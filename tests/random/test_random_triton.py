@@ -1,20 +1,23 @@
 """The Triton back end without a GPU: its bits in Triton's interpreter, its PTX from the ahead-of-time compiler."""
 
+import pkgutil
 import re
-import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 triton = pytest.importorskip("triton")
 
+import torch
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton_ahead import cases, compiled, kernels_of, launches, name_of
 
-from samebits.random.triton.kernels import fill, integers, masks, permute, transformed
-
-PER_THREAD = {4: 8, 2: 4}  # numbers of a thread, of 128 for 256 blocks, by numbers per block
+import samebits.random as sr
+from samebits.random import _backends
+from samebits.random.triton import kernels, launchers
+from samebits.random.triton.kernels import elementary
+from samebits.selfcheck.draws import DRAWS, KEYS, key_of
 
 
 def test_the_interpreter_gives_the_bits_of_the_cpu(interpreted):
@@ -40,62 +43,26 @@ def test_without_triton_the_error_names_the_cure(python):
     assert "samebits.random.normal" in out and "pip install triton" in out and "key.cpu()" in out
 
 
-@pytest.fixture
-def compile_ahead(tmp_path, monkeypatch):
-    """Compiles a kernel for a GPU of a compute capability, which no GPU is needed for; ptxas assembles it."""
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
-    def compiled(kernel, out, *, capability=90, fused=False, **constants):
-        pointers = {
-            "keys": "*u64",
-            "round_keys": "*u64",
-            "indices": "*i64",
-            "p": "*fp64",
-            "given": out,
-            "out": out,
-        }
-        types = {
-            p.name: "constexpr" if p.is_constexpr else p.annotation_type or pointers[p.name]
-            for p in kernel.params
-        }
-        aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types.values()) if kind[0] == "*"}
-        source = ASTSource(kernel, types, constexprs=constants, attrs=aligned)
-        target = GPUTarget("cuda", capability, 32)
-        done = triton.compile(source, target=target, options={"enable_fp_fusion": fused})
-        assert done.asm["cubin"]
-        return done.asm
 
-    return compiled
+def drawn():
+    """All that the launchers launch for the functions of samebits.random."""
+    keys = {kind: key_of(batch) for kind, (batch, _) in KEYS.items()}
+    with launches(_backends, launchers("a test")) as found:
+        for kind, (_, shape) in KEYS.items():
+            for draw in DRAWS.values():
+                draw(keys[kind], shape)
+    return found
 
 
-ONE, MANY = {"BLOCKS": 256, "ONE_KEY": True}, {"BLOCKS": 256, "ONE_KEY": False}
-# kernel, dtype of its output, constants, numbers per block, fused multiply-adds per number
-KERNELS = [
-    (fill.words, "*u32", {"BYTES": 4, **ONE}, 4, 0),
-    (fill.words, "*u8", {"BYTES": 1, **MANY}, 16, 0),
-    (fill.uniform_32, "*fp32", {"DIGITS": 24, **ONE}, 4, 1),
-    (fill.uniform_32, "*bf16", {"DIGITS": 8, **MANY}, 4, 1),
-    (fill.uniform_64, "*fp64", ONE, 2, 1),
-    (fill.normal_32, "*fp32", ONE, 4, 1),
-    (fill.normal_32, "*fp16", MANY, 4, 1),
-    (fill.normal_64, "*fp64", MANY, 2, 3),  # two that make the float64 of two words
-    (transformed.transformed_32, "*fp32", {"NAME": "exponential", "WIDE": False, **ONE}, 4, 0),
-    (transformed.transformed_32, "*fp32", {"NAME": "gumbel", "WIDE": False, **ONE}, 4, 0),
-    (transformed.transformed_32, "*bf16", {"NAME": "truncated", "WIDE": True, **ONE}, 4, 0),
-    (transformed.transformed_64, "*fp64", {"NAME": "exponential", **ONE}, 2, 4),
-    (transformed.transformed_64, "*fp64", {"NAME": "gumbel", **MANY}, 2, 4),
-    (transformed.transformed_64, "*fp64", {"NAME": "far_tail", **ONE}, 2, 4),
-    (masks.bernoulli, "*i1", ONE, 4, 0),
-    (masks.bernoulli, "*bf16", ONE, 4, 0),
-    (masks.bernoulli_each, "*fp64", MANY, 4, 0),
-    (masks.dropout, "*bf16", ONE, 4, 0),
-    (masks.dropout, "*fp64", MANY, 4, 0),
-    (integers.integers_32, "*i8", ONE, 4, 0),
-    (integers.integers_64, "*i64", MANY, 2, 0),
-    (permute.permute, "*i64", {"ROUNDS": 10, "GIVEN": True, "SIZE": 256}, 4, 0),
-    (permute.shuffle, "*i64", {"SIZE": 64}, 4, 0),
-]
-names = {"ids": lambda x: x.__name__ if hasattr(x, "__name__") else x if isinstance(x, str) else ""}
+LAUNCHES = drawn()
+CASES = cases(LAUNCHES)
+# Fused multiply-adds that each thread is to have: one for each of its 8 numbers, or of 4 in float64, and in float64 two
+# or four more that make a float64 of two words.
+FUSED = {"uniform_32": 8, "uniform_64": 4, "normal_32": 8, "normal_64": 12, "transformed_64": 16}
 
 
 FLOATING = re.compile(
@@ -112,32 +79,53 @@ def faults(compiled, fused):
     return [*wrong, f"{contracted} more are fused"] if contracted else wrong
 
 
-@pytest.mark.parametrize("kernel, out, constants, per_block, fused", KERNELS, **names)
-def test_kernels_compile_to_ieee_arithmetic(compile_ahead, kernel, out, constants, per_block, fused):
-    """Every kernel compiles for sm_90; nothing is fused, approximate or flushed to zero but the fma that are asked for."""
-    assert faults(compile_ahead(kernel, out, **constants), fused * PER_THREAD.get(per_block, 0)) == []
+@pytest.mark.parametrize("launch, capability", **CASES)
+def test_what_is_launched_computes_as_ieee_754_says(launch, capability):
+    """What the launchers launch, with their options, compiles for sm_80 and sm_90: nothing is fused but the fma asked for, and nothing approximate or flushed to zero."""
+    assert faults(compiled(launch, capability).asm, FUSED.get(launch[0].__name__, 0)) == []
 
 
-@pytest.mark.parametrize("kernel, out, constants, per_block, fused", [KERNELS[5], KERNELS[19]], **names)
-def test_kernels_compile_for_older_gpus(compile_ahead, kernel, out, constants, per_block, fused):
-    """The kernels compile for sm_80, too."""
-    assert faults(compile_ahead(kernel, out, capability=80, **constants), fused * PER_THREAD[per_block]) == []
+def test_no_kernel_is_left_out():
+    """Each kernel of the package is among what was compiled, for both capabilities; one that nobody calls would be missed."""
+    modules = [
+        import_module(f"{kernels.__name__}.{one.name}") for one in pkgutil.iter_modules(kernels.__path__)
+    ]
+    assert len(modules) >= 8
+    for capability in (80, 90):
+        tried = {one[0].__name__ for one, at in CASES["argvalues"] if at == capability}
+        assert tried == kernels_of(*modules)
 
 
-def test_with_fusion_the_compiler_contracts(compile_ahead):
+def test_the_list_of_kernels_sees_a_new_one(monkeypatch):
+    """Negative control: a kernel that a module has and nobody launches is in the list; what another one calls is not."""
+    before = kernels_of(elementary)
+    monkeypatch.setattr(_plain, "__module__", elementary.__name__)
+    monkeypatch.setattr(elementary, "_plain", _plain, raising=False)
+    assert kernels_of(elementary) - before == {"_plain"} and "log" not in before
+
+
+def named(name):
+    return next(one for one in LAUNCHES if name_of(one) == name)
+
+
+NORMAL = "normal_32 uint64 float32 BLOCKS=256 ONE_KEY=True"
+GUMBEL = "transformed_32 uint64 float32 NAME=gumbel BLOCKS=256 ONE_KEY=True"
+UNIFORM = "uniform_32 uint64 float32 DIGITS=24 BLOCKS=256"
+
+
+def test_with_fusion_the_compiler_contracts():
     """Negative control: without enable_fp_fusion=False, the logarithm's products and sums become fused multiply-adds."""
     assert (
         "more are fused"
-        in faults(compile_ahead(fill.normal_32, "*fp32", fused=True, **ONE), PER_THREAD[4])[-1]
+        in faults(compiled(named(NORMAL), 90, enable_fp_fusion=True).asm, FUSED["normal_32"])[-1]
     )
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_machine_code_has_no_contraction(compile_ahead, fused):
+@pytest.mark.parametrize("options", [{}, {"enable_fp_fusion": True}], ids=["as launched", "fused"])
+def test_machine_code_has_no_contraction(options):
     """ptxas contracts nothing either: a Gumbel number has no FFMA in the GPU's own code, but with fusion it has."""
-    constants = {"NAME": "gumbel", "WIDE": False, **ONE}
-    code = compile_ahead(transformed.transformed_32, "*fp32", fused=fused, **constants)["sass"]
-    assert "FMUL" in code and ("FFMA" in code) == fused
+    code = compiled(named(GUMBEL), 90, **options).asm["sass"]
+    assert "FMUL" in code and ("FFMA" in code) == bool(options)
 
 
 @triton.jit
@@ -147,16 +135,28 @@ def _plain(given, out, SIZE: tl.constexpr):
     tl.store(out + at, tl.sqrt(x) / (x + 1.0))
 
 
-def test_plain_division_and_root_are_approximate(compile_ahead):
+def test_plain_division_and_root_are_approximate():
     """Negative control: Triton's own float32 / and sqrt are not rounded to nearest; its float64 ones are."""
-    assert {name.split(".")[0] for name in faults(compile_ahead(_plain, "*fp32", SIZE=128), 0)} == {
-        "div",
-        "sqrt",
-    }
-    assert faults(compile_ahead(_plain, "*fp64", SIZE=128), 0) == []
+    single, double = (
+        compiled(
+            (_plain, (torch.zeros(128, dtype=dtype),) * 2, {"SIZE": 128, "enable_fp_fusion": False}), 90
+        ).asm
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert {name.split(".")[0] for name in faults(single, 0)} == {"div", "sqrt"}
+    assert faults(double, 0) == []
 
 
-def test_stores_of_one_key_are_vectors(compile_ahead):
+def test_stores_of_one_key_are_vectors():
     """From one key, the numbers of a thread leave as they are: no exchange in shared memory."""
-    assert "st.shared" not in compile_ahead(fill.uniform_32, "*fp32", DIGITS=24, **ONE)["ptx"]
-    assert "st.shared" in compile_ahead(fill.uniform_32, "*fp32", DIGITS=24, **MANY)["ptx"]
+    assert "st.shared" not in compiled(named(f"{UNIFORM} ONE_KEY=True"), 90).asm["ptx"]
+    assert "st.shared" in compiled(named(UNIFORM), 90).asm["ptx"]
+
+
+def test_other_numbers_compile_nothing_anew():
+    """A launch with other parameters and sizes takes the code that there is, unless 16 divides one size and not the other."""
+    with launches(_backends, launchers("a test")) as found:
+        for low, high, size in ((0, 5, 1001), (16, 32, 77), (1, 2, 3), (-48, 2**31, 4099), (0, 5, 4096)):
+            sr.randint(sr.key(1), size, low=low, high=high)
+    codes = [compiled(launch, 90) for launch in found]
+    assert all(code is codes[0] for code in codes[:4]) and codes[4] is not codes[0]

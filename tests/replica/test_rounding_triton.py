@@ -1,19 +1,21 @@
 """The Triton form of stochastic rounding without a GPU: its bits in Triton's interpreter, its code from the compiler."""
 
-import sys
+import re
 from pathlib import Path
 
 import pytest
 
 triton = pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+import torch
+from triton_ahead import cases, compiled, kernels_of, launches
 
-from samebits.rounding.triton import kernels
-
-BLOCKS = {"BLOCKS": 256, "ONE_KEY": True}
-FORMAT = {"DIGITS": 3, "LEAST": 121, "OVERFLOW": 0x7E, "NAN": 0x7F, "SIZE": 1}
+import samebits.random as sr
+from samebits.random import _backends as random_backends
+from samebits.random.triton import launch as random_launch
+from samebits.rounding import _backends, stochastic_round
+from samebits.rounding._numbers import FORMATS
+from samebits.rounding.triton import kernels, launch
 
 
 def test_the_interpreter_gives_the_bits_of_the_cpu(interpreted):
@@ -21,29 +23,42 @@ def test_the_interpreter_gives_the_bits_of_the_cpu(interpreted):
     interpreted(Path(__file__).with_name("interpreted_rounding_triton.py"))
 
 
-@pytest.mark.parametrize(
-    "kernel, out, constants",
-    [
-        (kernels.to_bfloat16, "*u16", {}),
-        (kernels.to_format, "*u8", FORMAT),
-        (kernels.to_format, "*u16", FORMAT),
-    ],
-)
-def test_kernels_compile_for_a_gpu(kernel, out, constants, tmp_path, monkeypatch):
-    """The kernels compile for sm_90 to integer code: no floating-point instruction, so none that fuses or flushes."""
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    pointers = {"keys": "*u64", "given": "*fp32", "out": out}
-    types = {
-        p.name: "constexpr" if p.is_constexpr else p.annotation_type or pointers[p.name]
-        for p in kernel.params
-    }
-    source = ASTSource(kernel, types, constexprs={**constants, **BLOCKS})
-    done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
-    assert done.asm["cubin"]
-    floating = [
-        line for line in done.asm["ptx"].splitlines() if ".f32" in line or ".f16" in line or ".bf16" in line
-    ]
-    assert floating == []
+
+
+def rounded():
+    """What the launcher launches, for each dtype."""
+    with launches(_backends, launch) as found:
+        for dtype in FORMATS:
+            stochastic_round(torch.ones(300), dtype, sr.key(1))
+    return found
+
+
+CASES = cases(rounded())
+FLOATING = re.compile(r"^\s*(?:@%p\d+\s+)?([a-z]\w*\.\S*\.(?:f|bf)\d\d\S*)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("launch, capability", **CASES)
+def test_what_is_launched_has_no_floating_point(launch, capability):
+    """The kernels compile for sm_80 and sm_90, with the launcher's options, to integer code: nothing fuses or flushes."""
+    done = compiled(launch, capability).asm
+    assert done["cubin"] and FLOATING.findall(done["ptx"]) == []
+
+
+def test_no_kernel_is_left_out():
+    """Each kernel is among what was compiled, for both capabilities, and each dtype for one of them."""
+    for capability in (80, 90):
+        assert {one[0].__name__ for one, at in CASES["argvalues"] if at == capability} == kernels_of(kernels)
+    assert len({str(one[2]) for one, _ in CASES["argvalues"]}) == len(FORMATS)
+
+
+def test_the_check_sees_floating_point():
+    """Negative control: in the normal numbers' kernel there is a lot."""
+    with launches(random_backends, random_launch) as found:
+        sr.normal(sr.key(1), 100)
+    assert len(FLOATING.findall(compiled(found[0], 90).asm["ptx"])) > 20
 
 
 def test_importing_imports_no_triton(python):

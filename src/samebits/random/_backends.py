@@ -7,11 +7,18 @@ from typing import Any
 
 import torch
 
-from samebits.random import _distributions, _integers, _masks, _transformed, feistel
-from samebits.random.keys import on_cuda
+from samebits.errors import UnimplementedError
+from samebits.random import _distributions, _integers, _masks, _philox, _transformed, feistel
 from samebits.random.triton import launchers
 
+
+def _folded(keys: torch.Tensor, first: int, out: torch.Tensor) -> None:
+    """Row i of `out`, (number, keys, 2): `first` + i folded into all `keys`, (keys, 2)."""
+    _philox.fold_all(keys.numpy(), first, out.numpy())
+
+
 _CPU = SimpleNamespace(
+    folded=_folded,
     words=_distributions.words,
     uniform=_distributions.uniform,
     normal=_distributions.normal,
@@ -29,6 +36,11 @@ def kernels(what: str, key: torch.Tensor) -> Any:
     Raises `UnimplementedError`, naming samebits.random.`what`, for a device without kernels of the same bits, and for
     CUDA without Triton.
     """
-    if not key.is_cpu and on_cuda(what, key):
+    if key.is_cpu:
+        return _CPU
+    if key.is_cuda:
         return launchers(what)
-    return _CPU
+    raise UnimplementedError(
+        f"samebits.random.{what} has no kernel for {key.device} that gives the bits of the CPU; "
+        f"draw on the CPU and move the result: {what}(key.cpu(), ...).to({str(key.device)!r})"
+    )

@@ -10,8 +10,9 @@ from operator import index
 
 import torch
 
-from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.random import _philox, words
+from samebits.errors import InvalidArgumentError
+from samebits.random import words
+from samebits.random._backends import kernels
 from samebits.random.ops.tracing import traced
 
 Part = int | str | torch.Tensor
@@ -88,16 +89,12 @@ def _signed(number: int) -> int:
 
 def split_keys(key: torch.Tensor, num: int) -> torch.Tensor:
     """`split`, without a look at the arguments."""
-    if on_cuda("split", key):
-        return torch.ops.aten._philox_key_split(key, num)
-    return _fold_all(key, 0, num)
+    return _fold_all("split", key, 0, num)
 
 
 def fold_in_integer(key: torch.Tensor, number: int) -> torch.Tensor:
     """`fold_in` of an integer modulo 2**64."""
-    if on_cuda("fold_in", key):
-        return torch.ops.aten._philox_key_fold_in(key, _signed(number))
-    return _fold_all(key, number % 2**64, 1)[0]
+    return _fold_all("fold_in", key, number % 2**64, 1)[0]
 
 
 def fold_in_each(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
@@ -108,10 +105,11 @@ def fold_in_each(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     return fold_in_integer(moved.view(torch.uint64), 0)
 
 
-def _fold_all(key: torch.Tensor, first: int, number: int) -> torch.Tensor:
+def _fold_all(what: str, key: torch.Tensor, first: int, number: int) -> torch.Tensor:
+    """`first`, `first` + 1, ... folded into the keys: (number, *batch, 2), for the function `what`."""
+    backend, keys = kernels(what, key), key.contiguous().view(-1, 2)
     out = torch.empty(number, *key.shape, dtype=torch.uint64, device=key.device)
-    keys = key.contiguous().view(-1, 2)
-    _philox.fold_all(keys.numpy(), first, out.view(number, keys.shape[0], 2).numpy())
+    backend.folded(keys, first, out.view(number, keys.shape[0], 2))
     return out
 
 
@@ -126,13 +124,3 @@ def check_key(what: str, key: torch.Tensor) -> None:
             f"{what}: a key is a uint64 tensor of shape (*batch, 2), got {key.dtype} of shape {tuple(key.shape)}; "
             "make one with samebits.random.key(seed)"
         )
-
-
-def on_cuda(what: str, key: torch.Tensor) -> bool:
-    """False for a key on the CPU, true for one on CUDA. Raises `UnimplementedError` for every other device."""
-    if key.is_cpu or key.is_cuda:
-        return key.is_cuda
-    raise UnimplementedError(
-        f"samebits.random.{what} has no kernel for {key.device} that gives the bits of the CPU; "
-        f"draw on the CPU and move the result: {what}(key.cpu(), ...).to({str(key.device)!r})"
-    )

@@ -25,7 +25,6 @@ from samebits.random._arguments import (
 )
 from samebits.random._backends import kernels
 from samebits.random._memory import fresh
-from samebits.random.keys import on_cuda
 from samebits.random.ops.tracing import traced
 
 _COUNTABLE = (*FLOATS, torch.bool, *INTEGERS)
@@ -90,8 +89,6 @@ def fill_uniform(what: str, key: torch.Tensor, out: torch.Tensor, low: float, hi
     """`uniform_`, for the function `what`."""
     low_and_span = _low_and_span(what, float(low), float(high), out.dtype)
     keys = row_keys(what, key, out.shape)
-    if not key.is_cpu and on_cuda(what, key):
-        return torch.ops.aten._philox_uniform_(out, key, low, high)
     return write(out, kernels(what, key).uniform, keys, *low_and_span)
 
 

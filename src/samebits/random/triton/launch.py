@@ -25,6 +25,12 @@ _BLOCKS = 256
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
+def folded(keys: torch.Tensor, first: int, out: torch.Tensor) -> None:
+    """Row i of `out`, (number, keys, 2): `first` + i folded into all `keys`, (keys, 2)."""
+    programs = -(-out.numel() // 2 // _BLOCKS)
+    _launch(fill.folded, programs, keys, out, keys.shape[0], out.shape[0], first, BLOCKS=_BLOCKS)
+
+
 def words(keys: torch.Tensor, out: torch.Tensor) -> None:
     """The bytes of the keys' streams, to any integer dtype."""
     unsigned = out.view(_UNSIGNED[out.itemsize])
@@ -99,12 +105,10 @@ def images(
 
 def _round_keys(keys: torch.Tensor, rounds: int) -> torch.Tensor:
     """The streams of the keys with the stream of permutations folded in, as uint64 (keys, rounds)."""
-    at = keys.view(torch.int64).clone()
-    at[:, 1] += (_STREAM + 2**63) % 2**64 - 2**63
-    folded = torch.empty_like(keys)
-    words(at.view(torch.uint64), folded)  # fold_in: the block that lies so far in the stream
+    own = torch.empty_like(keys)
+    folded(keys, _STREAM, own.unsqueeze(0))
     stream = torch.empty(keys.shape[0], rounds, dtype=torch.uint64, device=keys.device)
-    words(folded, stream)
+    words(own, stream)
     return stream
 
 

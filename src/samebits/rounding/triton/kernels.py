@@ -6,7 +6,7 @@ import triton.language as tl
 from samebits.random.triton.kernels.philox import in_order_2, in_order_4, lanes, main_block
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def to_bfloat16(
     keys, out, given, rows: tl.uint64, per_row: tl.uint64, BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr
 ):
@@ -21,7 +21,7 @@ def to_bfloat16(
     tl.store(out + place, code.to(tl.uint16), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def to_format(
     keys, out, given, rows: tl.uint64, per_row: tl.uint64,
     DIGITS: tl.constexpr, LEAST: tl.constexpr, OVERFLOW: tl.constexpr, NAN: tl.constexpr, SIZE: tl.constexpr,

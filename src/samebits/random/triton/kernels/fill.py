@@ -8,7 +8,21 @@ from samebits.random.triton.kernels.elementary import box_muller
 from samebits.random.triton.kernels.philox import above, in_order_2, in_order_4, lanes, main_block
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "number", "first"])
+def folded(keys, out, rows: tl.uint64, number: tl.uint64, first: tl.uint64, BLOCKS: tl.constexpr):
+    """Row i of `out`, (number, rows, 2): the keys that `first` + i makes of the keys: two words of the block so far on."""
+    place = tl.program_id(0).to(tl.uint64) * BLOCKS + tl.arange(0, BLOCKS).to(tl.uint64)
+    rows = rows.to(tl.uint64)
+    inside = place < rows * number.to(tl.uint64)
+    row = place % rows
+    seed = tl.load(keys + 2 * row, mask=inside, other=0)
+    offset = tl.load(keys + 2 * row + 1, mask=inside, other=0)
+    w0, w1, w2, w3 = main_block(seed, offset + first.to(tl.uint64) + place // rows)
+    tl.store(out + 2 * place, above(w1, w0), mask=inside)
+    tl.store(out + 2 * place + 1, above(w3, w2), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
 def words(
     keys, out, rows: tl.uint64, per_row: tl.uint64,
     BYTES: tl.constexpr, BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,
@@ -33,7 +47,7 @@ def _parts(x, HAVE: tl.constexpr, WANT: tl.constexpr):
         return _parts(in_order_2(x & ((1 << digits) - 1), x >> digits), HAVE // 2, WANT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def uniform_32(
     keys, out, rows: tl.uint64, per_row: tl.uint64, low: tl.float64, span: tl.float64, DIGITS: tl.constexpr,
     BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,
@@ -46,7 +60,7 @@ def uniform_32(
     tl.store(out + place, rounded(x, out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def uniform_64(
     keys, out, rows: tl.uint64, per_row: tl.uint64, low: tl.float64, span: tl.float64,
     BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,
@@ -65,7 +79,7 @@ def scalar(x, DTYPE: tl.constexpr):
     return tl.full((1,), x, tl.float64).to(DTYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def normal_32(
     keys, out, rows: tl.uint64, per_row: tl.uint64, mean: tl.float64, std: tl.float64,
     BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,
@@ -79,7 +93,7 @@ def normal_32(
     tl.store(out + place, rounded(x, out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def normal_64(
     keys, out, rows: tl.uint64, per_row: tl.uint64, mean: tl.float64, std: tl.float64,
     BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,

@@ -14,7 +14,7 @@ from samebits.random.triton.kernels.philox import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "low", "most", "threshold"])
 def integers_32(
     keys, out, rows: tl.uint64, per_row: tl.uint64, low: tl.uint64, most: tl.uint64, threshold: tl.uint64,
     BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,
@@ -34,7 +34,7 @@ def integers_32(
     tl.store(out + place, (low.to(tl.uint64) + upper).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "low", "most", "threshold"])
 def integers_64(
     keys, out, rows: tl.uint64, per_row: tl.uint64, low: tl.uint64, most: tl.uint64, threshold: tl.uint64,
     BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,

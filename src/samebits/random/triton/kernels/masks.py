@@ -8,7 +8,7 @@ from samebits.random.triton.kernels.fill import scalar
 from samebits.random.triton.kernels.philox import in_order_4, lanes, main_block
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "below"])
 def bernoulli(
     keys,
     out,
@@ -24,7 +24,7 @@ def bernoulli(
     _store_condition(out + place, in_order_4(w0, w1, w2, w3) < below.to(tl.uint32), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def bernoulli_each(
     keys, out, p, rows: tl.uint64, per_row: tl.uint64, BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr
 ):
@@ -45,7 +45,7 @@ def _store_condition(pointers, condition, mask):
         tl.store(pointers, condition.to(dtype), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "below"])
 def dropout(
     keys, out, given, rows: tl.uint64, per_row: tl.uint64, below: tl.uint64, scale: tl.float64,
     BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,

@@ -6,7 +6,7 @@ import triton.language as tl
 _MIX_1, _MIX_2 = tl.constexpr(0xFF51AFD7ED558CCD), tl.constexpr(0xC4CEB9FE1A85EC53)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start", "n", "rows", "columns"])
 def permute(
     round_keys, indices, out, number: tl.uint64, start: tl.uint64,
     n: tl.uint64, rows: tl.uint64, columns: tl.uint64,
@@ -49,7 +49,7 @@ def _feistel(round_keys, x, rows, columns, ROUNDS: tl.constexpr):
     return column * rows + row
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def shuffle(keys, out, n: tl.uint64, SIZE: tl.constexpr):
     """Fisher and Yates's shuffles of range(n), n <= SIZE, each in the registers of one program; `out` is int64 (keys, n)."""
     place = tl.arange(0, SIZE)

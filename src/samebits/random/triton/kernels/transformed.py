@@ -15,7 +15,7 @@ _LOG_MILLS = constants(cpu._LOG_MILLS[::-1])
 _ONES = tl.constexpr(0xFFFFFFFF)  # the interpreter has no ~ of unsigned words
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def transformed_32(
     keys, out, rows: tl.uint64, per_row: tl.uint64,
     p0: tl.float64, p1: tl.float64, p2: tl.float64, p3: tl.float64, p4: tl.float64, p5: tl.float64, p6: tl.float64,
@@ -33,7 +33,7 @@ def transformed_32(
     tl.store(out + place, rounded(x, out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def transformed_64(
     keys, out, rows: tl.uint64, per_row: tl.uint64,
     p0: tl.float64, p1: tl.float64, p2: tl.float64, p3: tl.float64, p4: tl.float64, p5: tl.float64, p6: tl.float64,
