@@ -97,10 +97,15 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    x = x.detach().cpu().contiguous()
+    x = x.detach().cpu()
     if x.is_floating_point():
         x = torch.where(x.isnan(), torch.nan, x)
-    return x.reshape(-1).view(torch.uint8)
+    return _in_a_row(x).view(torch.uint8)
+
+
+def _in_a_row(x: torch.Tensor) -> torch.Tensor:
+    """A copy of one dimension; `contiguous` lets the stride of a dimension of one element be anything, and `view` does not."""
+    return x.clone(memory_format=torch.contiguous_format).reshape(-1)
 
 
 def expected(**values: Any) -> Judge:
@@ -145,7 +150,7 @@ def _spoiled(value: Any) -> Iterator[tuple[str, Any]]:
 
 def flipped(x: torch.Tensor) -> torch.Tensor:
     """A copy with the lowest bit of its last element flipped; a NaN becomes 0."""
-    spoiled = x.detach().cpu().contiguous().clone()
+    spoiled = _in_a_row(x.detach().cpu()).view(x.shape)
     if x.is_floating_point() and spoiled.view(-1)[-1].isnan():
         spoiled.view(-1)[-1] = 0
     elif x.dtype == torch.bool:

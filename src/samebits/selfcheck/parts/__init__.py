@@ -7,7 +7,7 @@ from importlib import import_module
 from samebits.errors import InvalidArgumentError
 from samebits.selfcheck.case import Part
 
-NAMES = ("random",)
+NAMES = ("random", "rounding")
 """A part's name is that of its file."""
 
 

@@ -1,0 +1,21 @@
+"""Random numbers: every function of samebits.random has on the GPU the bits of the CPU, and takes as long as torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from samebits.selfcheck.case import Case, Part
+from samebits.selfcheck.parts.random import functions, held, limits, speed, torchs
+
+
+def _cases() -> Iterator[Case]:
+    for module in (functions, held, torchs, limits, speed):
+        yield from module.cases()
+
+
+PART = Part(
+    "random",
+    "every function of samebits.random draws the CPU's bits; ns per number against torch's",
+    4,
+    _cases,
+)

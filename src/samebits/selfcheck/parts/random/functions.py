@@ -1,0 +1,100 @@
+"""A case for each function: the bits of the GPU against those of the CPU, and against its own, drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from samebits import random
+from samebits.selfcheck.agreement import agree
+from samebits.selfcheck.case import Case, Measured, Place, equal, expected
+from samebits.selfcheck.draws import DRAWS, KEYS, key_of
+
+_MANY = 1 << 20
+_SIZES = (3, 7, 1023, 4097, 65_539, _MANY)
+_FEW_SIZES = (3, 7)
+"""Numbers of one key: odd sizes end within a block, a thread's vector and a program. One number takes code of its own, so
+it is drawn once for each function."""
+
+_WITHOUT_SIZE = frozenset({"split", "fold_in", "permutation", "permute_index"})
+_LARGE: dict[str, dict[str, Callable[[torch.Tensor, int], torch.Tensor]]] = {
+    "permutation": {
+        "of 2**20 numbers": random.permutation,
+        "of 2**20 + 7 numbers": lambda key, n: random.permutation(key, n + 7),
+        "of the rows of a tensor": lambda key, n: random.permutation(
+            key, torch.arange(2 * n, device=key.device).view(n, 2)
+        ),
+    },
+    "choice": {
+        "a million of 10**12": lambda key, n: random.choice(key, 10**12, n, replace=False),
+        "weighted, of 2**20": lambda key, n: random.choice(
+            key, n, n, weights=torch.arange(n, dtype=torch.float64, device=key.device)
+        ),
+    },
+}
+"""By function, of (key, number): what `DRAWS` has in small sizes only, as Triton's interpreter runs it too."""
+
+
+def cases() -> Iterator[Case]:
+    """One for each function, and the control."""
+    for function, names in by_function().items():
+        yield Case(function, partial(_measure, function, names), agree, limit_s=200)
+    yield Case("another key draws other numbers", _control, expected(other=False, again=True))
+
+
+def by_function() -> dict[str, list[str]]:
+    """The names of `DRAWS` by their first word."""
+    found: dict[str, list[str]] = {}
+    for name in DRAWS:
+        found.setdefault(name.split()[0], []).append(name)
+    return found
+
+
+def _measure(function: str, names: list[str], place: Place) -> Measured:
+    results = {}
+    for name in names:
+        for kind, (batch, shape) in KEYS.items():
+            results[f"{name}, {kind}"] = _compared(DRAWS[name], key_of(batch), shape, place)
+        if function not in _WITHOUT_SIZE:
+            sizes = _FEW_SIZES if place.small else _SIZES
+            sizes = (1, *sizes) if name == names[0] else sizes
+            results[f"{name}, sizes"] = _compared(
+                lambda key, sizes, draw=DRAWS[name]: [draw(key, (size,)) for size in sizes],
+                key_of(()),
+                sizes,
+                place,
+            )
+    for name, draw in _LARGE.get(function, {}).items():
+        number = 1000 if place.small else _MANY
+        results[f"{function} {name}"] = _compared(draw, key_of(()), number, place)
+    return Measured(results)
+
+
+def _compared(draw: Callable, key: torch.Tensor, shape: object, place: Place) -> dict[str, object]:
+    there = key.to(place.device)
+    return {
+        "the CPU": draw(key, shape),
+        "the GPU": _here(draw(there, shape), place),
+        "the GPU again": _here(draw(there, shape), place),
+    }
+
+
+def _here(drawn: torch.Tensor | list[torch.Tensor], place: Place) -> torch.Tensor | list[torch.Tensor]:
+    """On the CPU; raises if it was not drawn where it should be."""
+    if isinstance(drawn, list):
+        return [one for each in drawn if isinstance(one := _here(each, place), torch.Tensor)]
+    if drawn.device.type != torch.device(place.device).type:
+        raise AssertionError(f"the key is on {place.device}, and the result on {drawn.device}")
+    return drawn.cpu()
+
+
+def _control(place: Place) -> Measured:
+    """A key that differs in one bit."""
+    key, other = random.key(3, device=place.device), random.key(2, device="cpu")
+    drawn = random.normal(key, 100).cpu()
+    return Measured({
+        "other": equal(drawn, random.normal(other, 100)),
+        "again": equal(drawn, random.normal(key, 100).cpu()),
+    })  # fmt: skip

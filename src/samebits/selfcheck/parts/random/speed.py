@@ -1,0 +1,100 @@
+"""Against torch's generators: microseconds of a call and ns per number, with what a launch costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+
+from samebits import random
+from samebits.selfcheck.case import Case, Measured, Place, expected
+from samebits.selfcheck.timing import Call, against
+
+_SIZES = {"2**10": 1 << 10, "2**20": 1 << 20, "2**26": 1 << 26}
+_JUDGED = ("2**20", "2**26")
+"""Sizes for which it is a goal to be at least as fast; the smallest one shows what a launch costs."""
+
+
+def cases() -> Iterator[Case]:
+    """One for each size."""
+    for size, number in _SIZES.items():
+        measure = partial(_measure, size, number)
+        yield Case(f"ns per number, {size}", measure, expected(timed=list(_ROWS)), limit_s=150)
+
+
+def _measure(size: str, number: int, place: Place) -> Measured:
+    number = min(number, 1 << 10) if place.small else number
+    figures: dict[str, float | str] = {}
+    goals = {}
+    for name, make in _ROWS.items():
+        ours, theirs, faster = against(*make(number, place.device), place)
+        figures[name] = f"{ours / number:.4g} (torch {theirs / number:.4g})"
+        if size in _JUDGED:
+            goals[f"{name} at least as fast ({faster:.2f}x)"] = faster >= 1
+        else:
+            figures[name] = f"{ours / 1000:.1f} us (torch {theirs / 1000:.1f} us)"
+    return Measured({"timed": list(figures)}, figures, goals)
+
+
+Row = Callable[[int, str], tuple[Call, Call]]
+
+
+def _drawn(ours: Callable[..., object], theirs: Callable[..., object], **given: object) -> Row:
+    """`ours(key, n)` against `theirs` of a size and device."""
+
+    def make(n: int, device: str) -> tuple[Call, Call]:
+        key = random.key(1, device=device)
+        return lambda: ours(key, n, **given), lambda: theirs(n, device=device, **given)
+
+    return make
+
+
+def _filled(ours: Callable[..., object], theirs: Callable[[torch.Tensor], object]) -> Row:
+    """`ours(key, n)` against what fills an empty tensor."""
+
+    def make(n: int, device: str) -> tuple[Call, Call]:
+        key = random.key(1, device=device)
+        return lambda: ours(key, n), lambda: theirs(torch.empty(n, device=device))
+
+    return make
+
+
+def _integers(n: int, device: str) -> tuple[Call, Call]:
+    key = random.key(1, device=device)
+    return lambda: random.randint(key, n, high=1000), lambda: torch.randint(1000, (n,), device=device)
+
+
+def _dropped(dtype: torch.dtype) -> Row:
+    def make(n: int, device: str) -> tuple[Call, Call]:
+        key, x = random.key(1, device=device), torch.rand(n, device=device).to(dtype)
+        return lambda: random.dropout(key, x, 0.3), lambda: F.dropout(x, 0.3)
+
+    return make
+
+
+def _with_gradient(n: int, device: str) -> tuple[Call, Call]:
+    key, x = random.key(1, device=device), torch.rand(n, device=device, requires_grad=True)
+    grad = torch.ones_like(x)
+    return (
+        lambda: torch.autograd.grad(random.dropout(key, x, 0.3), x, grad),
+        lambda: torch.autograd.grad(F.dropout(x, 0.3), x, grad),
+    )
+
+
+_ROWS: dict[str, Row] = {
+    "rand": _drawn(random.uniform, torch.rand),
+    "rand bfloat16": _drawn(random.uniform, torch.rand, dtype=torch.bfloat16),
+    "randn": _drawn(random.normal, torch.randn),
+    "randn bfloat16": _drawn(random.normal, torch.randn, dtype=torch.bfloat16),
+    "randn float64": _drawn(random.normal, torch.randn, dtype=torch.float64),
+    "exponential_": _filled(random.exponential, lambda x: x.exponential_()),
+    "bernoulli_": _filled(lambda key, n: random.bernoulli(key, n, p=0.3), lambda x: x.bernoulli_(0.3)),
+    "randint": _integers,
+    "randperm": _drawn(random.permutation, torch.randperm),
+    "dropout": _dropped(torch.float32),
+    "dropout bfloat16": _dropped(torch.bfloat16),
+    "dropout and gradient": _with_gradient,
+}
+"""(ours, torch's) of a number of elements and a device."""

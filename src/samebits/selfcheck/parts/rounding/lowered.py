@@ -1,0 +1,76 @@
+"""A whole training step in bfloat16, captured and lowered on CUDA: every op rounded stochastically, the same again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from samebits import random, replica, rounding
+from samebits.random import generators
+from samebits.selfcheck.agreement import agree
+from samebits.selfcheck.case import Case, Measured, Place
+
+_STEPS = 3
+
+
+def cases() -> Iterator[Case]:
+    """A capture takes seconds of imports."""
+    example = {"the captured step": {"plain": [torch.ones(3)], "lowered": [torch.ones(3)]}}
+    example["every op rounded"] = {"once": [torch.ones(3)], "again": [torch.ones(3)]}
+    yield Case("a lowered step", _lowered, agree, limit_s=120, example=example)
+
+
+def train(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """One step."""
+    loss = F.cross_entropy(model(x).float(), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def arguments(width: int, batch: int, device: str) -> tuple[Any, ...]:
+    """Of `train`: a model in bfloat16, AdamW with state, and a batch; the same ones each time."""
+    with generators.preserved():
+        torch.manual_seed(3)
+        layers = torch.nn.Linear(width, width), torch.nn.LayerNorm(width), torch.nn.ReLU()
+        model = torch.nn.Sequential(*layers, torch.nn.Linear(width, 10)).to(torch.bfloat16)
+    model = model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+    key = random.key(2, device="cpu")
+    x = random.normal(key, batch, width).to(device, torch.bfloat16)
+    y = random.randint(random.fold_in(key, 1), batch, high=10).to(device)
+    train(model, optimizer, x, y)
+    return model, optimizer, x, y
+
+
+def lower(given: tuple[Any, ...], *, rounded: bool) -> Callable[..., Any]:
+    """The step captured with these arguments, as it is or with every op rounded."""
+    captured = replica.capture(train, *given, world_size=1)
+    if not rounded:
+        return rounding.lower(captured, rounding=False)
+    rounding.assign_methods(captured, replica.analyze(captured))
+    return rounding.lower(captured, seed=1)
+
+
+def _lowered(place: Place) -> Measured:
+    width, batch = (16, 8) if place.small else (256, 64)
+
+    def ran(step: Callable[..., Any], device: str = place.device) -> list[torch.Tensor]:
+        given = arguments(width, batch, device)
+        losses = [step(*given).cpu() for _ in range(_STEPS)]
+        return losses + [weight.detach().cpu() for weight in given[0].parameters()]
+
+    def made(*, rounded: bool, device: str = place.device) -> Callable[..., Any]:
+        return lower(copy.deepcopy(arguments(width, batch, device)), rounded=rounded)
+
+    return Measured({
+        "the captured step": {"plain": ran(train), "lowered": ran(made(rounded=False))},
+        "every op rounded": {"once": ran(made(rounded=True)), "again": ran(made(rounded=True))},
+    })  # fmt: skip

@@ -1,0 +1,52 @@
+"""How long calls take, against each other: interleaved, medians; by CUDA's events on a GPU, else by the wall clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+import torch
+
+from samebits.selfcheck.case import Place
+
+Call = Callable[[], object]
+_ROUND_NS = 20e6
+"""A round calls so often that it takes about so long: launches of a few microseconds are timed together."""
+
+
+def nanoseconds(call: Call, times: int, device: str) -> float:
+    """Of one call, over so many of them."""
+    if device == "cpu":
+        began = time.perf_counter_ns()
+        for _ in range(times):
+            call()
+        return (time.perf_counter_ns() - began) / times
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(times):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e6 / times
+
+
+def medians(calls: Mapping[str, Call], place: Place, rounds: int = 15) -> dict[str, list[float]]:
+    """Nanoseconds of a call in each of the interleaved rounds, by name; two calls of each before are not timed."""
+    rounds = 2 if place.small else rounds
+    for call in calls.values():
+        nanoseconds(call, 2, place.device)
+    slowest = max(nanoseconds(call, 1, place.device) for call in calls.values())
+    times = 1 if place.small else max(1, min(50, int(_ROUND_NS / max(slowest, 1.0))))
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            taken[name].append(nanoseconds(call, times, place.device))
+    return taken
+
+
+def against(ours: Call, theirs: Call, place: Place, rounds: int = 15) -> tuple[float, float, float]:
+    """Nanoseconds of a call of ours and of theirs, and how many times as fast ours is: medians, the last one of the ratios."""
+    taken = medians({"ours": ours, "theirs": theirs}, place, rounds)
+    pairs = list(zip(taken["ours"], taken["theirs"], strict=True))
+    return median(taken["ours"]), median(taken["theirs"]), median(b / a for a, b in pairs)
