@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 import samebits.random as sr
+from samebits.selfcheck.parts.rounding.numbers import inputs as inputs
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 CODES = {1: torch.uint8, 2: torch.uint16}
@@ -48,16 +49,3 @@ def numbers_of(key, count, dtype):
     if DIGITS.get(dtype) == 16:
         return sr.bits(key, count, dtype=torch.uint16).to(torch.int64).numpy() << 16
     return sr.bits(key, count).to(torch.int64).numpy()
-
-
-def inputs(dtype, count=20_000):
-    """float32 of every size and both signs: any bits, and around the subnormal numbers and the largest one of a dtype."""
-    generator = torch.Generator().manual_seed(1)
-    anything = sr.bits(sr.key(11), count).view(torch.float32)
-    info = torch.finfo(dtype)
-    normal = torch.randn(count, generator=generator)
-    small = normal[: count // 4] * info.smallest_normal
-    tiny = normal[: count // 4] * info.smallest_normal * info.eps
-    large = (1 + torch.rand(count // 4, generator=generator) / 4) * info.max * normal[: count // 4].sign()
-    x = torch.cat([anything, normal, small, tiny, large])
-    return torch.where(x.isnan(), 1.5, x)

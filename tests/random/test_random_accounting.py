@@ -209,15 +209,3 @@ def test_outside_of_a_run_it_counts_from_the_seed(monkeypatch):
     assert seen() == NONE
     torch.empty(2, dtype=torch.int32).random_(), np.random.bytes(4 * 1000), random.getrandbits(96)
     assert seen() == {"torch": 2, "numpy": 1000, "python": 3}
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_cuda_devices_are_counted_by_their_offset():
-    """A CUDA device that was drawn from shows, one that was seeded is "reseeded"."""
-    torch.zeros(1, device="cuda")
-    accounting.begin((1, 2))
-    assert draws()["cuda:0"] == 0
-    torch.rand(5, device="cuda")
-    assert draws()["cuda:0"] > 0 and seen() == NONE
-    torch.cuda.manual_seed(3)
-    assert draws()["cuda:0"] == "reseeded"

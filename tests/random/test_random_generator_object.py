@@ -213,17 +213,6 @@ def test_dropout_repeats_its_own_mask_in_backward():
     assert torch.equal(dropped, random.dropout(fold_in(key(1), 0), x, 0.5))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_cuda_the_stream_is_that_of_the_cpu():
-    """Moved to CUDA, a generator goes on with the same numbers there; its state_dict stays on the host."""
-    here, there = Generator.from_seed(1), Noisy().cuda().noise
-    for generator in (here, there):
-        generator.uniform(1)
-    assert there.key.is_cuda and there.state_dict()["draws"].is_cpu
-    assert torch.equal(there.uniform(5).cpu(), here.uniform(5))
-    assert [child.key.tolist() for child in there.split(2)] == [child.key.tolist() for child in here.split(2)]
-
-
 def test_casts_and_moves_leave_the_stream():
     """half(), to(dtype), the meta device and to_empty change neither key nor count."""
     module = Noisy()

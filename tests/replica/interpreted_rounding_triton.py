@@ -11,16 +11,9 @@ import samebits.random as sr
 from samebits.rounding import _backends, stochastic_round
 from samebits.rounding.triton import launch
 from samebits.selfcheck.case import equal
+from samebits.selfcheck.parts.rounding.numbers import special
 
 assert os.environ.get("TRITON_INTERPRET") == "1" and triton.knobs.runtime.interpret
-
-
-def special():
-    """Infinities, NaNs, zeros and subnormal numbers of float32, and sizes that end within a program and a block."""
-    words = torch.tensor(
-        [0x7F800000, 0x7F800001, 0x7FFFFFFF, 0x7FA50000, 0, 1, 0x7FFFFF, 0x33000001], dtype=torch.int32
-    )
-    return torch.cat([words, words | -0x80000000]).view(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -94,14 +94,14 @@ _CONTINUOUS: dict[str, Callable[..., torch.Tensor]] = {
     "normal of its own": lambda *given, dtype: random.normal(*given, mean=0.1, std=3.7, dtype=dtype),
     "exponential": random.exponential,
     "gumbel": lambda *given, dtype: random.gumbel(*given, loc=0.1, scale=2.5, dtype=dtype),
-    "truncated": random.truncated_normal,
-    "truncated one-sided": lambda *given, dtype: random.truncated_normal(
+    "truncated_normal": random.truncated_normal,
+    "truncated_normal one-sided": lambda *given, dtype: random.truncated_normal(
         *given, mean=0.3, std=0.9, low=5, high=7, dtype=dtype
     ),
-    "truncated far above": lambda *given, dtype: random.truncated_normal(
+    "truncated_normal far above": lambda *given, dtype: random.truncated_normal(
         *given, low=40, high=41, dtype=dtype
     ),
-    "truncated far below": lambda *given, dtype: random.truncated_normal(
+    "truncated_normal far below": lambda *given, dtype: random.truncated_normal(
         *given, low=-torch.inf, high=-50, dtype=dtype
     ),
 }

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-import samebits
 from samebits import digest, random
 from samebits.random import generators
 from samebits.rounding import optim
@@ -107,7 +106,7 @@ def _held(
 def _seeded(work: Callable[[], Results]) -> Results:
     """The random numbers come from the seed of the process, which stays as it was."""
     with generators.preserved():
-        samebits.set_random_seed(5)
+        random.set_random_seed(5)
         return work()
 
 

@@ -7,7 +7,6 @@ from importlib import import_module
 
 import torch
 
-import samebits
 from samebits import random
 from samebits.random import generators
 from samebits.rounding import optim, stochastic_round
@@ -38,7 +37,7 @@ def _case(name: str, rows: Callable[[int, str], Rows], elements: int, needs: tup
     def measure(place: Place) -> Measured:
         count = 1 << 10 if place.small else elements
         with generators.preserved():
-            samebits.set_random_seed(1)
+            random.set_random_seed(1)
             return _timed(rows(count, place.device), count, place)
 
     return Case(
