@@ -31,6 +31,7 @@ def launches(backends, launcher):
 
     def note(kernel, *args, grid, warmup, **given):
         found.append((kernel, args, given))
+        args[kernel.arg_names.index("out")].zero_()  # whoever launches goes on with it
 
     JITFunction.run, backends._CPU = note, launcher
     try:

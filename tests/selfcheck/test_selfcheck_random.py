@@ -55,6 +55,14 @@ def test_every_function_that_draws_has_a_case(cases):
     assert layers - of_matrices - windows == {name.split()[0] for name in held._LAYERS}
 
 
+@pytest.mark.parametrize("name", [name for name in functions.by_function() if name != "truncated_normal"])
+def test_the_sizes_of_a_gpu_are_drawn(cases, name):
+    """Each function takes the sizes that a GPU is to draw, of which a rehearsal takes the small ones only."""
+    measured = cases[name].measure(Place("cpu"))
+    assert not list(cases[name].judge(measured.results))
+    assert len(measured.results) >= len(cases[name].measure(SMALL).results)
+
+
 def test_a_draw_without_a_key_is_seen(cases, monkeypatch):
     """A function that draws from torch's generator instead of the key is named, with the first element that differs."""
     monkeypatch.setitem(

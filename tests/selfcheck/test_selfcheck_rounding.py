@@ -37,6 +37,13 @@ def test_every_dtype_has_its_cases(cases):
     assert all(f"to {name}" in cases and f"the mean of {name}" in cases for name in numbers.DTYPES)
 
 
+@pytest.mark.parametrize("name", [*(f"to {name}" for name in numbers.DTYPES), "the mean of bfloat16"])
+def test_the_sizes_of_a_gpu_are_rounded(cases, name):
+    """The sizes that a GPU is to round, of which a rehearsal takes the small ones only."""
+    measured = cases[name].measure(Place("cpu"))
+    assert not list(cases[name].judge(measured.results))
+
+
 class ToNearest:
     """A kernel that takes no notice of its key, every second time."""
 

@@ -163,9 +163,12 @@ DRAWS: dict[str, Draw] = {
     "permute_index": _images,
     "choice": lambda key, shape: random.choice(key, 1000, shape),
     "choice without": lambda key, shape: random.choice(
-        _few(key), 5000, shape[-1:] if key.dim() == 1 else (3,), replace=False
+        _few(key), 3_000_000, shape[-1:] if key.dim() == 1 else (3,), replace=False
     ),
     "choice weighted": lambda key, shape: random.choice(key, 7, shape, weights=_weights(key)),
+    "choice weighted without": lambda key, _: random.choice(
+        _few(key), 7, (5,) if key.dim() == 1 else (3,), weights=_weights(key), replace=False
+    ),
     "categorical": lambda key, shape: random.categorical(key, *shape, logits=_logits(key)),
 }
 """By name, each of (key, shape). The first word of a name is the function's; numbers of `split`, `fold_in`, the orders and
