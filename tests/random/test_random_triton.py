@@ -13,6 +13,7 @@ import torch
 import triton.language as tl
 from triton_ahead import cases, compiled, kernels_of, launches, name_of
 
+import samebits
 import samebits.random as sr
 from samebits.random import _backends
 from samebits.random.triton import kernels, launchers
@@ -94,6 +95,19 @@ def test_no_kernel_is_left_out():
     for capability in (80, 90):
         tried = {one[0].__name__ for one, at in CASES["argvalues"] if at == capability}
         assert tried == kernels_of(*modules)
+
+
+def test_every_file_with_kernels_is_compiled_by_a_test():
+    """Functions of Triton's stand in this package and in that of rounding, whose own test compiles it, and nowhere else."""
+    source = Path(samebits.__file__).parent
+    files = {
+        path for path in source.rglob("*.py") if re.search(r"^@triton\.jit", path.read_text(), re.MULTILINE)
+    }
+    folder = Path(kernels.__file__).parent
+    assert len(files) > 8
+    assert {file for file in files if file.parent != folder} == {
+        source / "rounding" / "triton" / "kernels.py"
+    }
 
 
 def test_the_list_of_kernels_sees_a_new_one(monkeypatch):

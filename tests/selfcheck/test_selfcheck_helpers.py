@@ -7,7 +7,7 @@ import torch
 
 from samebits.selfcheck.agreement import agree, difference
 from samebits.selfcheck.case import Place, equal
-from samebits.selfcheck.timing import against, medians
+from samebits.selfcheck.timing import against, captured, medians
 
 
 def test_groups_that_agree_pass():
@@ -60,3 +60,10 @@ def test_the_faster_call_is_told():
     assert 1e6 <= ours < theirs and faster > 2
     taken = medians({"a": lambda: None, "b": lambda: None}, Place("cpu"), rounds=4)
     assert [len(taken["a"]), len(taken["b"])] == [4, 4]
+
+
+def test_calls_are_repeated_together():
+    """What is captured is called so often by one replay; on a CPU it is a loop."""
+    calls = []
+    captured(lambda: calls.append(1), 7, "cpu")()
+    assert len(calls) == 7

@@ -31,6 +31,23 @@ def nanoseconds(call: Call, times: int, device: str) -> float:
     return start.elapsed_time(end) * 1e6 / times
 
 
+def captured(call: Call, times: int, device: str) -> Call:
+    """So many calls as one CUDA graph, whose replay costs no launches: what the kernels alone take. On a CPU as they are."""
+    if device == "cpu":
+        return lambda: [call() for _ in range(times)]
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # what is compiled and allocated once is not captured
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            call()
+    return graph.replay
+
+
 def medians(calls: Mapping[str, Call], place: Place, rounds: int = 15) -> dict[str, list[float]]:
     """Nanoseconds of a call in each of the interleaved rounds, by name; two calls of each before are not timed."""
     rounds = 2 if place.small else rounds

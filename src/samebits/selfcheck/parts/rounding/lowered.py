@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,13 +61,13 @@ def lower(given: tuple[Any, ...], *, rounded: bool) -> Callable[..., Any]:
 def _lowered(place: Place) -> Measured:
     width, batch = (16, 8) if place.small else (256, 64)
 
-    def ran(step: Callable[..., Any], device: str = place.device) -> list[torch.Tensor]:
-        given = arguments(width, batch, device)
+    def ran(step: Callable[..., Any]) -> list[torch.Tensor]:
+        given = arguments(width, batch, place.device)
         losses = [step(*given).cpu() for _ in range(_STEPS)]
         return losses + [weight.detach().cpu() for weight in given[0].parameters()]
 
-    def made(*, rounded: bool, device: str = place.device) -> Callable[..., Any]:
-        return lower(copy.deepcopy(arguments(width, batch, device)), rounded=rounded)
+    def made(*, rounded: bool) -> Callable[..., Any]:
+        return lower(arguments(width, batch, place.device), rounded=rounded)
 
     return Measured({
         "the captured step": {"plain": ran(train), "lowered": ran(made(rounded=False))},
