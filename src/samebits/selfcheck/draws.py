@@ -81,10 +81,12 @@ def _images(key: torch.Tensor, shape: Shape) -> torch.Tensor:
     ])  # fmt: skip
 
 
-def _folded(key: torch.Tensor, shape: Shape) -> torch.Tensor:
+def _folded(key: torch.Tensor, _shape: Shape) -> torch.Tensor:
+    """As int64: not every torch concatenates uint64 on a GPU."""
     data = torch.tensor([0, -1, 2**40], device=key.device).view(3, *[1] * (key.dim() - 1))
     parts = (0, 1, 2**63 - 1, -1, "a name", ("a", 7, -(2**63)))
-    return torch.cat([random.fold_in(key, part).unsqueeze(0) for part in parts] + [random.fold_in(key, data)])
+    folded = [random.fold_in(key, part).unsqueeze(0) for part in parts] + [random.fold_in(key, data)]
+    return torch.cat([one.view(torch.int64) for one in folded])
 
 
 _CONTINUOUS: dict[str, Callable[..., torch.Tensor]] = {

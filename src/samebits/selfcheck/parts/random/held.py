@@ -35,7 +35,8 @@ def cases() -> Iterator[Case]:
     yield Case("the process's generators", _process, agree)
     counted = {"at first": 0, "after a draw": "more", "after a seed": "reseeded"}
     yield Case("draws are counted", _counted, expected(**counted), example=counted)
-    yield Case("torch.compile", _compiled, agree, limit_s=150, example=_plain(torch.device("cpu")))
+    step = {name: [torch.ones(3)] for name in ("the CPU", "a plain call", "compiled")}
+    yield Case("torch.compile", _compiled, agree, limit_s=150, example={"step": step})
 
 
 def _generator(place: Place) -> Measured:
