@@ -10,7 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import samebits
 from samebits import nn, random
 from samebits.nn.keyed import OwnsRandomness
-from samebits.random import generators
+from samebits.random import _backends, generators
+from samebits.random.triton import launchers
 from samebits.selfcheck import parts, rehearse
 from samebits.selfcheck.case import Place
 from samebits.selfcheck.draws import DRAWS, KEYS
@@ -152,6 +153,20 @@ def test_draws_from_a_key_on_cuda_are_on_cuda(name):
         drawn = DRAWS[name](torch.empty(2, dtype=torch.uint64, device="cuda"), shape)
     expected = DRAWS[name](random.key(1), shape)
     assert drawn.is_cuda and (drawn.shape, drawn.dtype) == (expected.shape, expected.dtype)
+
+
+def test_the_control_of_fusion_can_be_launched(tmp_path, monkeypatch):
+    """Its two launches compile, one as the launcher's own and one that contracts; what has not run is not equal."""
+    ahead = pytest.importorskip("triton_ahead")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with ahead.launches(_backends, _backends._CPU) as found:
+        measured = functions._fusing(SMALL)
+    assert measured.results == {"as launched": False, "fused": False}
+    own, fused = (ahead.compiled(one, 90).asm["ptx"] for one in found)
+    assert own.count("fma.rn.f32") < fused.count("fma.rn.f32")
+    with ahead.launches(_backends, launchers("normal")) as theirs:
+        random.normal(random.key(3), 4096)
+    assert ahead.compiled(theirs[0], 90) is ahead.compiled(found[0], 90)
 
 
 def test_a_draw_elsewhere_is_an_error():

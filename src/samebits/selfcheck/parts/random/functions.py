@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from samebits import random
+from samebits.random.triton import launchers
 from samebits.selfcheck.agreement import agree
 from samebits.selfcheck.case import Case, Measured, Place, equal, expected
 from samebits.selfcheck.draws import DRAWS, KEYS, key_of
@@ -38,10 +39,12 @@ _LARGE: dict[str, dict[str, Callable[[torch.Tensor, int], torch.Tensor]]] = {
 
 
 def cases() -> Iterator[Case]:
-    """One for each function, and the control."""
+    """One for each function, and two controls."""
     for function, names in by_function().items():
         yield Case(function, partial(_measure, function, names), agree, limit_s=200)
     yield Case("another key draws other numbers", _control, expected(other=False, again=True))
+    seen = {"as launched": True, "fused": False}
+    yield Case("a kernel that fuses draws other numbers", _fusing, expected(**seen), example=seen)
 
 
 def by_function() -> dict[str, list[str]]:
@@ -98,3 +101,15 @@ def _control(place: Place) -> Measured:
         "other": equal(drawn, random.normal(other, 100)),
         "again": equal(drawn, random.normal(key, 100).cpu()),
     })  # fmt: skip
+
+
+def _fusing(place: Place) -> Measured:
+    """Without `enable_fp_fusion=False` the GPU contracts products and sums, and the comparison with the CPU sees it."""
+    kernel, number, results = launchers("normal").fill.normal_32, 4096, {}
+    key = random.key(3, device="cpu")
+    for name, fused in (("as launched", False), ("fused", True)):
+        out = torch.empty(number, device=place.device)
+        given = key.to(place.device), out, 1, number, 0.0, 1.0
+        kernel[(number // 1024,)](*given, BLOCKS=256, ONE_KEY=True, enable_fp_fusion=fused)
+        results[name] = equal(out.cpu(), random.normal(key, number))
+    return Measured(results)
