@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from samebits.context import note_numpy, note_random, note_torch
+from samebits.context import VERSION, note_numpy, note_random, note_torch
 from samebits.imports import attach, when_imported
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ __all__ = [
     "set_random_seed",
     "testing",
 ]
-__version__ = "0.1.0.dev0"
+__version__ = VERSION
 
 __getattr__, __dir__ = attach(
     __name__,

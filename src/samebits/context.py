@@ -15,6 +15,9 @@ from types import FrameType, ModuleType
 from typing import Any
 from zlib import crc32
 
+VERSION = "0.1.0.dev0"
+"""Of samebits; what is installed says so too, but sources that are used as they lie are installed nowhere."""
+
 _URL_SIGNS = re.compile(r"[^A-Za-z0-9-]+")
 
 Words = tuple[int, int]

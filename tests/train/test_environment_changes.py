@@ -240,3 +240,25 @@ def test_a_changed_script_is_told_and_written_down(tmp_path):
     (tmp_path / "part.py").write_text("answer = 43\n")
     assert "changed since" not in start(5, "script")
     assert [entry["step"] for entry in newest(tmp_path / "r")["scripts"]] == [0, 6, 12]
+
+
+PER_BACKEND = """
+import torch, samebits
+from samebits.determinism.environment import _cuda_precisions, environment_fingerprint
+torch.backends.cuda.matmul.fp32_precision = "tf32"  # torch has no one word for it then, and raises
+print(environment_fingerprint()["flags"]["float32_matmul_precision"])
+before = _cuda_precisions()
+torch.backends.cudnn.allow_tf32 = not torch.backends.cudnn.allow_tf32
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+after = _cuda_precisions()
+print(*(name for name in after if after[name] != before[name]))
+"""
+
+
+def test_a_precision_of_each_backend_is_told(python):
+    """A run where TensorFloat-32 was set by torch's newer names has a fingerprint; on a GPU cuDNN's and 16-bit sums are in it."""
+    words, changed = python(PER_BACKEND).stdout.splitlines()
+    assert words.startswith("cuda tf32, mkldnn ")
+    assert changed.split() == [
+        "cudnn_conv_fp32_precision", "cudnn_rnn_fp32_precision", "bf16_reduced_precision_reduction"
+    ]  # fmt: skip

@@ -15,6 +15,7 @@ from samebits.checkpoint.unsavable import unsavable
 from samebits.checkpoint.wellformed import check_fields
 from samebits.checkpoint.writer.draft import Commit, Draft
 from samebits.checkpoint.writer.shelf import TENSORS
+from samebits.context import VERSION
 from samebits.errors import CorruptCommitError, NewerCommitError, UnsavableStateError
 
 SCHEMA = 1
@@ -23,11 +24,11 @@ MAX_MANIFEST_BYTES = 1 << 28
 
 @cache
 def samebits_version() -> str:
-    """The version of the installed package, `unknown` where it is not installed."""
+    """The version of the installed package, or that of the sources where it is not installed."""
     try:
         return version("samebits")
     except PackageNotFoundError:
-        return "unknown"
+        return VERSION
 
 
 def marker_text() -> str:

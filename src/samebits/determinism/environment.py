@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from samebits.context import VERSION
 from samebits.determinism.caller import caller
 from samebits.determinism.settings import active
 
@@ -52,10 +53,33 @@ def environment_fingerprint() -> dict[str, Any]:
         "op_determinism": _op_determinism(),
         "flags": {
             "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "float32_matmul_precision": _matmul_precision(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
+            **(_cuda_precisions() if gpus else {}),
         },
+    }
+
+
+def _matmul_precision() -> str:
+    """Torch's word for it; where the program has set each backend's own, which torch has no one word for, those."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        own = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+        return "cuda {}, mkldnn {}".format(*own)
+
+
+def _cuda_precisions() -> dict[str, Any]:
+    """What else a GPU computes shorter than its dtype says: TensorFloat-32 in cuDNN, 16-bit sums in products."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return {
+        "cuda_matmul_fp32_precision": matmul.fp32_precision,
+        "cudnn_conv_fp32_precision": cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+        "cudnn_rnn_fp32_precision": cudnn.rnn.fp32_precision,  # type: ignore[attr-defined]
+        "fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
+        "bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
+        "fp16_accumulation": matmul.allow_fp16_accumulation,
     }
 
 
@@ -95,8 +119,8 @@ def _plain_version() -> str:
 def _version(package: str) -> str | None:
     try:
         return version(package)
-    except PackageNotFoundError:
-        return None
+    except PackageNotFoundError:  # samebits from a folder of sources, say
+        return VERSION if package == "samebits" else None
 
 
 def _cpu_model() -> str:

@@ -6,13 +6,13 @@ import json
 import os
 import platform
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from samebits.context import VERSION
 from samebits.determinism import environment_fingerprint
 from samebits.errors import RecordError
 from samebits.train.reach.generators import generators
@@ -28,7 +28,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "samebits": metadata.version("samebits"),
+        "samebits": VERSION,
         "hashseed": os.environ.get("PYTHONHASHSEED"),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
