@@ -8,6 +8,7 @@ import torch
 
 from samebits import random
 from samebits.data import Pipeline
+from samebits.data.device import Placement
 
 
 def drawn(x):
@@ -135,3 +136,13 @@ def test_workers_give_the_same_elements(name):
     rest = STAGES[name]().with_options(seed=5)
     rest.load_state_dict(iterator.state_dict())
     assert begun + [plain(element) for element in rest] == alone
+
+
+def test_what_is_on_a_device_is_not_pinned(monkeypatch):
+    """pin_memory pins what is on the CPU; a tensor that a stage has put on a device goes through as it is."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    placed = Placement(None, pin_memory=True)
+    element = {"there": torch.zeros(3, device="meta"), "n": 1}
+    with pytest.raises((RuntimeError, NotImplementedError)):  # what torch says of pinning it
+        element["there"].pin_memory()
+    assert placed(element)["there"] is element["there"]

@@ -14,6 +14,7 @@ from torch import nn
 from samebits.checkpoint import CommitStore, encode
 from samebits.checkpoint.manifest import canonical
 from samebits.checkpoint.plan import Plan, PlanError
+from samebits.checkpoint.slot import Slot
 from samebits.checkpoint.writer.process import LAG
 from samebits.checkpoint.writer.shelf import write_image
 from samebits.context import Position
@@ -260,3 +261,36 @@ def test_an_image_of_any_size_is_written_whole(tmp_path, size):
         memory[:size] = os.urandom(size)
         write_image(tmp_path / "image", memoryview(memory)[:size])
         assert (tmp_path / "image").read_bytes() == memory[:size]
+
+
+class Runtime:
+    """Stands in for CUDA's: which memory it holds for pinned, with CUDA's own errors."""
+
+    def __init__(self):
+        self.pinned = {}
+
+    def cudaHostRegister(self, address, size, flags):
+        if address in self.pinned:
+            return 712  # cudaErrorHostMemoryAlreadyRegistered, which torch raises at the next kernel
+        self.pinned[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address):
+        return 0 if self.pinned.pop(address, None) else 713
+
+
+def test_memory_is_pinned_once_and_let_go_before_it_moves(monkeypatch):
+    """A slot's memory is pinned once for all plans that fit in it, and unpinned before it is given back or moved."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    slot = Slot()
+    for count, pinned in ((1000, 1), (1001, 1), (100_000, 1), (100_001, 1)):
+        state = {"w": torch.randn(count)}
+        plan = Plan(state)
+        plan.on_cuda = True
+        slot.copy(plan, plan.read(state))
+        slot.copy(plan, plan.read(state))
+        assert len(runtime.pinned) == pinned and slot._map is not None
+        assert runtime.pinned == {slot._pinned: len(slot._map)}
+    slot.close()
+    assert not runtime.pinned

@@ -16,6 +16,8 @@ import samebits
 from samebits.errors import UnimplementedError, UnsavableStateError
 from samebits.testing import assert_resumes_exactly
 from samebits.train import inhand
+from samebits.train.inhand import InHand
+from samebits.train.state import RunState, _restore_devices
 
 CUT = [0, 3]
 
@@ -194,3 +196,33 @@ def test_a_large_table_in_hand_is_filled_and_costs_no_path_per_entry() -> None:
     hand, values = inhand.InHand(), {"table": {number: [] for number in range(1000)}}
     hand.begin(values)
     assert hand.state(values) == {"kept": [("table",)], "same": []}
+
+
+def test_tensors_come_back_on_the_device_where_they_were():
+    """A value of `run.state` on another device is restored there, one on the CPU on the CPU; a commit of CPU values says nothing."""
+    elsewhere = torch.zeros(2, device="meta")
+    hand = InHand()
+    assert "devices" not in hand.state({"a": torch.ones(1)})
+    told = hand.state({"average": elsewhere, "inner": {"of": elsewhere[:1], "here": torch.ones(1)}})
+    saved = {"average": torch.zeros(2), "inner": {"of": torch.zeros(1), "here": torch.ones(1)}}
+    assert inhand.is_of(told, saved) and not inhand.is_of({**told, "devices": [(("gone",), "meta")]}, saved)
+    assert not inhand.is_of({**told, "devices": [(("average",), "no device")]}, saved)
+    state = RunState()
+    state.refill(saved, told)
+    assert state.average.is_meta and state.inner["of"].is_meta and state.inner["here"].is_cpu
+
+
+def test_a_gpus_tensors_stay_on_the_cpu_where_there_is_no_gpu(monkeypatch):
+    """Weights of a GPU's run are read on a machine without one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    state = RunState()
+    state.refill({"x": torch.ones(1)}, {"kept": [], "same": [], "devices": [(("x",), "cuda:0")]})
+    assert state.x.is_cpu
+
+
+def test_a_learning_rate_that_is_a_tensor_keeps_its_device():
+    """What load_state_dict gives an optimizer for its own tensor goes to where that was."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], torch.tensor(0.1))
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.2)
+    _restore_devices(optimizer, [{"lr": torch.zeros((), device="meta"), "momentum": 0}])
+    assert optimizer.param_groups[0]["lr"].is_meta

@@ -79,7 +79,7 @@ class Plan:
         """By name: dtype and shape."""
         self.number = next(_numbers)
         """No other plan of this process has it."""
-        self.on_device = any(device.type != "cpu" for _, _, _, device, _ in self._kinds)
+        self.on_cuda = any(device.type == "cuda" for _, _, _, device, _ in self._kinds)
 
     def read(self, state: dict[str, Any]) -> list[Any] | None:
         """The flat values of a state with this structure; None for any other."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ class Slot:
         """Tensors that are copied as bytes: where the plan has their addresses, where they go, how many bytes."""
         self._tensors: tuple[list[torch.Tensor], list[int]] = ([], [])
         self._arrays: list[tuple[np.ndarray, int]] = []
+        self._pinned = 0
+        """The address of the memory that CUDA knows as pinned; 0: none."""
 
     def copy(self, plan: Plan, values: list[Any]) -> None:
         """Copies head and tensors to where they lie in the file; all of it is done when this returns. Raises OSError."""
@@ -38,9 +41,14 @@ class Slot:
         places, numbers = self._tensors
         if places:
             sources = [values[number] for number in numbers]
+            devices = {source.device for source in sources if source.is_cuda} if plan.on_cuda else ()
+            for (
+                device
+            ) in devices:  # what writes to them may run in streams that the current one does not wait for
+                torch.cuda.synchronize(device)
             with torch.no_grad():
-                torch._foreach_copy_(places, sources, non_blocking=plan.on_device)
-            for device in {source.device for source in sources if source.is_cuda} if plan.on_device else ():
+                torch._foreach_copy_(places, sources, non_blocking=plan.on_cuda)
+            for device in devices:
                 torch.cuda.synchronize(device)
         for place, number in self._arrays:
             np.copyto(place, values[number])
@@ -54,6 +62,7 @@ class Slot:
 
     def close(self) -> None:
         """Lets go of the memory."""
+        self._unpin()
         self._plan, self._tensors, self._arrays, self._map = None, ([], []), [], None
         self._dense = ([], _NONE, _NONE)
         os.close(self.fd)
@@ -64,7 +73,7 @@ class Slot:
         self._plan = None
         memory = self._mapped(plan.layout.size)
         memory[: len(plan.layout.head)] = plan.layout.head
-        if plan.on_device:
+        if plan.on_cuda:
             self._pin()
         places: list[torch.Tensor] = []
         numbers: list[int] = []
@@ -95,6 +104,7 @@ class Slot:
     def _mapped(self, size: int) -> mmap.mmap:
         if self._map is None or self._size < size:
             self._plan = self.static = None
+            self._unpin()
             self._size = -(-size * 9 // 8 // mmap.PAGESIZE) * mmap.PAGESIZE + mmap.PAGESIZE
             os.posix_fallocate(
                 self.fd, 0, self._size
@@ -105,8 +115,25 @@ class Slot:
     def _pin(self) -> None:
         """Copies from a GPU into pinned memory need no buffer of the driver's in between."""
         assert self._map is not None
+        if self._pinned:  # a second time would be an error
+            return
         address = np.frombuffer(self._map, np.uint8).ctypes.data
-        torch.cuda.cudart().cudaHostRegister(address, self._size, 0)  # type: ignore[attr-defined]
+        if int(torch.cuda.cudart().cudaHostRegister(address, self._size, 0)) == 0:  # type: ignore[attr-defined]
+            self._pinned = address
+        else:
+            _forget_error()
+
+    def _unpin(self) -> None:
+        """Before the memory is given back: what comes to lie there would be taken for pinned."""
+        if self._pinned and int(torch.cuda.cudart().cudaHostUnregister(self._pinned)):  # type: ignore[attr-defined]
+            _forget_error()
+        self._pinned = 0
+
+
+def _forget_error() -> None:
+    """CUDA keeps the error of a call, and torch raises it at the next kernel, whatever that is of."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
 
 
 def _view(memory: mmap.mmap, dtype: torch.dtype, shape: torch.Size, begin: int, end: int) -> torch.Tensor:

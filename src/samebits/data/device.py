@@ -55,6 +55,6 @@ class Placement:
         return _pytree.tree_map_only(torch.Tensor, self._placed, element)
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._pin or self._cuda:
+        if (self._pin or self._cuda) and tensor.is_cpu:  # what a stage has put on a device stays there
             tensor = tensor.pin_memory()
         return tensor if self._device is None else tensor.to(self._device, non_blocking=self._cuda)

@@ -2,8 +2,8 @@
 
 `buffer = run.state.setdefault("buffer", deque())` before the loop gives one object two names, and what the loop adds
 under one name it finds under the other. A resumed program has come to its loop with an object of its own under both. So
-a commit says which values are still those that the loop began with (`kept`: they are filled again, in place), and which
-paths lead to one and the same object (`same`). All others were given to `run.state` in the loop, and are given again.
+a commit says which values are still those that the loop began with (`kept`: they are filled again, in place), which
+paths lead to one and the same object (`same`), and which tensors are on a GPU (`devices`). All others were given to `run.state` in the loop, and are given again.
 
 Looked at are the values of `run.state` and of small dicts in it, not what lists and large dicts hold: a replay buffer or a
 table of values has a million of these.
@@ -44,7 +44,12 @@ class InHand:
             for path, value in now.items()
             if first.setdefault(id(value), path) != path
         ]
-        return {"kept": list(self._began), "same": same}
+        devices = [
+            (path, str(value.device))
+            for path, value in now.items()
+            if isinstance(value, torch.Tensor) and not value.is_cpu
+        ]
+        return {"kept": list(self._began), "same": same, **({"devices": devices} if devices else {})}
 
 
 def is_of(in_hand: Any, values: Mapping[Any, Any]) -> bool:
@@ -53,13 +58,21 @@ def is_of(in_hand: Any, values: Mapping[Any, Any]) -> bool:
         return True
     try:
         paths = [*in_hand["kept"], *(path for pair in in_hand["same"] for path in pair)]
+        paths += [path for path, device in in_hand.get("devices", ()) if torch.device(device)]
         for path in paths:
             _at(values, path)
         return all(type(path) is tuple and path for path in paths) and all(
             len(pair) == 2 for pair in in_hand["same"]
         )
-    except (KeyError, TypeError, IndexError):
+    except (KeyError, TypeError, IndexError, ValueError, RuntimeError):
         return False
+
+
+def put_on_devices(values: dict[Any, Any], devices: Collection[tuple[Path, str]]) -> None:
+    """Puts tensors back on the devices where they were; a commit's are on the CPU, where they stay if there is no GPU."""
+    for path, device in devices:
+        if not device.startswith("cuda") or torch.cuda.is_available():
+            _at(values, path[:-1])[path[-1]] = _at(values, path).to(device)
 
 
 def share(values: dict[Any, Any], same: Collection[tuple[Path, Path]]) -> None:

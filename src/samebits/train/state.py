@@ -51,6 +51,7 @@ class RunState(dict[str, Any]):
     def refill(self, saved: dict[str, Any], in_hand: Mapping[str, Any] | None = None) -> None:
         """Takes the saved values, inside the objects that the program has in hand (`inhand`); by default lists and dicts."""
         if in_hand is not None:
+            inhand.put_on_devices(saved, in_hand.get("devices", ()))
             inhand.share(saved, in_hand["same"])
         inhand.fill(self, saved, None if in_hand is None else in_hand["kept"])
 
@@ -95,6 +96,7 @@ def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: st
     """
     own = copy.deepcopy(saved)  # an optimizer goes on with the tensors that it is given
     for name, thing in objects.items():
+        groups = [dict(g) for g in thing.param_groups] if isinstance(thing, torch.optim.Optimizer) else []
         try:
             thing.load_state_dict(own["objects"][name])
         except Exception as error:
@@ -104,6 +106,7 @@ def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: st
             ) from error
         if isinstance(thing, torch.optim.Optimizer):
             _restore_dtypes(thing, own["objects"][name])
+            _restore_devices(thing, groups)
     for path, parameter in _parameters(objects):
         if path in own["optimizer_only"]:
             parameter.data.copy_(own["optimizer_only"][path])
@@ -162,6 +165,14 @@ def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) 
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and mine[name].dtype != value.dtype:
                 mine[name] = value.to(mine[name].device)
+
+
+def _restore_devices(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:
+    """A learning rate that is a tensor comes back where the program had made it: a commit's tensors are on the CPU."""
+    for group, made in zip(optimizer.param_groups, before, strict=True):
+        for name, value in group.items():
+            if isinstance(value, torch.Tensor) and isinstance(made.get(name), torch.Tensor):
+                group[name] = value.to(made[name].device)
 
 
 def _check_came_back(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
