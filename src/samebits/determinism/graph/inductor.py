@@ -49,6 +49,10 @@ def patch(compile_fx: ModuleType, patches: Patches, mode: str, *, thread_invaria
     patches.put(details, "__init__", _with_threads(details.__init__, cpp.parallel_num_threads))
     for kernel in (cpp.CppKernel, cpp.CppVecKernel):
         patches.put(kernel, "store", _without_atomics(kernel.store))
+    patches.when_imported("torch._inductor.codegen.triton", lambda module: _patch_triton(module, patches))
+    patches.when_imported(
+        "torch._inductor.codegen.triton_split_scan", lambda module: _patch_scan(module, patches)
+    )
     if thread_invariant:
         ir = import_module("torch._inductor.ir")
         split = reductions.splits_by_size(ir, ir.Reduction.num_splits)
@@ -172,6 +176,29 @@ def _without_atomics(store: Any) -> Any:
         if mode == "atomic_add":
             _refuse(f"Inductor adds to {name} with atomics, in the order in which threads arrive", _EAGER)
         return store(self, name, index, value, mode)
+
+    return checked
+
+
+def _patch_triton(triton: ModuleType, patches: Patches) -> None:
+    patches.put(triton.TritonKernel, "store", _without_atomics(triton.TritonKernel.store))
+
+
+def _patch_scan(module: ModuleType, patches: Patches) -> None:
+    patches.put(module.TritonSplitScanKernel, "scan", _of_integers(module.TritonSplitScanKernel.scan))
+
+
+def _of_integers(scan: Any) -> Any:
+    """A scan in several blocks: each adds the sums before it in the groups that happen to be there (decoupled look-back)."""
+
+    @functools.wraps(scan)
+    def checked(self: Any, dtypes: Any, combine_fn: Any, values: Any) -> Any:
+        if any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+            _refuse(
+                "Inductor scans a long row (torch.cumsum) in blocks, and adds up those before it as they happen to be done",
+                "compute it on the CPU, or as a product with torch.tril(torch.ones(n, n))",
+            )
+        return scan(self, dtypes, combine_fn, values)
 
     return checked
 
