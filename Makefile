@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: verify test audit ops random data train replica lint matrix bench bench-data bench-checkpoint chaos soak clean
+.PHONY: verify test audit ops random data train replica lint matrix bench bench-data bench-checkpoint chaos soak gpu clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -51,6 +51,9 @@ bench-checkpoint: .venv-peers-checkpoint/ready  ## what saving and resuming cost
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --requirement $(filter bench/%,$^)
 	@touch $@
 
+gpu:  ## on a GPU, with the Python whose torch sees it: every part of samebits selfcheck (ARGS="--part training"); 9 minutes, the next call goes on
+	@PYTHON=$(if $(filter file,$(origin PYTHON)),,$(PYTHON)) tools/gpu $(ARGS)
+
 matrix:  ## the quick tests, verify and the op review with the oldest, the pinned and the newest torch, or TORCH="2.12.0 newest" (an hour; 6 GB at a time)
 	$(PYTHON) tools/matrix.py $(TORCH)
 
@@ -61,7 +64,7 @@ soak: $(READY)  ## every broken script and its repaired twin, with every check, 
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m soak
 
 clean:
-	rm -rf .venv .venv-peers .venv-peers-checkpoint
+	rm -rf .venv .venv-gpu .venv-peers .venv-peers-checkpoint
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "samebits needs Python 3.11 or newer; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
