@@ -2,6 +2,7 @@
 
     make bench-checkpoint                   # installs the peers beside the project's own environment, then runs this
     python bench/checkpoint.py [--rounds 5] [--only samebits,plain,lightning,hf,keras] [--folder runs/bench-checkpoint]
+    python bench/checkpoint.py --device cuda    # model and state on a GPU; samebits and plain only
 
 The task is an MLP 64-h-h-10 with Dropout and Adam on batches of 32 digits (random here), h = 128 (0.3 MB of weights and
 moments, gradients on top) and h = 1024 (13.5 MB). "plain" is the same loop without samebits, which saves by torch.save,
@@ -18,6 +19,7 @@ import os
 import random
 import shutil
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,30 +64,37 @@ Block = Callable[[int], tuple[float, float, int]]
 """Runs so many steps; milliseconds per step, those of processor time of the training thread, and commits made."""
 
 
-def plain(hidden: int, folder: Path, every: int) -> Block:
+def now(task: Task) -> tuple[float, float]:
+    """The clocks, once the device has done what it was given."""
+    if task.device.type == "cuda":
+        torch.cuda.synchronize()
+    return clocks()
+
+
+def plain(hidden: int, folder: Path, every: int, device: str) -> Block:
     """The loop without samebits."""
-    task = Task(hidden)
+    task = Task(hidden, device)
     loader = torch.utils.data.DataLoader(task.data, BATCH, shuffle=True)
 
     def block(steps: int) -> tuple[float, float, int]:
-        (wall, processor), made = clocks(), 0
+        (wall, processor), made = now(task), 0
         for number, batch in enumerate(_endless(loader, steps), 1):
             trained(task, batch)
             if every and number % every == 0:
                 durable(folder / "checkpoint.pt", state(task))
                 made += 1
-        ended = clocks()
+        ended = now(task)
         return (ended[0] - wall) / steps, (ended[1] - processor) / steps, made
 
     return block
 
 
-def ours(hidden: int, folder: Path, save: Any, lags: list[tuple[float, int]]) -> Block:
+def ours(hidden: int, folder: Path, save: Any, lags: list[tuple[float, int]], device: str) -> Block:
     """The loop in a `Run`, entered anew for each block; the time begins when the first step of it does."""
     samebits.set_random_seed(7)
 
     def block(steps: int) -> tuple[float, float, int]:
-        task = Task(hidden)
+        task = Task(hidden, device)
         loader = samebits.data.DataLoader(task.data, BATCH, shuffle=True)
         shutil.rmtree(folder, ignore_errors=True)
         made = 0
@@ -96,9 +105,9 @@ def ours(hidden: int, folder: Path, save: Any, lags: list[tuple[float, int]]) ->
         with run:
             for step, batch in run.steps(loader, epochs=10**6):
                 if step.number == WARM:  # by then the writer process is there
-                    began, made = clocks(), _written(run)
+                    began, made = now(task), _written(run)
                 if step.number == WARM + steps:
-                    ended, made = clocks(), _written(run) - made
+                    ended, made = now(task), _written(run) - made
                     break
                 run.log(loss=trained(task, batch))
         if run._saving.commits is not None and run._saving.commits.written:
@@ -123,7 +132,7 @@ def _endless(loader: Any, steps: int) -> Iterator[Any]:
 
 
 def rows(
-    frameworks: list[str], hidden: int, folder: Path, lags: dict[str, list[tuple[float, int]]]
+    frameworks: list[str], hidden: int, folder: Path, lags: dict[str, list[tuple[float, int]]], device: str
 ) -> dict[tuple[str, str], Block]:
     """The blocks of one size by framework and row."""
     blocks: dict[tuple[str, str], Block] = {}
@@ -131,20 +140,22 @@ def rows(
         for name, save in ROWS.items():
             every = {"none": 0, "every 10": 10, "each step": 1}.get(name)
             if framework == "samebits":
-                blocks[framework, name] = ours(hidden, folder / "ours", save, lags[name])
+                blocks[framework, name] = ours(hidden, folder / "ours", save, lags[name], device)
             elif every is not None:  # a budget is ours alone
                 blocks[framework, name] = (
-                    plain(hidden, folder, every)
+                    plain(hidden, folder, every, device)
                     if framework == "plain"
                     else row(framework, hidden, folder / framework, every)
                 )
     return blocks
 
 
-def measure(label: str, hidden: int, folder: Path, rounds: int, steps: int, frameworks: list[str]) -> None:
+def measure(
+    label: str, hidden: int, folder: Path, rounds: int, steps: int, frameworks: list[str], device: str
+) -> None:
     """Prints the rows of one size."""
     lags: dict[str, list[tuple[float, int]]] = {name: [] for name in ROWS}
-    blocks = rows(frameworks, hidden, folder, lags)
+    blocks = rows(frameworks, hidden, folder, lags, device)
     times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in blocks}
     made: dict[tuple[str, str], int] = dict.fromkeys(blocks, 0)
     order = list(blocks)
@@ -173,9 +184,9 @@ def measure(label: str, hidden: int, folder: Path, rounds: int, steps: int, fram
         )
 
 
-def restore(label: str, hidden: int, folder: Path, number: int) -> None:
+def restore(label: str, hidden: int, folder: Path, number: int, device: str) -> None:
     """Prints how long it takes to come back, after so many steps (told by the commit, not trained)."""
-    task = Task(hidden)
+    task = Task(hidden, device)
     trained(task, task.data[:BATCH])
     shutil.rmtree(folder, ignore_errors=True)
     samebits.set_random_seed(7)
@@ -193,7 +204,7 @@ def restore(label: str, hidden: int, folder: Path, number: int) -> None:
     began = clocks()
     with samebits.Run(folder, model=task.model, optimizer=task.optimizer, save="explicit") as run:
         next(run.steps(loader, epochs=10**6))
-        whole = [after - before for after, before in zip(clocks(), began, strict=True)]
+        whole = [after - before for after, before in zip(now(task), began, strict=True)]
     print(
         f"{label:6} restore at step {number:>8}: {whole[0]:6.1f} ms, {whole[0] - reading[0]:6.1f} ms beyond reading and "
         f"verifying the bytes (processor time {whole[1]:.1f} ms, {whole[1] - reading[1]:.1f} ms beyond)",
@@ -216,25 +227,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=0, help="per block; default 600 small, 120 big")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", default=",".join(FRAMEWORKS))
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--only", default="", help="of samebits,plain,lightning,hf,keras; default all")
     parser.add_argument("--folder", type=Path, default=Path("runs/bench-checkpoint"))
     options = parser.parse_args()
-    if unknown := sorted(set(options.only.split(",")) - set(FRAMEWORKS)):
-        parser.error(f"--only takes {','.join(FRAMEWORKS)}, not {','.join(unknown)}")
+    known = FRAMEWORKS if options.device == "cpu" else FRAMEWORKS[:2]
+    only = options.only.split(",") if options.only else list(known)
+    if unknown := sorted(set(only) - set(known)):
+        parser.error(f"--only takes {','.join(known)} on {options.device}, not {','.join(unknown)}")
+    if options.device != "cpu" and not torch.cuda.is_available():
+        print("bench/checkpoint.py --device cuda: torch sees no GPU here")
+        sys.exit(2)
     torch.set_num_threads(options.threads)
     shutil.rmtree(options.folder, ignore_errors=True)
     options.folder.mkdir(parents=True)
     print(
         f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors; with others at work, only ratios mean something"
     )
-    frameworks = installed(options.only.split(","))
+    frameworks = installed(only)
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):  # a line per run
         for label, hidden in SIZES.items():
             steps = options.steps or (600 if label == "small" else 120)
-            measure(label, hidden, options.folder, options.rounds, steps, frameworks)
+            measure(label, hidden, options.folder, options.rounds, steps, frameworks, options.device)
             if "samebits" in frameworks:
                 for number in (10, 10**6):
-                    restore(label, hidden, options.folder / "ours", number)
+                    restore(label, hidden, options.folder / "ours", number, options.device)
     shutil.rmtree(options.folder)
 
 

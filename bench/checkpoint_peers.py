@@ -30,18 +30,19 @@ RATE, DROPPED = 2e-3, 0.3
 class Task:
     """Model, optimizer and batches of every row."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, device: str = "cpu") -> None:
         torch.manual_seed(7)
+        self.device = torch.device(device)
         self.model = nn.Sequential(
             nn.Linear(64, hidden), nn.ReLU(), nn.Dropout(DROPPED), nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(DROPPED),
             nn.Linear(hidden, 10),
-        )  # fmt: skip
+        ).to(device)  # fmt: skip
         self.optimizer = torch.optim.Adam(self.model.parameters(), RATE)
         inputs, targets = torch.randn(BATCHES * BATCH, 64), torch.randint(0, 10, (BATCHES * BATCH,))
         self.data = torch.utils.data.TensorDataset(inputs, targets)
 
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.model(inputs), targets)
+        return nn.functional.cross_entropy(self.model(inputs.to(self.device)), targets.to(self.device))
 
 
 def clocks() -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Handwritten digits, from images to a test accuracy, as a training script that can be killed anywhere.
 
 python examples/digits.py                   # train; start it again after a kill and it goes on
-samebits verify examples/digits.py          # prove that it ends with the same bits
+samebits verify examples/digits.py          # prove that it ends with the same bits; --device cuda for those of a GPU
 """
 
 import argparse
@@ -58,10 +58,11 @@ class Net(nn.Module):
 
 
 @torch.no_grad()
-def evaluate(model, loader):
+def evaluate(model, loader, device):
     model.eval()
     loss = correct = count = 0
     for x, y in loader:
+        x, y = x.to(device), y.to(device)
         out = model(x)
         loss += F.cross_entropy(out, y, reduction="sum").item()
         correct += (out.argmax(1) == y).sum().item()
@@ -78,6 +79,7 @@ def main():
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--patience", type=int, default=3)
     parser.add_argument("--run-dir", default="runs/digits")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: other bits, the same from run to run")
     args = parser.parse_args()
 
     samebits.set_random_seed(1)
@@ -92,20 +94,20 @@ def main():
     val_loader = samebits.data.DataLoader(Digits(val_images, val_labels), batch_size=100)
     test_loader = samebits.data.DataLoader(Digits(test_images, test_labels), batch_size=100)
 
-    model = Net()
+    model = Net().to(args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.3, patience=1)
 
     with samebits.Run(args.run_dir, model=model, optimizer=optimizer, scheduler=scheduler) as run:
         for step, (x, y) in run.steps(loader, epochs=args.epochs):
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(model(x.to(args.device)), y.to(args.device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             run.log(loss=loss)
 
             if step.ends_epoch:
-                val_loss, val_accuracy = evaluate(model, val_loader)
+                val_loss, val_accuracy = evaluate(model, val_loader, args.device)
                 scheduler.step(val_loss)
                 lr = optimizer.param_groups[0]["lr"]
                 print(
@@ -118,7 +120,7 @@ def main():
                     run.stop()
 
         model.load_state_dict(run.state.best_weights)
-        test_loss, test_accuracy = evaluate(model, test_loader)
+        test_loss, test_accuracy = evaluate(model, test_loader, args.device)
         print(
             f"best epoch {run.state.best_epoch}: test loss {test_loss:.4f}, test accuracy {test_accuracy:.4f}"
         )

@@ -2,7 +2,7 @@
 
 python examples/language_model.py                   # learns from Python's own documentation; start it again after a kill
 python examples/language_model.py --text book.txt   # or from a file of yours
-samebits verify examples/language_model.py          # prove that it ends with the same bits
+samebits verify examples/language_model.py          # prove that it ends with the same bits; --device cuda for a GPU's
 
 What was chosen, and where to change it: the vocabulary is the 256 bytes, so no tokeniser has to be saved; an epoch is a
 number of random crops, not a pass over the text, and a crop's place is a function of (seed, epoch, number of the crop);
@@ -60,7 +60,7 @@ class LanguageModel(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
 
     def forward(self, x):
-        x = self.bytes(x) + self.places(torch.arange(x.shape[1]))
+        x = self.bytes(x) + self.places(torch.arange(x.shape[1], device=x.device))
         return self.head(self.norm(self.blocks(x)))
 
 
@@ -71,19 +71,19 @@ def loss_of(model, rows):
 
 
 @torch.no_grad()
-def validate(model, batches):
+def validate(model, batches, device):
     model.eval()
-    losses = [loss_of(model, rows).item() for rows in batches]
+    losses = [loss_of(model, rows.to(device)).item() for rows in batches]
     model.train()
     return sum(losses) / len(losses)
 
 
 @torch.no_grad()
-def sample(model, start, length):
+def sample(model, start, length, device):
     model.eval()
     text = list(start.encode())
     for _ in range(length):
-        logits = model(torch.tensor([text[-CONTEXT:]]))[0, -1]
+        logits = model(torch.tensor([text[-CONTEXT:]], device=device))[0, -1]
         text.append(int(torch.multinomial(F.softmax(logits / 0.8, 0), 1)))
     return bytes(text).decode(errors="replace")
 
@@ -96,6 +96,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--run-dir", default="runs/language_model")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: other bits, the same from run to run")
     args = parser.parse_args()
 
     samebits.set_random_seed(1)
@@ -114,7 +115,7 @@ def main():
     val_batches = val_text[: (len(val_text) - 1) // CONTEXT * CONTEXT + 1].unfold(0, CONTEXT + 1, CONTEXT)
     val_batches = val_batches[:640].split(BATCH)
 
-    model = LanguageModel()
+    model = LanguageModel().to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3, weight_decay=0.1)
     steps = args.epochs * (CROPS // BATCH)
     warm = max(1, steps // 20)
@@ -124,7 +125,7 @@ def main():
 
     with samebits.Run(args.run_dir, model=model, optimizer=optimizer, scheduler=scheduler) as run:
         for step, rows in run.steps(batches, epochs=args.epochs):
-            loss = loss_of(model, rows)
+            loss = loss_of(model, rows.to(args.device))
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -133,14 +134,14 @@ def main():
             run.log(loss=loss)
 
             if step.ends_epoch:
-                val_loss = validate(model, val_batches)
+                val_loss = validate(model, val_batches, args.device)
                 print(f"epoch {step.epoch:2d}  loss {loss.item():.4f}  val loss {val_loss:.4f} nats per byte")
                 if val_loss < run.state.get("best", math.inf):
                     run.state.best = val_loss
                     run.state.best_weights = copy.deepcopy(model.state_dict())
 
         model.load_state_dict(run.state.best_weights)
-        print(f"best val loss {run.state.best:.4f}\n\n{sample(model, 'The ', 200)}")
+        print(f"best val loss {run.state.best:.4f}\n\n{sample(model, 'The ', 200, args.device)}")
 
 
 if __name__ == "__main__":

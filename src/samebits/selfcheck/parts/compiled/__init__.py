@@ -1,0 +1,175 @@
+"""Compiled code: Inductor with the atomics refused, Triton's autotuning pinned, CUDA graphs, over fresh processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from samebits import digest
+from samebits.determinism import enable_op_determinism
+from samebits.errors import SamebitsError
+from samebits.selfcheck.case import Case, Measured, Part, Place, Results, expected, same
+from samebits.selfcheck.programs.job import Job, fresh
+
+_LIMIT_S = 140.0
+"""Of one process that compiles."""
+_BITS = {"model": "xxh3-128:0", "optimizer": "xxh3-128:1"}
+
+
+def trained(place: Place, job: Job, cache: str) -> dict[str, Any]:
+    """What a process tells that compiles everything anew, in caches of its own."""
+    caches = {
+        name: str(place.folder / cache / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    }
+    (told,) = fresh(job, _LIMIT_S, caches)
+    return told
+
+
+def alike(jobs: dict[str, Job], place: Place) -> Measured:
+    """The weights that each of the jobs ends with, and its milliseconds per step."""
+    results: Results = {}
+    figures: dict[str, float | str] = {}
+    for name, job in jobs.items():
+        told = trained(place, job, name.replace(" ", "-"))
+        results[name] = {part: told[part] for part in _BITS}
+        figures[f"ms/step, {name}"] = told["ms"]
+    return Measured(results, figures)
+
+
+def _alike(name: str, jobs: Callable[[Place], dict[str, Job]], names: Iterable[str]) -> Case:
+    example = dict.fromkeys(names, _BITS)
+    return Case(
+        name, lambda place: alike(jobs(place), place), same, limit_s=290, needs=("triton",), example=example
+    )
+
+
+def _again(**options: Any) -> Callable[[Place], dict[str, Job]]:
+    def jobs(place: Place) -> dict[str, Job]:
+        job = Job(device=place.device, timed=20, small=place.small, **options)
+        return {"one process": job, "another": job}
+
+    return jobs
+
+
+def _with_graphs(dropout: float) -> Callable[[Place], dict[str, Job]]:
+    def jobs(place: Place) -> dict[str, Job]:
+        common: dict[str, Any] = {
+            "device": place.device, "timed": 20, "small": place.small, "dropout": dropout
+        }  # fmt: skip
+        return {
+            "without": Job(compiled="default", **common),
+            "with graphs": Job(compiled="reduce-overhead", **common),
+        }
+
+    return jobs
+
+
+def _scatters(device: str) -> dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]:
+    """Functions whose sums Inductor makes with atomics, or by waiting for other blocks, if nobody stops it."""
+    own = torch.Generator().manual_seed(3)
+    count = 200_000
+    at = torch.randint(500, (count,), generator=own).to(device)
+    values = torch.randn(count, generator=own).to(device)
+    table = torch.randn(500, 16, generator=own).to(device)
+    zeros = torch.zeros(500, device=device)
+
+    def embedded(at: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        table = table.detach().requires_grad_()
+        weights = torch.arange(16.0, device=table.device).sin()
+        (grad,) = torch.autograd.grad(
+            (torch.nn.functional.embedding(at, table) * weights).square().sum(), table
+        )
+        return grad
+
+    return {
+        "scatter_add": (lambda at, v, z: (z * 1.5).scatter_add(0, at, v.sin()), (at, values, zeros)),
+        "index_add": (lambda at, v, z: (z * 1.5).index_add(0, at, v.sin()), (at, values, zeros)),
+        "index_put": (
+            lambda at, v, z: (z * 1.5).index_put((at,), v.sin(), accumulate=True),
+            (at, values, zeros),
+        ),
+        "scatter_reduce": (
+            lambda at, v, z: (z * 1.5).scatter_reduce(0, at, v.sin(), "sum"),
+            (at, values, zeros),
+        ),
+        "embedding": (embedded, (at, table)),
+        "cumsum": (lambda v: v.sin().cumsum(0).cos(), (values,)),
+    }
+
+
+REPEATS = 20
+REFUSED, EQUAL = "refused", "equal"
+SCATTERS: Results = dict.fromkeys(
+    ("scatter_add", "index_add", "index_put", "scatter_reduce", "embedding", "cumsum"), EQUAL
+)
+
+
+def scattered(place: Place) -> Measured:
+    """Of each function: refused, or with equal bits in all repeats; beside it, what it does without the switch."""
+    results: Results = {}
+    figures: dict[str, float | str] = {}
+    for name, (function, inputs) in _scatters(place.device).items():
+        with enable_op_determinism():
+            results[name] = repeated(torch.compile(function, fullgraph=False), inputs)
+        torch.compiler.reset()
+        figures[f"{name}, without the switch"] = repeated(torch.compile(function, fullgraph=False), inputs)
+        torch.compiler.reset()
+    return Measured(results, figures)
+
+
+def repeated(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> str:
+    """What calling it again and again gives."""
+    try:
+        seen = {digest.of_value(function(*inputs)) for _ in range(REPEATS)}
+    except SamebitsError:
+        return REFUSED
+    return EQUAL if len(seen) == 1 else f"{len(seen)} results in {REPEATS} calls"
+
+
+def held(results: Results) -> Iterator[str]:
+    """What is wrong: a function that varies, or that was not tried."""
+    for name in SCATTERS:
+        if results.get(name) not in {REFUSED, EQUAL}:
+            yield f"{name} under the switch, compiled: {results.get(name)}"
+
+
+AUTOTUNED: Results = {"first call": 64, "another size": 64}
+
+
+def autotuned(place: Place) -> Measured:
+    """Which of two configurations a user's kernel gets under the switch; and what timing them chooses."""
+    kernel = import_module("samebits.selfcheck.parts.compiled.kernel")
+
+    def block(count: int) -> int:
+        out = torch.zeros(count, dtype=torch.int32, device=place.device)
+        kernel.which[lambda meta: (-(-count // meta["BLOCK"]),)](out, count)
+        return int(out[0])
+
+    with enable_op_determinism():
+        results: Results = {"first call": block(5000), "another size": block(1_000_000)}
+    return Measured(results, {"chosen by time": str(block(3_000_000))})
+
+
+def _cases() -> Iterator[Case]:
+    yield Case("sums by atomics", scattered, held, limit_s=240, needs=("triton",), example=SCATTERS)
+    yield Case("triton.autotune", autotuned, expected(**AUTOTUNED), needs=("triton",), example=AUTOTUNED)
+    pair = ("one process", "another")
+    yield _alike("transformer, compiled", _again(compiled="default"), pair)
+    yield _alike("CUDA graphs, without dropout", _with_graphs(0.0), ("without", "with graphs"))
+    yield _alike("convnet, compiled", _again(task="convnet", compiled="default"), pair)
+    yield _alike("transformer, bfloat16, compiled", _again(dtype="bfloat16", compiled="default"), pair)
+    yield _alike("CUDA graphs, with dropout", _with_graphs(0.1), ("without", "with graphs"))
+    yield _alike("transformer, not compiled", _again(), pair)
+    tuned = _again(compiled="max-autotune-no-cudagraphs")
+    yield _alike("transformer, max-autotune", tuned, pair)
+
+
+PART = Part(
+    "compiled",
+    "compiled training repeats in another process, without atomics and timings, with CUDA graphs too",
+    7,
+    _cases,
+)

@@ -1,0 +1,166 @@
+"""Training on the GPU: `samebits verify` of the examples, the same weights in another process, what the switch costs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samebits.determinism import environment_fingerprint
+from samebits.errors import VerifyError
+from samebits.selfcheck.case import Case, Measured, Part, Place, Results, expected, same
+from samebits.selfcheck.programs.job import Job, fresh
+
+EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
+"""In a clone; an installed samebits has none."""
+_ROWS = (
+    "run again",
+    "killed mid-epoch, resumed",
+    "killed at an epoch's last step, resumed",
+    "killed in a validation, then in a save, resumed twice",
+    "0 loader workers",
+    "1 loader worker",
+    "3 loader workers",
+    "1 thread",
+    "3 threads",
+)
+VERIFIED: Results = {"exit": 0, "verdict": "VERIFIED", "rows": dict.fromkeys(_ROWS, "equal")}
+"""What `verify` finds out about the examples."""
+_JOBS = 3
+"""Runs at a time: the examples need little of a GPU's memory."""
+_LIMIT_S = 280.0
+
+
+def verified(script: str, place: Place, *options: str, limit_s: float = _LIMIT_S) -> Measured:
+    """`samebits verify` of an example, in a process of its own."""
+    file = place.folder / "verify.json"
+    command = [
+        sys.executable,
+        "-m",
+        "samebits",
+        "verify",
+        "--json",
+        str(file),
+        "--jobs",
+        str(_JOBS),
+        *options,
+    ]
+    ended = subprocess.run(
+        [*command, script, "--device", place.device],
+        cwd=EXAMPLES,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    if not file.exists():
+        raise VerifyError(f"verify {script} ended with {ended.returncode}: {_last_line(ended)}")
+    told = json.loads(file.read_text(encoding="utf-8"))
+    rows = {row["check"]: _of_row(row) for row in told["rows"] if row["promised"]}
+    results = {"exit": ended.returncode, "verdict": told["verdict"].split(":")[0], "rows": rows}
+    return Measured(results, {"digest": told["final"], "steps": told["rows"][0]["steps_compared"]})
+
+
+def _of_row(row: dict[str, Any]) -> str:
+    return (
+        "equal"
+        if row["equal"]
+        else str(row["note"] or (row["difference"] or {}).get("sentence", "not equal"))
+    )
+
+
+def _last_line(ended: subprocess.CompletedProcess[str]) -> str:
+    return next(iter((ended.stderr or ended.stdout).strip().splitlines()[-1:]), "(it printed nothing)")
+
+
+def _example(script: str, *needs: str) -> Case:
+    here = (EXAMPLES / script).exists()
+    return Case(
+        f"samebits verify {script}",
+        lambda place: verified(script, place),
+        expected(**VERIFIED),
+        limit_s=_LIMIT_S + 10,
+        needs=needs if here else ("the folder examples of a clone",),
+        example=VERIFIED,
+    )
+
+
+def trained_twice(task: str, dtype: str, place: Place, *, limit_s: float = 100.0) -> Measured:
+    """The weights of two processes with the switch; and times beside two without, one after the other."""
+    found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    for switch in (True, False, True, False):
+        timed = 10 if place.small else 50
+        job = Job(task, place.device, dtype, timed=timed, switch=switch, small=place.small)
+        found[switch] += fresh(job, limit_s)
+    on, off = (statistics.median(one["ms"] for one in found[switch]) for switch in (True, False))
+    first, second = found[True]
+    digests = {name: (first[name], second[name]) for name in ("model", "optimizer")}
+    alike = len({one["model"] for one in found[False]}) == 1
+    return Measured(
+        {
+            "one process": [mine for mine, _ in digests.values()],
+            "another": [other for _, other in digests.values()],
+        },
+        {"ms/step": on, "without the switch": off, "ratio": on / off, "equal without": str(alike)},
+    )
+
+
+def _twice(task: str, dtype: str) -> Case:
+    measure: Callable[[Place], Measured] = lambda place: trained_twice(task, dtype, place)  # noqa: E731
+    digests = ["xxh3-128:0", "xxh3-128:1"]
+    example = {"one process": digests, "another": digests}
+    return Case(f"{task}, {dtype}, 20 steps", measure, same, limit_s=200, example=example)
+
+
+PRECISIONS: Results = {"float32_matmul_precision": "high", "cudnn": True, "16-bit sums": True}
+
+
+def precisions(place: Place) -> Measured:
+    """Whether the fingerprint tells of TensorFloat-32 in products and cuDNN, and of 16-bit sums."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (
+        torch.get_float32_matmul_precision(),
+        cudnn.allow_tf32,
+        matmul.allow_bf16_reduced_precision_reduction,
+    )
+    flags = []
+    try:
+        torch.set_float32_matmul_precision("high")
+        for choice in (True, False):
+            cudnn.allow_tf32 = matmul.allow_bf16_reduced_precision_reduction = choice
+            flags.append(environment_fingerprint()["flags"])
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = before[1:]
+    yes, no = flags
+    return Measured(
+        {
+            "float32_matmul_precision": yes["float32_matmul_precision"],
+            "cudnn": yes["cudnn_conv_fp32_precision"] != no["cudnn_conv_fp32_precision"],
+            "16-bit sums": yes["bf16_reduced_precision_reduction"] != no["bf16_reduced_precision_reduction"],
+        }
+    )
+
+
+def _cases() -> Iterator[Case]:
+    yield Case("the record tells of TensorFloat-32", precisions, expected(**PRECISIONS), example=PRECISIONS)
+    yield _example("digits.py", "sklearn")
+    yield _twice("transformer", "float32")
+    yield _twice("convnet", "float32")
+    yield _example("language_model.py")
+    yield _twice("transformer", "bfloat16")
+    yield _twice("convnet", "bfloat16")
+
+
+PART = Part(
+    "training",
+    "the examples are verified, training repeats in another process, and what the switch costs",
+    8,
+    _cases,
+)

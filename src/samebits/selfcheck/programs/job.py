@@ -1,0 +1,116 @@
+"""A training run in a process of its own: what it is to do, how it is started, and what it tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from samebits.errors import VerifyError
+
+TOLD = "samebits-told "
+"""In front of the line of JSON that a process tells."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process trains."""
+
+    task: str = "transformer"
+    """Or "convnet"."""
+    device: str = "cuda"
+    dtype: str = "float32"
+    """Without TensorFloat-32; "bfloat16" by autocast."""
+    steps: int = 20
+    timed: int = 0
+    """Steps that follow, whose time is taken."""
+    seed: int = 1
+    switch: bool = True
+    small: bool = False
+    dropout: float = 0.1
+    compiled: str = ""
+    """The mode of torch.compile; empty: not compiled."""
+    run_dir: str = ""
+    """With it, the loop is that of a `samebits.Run` that commits at each step."""
+    kill_at: int = -1
+    """The process kills itself behind the optimizer of this step."""
+    backend: str = ""
+    """With it, the model is a DistributedDataParallel."""
+
+
+def fresh(
+    job: Job, limit_s: float, environment: Mapping[str, str] | None = None, *, ranks: int = 1
+) -> list[dict[str, Any]]:
+    """What the job's processes tell, one for each rank. Raises `VerifyError` where one fails, or takes too long."""
+    port = _free_port()
+    own = environment or {}
+    processes = [_start(job, rank, {**own, **_rendezvous(rank, ranks, port)}) for rank in range(ranks)]
+    try:
+        outputs = [process.communicate(timeout=limit_s)[0] for process in processes]
+    except subprocess.TimeoutExpired:
+        raise VerifyError(f"{job} took more than {limit_s:g} s") from None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    codes = [process.returncode for process in processes]
+    if job.kill_at >= 0:
+        if codes != [-signal.SIGKILL] * ranks:
+            raise VerifyError(f"{job} was to be killed, and ended with {codes}: {_last_lines(outputs)}")
+        return []
+    if any(codes):
+        raise VerifyError(f"{job} ended with {codes}: {_last_lines(outputs)}")
+    return [_told(output) for output in outputs]
+
+
+def killed_and_resumed(
+    job: Job, folder: Path, kill_at: int, limit_s: float, *, ranks: int = 1
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What a run tells that nobody stops, and what one tells that is killed in a step and started again."""
+    whole = fresh(replace(job, run_dir=str(folder / "whole")), limit_s, ranks=ranks)
+    cut = replace(job, run_dir=str(folder / "killed"))
+    fresh(replace(cut, kill_at=kill_at), limit_s, ranks=ranks)
+    return whole, fresh(cut, limit_s, ranks=ranks)
+
+
+def _start(job: Job, rank: int, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """In this process's group: who ends that ends these, too."""
+    command = [sys.executable, "-m", "samebits.selfcheck.programs.train", json.dumps(asdict(job))]
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _rendezvous(rank: int, ranks: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def _told(output: str) -> dict[str, Any]:
+    lines = [line for line in output.splitlines() if line.startswith(TOLD)]
+    if not lines:
+        raise VerifyError(f"a training process told nothing: {output.strip()[-300:]}")
+    return json.loads(lines[-1].removeprefix(TOLD))
+
+
+def _last_lines(outputs: list[str]) -> str:
+    return " | ".join(" / ".join(output.strip().splitlines()[-2:]) for output in outputs)

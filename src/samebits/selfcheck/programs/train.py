@@ -1,0 +1,158 @@
+"""`python -m samebits.selfcheck.programs.train JOB`: trains as the JSON of a `Job` says, and tells digests and times."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from samebits import digest
+from samebits.audit.launch import die_with_parent
+from samebits.data import DataLoader
+from samebits.determinism import enable_op_determinism
+from samebits.random import set_random_seed
+from samebits.selfcheck.programs import tasks
+from samebits.selfcheck.programs.job import TOLD, Job
+from samebits.train import Run
+
+EPOCH = 10
+"""Batches."""
+_BLOCK = 5
+"""Steps that are timed as one."""
+
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Training:
+    """Model, optimizer and one step of it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.device = job, torch.device(job.device)
+        self.model = tasks.model(job.task, small=job.small, dropout=job.dropout).to(self.device)
+        self.called: nn.Module = self.model
+        if job.backend:
+            self.called = DistributedDataParallel(self.model)
+        if job.compiled:
+            self.called = torch.compile(self.called, mode=job.compiled)  # type: ignore[assignment]
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Autocast for bfloat16."""
+        if self.job.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Forward, backward, update; the loss."""
+        if self.job.compiled:
+            torch.compiler.cudagraph_mark_step_begin()
+        with self.precision():
+            loss = tasks.loss(self.called(inputs), targets)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()  # the next graph writes where these lie
+        return loss.detach()
+
+    def tell(self, **more: Any) -> dict[str, Any]:
+        """Digests of what was trained."""
+        return {
+            "model": digest.of_value(self.model.state_dict()),
+            "optimizer": digest.of_value(self.optimizer.state_dict()),
+            **more,
+        }
+
+
+def plain(job: Job) -> dict[str, Any]:
+    """A loop without a `Run`, over batches that lie on the device."""
+    training = Training(job)
+    batches = list(_endless(job, training.device, EPOCH))
+    for number in range(job.steps):
+        training.step(*batches[number % EPOCH])
+    told = training.tell()
+    return {**told, "ms": _milliseconds(training, batches, job.timed)}
+
+
+def in_run(job: Job) -> dict[str, Any]:
+    """A `samebits.Run` that commits at each step, and may kill its own process."""
+    training = Training(job)
+    loader = DataLoader(
+        tasks.data(job.task, small=job.small, batches=EPOCH), tasks.batch_size(job.task, small=job.small), shuffle=True
+    )  # fmt: skip
+    with Run(job.run_dir, model=training.model, optimizer=training.optimizer, save=1) as run:
+        resumed = run.resumed
+        for step, (inputs, targets) in run.steps(loader, epochs=-(-job.steps // EPOCH)):
+            loss = training.step(inputs.to(training.device), targets.to(training.device))
+            run.log(loss=loss)
+            if step.number == job.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step.number == job.steps - 1:
+                run.stop()
+    return training.tell(resumed=bool(resumed))
+
+
+def _endless(job: Job, device: torch.device, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    dataset = tasks.data(job.task, small=job.small, batches=count)
+    size = tasks.batch_size(job.task, small=job.small)
+    for number in range(count):
+        inputs, targets = dataset[number * size : (number + 1) * size]
+        yield inputs.to(device), targets.to(device)
+
+
+def _milliseconds(training: Training, batches: list[Any], steps: int) -> float:
+    """The median over blocks of steps, per step; 0 where none are asked for."""
+    found = []
+    for begin in range(0, steps, _BLOCK):
+        started = _clock(training.device)
+        for number in range(begin, begin + _BLOCK):
+            training.step(*batches[number % len(batches)])
+        found.append(_passed(started, _clock(training.device)) / _BLOCK)
+    return statistics.median(found) if found else 0.0
+
+
+def _clock(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _passed(begin: Any, end: Any) -> float:
+    """Milliseconds."""
+    if isinstance(begin, float):
+        return (end - begin) * 1e3
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def main(text: str) -> None:
+    """Does the job, and prints what it tells."""
+    die_with_parent()
+    job = Job(**json.loads(text))
+    if job.dtype == "float32":
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+    set_random_seed(job.seed)
+    if job.switch:
+        enable_op_determinism()
+    if job.backend:
+        dist.init_process_group(job.backend)
+    told = in_run(job) if job.run_dir else plain(job)
+    print(f"{TOLD}{json.dumps(told)}", flush=True)
+    if job.backend:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
