@@ -73,14 +73,12 @@ def _matmul_precision() -> str:
 def _cuda_precisions() -> dict[str, Any]:
     """What else a GPU computes shorter than its dtype says: TensorFloat-32 in cuDNN, 16-bit sums in products."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    return {
-        "cuda_matmul_fp32_precision": matmul.fp32_precision,
-        "cudnn_conv_fp32_precision": cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
-        "cudnn_rnn_fp32_precision": cudnn.rnn.fp32_precision,  # type: ignore[attr-defined]
-        "fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
-        "bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
-        "fp16_accumulation": matmul.allow_fp16_accumulation,
-    }
+    found = {"cuda_matmul_fp32_precision": getattr(matmul, "fp32_precision", None)}
+    for name in ("conv", "rnn"):
+        found[f"cudnn_{name}_fp32_precision"] = getattr(getattr(cudnn, name, None), "fp32_precision", None)
+    for name in ("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction", "fp16_accumulation"):
+        found[name] = getattr(matmul, f"allow_{name}", None)
+    return {name: value if value is None else str(value) for name, value in found.items()}
 
 
 def _op_determinism() -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,32 +41,37 @@ _LIMIT_S = 280.0
 
 def verified(script: str, place: Place, *options: str, limit_s: float = _LIMIT_S) -> Measured:
     """`samebits verify` of an example, in a process of its own."""
-    file = place.folder / "verify.json"
-    command = [
-        sys.executable,
-        "-m",
-        "samebits",
-        "verify",
-        "--json",
-        str(file),
-        "--jobs",
-        str(_JOBS),
-        *options,
-    ]
-    ended = subprocess.run(
-        [*command, script, "--device", place.device],
-        cwd=EXAMPLES,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
-    )
+    file, began = place.folder / "verify.json", time.monotonic()
+    ended = _verify(script, ["--json", str(file), "--jobs", str(_JOBS), *options], place.device, limit_s)
     if not file.exists():
-        raise VerifyError(f"verify {script} ended with {ended.returncode}: {_last_line(ended)}")
+        raise VerifyError(f"verify {script} ended with {ended.returncode}: {_why(ended.stderr)}")
     told = json.loads(file.read_text(encoding="utf-8"))
     rows = {row["check"]: _of_row(row) for row in told["rows"] if row["promised"]}
     results = {"exit": ended.returncode, "verdict": told["verdict"].split(":")[0], "rows": rows}
-    return Measured(results, {"digest": told["final"], "steps": told["rows"][0]["steps_compared"]})
+    steps, seconds = told["rows"][0]["steps_compared"], time.monotonic() - began
+    return Measured(results, {"digest": told["final"], "steps": steps, "seconds": seconds})
+
+
+def _verify(script: str, options: list[str], device: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "samebits", "verify", *options, script, "--device", device]
+    try:
+        return subprocess.run(
+            command, cwd=EXAMPLES, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise VerifyError(f"verify {script} took more than {limit_s:g} s") from None
+
+
+def _why(said: str) -> str:
+    """Its last line without the path in it; all of it, and the script's own output, go to the report's output.txt."""
+    print(said)
+    line = next(iter(said.strip().splitlines()[-1:]), "(it printed nothing)")
+    found = re.search(r" \(its output: (.*)\)$", line)
+    if found is None:
+        return line
+    print(Path(found[1]).read_text(encoding="utf-8", errors="replace"))
+    Path(found[1]).unlink()
+    return line[: found.start()]
 
 
 def _of_row(row: dict[str, Any]) -> str:
@@ -73,10 +80,6 @@ def _of_row(row: dict[str, Any]) -> str:
         if row["equal"]
         else str(row["note"] or (row["difference"] or {}).get("sentence", "not equal"))
     )
-
-
-def _last_line(ended: subprocess.CompletedProcess[str]) -> str:
-    return next(iter((ended.stderr or ended.stdout).strip().splitlines()[-1:]), "(it printed nothing)")
 
 
 def _example(script: str, *needs: str) -> Case:

@@ -44,6 +44,11 @@ class Job:
     backend: str = ""
     """With it, the model is a DistributedDataParallel."""
 
+    def told(self) -> str:
+        """It in a few words."""
+        switch = "" if self.switch else "without the switch"
+        return " ".join(filter(None, (self.task, self.dtype, self.compiled, self.backend, switch)))
+
 
 def fresh(
     job: Job, limit_s: float, environment: Mapping[str, str] | None = None, *, ranks: int = 1
@@ -55,7 +60,7 @@ def fresh(
     try:
         outputs = [process.communicate(timeout=limit_s)[0] for process in processes]
     except subprocess.TimeoutExpired:
-        raise VerifyError(f"{job} took more than {limit_s:g} s") from None
+        raise VerifyError(f"{job.told()} took more than {limit_s:g} s") from None
     finally:
         for process in processes:
             process.kill()
@@ -63,10 +68,12 @@ def fresh(
     codes = [process.returncode for process in processes]
     if job.kill_at >= 0:
         if codes != [-signal.SIGKILL] * ranks:
-            raise VerifyError(f"{job} was to be killed, and ended with {codes}: {_last_lines(outputs)}")
+            raise VerifyError(
+                f"{job.told()} was to be killed, and ended with {codes}: {_last_lines(outputs)}"
+            )
         return []
     if any(codes):
-        raise VerifyError(f"{job} ended with {codes}: {_last_lines(outputs)}")
+        raise VerifyError(f"{job.told()} ended with {codes}: {_last_lines(outputs)}")
     return [_told(output) for output in outputs]
 
 
@@ -95,7 +102,7 @@ def _start(job: Job, rank: int, environment: Mapping[str, str]) -> subprocess.Po
 def _rendezvous(rank: int, ranks: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
     }  # fmt: skip
 
 
@@ -113,4 +120,6 @@ def _told(output: str) -> dict[str, Any]:
 
 
 def _last_lines(outputs: list[str]) -> str:
+    """For an error; all of it goes to the report's output.txt."""
+    print(*outputs, sep="\n")
     return " | ".join(" / ".join(output.strip().splitlines()[-2:]) for output in outputs)

@@ -80,7 +80,13 @@ def plain(job: Job) -> dict[str, Any]:
     for number in range(job.steps):
         training.step(*batches[number % EPOCH])
     told = training.tell()
-    return {**told, "ms": _milliseconds(training, batches, job.timed)}
+    return {**told, "ms": _milliseconds(training, batches, job.timed), "skipped graphs": _skipped_graphs()}
+
+
+def _skipped_graphs() -> int:
+    """How often torch.compile made no CUDA graph where it was asked for one."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else dynamo.counters["inductor"]["cudagraph_skips"]
 
 
 def in_run(job: Job) -> dict[str, Any]:
