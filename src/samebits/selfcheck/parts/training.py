@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -56,10 +57,22 @@ def _verify(script: str, options: list[str], device: str, limit_s: float) -> sub
     command = [sys.executable, "-m", "samebits", "verify", *options, script, "--device", device]
     try:
         return subprocess.run(
-            command, cwd=EXAMPLES, capture_output=True, text=True, timeout=limit_s, check=False
+            command,
+            cwd=EXAMPLES,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise VerifyError(f"verify {script} took more than {limit_s:g} s") from None
+
+
+def _environment() -> dict[str, str]:
+    """With these very sources, in whatever folder a process runs: `PYTHONPATH=src` would be another folder there."""
+    paths = [str(Path(__file__).resolve().parents[3]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths if path)}
 
 
 def _why(said: str) -> str:
