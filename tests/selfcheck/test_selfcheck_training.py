@@ -13,6 +13,7 @@ from samebits.errors import VerifyError
 from samebits.selfcheck import rehearse
 from samebits.selfcheck.case import Place, expected, same
 from samebits.selfcheck.parts import commits, compiled, processes, training
+from samebits.selfcheck.parts.commits import beside
 from samebits.selfcheck.programs.job import Job, fresh, killed_and_resumed
 
 SMALL = Job(device="cpu", small=True, steps=6)
@@ -133,6 +134,28 @@ def test_what_a_snapshot_copies_is_judged():
     assert list(commits.pinned_right(measured.results)) == ["pinned is False, not True"]
     torn = {**measured.results, "copies": [*measured.results["copies"][:2], "xxh3-128:torn"]}
     assert any("originals" in line for line in commits.pinned_right({**torn, "pinned": True}))
+
+
+class Late:
+    """A snapshot that is taken when somebody asks for it."""
+
+    def __init__(self, state, *, late):
+        self.state, self.late, self.host = state, late, state.clone()
+
+    def take(self):
+        if not self.late:
+            self.host.copy_(self.state)
+
+    def settle(self):
+        if self.late:
+            self.host.copy_(self.state)
+
+
+def test_a_torn_snapshot_is_counted():
+    """What is copied after the training has gone on is torn, each time; what is copied at once is not."""
+    state, work = torch.zeros(10), torch.ones(2, 2)
+    assert beside._torn(state, work, Late(state, late=True)) == 5
+    assert beside._torn(state, work, Late(state, late=False)) == 0
 
 
 def test_an_op_that_varies_is_seen():

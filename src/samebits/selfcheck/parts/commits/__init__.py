@@ -19,6 +19,7 @@ from samebits.checkpoint.slot import Slot
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 from samebits.selfcheck.case import Case, Measured, Part, Place, Results, expected, same
+from samebits.selfcheck.parts.commits import beside
 from samebits.selfcheck.programs.job import Job, killed_and_resumed
 from samebits.train import Run
 
@@ -199,6 +200,8 @@ def _cases() -> Iterator[Case]:
             same,
             limit_s=150,
         )
+    judge = expected(**beside.EXPECTED)
+    yield Case("a copy beside the training, 100 MB", beside.measured, judge, example=beside.EXPECTED)
     yield Case("restore", restored, same, limit_s=120)
 
 
