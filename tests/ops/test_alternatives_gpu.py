@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from samebits.determinism.alternatives import REPLACEMENTS
-from samebits.determinism.alternatives.check import call, failures, installed, runs_on
-from samebits.determinism.alternatives.samples import SAMPLES, Maker
+from samebits.determinism.cuda_decompositions import REPLACEMENTS
+from samebits.selfcheck.parts.switch.check import call, failures, installed, runs_on
+from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker
 from samebits.determinism.overrides import has_kernel
 
 if not torch.cuda.is_available():

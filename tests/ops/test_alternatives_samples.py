@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samebits.determinism.alternatives import REPLACEMENTS
-from samebits.determinism.alternatives.check import (
+from samebits.determinism.cuda_decompositions import REPLACEMENTS
+from samebits.selfcheck.parts.switch.check import (
     call,
     error,
     failures,
@@ -15,8 +15,8 @@ from samebits.determinism.alternatives.check import (
     runs_on,
     same_bits,
 )
-from samebits.determinism.alternatives.put import write_in_order
-from samebits.determinism.alternatives.samples import SAMPLES, Maker
+from samebits.determinism.put import write_in_order
+from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker
 from samebits.determinism import reviewed
 from samebits.determinism.overrides import overload
 
@@ -105,7 +105,7 @@ def test_a_formulation_that_calls_a_refused_op_is_caught():
 
 def test_a_formulation_that_varies_or_is_wrong_fails_the_check():
     """Negative control: noise in the bits and a wrong factor are both found by the check that records a GPU."""
-    from samebits.determinism.alternatives import check
+    from samebits.selfcheck.parts.switch import check
     from samebits.determinism.replacement import Replacement
 
     sample = next(s for s in ON_CPU if s.name == "reflection_pad2d_backward")

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.determinism.alternatives import counts, grids, losses, pads, pools, ranks, resize, scans
-from samebits.determinism.alternatives.check import nondeterministic
-from samebits.determinism.alternatives.put import put_
-from samebits.determinism.alternatives.unpool import max_unpool2d
+from samebits.determinism.cuda_decompositions import counts, grids, losses, pads, pools, ranks, resize, scans
+from samebits.selfcheck.parts.switch.check import nondeterministic
+from samebits.determinism.put import put_
+from samebits.determinism.unpool import max_unpool2d
 
 F, aten = torch.nn.functional, torch.ops.aten
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from samebits.determinism.alternatives import REPLACEMENTS
-from samebits.determinism.alternatives.verified import FILE, Verification, read, record, verified
+from samebits.determinism.cuda_decompositions import REPLACEMENTS
+from samebits.determinism.verified import FILE, Verification, read, record, verified
 
 
 def entry(**changes):

@@ -11,7 +11,7 @@ from samebits.audit.review.cases import BATTERY
 from samebits.audit.review.elementwise import functional_form, names
 from samebits.audit.review.tails import tail_cases
 from samebits.determinism import table
-from samebits.determinism.catalogue import REPLACEMENTS
+from samebits.determinism import catalogue
 from samebits.determinism.table.rules import RULES, rule_of
 from samebits.determinism.table.seen import seen_cases
 from samebits.determinism.table.snapshot import (
@@ -27,6 +27,8 @@ from samebits.determinism.table.snapshot import (
 from samebits.determinism.table.verdicts import Table, own_lines
 from samebits.determinism.table.words import DEVICES, EVIDENCE, VERDICTS
 from samebits.errors import InvalidArgumentError
+
+REPLACEMENTS = catalogue.every()
 
 
 SEEN = {"op": ("tails: op", "losses: some")}

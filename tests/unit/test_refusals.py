@@ -5,12 +5,12 @@ import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits
 from samebits.determinism import catalogue, notices, refusals
 from samebits.determinism.caller import where
 from samebits.determinism.overrides import Overrides
-from samebits.determinism.replacement import Replacement
 from samebits.errors import UnimplementedError, UnimplementedWarning
 
 X, INDEX, VALUES = torch.zeros(4), torch.tensor([1, 1]), torch.tensor([2.0, 3.0])
@@ -67,12 +67,15 @@ def test_torch_itself_names_neither_line_nor_cure():
     assert not isinstance(caught.value, UnimplementedError) and __file__ not in str(caught.value)
 
 
-def test_an_unverified_alternative_stays_refused_and_is_named(monkeypatch):
-    """A formulation that nothing has verified is not installed; the error says that there is one and how to test it."""
-    unverified = Replacement("aten::put_", lambda kernel: lambda *a, **k: "used", "", verified="")
-    monkeypatch.setattr(catalogue, "REPLACEMENTS", (unverified,))
-    with samebits.enable_op_determinism(), pytest.raises(UnimplementedError, match="bench/alternatives.py"):
-        put()
+def test_an_unverified_formulation_stays_refused_and_is_named():
+    """What no GPU has verified is not installed; the error of a (fake) CUDA tensor says that it is there and how to test it."""
+    with samebits.enable_op_determinism():
+        with pytest.raises(UnimplementedError, match="selfcheck --part switch.*selfcheck --record"):
+            with FakeTensorMode():
+                torch.ones(4, device="cuda").histc()
+        with pytest.raises(UnimplementedError) as caught:
+            put()  # negative control: of a CPU op there is none that waits
+    assert "selfcheck" not in str(caught.value)
 
 
 def test_other_errors_of_such_an_op_are_torchs_own():

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from samebits.imports import attach
 
 if TYPE_CHECKING:
+    from samebits.determinism import cuda_decompositions as cuda_decompositions
     from samebits.determinism import table as table
     from samebits.determinism.custom import declare_op as declare_op
     from samebits.determinism.environment import UntestedVersionWarning as UntestedVersionWarning
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = attach(
     __name__,
-    ["table"],
+    ["cuda_decompositions", "table"],
     {
         "OpDeterminism": "samebits.determinism.switch",
         "UntestedVersionWarning": "samebits.determinism.environment",

@@ -1,12 +1,12 @@
-"""Every replacement there is, in one tuple: what the switch installs and what the op table reads."""
+"""Every replacement there is: what the switch installs and what the op table reads."""
 
 from __future__ import annotations
 
 from samebits.determinism import (
-    alternatives,
     attention,
     batchnorm,
     convolution,
+    cuda,
     fourier,
     gated,
     groupnorm,
@@ -38,5 +38,10 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     *softmax.REPLACEMENTS,
     *uninitialized.REPLACEMENTS,
     *writes.REPLACEMENTS,
-    *alternatives.REPLACEMENTS,  # for CUDA only
 )
+"""Those for the CPU."""
+
+
+def every() -> tuple[Replacement, ...]:
+    """Those for CUDA too, also what no GPU has verified: loads them."""
+    return (*REPLACEMENTS, *cuda.written().values())

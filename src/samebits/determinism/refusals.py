@@ -8,11 +8,13 @@ does have a deterministic path (`index_put_`, `scatter_add_`), nothing is raised
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from samebits.determinism import cuda
 from samebits.determinism.caller import where
 from samebits.determinism.notices import warn_once
 from samebits.determinism.overrides import Kernel, Overrides, kernels
@@ -90,48 +92,53 @@ CURES: Mapping[str, Mapping[str, str]] = {
 """Per dispatch key, the op (all its overloads) and what to use instead."""
 
 
-def refuse(overrides: Overrides, replacements: Iterable[Replacement], *, warn: bool) -> None:
-    """Puts the converter in front of every op of `CURES` that this torch has a kernel for and we have no kernel of.
+def cure_of(name: str, key: str) -> str | None:
+    """What to use instead of an overload (full name) for a dispatch key; None where nothing is refused."""
+    return CURES.get(key, {}).get(name.removeprefix("aten::").partition(".")[0])
+
+
+def refuse(overrides: Overrides, ours: Iterable[Replacement], *, warn: bool) -> None:
+    """Puts the converter in front of every op of `CURES` that this torch has a kernel for and we have put none before.
 
     With `warn` the op warns (`UnimplementedWarning`, once per op) and runs as it is.
     """
-    replacements = tuple(replacements)
-    ours = {(it.op, it.device) for it in replacements if it.verified}
-    unverified = {(it.op, it.device) for it in replacements if not it.verified}
-    for key, cures in CURES.items():
+    replaced = {(it.op, it.device) for it in ours}
+    for key in CURES:
         for name in kernels(key):
-            cure = cures.get(name.removeprefix("aten::").partition(".")[0])
-            if cure is not None and (name, key) not in ours:
-                text = _explain(name, key, cure, unverified=(name, key) in unverified)
-                overrides.put(
-                    name, key, lambda kernel, name=name, text=text: _converting(kernel, name, text, warn)
-                )
+            if cure_of(name, key) is not None and (name, key) not in replaced:
+                objection = partial(object_to, name, key, warn=warn)
+                overrides.put(name, key, lambda kernel, objection=objection: _converting(kernel, objection))
 
 
-def _explain(name: str, key: str, cure: str, *, unverified: bool) -> str:
-    """Takes the place of the line as `{where}`."""
-    text = f"{name} on {key} at {{where}} has no deterministic implementation. Use {cure}."
-    if unverified:
+def object_to(name: str, key: str, *, warn: bool) -> None:
+    """Raises the error that says what to use instead of the overload; with `warn`, warns of it once."""
+    message = _explain(name, key)
+    if not warn:
+        raise UnimplementedError(
+            f"{message} enable_op_determinism(on_unimplemented='warn') runs it all the same and says so in the record."
+        )
+    warn_once(name, f"{message} It runs all the same (on_unimplemented='warn').", UnimplementedWarning)
+
+
+def _explain(name: str, key: str) -> str:
+    text = f"{name} on {key} at {where()} has no deterministic implementation. Use {cure_of(name, key)}."
+    if key == "CUDA" and cuda.computes(name, cuda.written()):
         text += (
             " samebits has a formulation of it in deterministic ops, which no GPU has verified, so it is not used: "
-            "`python bench/alternatives.py --device cuda --record`, in a clone, runs it and installs it where its bits repeat."
+            "`samebits selfcheck --part switch` and then `samebits selfcheck --record` run it on this GPU, and install it "
+            "where its bits repeat."
         )
     return text
 
 
-def _converting(kernel: Kernel, name: str, text: str, warn: bool) -> Kernel:
+def _converting(kernel: Kernel, objection: Callable[[], None]) -> Kernel:
     def converted(*args: Any, **kwargs: Any) -> Any:
         try:
             return kernel(*args, **kwargs)
         except RuntimeError as error:
             if _ALERT not in str(error):
                 raise
-        message = text.replace("{where}", where())
-        if not warn:
-            raise UnimplementedError(
-                f"{message} enable_op_determinism(on_unimplemented='warn') runs it all the same and says so in the record."
-            )
-        warn_once(name, f"{message} It runs all the same (on_unimplemented='warn').", UnimplementedWarning)
+        objection()
         return _with_alerts_as_warnings(kernel, args, kwargs)
 
     return converted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from samebits.determinism.overrides import Kernel
 
@@ -40,3 +41,12 @@ def replacements(
     return tuple(
         Replacement(f"aten::{name}", make, reason, only_threads=only_threads, serial=serial) for name in names
     )
+
+
+def always(function: Callable[..., Any]) -> Callable[[Kernel], Kernel]:
+    """A `Replacement.make` that needs torch's kernel for nothing."""
+
+    def make(_kernel: Kernel) -> Kernel:
+        return function
+
+    return make

@@ -6,7 +6,7 @@ After TensorFlow's `tf.config.experimental.enable_op_determinism` (RFC 346).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
@@ -17,7 +17,9 @@ from samebits.determinism import (
     asynchronous,
     catalogue,
     conflicts,
+    cuda,
     custom,
+    fakes,
     generator_guard,
     graph,
     inductor_flag,
@@ -65,7 +67,7 @@ class _Switch:
             undo.enter_context(inductor_flag.deterministic())
             conflicts.refuse_late_workspace()
             undo.enter_context(_kernels(settings))
-            undo.enter_context(_functions())
+            undo.enter_context(_functions(settings))
             undo.enter_context(generator_guard.watched())
             undo.callback(graph.leave)
             graph.enter(settings.thread_invariant)
@@ -179,24 +181,25 @@ def _kernels(settings: Settings) -> Iterator[None]:
     """Our kernels, and in front of those that torch refuses the errors that say what to do."""
     overrides = Overrides()
     try:
-        for it in reviewed.installable(filter(_wanted(settings), catalogue.REPLACEMENTS)):
+        ours = reviewed.installable(_wanted(settings))
+        for it in ours:
             overrides.put(it.op, it.device, it.make)
-        refusals.refuse(overrides, catalogue.REPLACEMENTS, warn=settings.on_unimplemented == "warn")
+        refusals.refuse(overrides, ours, warn=settings.on_unimplemented == "warn")
         yield
     finally:
         overrides.remove()
 
 
-def _wanted(settings: Settings) -> Callable[[Replacement], bool]:
-    def wanted(it: Replacement) -> bool:
-        here = it.device == "CPU" or torch.backends.cuda.is_built()
-        return bool(it.verified) and here and (settings.thread_invariant or not it.only_threads)
-
-    return wanted
+def _wanted(settings: Settings) -> Iterator[Replacement]:
+    for it in catalogue.REPLACEMENTS:
+        if settings.thread_invariant or not it.only_threads:
+            yield it
+    if torch.backends.cuda.is_built():
+        yield from cuda.installable()
 
 
 @contextmanager
-def _functions() -> Iterator[None]:
+def _functions(settings: Settings) -> Iterator[None]:
     """Python functions that would undo the switch, or that begin what cannot be deterministic."""
     patches = Patches()
     try:
@@ -205,6 +208,7 @@ def _functions() -> Iterator[None]:
         conflicts.watch(patches)
         asynchronous.refuse(patches)
         custom.watch(patches)
+        fakes.watch(patches, warn=settings.on_unimplemented == "warn")
         yield
     finally:
         patches.undo()

@@ -12,12 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from samebits.determinism import histograms
-from samebits.determinism.alternatives.forms import always
-from samebits.determinism.alternatives.put import put_
-from samebits.determinism.alternatives.unpool import max_unpool2d, max_unpool3d
 from samebits.determinism.outs import into
 from samebits.determinism.overrides import Kernel
-from samebits.determinism.replacement import replacements
+from samebits.determinism.put import put_
+from samebits.determinism.replacement import always, replacements
+from samebits.determinism.unpool import max_unpool2d, max_unpool3d
 
 
 def _with_out(function: Callable[..., Tensor]) -> Callable[[Kernel], Kernel]:

@@ -77,7 +77,7 @@ def _has(name: str, key: str) -> bool:
 
 def _together(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The measured columns per overload: what varies in one file varies; the battery counts before OpInfo."""
-    ours = {one.op.removeprefix("aten::") for one in REPLACEMENTS if one.device == "CPU"}
+    ours = {one.op.removeprefix("aten::") for one in REPLACEMENTS}
     merged: dict[str, dict[str, Any]] = {}
     for file in files:
         for full, found in file["overloads"].items():

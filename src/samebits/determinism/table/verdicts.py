@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from samebits.determinism.catalogue import REPLACEMENTS
+from samebits.determinism import catalogue
 from samebits.determinism.replacement import Replacement
 from samebits.determinism.reviewed import not_reviewed, running, schemas
 from samebits.determinism.table.rules import rule_of
@@ -130,8 +130,11 @@ class Table:
         if not ours.verified:
             reason = f"alternative unverified (no {ours.device} has run it, so torch's error stands): {ours.reason}"
             return self._new(row, device, REFUSED, reason, "source", REPLACED)
+        if device == "cuda":
+            reason = f"{ours.reason}; ran on {ours.verified}"
+            return self._new(row, device, ALTERNATIVE, reason, "battery", REPLACED)
         entry = self._new(row, device, SERIAL if ours.serial else ALTERNATIVE, ours.reason, "none", REPLACED)
-        return self._measured(entry, row) if device == "cpu" else entry
+        return self._measured(entry, row)
 
     def _composite(self, row: Row, device: str) -> Entry:
         """As deterministic as what it calls: the worst of its parts."""
@@ -211,7 +214,7 @@ def own_lines() -> list[dict[str, Any]]:
 @cache
 def op_table() -> Table:
     """The table of this package."""
-    return Table(reviewed(), REPLACEMENTS, own_lines(), seen_cases())
+    return Table(reviewed(), catalogue.every(), own_lines(), seen_cases())
 
 
 def lookup(op: str, device: str) -> Entry:

@@ -41,15 +41,6 @@ def in_place_form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return write
 
 
-def always(function: Callable[..., Any]) -> Callable[[Kernel], Kernel]:
-    """A `Replacement.make` that needs torch's kernel for nothing."""
-
-    def make(_kernel: Kernel) -> Kernel:
-        return function
-
-    return make
-
-
 def where(refused: Callable[..., bool], function: Callable[..., Any]) -> Callable[[Kernel], Kernel]:
     """A `Replacement.make`: ours for the arguments that torch refuses, torch's kernel for the others."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebits.determinism.alternatives.forms import accumulation_dtype
+from samebits.determinism.cuda_decompositions.forms import accumulation_dtype
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from samebits.determinism.alternatives.forms import accumulation_dtype
+from samebits.determinism.cuda_decompositions.forms import accumulation_dtype
 
 _NONE, _MEAN = 0, 1  # at::Reduction
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism.alternatives import REPLACEMENTS
-from samebits.determinism.alternatives.samples import Maker, Sample
+from samebits.determinism.cuda_decompositions import REPLACEMENTS
 from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.overrides import Overrides, has_kernel, overload
+from samebits.selfcheck.parts.switch.samples import Maker, Sample
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 """Largest error allowed, over the largest value."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from samebits.determinism.alternatives.forms import out_form
+from samebits.determinism.cuda_decompositions.forms import out_form
 
 
 def _median(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from samebits.determinism.alternatives.forms import accumulation_dtype
-from samebits.determinism.alternatives.separable import Describe, Pairs, adjoint
+from samebits.determinism.cuda_decompositions.forms import accumulation_dtype
+from samebits.determinism.cuda_decompositions.separable import Describe, Pairs, adjoint
 
 
 def avg_pool3d_backward(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from samebits.determinism.alternatives.forms import accumulation_dtype
+from samebits.determinism.cuda_decompositions.forms import accumulation_dtype
 
 _BILINEAR, _NEAREST, _BICUBIC = range(3)
 _ZEROS, _BORDER, _REFLECTION = range(3)

@@ -1,4 +1,4 @@
-"""Which formulations a GPU has run, from the data file beside this module: all others stay out of use."""
+"""Which CUDA formulations a GPU has run, from their data file: all others stay out of use. Reading it loads none of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-FILE = Path(__file__).with_name("verified.toml")
+FILE = Path(__file__).parent / "cuda_decompositions" / "verified.toml"
 
 
 @dataclass(frozen=True)
 class Verification:
-    """One overload on one GPU: equal bits over five runs, values as on the CPU in float64."""
+    """One overload on one GPU: equal bits over twenty runs, values as on the CPU in float64."""
 
     op: str
     gpu: str

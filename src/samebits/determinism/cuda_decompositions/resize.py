@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebits.determinism.alternatives.separable import Describe, Pairs, adjoint
+from samebits.determinism.cuda_decompositions.separable import Describe, Pairs, adjoint
 
 Floats = np.ndarray
 Curve = Callable[[Floats], Floats]

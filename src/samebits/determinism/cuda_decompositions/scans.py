@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from samebits.determinism.alternatives.forms import accumulation_dtype
+from samebits.determinism.cuda_decompositions.forms import accumulation_dtype
 from samebits.determinism.outs import into
 
 _BLOCK = 64

@@ -1,4 +1,4 @@
-"""Alternatives for what torch refuses on CUDA under deterministic algorithms, written in ops that it does not refuse.
+"""What torch refuses on CUDA under deterministic algorithms, written in ops that it does not refuse.
 
 Torch 2.13 documents 25 cases; all but one are here, and so are the antialiased resizes, `AdaptiveMaxPool3d`, `kthvalue`
 and cuDNN's grid sampler, which it refuses without saying so in that list. The one left out is `resize_` of a quantized tensor:
@@ -6,30 +6,31 @@ its new elements are memory that nobody wrote, so there is no value to reproduce
 
 Sums that meet in one place are gathered in a fixed order where the places are known beforehand, else added by
 `index_add_`, `scatter_add_` or `index_put_`, which sort on CUDA under the switch. float16 and bfloat16 are summed in
-float32. A formulation is installed once a GPU has run it (`verified.toml`).
+float32. A formulation is installed once a GPU has run it (`verified.toml`). Nothing imports this package before a CUDA
+tensor meets the switch (`determinism/cuda.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from samebits.determinism.alternatives import (
+from samebits.determinism.cuda_decompositions import (
     bags,
     counts,
     grids,
     losses,
     pads,
     pools,
-    put,
     ranks,
     resize,
     scans,
-    unpool,
 )
-from samebits.determinism.alternatives.forms import always, in_place_form, out_form, where
-from samebits.determinism.alternatives.verified import read, verified
+from samebits.determinism.cuda_decompositions.forms import in_place_form, out_form, where
 from samebits.determinism.overrides import Kernel
-from samebits.determinism.replacement import Replacement
+from samebits.determinism.put import put_
+from samebits.determinism.replacement import Replacement, always
+from samebits.determinism.unpool import max_unpool2d, max_unpool3d
+from samebits.determinism.verified import read, verified
 
 _ATOMICS = "torch adds with atomics, in the order in which threads arrive; "
 _GATHERED = _ATOMICS + "ours gathers each element's parts in a fixed order"
@@ -87,11 +88,11 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     *_backward("reflection_pad1d_backward", pads.reflection_pad1d_backward, _GATHERED),
     *_backward("reflection_pad2d_backward", pads.reflection_pad2d_backward, _GATHERED),
     *_backward("reflection_pad3d_backward", pads.reflection_pad3d_backward, _GATHERED),
-    _one("max_unpool2d", always(unpool.max_unpool2d), _LAST),
-    _one("max_unpool2d.out", always(out_form(unpool.max_unpool2d, "out")), _LAST),
-    _one("max_unpool3d", always(unpool.max_unpool3d), _LAST),
-    _one("max_unpool3d.out", always(out_form(unpool.max_unpool3d, "out")), _LAST),
-    _one("put_", always(put.put_), _LAST),
+    _one("max_unpool2d", always(max_unpool2d), _LAST),
+    _one("max_unpool2d.out", always(out_form(max_unpool2d, "out")), _LAST),
+    _one("max_unpool3d", always(max_unpool3d), _LAST),
+    _one("max_unpool3d.out", always(out_form(max_unpool3d, "out")), _LAST),
+    _one("put_", always(put_), _LAST),
     *_forms(
         losses.nll_loss2d_forward,
         losses.nll_loss2d_is_refused,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from samebits.determinism.alternatives.forms import accumulation_dtype
+from samebits.determinism.cuda_decompositions.forms import accumulation_dtype
 
 
 def reflection_pad1d_backward(grad_output: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:

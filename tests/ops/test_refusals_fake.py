@@ -1,0 +1,280 @@
+"""Fake CUDA tensors that meet an op which torch refuses: our error with the way out, from every overload that alerts."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import samebits
+from samebits.determinism import cuda, notices, refusals, verified
+from samebits.determinism.overrides import overload
+from samebits.errors import UnimplementedError, UnimplementedWarning
+from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker
+
+ALERTING = {"aten::histc", "aten::histc.out", "aten::max_unpool2d", "aten::max_unpool2d.out", "aten::max_unpool3d",
+            "aten::max_unpool3d.out", "aten::median.dim", "aten::median.dim_values", "aten::nanmedian.dim",
+            "aten::nanmedian.dim_values"}  # fmt: skip
+"""Whose shape functions alert in torch 2.13, by experiment."""
+WORDS = "does not have a deterministic implementation"
+X, I, S = torch.rand(4, 6), torch.randint(4, (4, 6)), torch.rand(4, 6)
+PAD = {1: torch.rand(2, 3, 5), 2: torch.rand(2, 3, 5, 5), 3: torch.rand(2, 3, 4, 4, 4)}
+
+
+def padded(dims):
+    x = PAD[dims]
+    return torch.nn.functional.pad(x, [1, 2] * dims, mode="replicate"), x, [1, 2] * dims
+
+
+def pooled():
+    x = PAD[3]
+    y, i = torch.nn.functional.max_pool3d(x, 2, return_indices=True)
+    return y, x, [2] * 3, [2] * 3, [0] * 3, [1] * 3, False, i
+
+
+def attention():
+    q, lse, seed = torch.rand(1, 4, 2, 8), torch.rand(1, 2, 32), torch.tensor(0)
+    return q, q, q, q, None, q, None, None, 4, 4, lse, 0.0, seed, seed, 0, False
+
+
+def of_sample(name, *more):
+    return lambda: (*next(s for s in SAMPLES if s.name == name).make(Maker("cpu", torch.float32)), *more)
+
+
+ARGUMENTS = {
+    **{op: of_sample(s.name) for s in SAMPLES for op in s.covers},
+    **{f"aten::replication_pad{n}d_backward{form}": (lambda n=n: padded(n)) for n in PAD for form in ("", ".grad_input")},
+    **{f"aten::max_pool3d_with_indices_backward{form}": pooled for form in ("", ".grad_input")},
+    **{f"aten::{op}": (lambda: (X, 0, I, S)) for op in ("scatter.src", "scatter.src_out", "scatter_.src")},
+    **{f"aten::{op}": (lambda: (X, 0, I, 1.5)) for op in ("scatter.value", "scatter.value_out", "scatter_.value")},
+    **{f"aten::{op}": (lambda: (X, 0, I, S, "multiply")) for op in ("scatter.reduce", "scatter.reduce_out", "scatter_.reduce")},
+    **{f"aten::{op}": (lambda: (X, 0, I, 2.0, "multiply")) for op in ("scatter.value_reduce", "scatter.value_reduce_out", "scatter_.value_reduce")},
+    **{f"aten::{op}": (lambda: (X, 0, I[:, 0], S, "prod")) for op in ("index_reduce", "index_reduce.out", "index_reduce_")},
+    **{f"aten::{op}": (lambda: (X,)) for op in ("median", "nanmedian", "median.out", "nanmedian.out")},
+    **{f"aten::{op}": (lambda: (X, 1)) for op in ("median.dim", "nanmedian.dim")},
+    "aten::kthvalue": lambda: (X, 2, 1),
+    "aten::_adaptive_avg_pool2d_backward.out": of_sample("adaptive_avg_pool2d"),
+    "aten::_adaptive_avg_pool3d_backward.out": of_sample("adaptive_avg_pool3d"),
+    "aten::adaptive_avg_pool3d_backward": of_sample("adaptive_avg_pool3d"),
+    "aten::_ctc_loss_backward.out": of_sample("ctc_loss"),
+    "aten::_embedding_bag_dense_backward.out": of_sample("embedding_bag max"),
+    "aten::bincount.out": of_sample("bincount with weights"),
+    "aten::cudnn_grid_sampler_backward.out": of_sample("cudnn_grid_sampler"),
+    "aten::grid_sampler_2d_backward.out": of_sample("grid_sampler_2d_backward mode 0 padding 0"),
+    "aten::grid_sampler_3d_backward.out": of_sample("grid_sampler_3d_backward mode 0 padding 0"),
+    "aten::_efficient_attention_backward": attention,
+}  # fmt: skip
+LENGTHS = {"aten::_ctc_loss_backward.Tensor"}
+"""Takes its lengths as tensors, which no shape function of torch's does."""
+OPS = sorted(
+    name
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("aten::") and refusals.cure_of(name, "CUDA") and name not in LENGTHS
+)
+LOST = ("CUDA enabled", "support for cuda", "keyword argument 'out")
+"""Torch has no shape function and would run the kernel on a GPU (not in a build without CUDA), or has one without `out`."""
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    samebits.set_random_seed(0)
+    monkeypatch.setattr(notices, "_shown", {})
+
+
+def fake_call(op, device):
+    """What the overload gives for fake tensors on the device: "ran", or the error."""
+    args = ARGUMENTS[op]()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args = [
+            torch.empty(a.shape, dtype=a.dtype, device=device) if isinstance(a, torch.Tensor) else a
+            for a in args
+        ]
+        target = overload(op)
+        like = next(a for a in args if isinstance(a, torch.Tensor))
+        outs = {
+            a.name: like.new_empty(0, dtype=torch.int64 if a.name == "indices" else None)
+            for a in target._schema.arguments
+            if a.is_out
+        }
+        named = [
+            a.name
+            for a in target._schema.arguments
+            if a.kwarg_only and not (a.is_out or a.has_default_value())
+        ]
+        for name in named:  # `reduce`, the last of the arguments
+            outs[name] = args.pop()
+        try:
+            target(*args, **outs)
+        except Exception as error:
+            return error
+    return "ran"
+
+
+def test_every_refused_overload_is_tried():
+    """Arguments stand for each of the overloads behind the list of refusals, but one without a shape function."""
+    assert len(OPS) > 90 and set(OPS) <= set(ARGUMENTS)
+
+
+def test_which_overloads_alert_without_us():
+    """Negative control: under torch's flag alone exactly the ten of the list end in torch's words, naming neither line nor cure."""
+    torch._C._set_deterministic_algorithms(True)
+    try:
+        found = {op: fake_call(op, "cuda") for op in OPS}
+    finally:
+        torch._C._set_deterministic_algorithms(False)
+    assert {op for op, error in found.items() if WORDS in str(error)} == ALERTING
+    assert not any(
+        isinstance(error, UnimplementedError) or __file__ in str(error) for error in found.values()
+    )
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_fake_cuda_tensor_gets_our_error_where_torch_alerts(op):
+    """Op, device, the user's line and the cure; an overload of which torch's shape function does not alert is captured."""
+    with samebits.enable_op_determinism():
+        found = fake_call(op, "cuda")
+    if op in ALERTING:
+        assert type(found) is UnimplementedError
+        text = str(found)
+        assert (
+            text.startswith(f"{op} on CUDA at {__file__}:") and f"Use {refusals.cure_of(op, 'CUDA')}." in text
+        )
+        assert "samebits selfcheck --record" in text  # each of them has a formulation that waits for a GPU
+    else:
+        assert (
+            found == "ran"
+            or isinstance(found, DynamicOutputShapeException)
+            or any(w in str(found) for w in LOST)
+        )
+
+
+@pytest.mark.parametrize("op", sorted(ALERTING))
+def test_warn_captures_it_and_warns_once(op):
+    """on_unimplemented="warn": one UnimplementedWarning at the user's line, and the op has its result."""
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        samebits.enable_op_determinism(on_unimplemented="warn"),
+    ):
+        warnings.simplefilter("always")
+        results = [fake_call(op, "cuda") for _ in range(2)]
+    assert all(found == "ran" or any(w in str(found) for w in LOST) for found in results)
+    own = [w for w in caught if w.category is UnimplementedWarning]
+    assert len(own) == 1 and own[0].filename == __file__ and op in str(own[0].message)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_fake_cpu_tensor_is_not_refused(op):
+    """No overload of the list is refused for a fake CPU tensor, whose kernel is deterministic or ours."""
+    with samebits.enable_op_determinism():
+        found = fake_call(op, "cpu")
+    assert found == "ran" or not isinstance(found, UnimplementedError) and WORDS not in str(found)
+
+
+def test_a_meta_tensor_is_not_refused():
+    """It computes nothing. Negative control: under torch's flag alone its median and its histogram are refused."""
+    x = torch.rand(4, 4, device="meta")
+    torch._C._set_deterministic_algorithms(True)
+    try:
+        for refused in (lambda: x.median(0), lambda: x.histc(3)):
+            with pytest.raises(RuntimeError, match=WORDS):
+                refused()
+    finally:
+        torch._C._set_deterministic_algorithms(False)
+    with samebits.enable_op_determinism():
+        assert x.median(0).values.shape == (4,) and x.histc(3).shape == (3,)
+
+
+def test_an_op_that_only_the_shape_function_refuses_is_captured():
+    """torch's shape function for `mode` is that of median and alerts; its kernel does not, so it is captured."""
+    with samebits.enable_op_determinism(), FakeTensorMode():
+        assert torch.ones(4, 4, device="cuda").mode(0).values.shape == (4,)
+
+
+def test_integers_have_a_deterministic_histogram():
+    """Only a histogram of floating-point numbers is refused: what the arguments decide stays torch's decision."""
+    with samebits.enable_op_determinism(), FakeTensorMode():
+        x = torch.ones(4, 4, device="cuda", dtype=torch.int32)
+        assert x.histc(3).shape == (3,)
+
+
+def test_the_second_call_is_refused_too():
+    """Fake tensors keep results by arguments: neither a call before the switch nor one under "warn" hides the next."""
+    with FakeTensorMode():
+        x = torch.ones(4, 4, device="cuda")
+        x.median(0), x.median(0)
+        with samebits.enable_op_determinism(on_unimplemented="warn"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            x.median(0)
+        with samebits.enable_op_determinism():
+            for _ in range(2):
+                with pytest.raises(UnimplementedError, match="median.dim on CUDA"):
+                    x.median(0)
+        x.median(0)  # and what the switch has put in front is gone
+
+
+def test_what_a_gpu_has_verified_is_captured(monkeypatch):
+    """Where a formulation is installed nothing is refused: the graph's op will be ours on the GPU."""
+    entry = verified.Verification("aten::median.dim_values", "a GPU", None, "2.13.0", 1.0)
+    monkeypatch.setattr(verified, "read", lambda: [entry])
+    with samebits.enable_op_determinism(), FakeTensorMode():
+        x = torch.ones(4, 4, device="cuda")
+        assert x.median(0).values.shape == (4,)
+        with pytest.raises(UnimplementedError):
+            x.nanmedian(0)
+
+
+def middle(x):
+    return x.median(0).values
+
+
+def test_make_fx_refuses_at_the_users_line():
+    """Captured by make_fx, the line is that of the op; with "warn" the graph has the op."""
+    with FakeTensorMode():
+        x = torch.ones(4, 4, device="cuda")
+        with (
+            samebits.enable_op_determinism(),
+            pytest.raises(UnimplementedError, match=f"{__file__}:{middle.__code__.co_firstlineno + 1} "),
+        ):
+            make_fx(middle)(x)
+        with samebits.enable_op_determinism(on_unimplemented="warn"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert "aten.median.dim" in make_fx(middle)(x).code
+
+
+def test_torch_compile_says_our_words():
+    """fullgraph=True: Dynamo's error has ours as its cause; without it, Dynamo leaves the op to eager mode, which raises ours."""
+    with FakeTensorMode():
+        x = torch.ones(4, 4, device="cuda")
+        with samebits.enable_op_determinism():
+            with pytest.raises(Exception, match="median.dim on CUDA at .* Use torch.sort") as caught:
+                torch.compile(middle, backend="eager", fullgraph=True)(x)
+            assert isinstance(caught.value.__cause__, UnimplementedError)
+            with pytest.raises(UnimplementedError, match="median.dim on CUDA"):
+                torch.compile(middle, backend="eager")(x)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_max_unpool_on_the_cpu_is_compiled(backend):
+    """Our CPU kernel is deterministic, so torch's alert for shapes does not stop the capture: the eager bits."""
+
+    def through(x):
+        y, i = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+        return torch.nn.functional.max_unpool2d(y, i, 2)
+
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with samebits.enable_op_determinism():
+        assert torch.equal(torch.compile(through, backend=backend, fullgraph=True)(x), through(x))
+    assert math.isfinite(float(x.sum()))
+
+
+def test_nothing_is_left():
+    """Off again: torch's alert and the fake tensors' dispatch are those of before, and without the flag nothing is refused."""
+    alert, dispatch = torch._prims_common.alert_not_deterministic, FakeTensorMode.dispatch
+    with samebits.enable_op_determinism():
+        assert FakeTensorMode.dispatch is not dispatch
+    assert (torch._prims_common.alert_not_deterministic, FakeTensorMode.dispatch) == (alert, dispatch)
+    with FakeTensorMode():
+        torch.ones(4, device="cuda").histc()
+    assert cuda.computes("aten::histc", cuda.written())
