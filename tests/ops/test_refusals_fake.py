@@ -10,68 +10,20 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import samebits
 from samebits.determinism import cuda, notices, refusals, verified
-from samebits.determinism.overrides import overload
 from samebits.errors import UnimplementedError, UnimplementedWarning
-from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker
+from samebits.selfcheck.parts.switch.refused import ARGUMENTS, with_outs
 
 ALERTING = {"aten::histc", "aten::histc.out", "aten::max_unpool2d", "aten::max_unpool2d.out", "aten::max_unpool3d",
             "aten::max_unpool3d.out", "aten::median.dim", "aten::median.dim_values", "aten::nanmedian.dim",
             "aten::nanmedian.dim_values"}  # fmt: skip
 """Whose shape functions alert in torch 2.13, by experiment."""
 WORDS = "does not have a deterministic implementation"
-X, I, S = torch.rand(4, 6), torch.randint(4, (4, 6)), torch.rand(4, 6)
-PAD = {1: torch.rand(2, 3, 5), 2: torch.rand(2, 3, 5, 5), 3: torch.rand(2, 3, 4, 4, 4)}
-
-
-def padded(dims):
-    x = PAD[dims]
-    return torch.nn.functional.pad(x, [1, 2] * dims, mode="replicate"), x, [1, 2] * dims
-
-
-def pooled():
-    x = PAD[3]
-    y, i = torch.nn.functional.max_pool3d(x, 2, return_indices=True)
-    return y, x, [2] * 3, [2] * 3, [0] * 3, [1] * 3, False, i
-
-
-def attention():
-    q, lse, seed = torch.rand(1, 4, 2, 8), torch.rand(1, 2, 32), torch.tensor(0)
-    return q, q, q, q, None, q, None, None, 4, 4, lse, 0.0, seed, seed, 0, False
-
-
-def of_sample(name, *more):
-    return lambda: (*next(s for s in SAMPLES if s.name == name).make(Maker("cpu", torch.float32)), *more)
-
-
-ARGUMENTS = {
-    **{op: of_sample(s.name) for s in SAMPLES for op in s.covers},
-    **{f"aten::replication_pad{n}d_backward{form}": (lambda n=n: padded(n)) for n in PAD for form in ("", ".grad_input")},
-    **{f"aten::max_pool3d_with_indices_backward{form}": pooled for form in ("", ".grad_input")},
-    **{f"aten::{op}": (lambda: (X, 0, I, S)) for op in ("scatter.src", "scatter.src_out", "scatter_.src")},
-    **{f"aten::{op}": (lambda: (X, 0, I, 1.5)) for op in ("scatter.value", "scatter.value_out", "scatter_.value")},
-    **{f"aten::{op}": (lambda: (X, 0, I, S, "multiply")) for op in ("scatter.reduce", "scatter.reduce_out", "scatter_.reduce")},
-    **{f"aten::{op}": (lambda: (X, 0, I, 2.0, "multiply")) for op in ("scatter.value_reduce", "scatter.value_reduce_out", "scatter_.value_reduce")},
-    **{f"aten::{op}": (lambda: (X, 0, I[:, 0], S, "prod")) for op in ("index_reduce", "index_reduce.out", "index_reduce_")},
-    **{f"aten::{op}": (lambda: (X,)) for op in ("median", "nanmedian", "median.out", "nanmedian.out")},
-    **{f"aten::{op}": (lambda: (X, 1)) for op in ("median.dim", "nanmedian.dim")},
-    "aten::kthvalue": lambda: (X, 2, 1),
-    "aten::_adaptive_avg_pool2d_backward.out": of_sample("adaptive_avg_pool2d"),
-    "aten::_adaptive_avg_pool3d_backward.out": of_sample("adaptive_avg_pool3d"),
-    "aten::adaptive_avg_pool3d_backward": of_sample("adaptive_avg_pool3d"),
-    "aten::_ctc_loss_backward.out": of_sample("ctc_loss"),
-    "aten::_embedding_bag_dense_backward.out": of_sample("embedding_bag max"),
-    "aten::bincount.out": of_sample("bincount with weights"),
-    "aten::cudnn_grid_sampler_backward.out": of_sample("cudnn_grid_sampler"),
-    "aten::grid_sampler_2d_backward.out": of_sample("grid_sampler_2d_backward mode 0 padding 0"),
-    "aten::grid_sampler_3d_backward.out": of_sample("grid_sampler_3d_backward mode 0 padding 0"),
-    "aten::_efficient_attention_backward": attention,
-}  # fmt: skip
-LENGTHS = {"aten::_ctc_loss_backward.Tensor"}
-"""Takes its lengths as tensors, which no shape function of torch's does."""
+LEFT_OUT = {"aten::_ctc_loss_backward.Tensor", "aten::_efficient_attention_backward"}
+"""Take what their forward makes; neither has a shape function that alerts."""
 OPS = sorted(
     name
     for name in torch._C._dispatch_get_all_op_names()
-    if name.startswith("aten::") and refusals.cure_of(name, "CUDA") and name not in LENGTHS
+    if name.startswith("aten::") and refusals.cure_of(name, "CUDA") and name not in LEFT_OUT
 )
 LOST = ("CUDA enabled", "support for cuda", "keyword argument 'out")
 """Torch has no shape function and would run the kernel on a GPU (not in a build without CUDA), or has one without `out`."""
@@ -85,28 +37,14 @@ def fresh(monkeypatch):
 
 def fake_call(op, device):
     """What the overload gives for fake tensors on the device: "ran", or the error."""
-    args = ARGUMENTS[op]()
+    args = ARGUMENTS[op]("cpu")
     with FakeTensorMode(allow_non_fake_inputs=True):
         args = [
             torch.empty(a.shape, dtype=a.dtype, device=device) if isinstance(a, torch.Tensor) else a
             for a in args
         ]
-        target = overload(op)
-        like = next(a for a in args if isinstance(a, torch.Tensor))
-        outs = {
-            a.name: like.new_empty(0, dtype=torch.int64 if a.name == "indices" else None)
-            for a in target._schema.arguments
-            if a.is_out
-        }
-        named = [
-            a.name
-            for a in target._schema.arguments
-            if a.kwarg_only and not (a.is_out or a.has_default_value())
-        ]
-        for name in named:  # `reduce`, the last of the arguments
-            outs[name] = args.pop()
         try:
-            target(*args, **outs)
+            with_outs(op, args)
         except Exception as error:
             return error
     return "ran"

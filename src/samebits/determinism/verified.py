@@ -37,9 +37,14 @@ def verified(op: str, entries: Iterable[Verification]) -> str:
     return "; ".join(str(entry) for entry in entries if entry.op == op)
 
 
-def record(new: Iterable[Verification], file: Path = FILE) -> None:
-    """Writes the new entries into the file, in place of older ones for the same overload and GPU; comments stay."""
+def record(new: Iterable[Verification], file: Path = FILE, *, failed: Iterable[tuple[str, str]] = ()) -> None:
+    """Writes the new entries into the file, in place of older ones for the same overload and GPU; comments stay.
+
+    Older entries of what has `failed` since, (overload, GPU), go.
+    """
     entries = {(e.op, e.gpu): e for e in [*read(file), *new]}
+    for key in failed:
+        entries.pop(key, None)
     head = [line for line in file.read_text("utf-8").splitlines() if line.startswith("#")]
     blocks = [_block(entries[key]) for key in sorted(entries)]
     file.write_text("\n".join([*head, *blocks]) + "\n", "utf-8")

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from samebits.selfcheck import text as text
     from samebits.selfcheck.case import Case as Case
     from samebits.selfcheck.case import Part as Part
+    from samebits.selfcheck.parts.switch.adopt import adopt as adopt
     from samebits.selfcheck.rehearsal import rehearse as rehearse
     from samebits.selfcheck.runner import run as run
 
-__all__ = ["Case", "Part", "parts", "rehearse", "run", "text"]
+__all__ = ["Case", "Part", "adopt", "parts", "rehearse", "run", "text"]
 
 __getattr__, __dir__ = attach(
     __name__,
@@ -23,6 +24,7 @@ __getattr__, __dir__ = attach(
     {
         "Case": "samebits.selfcheck.case",
         "Part": "samebits.selfcheck.case",
+        "adopt": "samebits.selfcheck.parts.switch.adopt",
         "rehearse": "samebits.selfcheck.rehearsal",
         "run": "samebits.selfcheck.runner",
     },

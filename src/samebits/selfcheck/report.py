@@ -58,9 +58,23 @@ class Report:
                 f"--report {folder}: it holds a report of {_title(content['machine'])}, and this is {_title(machine)}: "
                 "name another folder."
             )
-        for name, one in content["parts"].items():
-            made.outcomes[name] = Outcome(name, one["cases"], one["whole"], one["seconds"])
+        made._take(content)
         return made
+
+    @classmethod
+    def stored(cls, folder: Path) -> Report:
+        """That of the folder, of whatever machine."""
+        file = folder / "report.json"
+        if not file.exists():
+            raise InvalidArgumentError(f"--report {folder}: there is no report.json in it.")
+        content = _content(file)
+        made = cls(folder, content["machine"])
+        made._take(content)
+        return made
+
+    def _take(self, content: dict[str, Any]) -> None:
+        for name, one in content["parts"].items():
+            self.outcomes[name] = Outcome(name, one["cases"], one["whole"], one["seconds"])
 
     def outcome(self, name: str) -> Outcome:
         """Of that part, empty at first."""

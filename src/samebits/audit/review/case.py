@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ Input = Callable[[torch.dtype], Any]
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 ALL_DTYPES = (F32, BF16, F64)
 THREAD_COUNTS = (1, 2, 3, 4, 8)
+_device: ContextVar[str] = ContextVar("device", default="cpu")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,24 @@ class Case:
     def full_name(self) -> str:
         """Unique among all cases; what `--only` is matched with."""
         return f"{self.group}: {self.name}"
+
+
+@contextmanager
+def built_on(device: str) -> Iterator[None]:
+    """What is built inside has its inputs there; they are drawn on the CPU, so that the numbers are the same."""
+    token = _device.set(device)
+    try:
+        yield
+    finally:
+        _device.reset(token)
+
+
+def placed(value: Any) -> Any:
+    """The tensors and modules in it on the device of `built_on`."""
+    device = _device.get()
+    if isinstance(value, torch.nn.Module):
+        return value.to(device)
+    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 def normal(*shape: int, scale: float = 1.0, shift: float = 0.0) -> Input:
@@ -95,7 +117,7 @@ def forward(
     for dtype, layout, prepare in _variants(dtypes, strided=strided):
 
         def build(dtype: torch.dtype = dtype, prepare: Callable[[Any], Any] = prepare) -> Iterator[Run]:
-            arguments = [prepare(make(dtype)) for make in inputs]
+            arguments = [prepare(placed(make(dtype))) for make in inputs]
             yield lambda: function(*arguments)
 
         yield Case(group, f"{name} [{_short(dtype)}{layout}]", build, repeats)
@@ -114,7 +136,7 @@ def backward(
     for dtype, layout, prepare in _variants(dtypes, strided=strided):
 
         def build(dtype: torch.dtype = dtype, prepare: Callable[[Any], Any] = prepare) -> Iterator[Run]:
-            arguments = [prepare(make(dtype)) for make in inputs]
+            arguments = [prepare(placed(make(dtype))) for make in inputs]
             yield lambda: with_gradients(function, arguments)
 
         yield Case(group, f"{name} [{_short(dtype)}{layout}]", build, repeats)
@@ -140,7 +162,13 @@ def gradients(outputs: Any, inputs: Any) -> list[torch.Tensor | None]:
 def _upstream(end: torch.Tensor) -> torch.Tensor:
     if end.layout is not torch.strided or end.is_nested:
         return torch.ones_like(end)
-    return torch.randn(end.shape, generator=_generator(end.shape), dtype=end.dtype)
+    return _drawn(end.shape, end.dtype, end.device).clone()
+
+
+@lru_cache(maxsize=4)
+def _drawn(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Kept, since drawing takes longer than most ops on a GPU."""
+    return torch.randn(shape, generator=_generator(shape), dtype=dtype, device="cpu").to(device)
 
 
 def _leaf(argument: Any) -> Any:

@@ -7,7 +7,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn import functional as F
 
-from samebits.audit.review.case import ALL_DTYPES, BF16, F32, Case, Run, backward, forward, gradients, normal
+from samebits.audit.review.case import (
+    ALL_DTYPES,
+    BF16,
+    F32,
+    Case,
+    Run,
+    backward,
+    forward,
+    gradients,
+    normal,
+    placed,
+)
 
 _G = "attention and recurrence"
 _heads = normal(4, 8, 256, 64)
@@ -29,8 +40,8 @@ def _layer(
 
     def build() -> Iterator[Run]:
         torch.manual_seed(0)
-        module = make().to(dtype)
-        x = normal(*shape)(dtype).requires_grad_()
+        module = placed(make().to(dtype))
+        x = placed(normal(*shape)(dtype)).requires_grad_()
 
         def run() -> object:
             outputs = module(x)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from samebits.audit.review.case import BF16, F32, Case, Run, integers, normal
+from samebits.audit.review.case import BF16, F32, Case, Run, integers, normal, placed
 
 _G = "training"
 _LR = 1e-2
@@ -18,8 +18,8 @@ _LR = 1e-2
 
 def _optimizer(name: str, options: dict[str, Any]) -> Iterator[Case]:
     def build() -> Iterator[Run]:
-        start = [normal(*shape)(F32) for shape in ((1000, 1001), (200_003,), (17, 33))]
-        grads = [normal(*tensor.shape, scale=0.1)(F32) for tensor in start]
+        start = [placed(normal(*shape)(F32)) for shape in ((1000, 1001), (200_003,), (17, 33))]
+        grads = [placed(normal(*tensor.shape, scale=0.1)(F32)) for tensor in start]
 
         def run() -> Any:
             parameters = [nn.Parameter(tensor.clone()) for tensor in start]
@@ -38,7 +38,7 @@ def _optimizer(name: str, options: dict[str, Any]) -> Iterator[Case]:
 
 def _clip(order: float) -> Iterator[Case]:
     def build() -> Iterator[Run]:
-        grads = [normal(*shape)(F32) for shape in ((1024, 1024), (1024, 777), (33,))]
+        grads = [placed(normal(*shape)(F32)) for shape in ((1024, 1024), (1024, 777), (33,))]
 
         def run() -> Any:
             parameters = [nn.Parameter(torch.zeros_like(grad)) for grad in grads]
@@ -59,7 +59,7 @@ def _step(
 
     def build() -> Iterator[Run]:
         torch.manual_seed(0)
-        start, (x, y) = make(), batch()
+        start, (x, y) = placed(make()), placed(batch())
 
         def run() -> Any:
             model = deepcopy(start)
@@ -67,7 +67,7 @@ def _step(
             losses = []
             for _ in range(2):
                 optimizer.zero_grad()
-                with torch.autocast("cpu", torch.bfloat16, enabled=dtype is BF16):
+                with torch.autocast(x.device.type, torch.bfloat16, enabled=dtype is BF16):
                     loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten())
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,1 +1,28 @@
-"""The switch on CUDA."""
+"""The switch on a GPU: each op has the same bits run after run or is refused with the way out, and every formulation holds.
+
+`formulations` tries what stands in for torch's refused kernels, `refused` what happens where nothing does, `battery` the cases
+of `samebits ops --review` on the GPU. `adopt` takes what held into the data file that installs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from samebits.selfcheck.case import Case, Part
+from samebits.selfcheck.parts.switch import battery, formulations, refused
+
+
+def _cases() -> Iterator[Case]:
+    yield from battery.controls()
+    yield from refused.cases()
+    yield from formulations.cases()
+    yield from battery.cases()
+
+
+PART = Part(
+    "switch",
+    "the same bits run after run, or refused with the way out; formulations against float64; what it costs",
+    7,
+    _cases,
+    {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},  # the switch is turned on and off in one process
+)

@@ -1,22 +1,29 @@
-"""Runs a formulation on a device and says whether it holds: what the check on a GPU and the benchmark's record rest on."""
+"""Runs a formulation on a device and says whether it holds: bits, values against float64, time against torch's kernel."""
 
 from __future__ import annotations
 
+import datetime as dt
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from samebits.determinism import verified
 from samebits.determinism.cuda_decompositions import REPLACEMENTS
+from samebits.determinism.graph.patches import Patches
 from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.overrides import Overrides, has_kernel, overload
+from samebits.determinism.verified import Verification
 from samebits.selfcheck.parts.switch.samples import Maker, Sample
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 """Largest error allowed, over the largest value."""
+_ROUNDS = 3
 
 
 @contextmanager
@@ -34,6 +41,18 @@ def installed(device: str) -> Iterator[None]:
     finally:
         torch._C._set_deterministic_algorithms(was, warn_only=warns)
         overrides.remove()
+
+
+@contextmanager
+def assuming(ops: Iterable[str]) -> Iterator[None]:
+    """The switch, turned on inside, takes these overloads, and no others, for verified by a GPU."""
+    entries = [Verification(op, "assumed", dt.date(2026, 1, 1), torch.__version__, 1.0) for op in ops]
+    patches = Patches()
+    patches.put(verified, "read", lambda: entries)
+    try:
+        yield
+    finally:
+        patches.undo()
 
 
 def runs_on(sample: Sample, device: str) -> bool:
@@ -104,20 +123,73 @@ def reference(sample: Sample, args: tuple[Any, ...]) -> list[Tensor]:
         return on_one_thread(call)(name, args)
 
 
+@dataclass(frozen=True)
+class Found:
+    """A sample run with one dtype and size."""
+
+    results: int
+    """How many different results there were, by their bits."""
+    error: float
+    """The largest difference from the CPU in float64, over the largest value."""
+    allowed: float
+    """The largest error that is allowed: a tolerance, or half as much again as torch's own kernel has."""
+
+
+def found(sample: Sample, maker: Maker, runs: int) -> Found:
+    """Runs the formulation `runs` times on the maker's device."""
+    args = sample.make(maker)
+    with installed(maker.device):
+        first = call(sample.call, args)
+        different = [first]
+        for _ in range(runs - 1):
+            other = call(sample.call, args)
+            if not any(same_bits(other, known) for known in different):
+                different.append(other)
+    exact = reference(sample, args)
+    wrong, allowed = error(first, exact), TOLERANCE[maker.dtype]
+    if wrong > allowed:
+        allowed = max(allowed, 1.5 * _torchs_error(sample, args, exact))
+    return Found(len(different), wrong, allowed)
+
+
 def failures(sample: Sample, device: str, runs: int = 5, *, large: bool = False, seed: int = 0) -> list[str]:
     """What is wrong with the formulation on the device, per dtype: bits over `runs` runs, values against float64."""
-    found = []
+    lines = []
     for dtype in sample.dtypes:
-        args = sample.make(Maker(device, dtype, large=large, seed=seed))
-        with installed(device):
-            results = [call(sample.call, args) for _ in range(runs)]
-        if not all(same_bits(results[0], other) for other in results[1:]):
-            found.append(f"{sample.name} {dtype}: {runs} runs gave different bits")
-        exact = reference(sample, args)
-        wrong = error(results[0], exact)
-        if wrong > TOLERANCE[dtype] and wrong > 1.5 * _torchs_error(sample, args, exact):
-            found.append(f"{sample.name} {dtype}: differs from the CPU in float64 by {wrong:.1e}")
-    return found
+        one = found(sample, Maker(device, dtype, large=large, seed=seed), runs)
+        if one.results != 1:
+            lines.append(f"{sample.name} {dtype}: {runs} runs gave different bits")
+        if one.error > one.allowed:
+            lines.append(f"{sample.name} {dtype}: differs from the CPU in float64 by {one.error:.1e}")
+    return lines
+
+
+def ratio(sample: Sample, maker: Maker, seconds: float) -> float:
+    """Our time over that of torch's nondeterministic kernel: the least of interleaved rounds, `seconds` each."""
+    args, op = sample.make(maker), overload(sample.call)
+    best: dict[str, float] = {}
+    states = {"ours": lambda: installed(maker.device), "torch's": nondeterministic}
+    for _ in range(_ROUNDS):
+        for name, state in states.items():
+            with state():
+                took = per_call(lambda: op(*args), maker.device, seconds)
+            best[name] = min(best.get(name, math.inf), took)
+    return best["ours"] / best["torch's"]
+
+
+def per_call(function: Callable[[], Any], device: str, seconds: float) -> float:
+    """Seconds that one of many calls takes, the device's work included."""
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    function()  # tables, compiled kernels, memory
+    wait()
+    calls, start = 0, time.perf_counter()
+    while calls == 0 or time.perf_counter() - start < seconds:
+        function()
+        calls += 1
+        if calls % 10 == 0:
+            wait()
+    wait()
+    return (time.perf_counter() - start) / calls
 
 
 def _torchs_error(sample: Sample, args: tuple[Any, ...], exact: list[Tensor]) -> float:

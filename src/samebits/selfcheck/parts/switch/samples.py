@@ -1,4 +1,4 @@
-"""Arguments for every replaced overload: what the tests, the benchmark and the check on a GPU run."""
+"""Arguments for every replaced overload: what the tests and the check on a GPU run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,87 @@
+"""Takes from a report which formulations a GPU has verified, into the data file of this copy of samebits: needs no GPU."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from samebits.determinism import verified
+from samebits.determinism.verified import Verification
+from samebits.errors import InvalidArgumentError
+from samebits.selfcheck.parts.switch.formulations import COVERS, PREFIX, RATIO, SOURCES, SOURCES_CASE, sources
+from samebits.selfcheck.parts.switch.samples import SAMPLES, Sample
+from samebits.selfcheck.report import Report
+
+PART = "switch"
+
+
+@dataclass
+class Adopted:
+    """What a report says of the formulations."""
+
+    entries: list[Verification] = field(default_factory=list)
+    """Of each overload all of whose samples have passed."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Overloads of which a sample has failed, and what was wrong."""
+    untried: dict[str, str] = field(default_factory=dict)
+    """Overloads of which a sample was not run, or has no kernel there."""
+
+
+def adopt(report: Report, file: Path = verified.FILE) -> Adopted:
+    """Writes what the report has verified into the file; older entries of the same GPU go where it failed now.
+
+    Raises:
+        InvalidArgumentError: the report has no such part, or is of other formulations than these.
+    """
+    outcome = report.outcomes.get(PART)
+    if outcome is None:
+        raise InvalidArgumentError(
+            f"--record: the report in {report.folder} has no part {PART!r}: run `samebits selfcheck --part {PART}` on a GPU."
+        )
+    found = adopted({case["case"]: case for case in outcome.cases}, report.machine, str(report.folder))
+    gpu = report.machine["gpu"]
+    verified.record(found.entries, file, failed=[(op, gpu) for op in found.failed])
+    return found
+
+
+def adopted(cases: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any], folder: str) -> Adopted:
+    """What the cases of a report, by name, say of each overload."""
+    _check_sources(cases, folder)
+    found, samples = Adopted(), _by_overload()
+    for op, covering in samples.items():
+        outcomes = [(sample, cases.get(f"{PREFIX}{sample.name}")) for sample in covering]
+        wrong = [case["wrong"][0] for _, case in outcomes if case and case["state"] == "failed"]
+        untried = [sample.name for sample, case in outcomes if not _covered(case, op)]
+        if wrong:
+            found.failed[op] = wrong[0]
+        elif untried:
+            found.untried[op] = f"not tried there: {', '.join(untried)}"
+        else:
+            ratio = max(float(case["figures"][RATIO]) for _, case in outcomes if case)
+            date = dt.date.fromisoformat(machine["date"])
+            found.entries.append(Verification(op, machine["gpu"], date, machine["torch"], ratio))
+    return found
+
+
+def _covered(case: Mapping[str, Any] | None, op: str) -> bool:
+    return case is not None and case["state"] == "passed" and op in case["figures"].get(COVERS, "").split()
+
+
+def _by_overload() -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for sample in SAMPLES:
+        for op in sample.covers:
+            found.setdefault(op, []).append(sample)
+    return found
+
+
+def _check_sources(cases: Mapping[str, Mapping[str, Any]], folder: str) -> None:
+    then = cases.get(SOURCES_CASE, {}).get("figures", {}).get(SOURCES)
+    if then != sources():
+        raise InvalidArgumentError(
+            f"--record: the report in {folder} is of formulations {then}, and these are {sources()}: what a GPU has run is "
+            "not what would be installed. Record it with the samebits that made the report, or run the check again."
+        )

@@ -1,0 +1,147 @@
+"""What torch refuses on CUDA, with arguments for each overload: real tensors there get our error with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.determinism import enable_op_determinism, refusals
+from samebits.determinism.overrides import kernels, overload
+from samebits.errors import UnimplementedError
+from samebits.random import set_random_seed
+from samebits.selfcheck.case import Case, Measured, Place, Results
+from samebits.selfcheck.parts.switch import check
+from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker
+
+Arguments = tuple[Any, ...]
+OURS, RUNS = "refused in our words", "runs"
+_WORDS = "does not have a deterministic"
+_ROWS, _SIDE = (4, 6), 6
+
+
+def cases() -> Iterator[Case]:
+    """One case: every overload of the list of refusals."""
+    yield Case("refusals", _measure, judge, 120, example={"aten::histc": OURS, "aten::scatter.src": RUNS})
+
+
+def _measure(place: Place) -> Measured:
+    """Under the switch, with no formulation installed. What runs, is told: torch has a deterministic path, or has one now."""
+    set_random_seed(0)
+    key = place.device.upper()
+    with check.assuming(()), enable_op_determinism():
+        results = {op: _outcome(op, place.device) for op in refused(key) if op in ARGUMENTS}
+    runs = [op for op, word in results.items() if word == RUNS]
+    return Measured(results, {"tried": len(results), "run under the switch": ", ".join(runs)})
+
+
+def judge(results: Results) -> Iterator[str]:
+    """Nothing may end in torch's words, or in another error."""
+    for op, word in results.items():
+        if word not in {OURS, RUNS}:
+            yield f"{op}: {word}"
+
+
+def refused(key: str) -> list[str]:
+    """The overloads with a kernel for the dispatch key that are on the list of refusals (some of their arguments are)."""
+    return sorted(name for name in kernels(key) if refusals.cure_of(name, "CUDA") is not None)
+
+
+def _outcome(op: str, device: str) -> str:
+    try:
+        with_outs(op, ARGUMENTS[op](device))
+    except UnimplementedError as error:
+        cured = f"{op} on {device.upper()} at " in str(error) and "Use " in str(error)
+        return OURS if cured else f"refused without the way out: {error}"
+    except RuntimeError as error:
+        return f"{'refused by torch' if _WORDS in str(error) else 'failed'}: {str(error)[:200]}"
+    return RUNS
+
+
+def with_outs(op: str, args: Arguments) -> Any:
+    """Calls the overload; `out` arguments are given empty, and what must be named is the last of the arguments."""
+    target, rest = overload(op), list(args)
+    like = next(x for x in args if isinstance(x, Tensor))
+    named: dict[str, Any] = {}
+    for argument in target._schema.arguments:
+        if argument.is_out:
+            named[argument.name] = like.new_empty(
+                0, dtype=torch.int64 if argument.name == "indices" else None
+            )
+        elif argument.kwarg_only and not argument.has_default_value():
+            named[argument.name] = rest.pop()
+    return target(*rest, **named)
+
+
+def _sample(name: str) -> Callable[[str], Arguments]:
+    sample = next(one for one in SAMPLES if one.name == name)
+    return lambda device: sample.make(Maker(device, torch.float32))
+
+
+def _rows(*rest: Any, index: Callable[[Tensor], Tensor] = lambda i: i) -> Callable[[str], Arguments]:
+    """A table, dimension 0, indices of rows, and the rest; where that is None, a source."""
+
+    def make(device: str) -> Arguments:
+        m = Maker(device, torch.float32)
+        others = [m.normal(*_ROWS) if one is None else one for one in rest]
+        return (m.normal(*_ROWS), 0, index(m.integers(4, *_ROWS)), *others)
+
+    return make
+
+
+def _table(*rest: Any) -> Callable[[str], Arguments]:
+    return lambda device: (Maker(device, torch.float32).normal(*_ROWS), *rest)
+
+
+def _replicated(dims: int) -> Callable[[str], Arguments]:
+    def make(device: str) -> Arguments:
+        x = Maker(device, torch.float32).normal(2, 3, *[_SIDE] * dims)
+        return torch.nn.functional.pad(x, [1, 2] * dims, mode="replicate"), x, [1, 2] * dims
+
+    return make
+
+
+def _pooled(device: str) -> Arguments:
+    x = Maker(device, torch.float32).normal(2, 3, *[_SIDE] * 3)
+    y, indices = torch.nn.functional.max_pool3d(x, 2, return_indices=True)
+    return y, x, [2] * 3, [2] * 3, [0] * 3, [1] * 3, False, indices
+
+
+ARGUMENTS: dict[str, Callable[[str], Arguments]] = {
+    **{op: _sample(sample.name) for sample in SAMPLES for op in sample.covers},
+    **{
+        f"aten::replication_pad{n}d_backward{form}": _replicated(n)
+        for n in (1, 2, 3)
+        for form in ("", ".grad_input")
+    },
+    **{f"aten::max_pool3d_with_indices_backward{form}": _pooled for form in ("", ".grad_input")},
+    **{f"aten::{op}": _rows(None) for op in ("scatter.src", "scatter.src_out", "scatter_.src")},
+    **{f"aten::{op}": _rows(1.5) for op in ("scatter.value", "scatter.value_out", "scatter_.value")},
+    **{
+        f"aten::{op}": _rows(None, "multiply")
+        for op in ("scatter.reduce", "scatter.reduce_out", "scatter_.reduce")
+    },
+    **{
+        f"aten::{op}": _rows(2.0, "multiply")
+        for op in ("scatter.value_reduce", "scatter.value_reduce_out", "scatter_.value_reduce")
+    },
+    **{
+        f"aten::{op}": _rows(None, "prod", index=lambda i: i[:, 0])
+        for op in ("index_reduce", "index_reduce.out", "index_reduce_")
+    },
+    **{f"aten::{op}": _table() for op in ("median", "nanmedian", "median.out", "nanmedian.out")},
+    **{f"aten::{op}": _table(1) for op in ("median.dim", "nanmedian.dim")},
+    "aten::kthvalue": _table(2, 1),
+    "aten::_adaptive_avg_pool2d_backward.out": _sample("adaptive_avg_pool2d"),
+    "aten::_adaptive_avg_pool3d_backward.out": _sample("adaptive_avg_pool3d"),
+    "aten::_ctc_loss_backward.out": _sample("ctc_loss"),
+    "aten::_embedding_bag_dense_backward.out": _sample("embedding_bag max"),
+    "aten::bincount.out": _sample("bincount with weights"),
+    "aten::cudnn_grid_sampler_backward.out": _sample("cudnn_grid_sampler"),
+    "aten::grid_sampler_2d_backward.out": _sample("grid_sampler_2d_backward mode 0 padding 0"),
+    "aten::grid_sampler_3d_backward.out": _sample("grid_sampler_3d_backward mode 0 padding 0"),
+}
+"""Of every refused overload but those that take what only their forward makes: `_efficient_attention_backward` (the battery
+reaches it) and `_ctc_loss_backward.Tensor`."""
