@@ -15,7 +15,7 @@ import samebits
 from samebits.imports import attach, when_imported
 
 HEAVY = {"torch", "numpy", "numba", "llvmlite", "rich", "safetensors", "cloudpickle", "scipy", "asyncio"}
-COMMANDS = ("run", "verify", "commits", "diff", "env", "ops", "replica")
+COMMANDS = ("run", "verify", "commits", "diff", "env", "ops", "replica", "selfcheck")
 COMMAND = """
 import atexit, json, sys
 atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))

@@ -7,16 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.status import Status
 
 import samebits
+from samebits import cli
 from samebits import selfcheck as checking
 from samebits.errors import InvalidArgumentError
-from samebits.selfcheck import machine
-from samebits.selfcheck.report import COULD_NOT_RUN, FAILED, Outcome, Report
-
-MISSED = 3
 
 
 def selfcheck(
@@ -54,57 +49,17 @@ def selfcheck(
     if device != "cuda":
         raise InvalidArgumentError(f"--device {device!r}: it is 'cuda'.")
     if record:
-        raise typer.Exit(_record(report, alone=not (part or dry_run)))
+        if part or dry_run:
+            raise InvalidArgumentError("--record: it goes with --report alone; the report says what was run.")
+        raise typer.Exit(cli.selfcheck_text.record(report))
     names = tuple(dict.fromkeys(part or checking.parts.NAMES))
     for name in names:
         checking.parts.named(name)
     if dry_run:
-        raise typer.Exit(_rehearse(names))
-    reason = machine.without_gpu()
+        raise typer.Exit(cli.selfcheck_text.rehearse(names))
+    reason = checking.machine.without_gpu()
     if reason:
         print(f"samebits selfcheck: {reason}", file=sys.stderr)
-        raise typer.Exit(COULD_NOT_RUN)
-    raise typer.Exit(_run(Report.at(report, machine.facts(samebits.__version__)), names, minutes * 60))
-
-
-def _run(report: Report, names: tuple[str, ...], seconds: float) -> int:
-    console = Console(highlight=False)
-    with Status("", console=Console(stderr=True)) as status:
-
-        def watch(outcome: Outcome) -> None:
-            status.update(f"{outcome.name}: {len(outcome.cases)} cases, {outcome.count('failed')} failed")
-            checking.text.write(report)
-
-        checking.run(report, names, seconds, watch)
-    checking.text.write(report)
-    checking.text.show(report, console)
-    console.print(f"The report is in {report.folder}.")
-    return report.exit
-
-
-def _record(folder: Path, *, alone: bool) -> int:
-    if not alone:
-        raise InvalidArgumentError("--record: it goes with --report alone; the report says what was run.")
-    report = Report.stored(folder)
-    found = checking.adopt(report)
-    console = Console(highlight=False)
-    for op, wrong in found.failed.items():
-        console.print(f"failed   {op}: {wrong}", soft_wrap=True, markup=False)
-    for op, why in found.untried.items():
-        console.print(f"untried  {op}: {why}", soft_wrap=True, markup=False)
-    console.print(
-        f"{len(found.entries)} overloads recorded as verified on {report.machine['gpu']}, torch {report.machine['torch']}; "
-        f"{len(found.failed)} failed, {len(found.untried)} not tried. `samebits ops --device cuda` shows them."
-    )
-    return 0 if found.entries and not found.failed else FAILED
-
-
-def _rehearse(names: tuple[str, ...]) -> int:
-    found = []
-    with Status("", console=Console(stderr=True)) as status:
-        for name in names:
-            status.update(f"rehearsing {name}")
-            found += checking.rehearse([name])
-    checking.text.show_rehearsal(found, Console(highlight=False))
-    whole = all(one.planted and not one.missed and not one.broken for one in found)
-    return FAILED if whole else MISSED
+        raise typer.Exit(checking.report.COULD_NOT_RUN)
+    found = checking.report.Report.at(report, checking.machine.facts(samebits.__version__))
+    raise typer.Exit(cli.selfcheck_text.run(found, names, minutes * 60))

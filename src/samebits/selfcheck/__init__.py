@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from samebits.imports import attach
 
 if TYPE_CHECKING:
+    from samebits.selfcheck import machine as machine
     from samebits.selfcheck import parts as parts
+    from samebits.selfcheck import report as report
     from samebits.selfcheck import text as text
     from samebits.selfcheck.case import Case as Case
     from samebits.selfcheck.case import Part as Part
@@ -20,7 +22,7 @@ __all__ = ["Case", "Part", "adopt", "parts", "rehearse", "run", "text"]
 
 __getattr__, __dir__ = attach(
     __name__,
-    ["parts", "text"],
+    ["machine", "parts", "report", "text"],
     {
         "Case": "samebits.selfcheck.case",
         "Part": "samebits.selfcheck.case",

@@ -1,0 +1,57 @@
+"""What `samebits selfcheck` does on a console: runs with a line of progress, and its tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.status import Status
+
+from samebits import selfcheck as checking
+from samebits.selfcheck.report import FAILED, PASSED, Outcome, Report
+
+MISSED = 3
+
+
+def run(report: Report, names: tuple[str, ...], seconds: float) -> int:
+    """Runs the parts, writes and shows the report; the exit status."""
+    console = Console(highlight=False)
+    with Status("", console=Console(stderr=True)) as status:
+
+        def watch(outcome: Outcome) -> None:
+            status.update(f"{outcome.name}: {len(outcome.cases)} cases, {outcome.count('failed')} failed")
+            checking.text.write(report)
+
+        checking.run(report, names, seconds, watch)
+    checking.text.write(report)
+    checking.text.show(report, console)
+    console.print(f"The report is in {report.folder}.")
+    return report.exit
+
+
+def rehearse(names: tuple[str, ...]) -> int:
+    """Plants wrong results in the parts and shows how many were found; the exit status."""
+    found = []
+    with Status("", console=Console(stderr=True)) as status:
+        for name in names:
+            status.update(f"rehearsing {name}")
+            found += checking.rehearse([name])
+    checking.text.show_rehearsal(found, Console(highlight=False))
+    whole = all(one.planted and not one.missed and not one.broken for one in found)
+    return FAILED if whole else MISSED
+
+
+def record(folder: Path) -> int:
+    """Takes from the report of the folder what its GPU has verified, and shows what it has not; the exit status."""
+    report = Report.stored(folder)
+    found = checking.adopt(report)
+    console = Console(highlight=False)
+    for title, lines in (("failed", found.failed), ("untried", found.untried)):
+        for op, why in lines.items():
+            console.print(f"{title:8} {op}: {why}", soft_wrap=True, markup=False)
+    console.print(
+        f"{len(found.entries)} overloads recorded as verified on {report.machine['gpu']}, torch {report.machine['torch']}; "
+        f"{len(found.failed)} failed, {len(found.untried)} not tried. `samebits ops --device cuda` shows them.",
+        soft_wrap=True,
+    )
+    return PASSED if found.entries and not found.failed else FAILED
