@@ -93,6 +93,27 @@ def test_no_formulation_calls_an_op_that_is_refused_on_cuda(sample):
         replacement.make(refuse)(*args, **outs)
 
 
+READS_VALUES = {"histc", "bincount with weights"}
+"""Decide by values, which a tensor without memory does not have."""
+
+
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.name not in READS_VALUES], **ids)
+def test_no_formulation_leaves_a_tensor_on_another_device(sample):
+    """Called with tensors of the meta device, where no other is taken, each form returns tensors of that device."""
+    for dtype in sample.dtypes:
+        made = sample.make(Maker(dtype=dtype))
+        args = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in made]
+        for op in (op for op in sample.covers if reviewed.exists(op)):
+            outs = {
+                a.name: args[0].new_empty(0, dtype=torch.int64 if a.name == "indices" else None)
+                for a in overload(op)._schema.arguments
+                if a.is_out
+            }
+            found = BY_OP[op].make(refuse)(*args, **outs)
+            found = found if isinstance(found, (tuple, list)) else [found]
+            assert {x.device.type for x in found if x is not None} == {"meta"}
+
+
 def test_a_formulation_that_calls_a_refused_op_is_caught():
     """Negative control: `put_`, a weighted bincount and a float cumsum are caught; their exact forms pass."""
     x, i = torch.zeros(4), torch.tensor([1, 1])

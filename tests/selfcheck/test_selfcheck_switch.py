@@ -16,10 +16,13 @@ from samebits.audit.review.case import built_on, forward, normal
 from samebits.determinism import catalogue, notices, refusals, verified
 from samebits.determinism.cuda_decompositions import REPLACEMENTS
 from samebits.determinism.replacement import Replacement
+from samebits.determinism.table import gpus, reviewed
+from samebits.determinism.table.seen import seen_cases
+from samebits.determinism.table.verdicts import Table, own_lines
 from samebits.errors import InvalidArgumentError
 from samebits.selfcheck import adopt, rehearse
 from samebits.selfcheck.case import Place
-from samebits.selfcheck.parts.switch import PART, battery, check, formulations, refused
+from samebits.selfcheck.parts.switch import PART, battery, check, formulations, refused, repeating
 from samebits.selfcheck.parts.switch.samples import SAMPLES
 from samebits.selfcheck.report import Report
 
@@ -231,18 +234,19 @@ def test_bits_are_compared_with_zeros_signed_and_any_nan_equal():
     ):
         x = torch.arange(4).to(dtype)
         y = x.clone()
-        assert battery.alike([x], [y])
+        assert repeating.alike([x], [y])
         y[2] = 0
-        assert not battery.alike([x], [y])
+        assert not repeating.alike([x], [y])
     zero = torch.zeros(2)
-    assert not battery.alike([zero], [-zero]) and not battery.alike([zero], [zero.double()])
+    assert not repeating.alike([zero], [-zero]) and not repeating.alike([zero], [zero.double()])
     nan = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
-    assert battery.alike([nan], [nan.flip(0)])
+    assert repeating.alike([nan], [nan.flip(0)])
     i = torch.tensor([[0, 0], [1, 1]])
     coo = [
-        battery._leaves(torch.sparse_coo_tensor(i, torch.tensor(v), (2, 2))) for v in ([1.0, 2.0], [2.0, 1.0])
+        repeating.leaves(torch.sparse_coo_tensor(i, torch.tensor(v), (2, 2)))
+        for v in ([1.0, 2.0], [2.0, 1.0])
     ]
-    assert battery.alike(coo[0], coo[0]) and not battery.alike(*coo)
+    assert repeating.alike(coo[0], coo[0]) and not repeating.alike(*coo)
 
 
 @pytest.mark.parametrize("one", battery.reviewed()[::23], ids=lambda one: one.full_name)
@@ -253,7 +257,7 @@ def test_everything_of_a_case_is_where_it_is_built(one):
     with torch.device("meta"):
         for run in runs:
             try:
-                leaves = battery._leaves(run())
+                leaves = repeating.leaves(run())
             except (NotImplementedError, RuntimeError) as error:
                 assert (
                     "device" not in str(error).partition(": attempted")[0]
@@ -310,10 +314,39 @@ def data_file(folder):
     return file
 
 
+def table_file(folder):
+    file = folder / "gpus.toml"
+    shutil.copy(gpus.FILE, file)
+    return file
+
+
+def test_what_the_battery_has_seen_equal_is_evidence_of_the_table(tmp_path, cases):
+    """An overload of equal cases, and of no case that varied, is recorded; the table then shows the GPU as evidence "battery"."""
+    calls = iter(range(1000))
+    odd = once(lambda: torch.ones(3).cos() * next(calls), "odd")
+    first, second = (words(c) for c in (once(lambda: torch.ones(3).sin().cos(), "good"), odd))
+    assert first.figures[battery.EQUAL].split() == ["aten::cos", "aten::ones", "aten::sin"]
+    assert "aten::cos" in first.figures[battery.EQUAL] and "aten::cos" in second.figures[battery.VARYING]
+    extra = [
+        {"case": f"x {n}", "state": "passed", "figures": m.figures} for n, m in enumerate((first, second))
+    ]
+    report = Report.stored(report_of(tmp_path / "r", [*json.loads(cases), *extra]))
+    file = table_file(tmp_path)
+    for _ in range(2):  # the second time takes the place of the first
+        assert adopt(report, data_file(tmp_path), file).seen == {"aten::sin"}
+    (seen,) = gpus.read(file)
+    assert (seen.gpu, seen.torch, seen.ops) == ("a GPU", "2.11.0+cu130", {"sin"})
+    table = Table(reviewed(), catalogue.every(), own_lines(), seen_cases(), [seen])
+    entry, plain = table.lookup("aten::sin", "cuda"), table.lookup("aten::cos", "cuda")
+    assert (entry.evidence, entry.torch) == ("battery", "2.11.0") and "seen equal on a GPU" in entry.reason
+    assert plain.evidence == "source" and "GPU" not in plain.reason
+    assert "GPU" not in table.lookup("aten::sin", "cpu").reason
+
+
 def test_what_a_report_has_verified_is_recorded(tmp_path, cases):
     """Each of the 57 overloads gets an entry with GPU, torch, date and the worst ratio of its samples."""
     file = data_file(tmp_path)
-    found = adopt(Report.stored(report_of(tmp_path / "r", json.loads(cases))), file)
+    found = adopt(Report.stored(report_of(tmp_path / "r", json.loads(cases))), file, table_file(tmp_path))
     assert len(found.entries) == len(REPLACEMENTS) == 57 and not found.failed and not found.untried
     entries = {e.op: e for e in verified.read(file)}
     assert set(entries) == {r.op for r in REPLACEMENTS}
@@ -329,14 +362,14 @@ def test_one_failed_sample_keeps_its_overloads_out(tmp_path, cases):
     """What failed, or has a case that was not run, is not recorded; an older entry of that GPU goes, that of another stays."""
     file, content = data_file(tmp_path), json.loads(cases)
     whole = Report.stored(report_of(tmp_path / "r", content))
-    adopt(whole, file)
+    adopt(whole, file, table_file(tmp_path))
     other = verified.Verification(OP, "another GPU", verified.read(file)[0].date, "2.13.0", 1.0)
     verified.record([other], file)
     for case in content:
         if case["case"] == f"{formulations.PREFIX}{PAD.name}":
             case.update(state="failed", wrong=["float32 large: 20 runs gave 2 different results"])
     content = [case for case in content if case["case"] != f"{formulations.PREFIX}put_"]
-    found = adopt(Report.stored(report_of(tmp_path / "r", content)), file)
+    found = adopt(Report.stored(report_of(tmp_path / "r", content)), file, table_file(tmp_path))
     assert set(found.failed) == {OP, f"{OP}.grad_input"} and set(found.untried) == {"aten::put_"}
     assert [e.gpu for e in verified.read(file) if e.op == OP] == ["another GPU"]
     assert "aten::put_" in {
@@ -353,7 +386,7 @@ def test_a_report_of_other_code_is_refused(tmp_path, cases):
             if case["case"] == formulations.SOURCES_CASE:
                 case["figures"] = {formulations.SOURCES: broken}
         with pytest.raises(InvalidArgumentError, match="is not what would be installed"):
-            adopt(Report.stored(report_of(tmp_path / "r", content)), file)
+            adopt(Report.stored(report_of(tmp_path / "r", content)), file, table_file(tmp_path))
     report = Report.stored(report_of(tmp_path / "r", content))
     report.outcomes.clear()
     with pytest.raises(InvalidArgumentError, match="no part 'switch'"):

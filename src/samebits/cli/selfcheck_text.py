@@ -51,7 +51,7 @@ def record(folder: Path) -> int:
             console.print(f"{title:8} {op}: {why}", soft_wrap=True, markup=False)
     console.print(
         f"{len(found.entries)} overloads recorded as verified on {report.machine['gpu']}, torch {report.machine['torch']}; "
-        f"{len(found.failed)} failed, {len(found.untried)} not tried. `samebits ops --device cuda` shows them.",
+        f"{len(found.failed)} failed, {len(found.untried)} not tried; {len(found.seen)} overloads seen equal there. `samebits ops --device cuda` shows them.",
         soft_wrap=True,
     )
     return PASSED if found.entries and not found.failed else FAILED

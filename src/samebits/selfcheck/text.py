@@ -14,6 +14,7 @@ from samebits.selfcheck.rehearsal import Rehearsed
 from samebits.selfcheck.report import Outcome, Report, replace
 
 _WIDTH = 120
+_MOST = 200
 _STYLES = {"passed": "green", "failed": "bold red", "no case ran": "bold red"}
 
 
@@ -78,9 +79,14 @@ def _details(console: Console, outcome: Outcome) -> None:
 
 def _figures(figures: dict[str, Any]) -> str:
     return ", ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {_short(str(value))}"
         for name, value in figures.items()
     )
+
+
+def _short(text: str) -> str:
+    """Long lists of names stand in the JSON."""
+    return text if len(text) <= _MOST else f"{text[:_MOST]} ..."
 
 
 def _goals(goals: dict[str, bool]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from samebits.determinism import catalogue
 from samebits.determinism.replacement import Replacement
 from samebits.determinism.reviewed import not_reviewed, running, schemas
+from samebits.determinism.table.gpus import Seen, seen
 from samebits.determinism.table.rules import rule_of
 from samebits.determinism.table.seen import seen_cases
 from samebits.determinism.table.snapshot import Row, Snapshot, reviewed
@@ -62,7 +63,7 @@ class Entry:
 
 
 class Table:
-    """The entries of a snapshot, with the replacements, the own verdicts (lines of `own.toml`) and the cases there are."""
+    """The entries of a snapshot, with the replacements, the own verdicts (lines of `own.toml`), cases and GPUs there are."""
 
     def __init__(
         self,
@@ -70,8 +71,9 @@ class Table:
         replacements: Iterable[Replacement],
         own: Iterable[Mapping[str, Any]],
         cases: Mapping[str, tuple[str, ...]],
+        gpus: Iterable[Seen] = (),
     ) -> None:
-        self.snapshot, self._cases = snapshot, cases
+        self.snapshot, self._cases, self._gpus = snapshot, cases, tuple(gpus)
         self._ours = {(one.op.removeprefix("aten::"), one.device.lower()): one for one in replacements}
         self._own = {(name, line["device"]): line for line in own for name in line["ops"]}
         self._forms: dict[str, list[Row]] = {}
@@ -113,9 +115,9 @@ class Table:
         else:
             rule = rule_of(row, functional)
             entry = self._new(row, device, _on(device, rule.verdict), rule.reason, rule.evidence, rule.name)
-        if device != "cpu" or entry.verdict in {UNWRITTEN, REFUSED}:
+        if entry.verdict in {UNWRITTEN, REFUSED}:
             return entry
-        return self._measured(entry, row)
+        return self._measured(entry, row) if device == "cpu" else self._on_a_gpu(entry, row)
 
     def _new(self, row: Row, device: str, verdict: str, reason: str, evidence: str, rule: str) -> Entry:
         return Entry(f"aten::{row.name}", device, verdict, reason, evidence, self.snapshot.torch, rule)
@@ -154,6 +156,15 @@ class Table:
             return entry
         reason = f"{entry.reason}; bits of {varying.op} change with the thread count"
         return replace(entry, reason=reason, threads="varies")
+
+    def _on_a_gpu(self, entry: Entry, row: Row) -> Entry:
+        """The entry, with the last GPU that has run the overload."""
+        found = [one for one in self._gpus if row.name in one.ops]
+        if not found:
+            return entry
+        last = max(found, key=lambda one: one.date)
+        torch = last.torch.split("+")[0]
+        return replace(entry, evidence="battery", torch=torch, reason=f"{entry.reason}; seen equal on {last}")
 
     def _measured(self, entry: Entry, row: Row) -> Entry:
         """The entry, with what was measured of the overload, or else of another form of it, with the same kernel."""
@@ -214,7 +225,7 @@ def own_lines() -> list[dict[str, Any]]:
 @cache
 def op_table() -> Table:
     """The table of this package."""
-    return Table(reviewed(), catalogue.every(), own_lines(), seen_cases())
+    return Table(reviewed(), catalogue.every(), own_lines(), seen_cases(), seen())
 
 
 def lookup(op: str, device: str) -> Entry:

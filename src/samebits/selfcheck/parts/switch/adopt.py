@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from samebits.determinism import verified
+from samebits.determinism.table import gpus
 from samebits.determinism.verified import Verification
 from samebits.errors import InvalidArgumentError
+from samebits.selfcheck.parts.switch.battery import EQUAL, VARYING
 from samebits.selfcheck.parts.switch.formulations import COVERS, PREFIX, RATIO, SOURCES, SOURCES_CASE, sources
 from samebits.selfcheck.parts.switch.samples import SAMPLES, Sample
-from samebits.selfcheck.report import Report
+from samebits.selfcheck.report import Outcome, Report
 
 PART = "switch"
 
@@ -28,10 +30,14 @@ class Adopted:
     """Overloads of which a sample has failed, and what was wrong."""
     untried: dict[str, str] = field(default_factory=dict)
     """Overloads of which a sample was not run, or has no kernel there."""
+    seen: set[str] = field(default_factory=set)
+    """Overloads with equal bits in every case of the battery that dispatched them."""
 
 
-def adopt(report: Report, file: Path = verified.FILE) -> Adopted:
+def adopt(report: Report, file: Path = verified.FILE, table: Path = gpus.FILE) -> Adopted:
     """Writes what the report has verified into the file; older entries of the same GPU go where it failed now.
+
+    What the battery has seen equal goes into the op table's file, in place of what this GPU has shown before.
 
     Raises:
         InvalidArgumentError: the report has no such part, or is of other formulations than these.
@@ -41,10 +47,23 @@ def adopt(report: Report, file: Path = verified.FILE) -> Adopted:
         raise InvalidArgumentError(
             f"--record: the report in {report.folder} has no part {PART!r}: run `samebits selfcheck --part {PART}` on a GPU."
         )
-    found = adopted({case["case"]: case for case in outcome.cases}, report.machine, str(report.folder))
-    gpu = report.machine["gpu"]
+    machine, gpu = report.machine, report.machine["gpu"]
+    found = adopted({case["case"]: case for case in outcome.cases}, machine, str(report.folder))
+    found.seen = _ops(outcome, EQUAL) - _ops(outcome, VARYING)
     verified.record(found.entries, file, failed=[(op, gpu) for op in found.failed])
+    if found.seen:
+        ops = frozenset(op.removeprefix("aten::") for op in found.seen)
+        gpus.record(gpus.Seen(gpu, machine["torch"], _date(machine), ops), table)
     return found
+
+
+def _ops(outcome: Outcome, figure: str) -> set[str]:
+    texts = (case.get("figures", {}).get(figure, "") for case in outcome.cases)
+    return {op for text in texts for op in text.split() if op.startswith("aten::")}
+
+
+def _date(machine: Mapping[str, Any]) -> dt.date:
+    return dt.date.fromisoformat(machine["date"])
 
 
 def adopted(cases: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any], folder: str) -> Adopted:
@@ -61,8 +80,7 @@ def adopted(cases: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any], 
             found.untried[op] = f"not tried there: {', '.join(untried)}"
         else:
             ratio = max(float(case["figures"][RATIO]) for _, case in outcomes if case)
-            date = dt.date.fromisoformat(machine["date"])
-            found.entries.append(Verification(op, machine["gpu"], date, machine["torch"], ratio))
+            found.entries.append(Verification(op, machine["gpu"], _date(machine), machine["torch"], ratio))
     return found
 
 

@@ -1,0 +1,149 @@
+"""One case of the battery, run again and again on the device: what moves between the runs, and how bits are compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from samebits.audit.review.case import Run
+from samebits.audit.review.outcome import SEED, disturb, with_memory
+from samebits.selfcheck.case import Place, equal
+
+_RUNS, _FEW = 20, 3
+_FILL = 1 << 26
+"""Bytes that are written to fill the caches: more than the largest L2."""
+
+
+@dataclass
+class Repeated:
+    """One case of the battery, run again and again with the switch on, or off."""
+
+    others: int = 0
+    """How many runs did not have the bits of the first."""
+    seconds: list[float] = field(default_factory=list)
+    error: Exception | None = None
+
+    @property
+    def varied(self) -> bool:
+        """Whether two runs differed."""
+        return self.others > 0
+
+
+def repeated(runs: Sequence[Run], place: Place) -> Repeated:
+    """Runs the samples of a case `_RUNS` times each. What one raises is kept; a fault of the device is raised."""
+    found = Repeated()
+    try:
+        for run in runs:
+            _repeat(run, found, place)
+    except Exception as error:
+        found.error = unless_fault(error)
+    return found
+
+
+def raised(error: Exception) -> str:
+    """The first line of an error; a fault of the device is raised, since nothing behind it means anything."""
+    unless_fault(error)
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
+def unless_fault(error: Exception) -> Exception:
+    """The error, or raised if it is a fault of the device."""
+    fault = isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+    if fault and not isinstance(error, torch.cuda.OutOfMemoryError):
+        raise error
+    return error
+
+
+def _repeat(run: Run, found: Repeated, place: Place) -> None:
+    first: list[Tensor] | None = None
+    with torch.device(place.device):
+        for number in range(_FEW if place.small else _RUNS):
+            moved = _disturb(number, place)
+            with _stream(number, place.device):
+                output, seconds = _timed(run, place.device)
+            del moved
+            bits = leaves(output)
+            if first is None:
+                first = bits
+                continue  # its time is that of warming up
+            found.seconds.append(seconds)
+            found.others += not alike(first, bits)
+
+
+def _timed(run: Run, device: str) -> tuple[Any, float]:
+    torch.manual_seed(SEED)
+    _wait(device)
+    start = time.perf_counter()
+    output = run()
+    _wait(device)
+    return output, time.perf_counter() - start
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _disturb(number: int, place: Place) -> Any:
+    """Other bytes in freed blocks, blocks that move the next ones, and every other time the caches full of other things."""
+    held = disturb(number)
+    if number % 2 and not place.small:
+        torch.full((_FILL,), number, dtype=torch.uint8)
+    return held
+
+
+def _stream(number: int, device: str) -> Any:
+    """Every fourth run is on a stream of its own; all work before has ended, and so has its own when it is compared."""
+    return torch.cuda.stream(_side_stream()) if device == "cuda" and number % 4 == 3 else nullcontext()
+
+
+@cache
+def _side_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
+def leaves(output: Any) -> list[Tensor]:
+    """The tensors in it that hold bits."""
+    found: list[Tensor] = []
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            found += _parts(with_memory(leaf.detach()))
+    return found
+
+
+def _parts(x: Tensor) -> list[Tensor]:
+    """The strided tensors that hold the bits; coalescing first would add what is compared."""
+    if x.layout is torch.sparse_coo:
+        return [x._indices(), x._values()]
+    if x.layout is torch.sparse_csr:
+        return [x.crow_indices(), x.col_indices(), x.values()]
+    return [x]
+
+
+def alike(first: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether all bits agree, compared where the tensors are; a NaN is a NaN, whatever its other bits."""
+    return len(first) == len(other) and all(map(_alike, first, other))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.is_complex():
+        one, other = (torch.view_as_real(x.resolve_conj().resolve_neg()) for x in (one, other))
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    if one.itemsize not in _WORDS:
+        return equal(one, other)
+    same = one.contiguous().view(_WORDS[one.itemsize]) == other.contiguous().view(_WORDS[one.itemsize])
+    return bool((same | (one.isnan() & other.isnan()).contiguous()).all())
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
