@@ -44,7 +44,7 @@ def repeated(runs: Sequence[Run], place: Place) -> Repeated:
         for run in runs:
             _repeat(run, found, place)
     except Exception as error:
-        found.error = unless_fault(error)
+        found.error = unless_fault(error).with_traceback(None)  # whose frames hold tensors
     return found
 
 
