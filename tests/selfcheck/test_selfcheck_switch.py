@@ -194,8 +194,16 @@ def test_an_error_under_the_switch_alone_is_a_failure():
         once(raising(ValueError("other")), "other"),
         once(raising(RuntimeError("no such driver"), always=True), "elsewhere"),
         once(raising(RuntimeError("No available kernel. Aborting.")), "backend"),
-    ).results
-    assert [line.partition(":")[0] for line in battery.judge(found)] == ["torch's", "unhelpful", "other"]
+        once(raising(RuntimeError("expected all tensors on the same device"), always=True), "ours"),
+    )
+    assert found.figures["not on this device"] == "1 (elsewhere: RuntimeError: no such driver)"
+    found = found.results
+    assert [line.partition(":")[0] for line in battery.judge(found)] == [
+        "torch's",
+        "unhelpful",
+        "other",
+        "ours",
+    ]
     assert found["elsewhere"] == battery.ELSEWHERE and found["backend"] == battery.NO_BACKEND
 
 

@@ -22,7 +22,7 @@ from samebits.errors import UnimplementedError
 from samebits.random import set_random_seed
 from samebits.selfcheck.case import Case, Measured, Place, Results
 from samebits.selfcheck.parts.switch import attention
-from samebits.selfcheck.parts.switch.repeating import Repeated, alike, raised, repeated
+from samebits.selfcheck.parts.switch.repeating import Repeated, alike, raised, repeated, unless_fault
 
 SAME, REFUSED, ELSEWHERE = "the same bits", "refused with the way out", "does not run on this device"
 NO_BACKEND = "torch offers no such backend under the switch"
@@ -30,6 +30,8 @@ _TORCHS_NO_BACKEND = "No available kernel"
 """What torch says where `sdpa_kernel` asks for a backend which it leaves out under its flag (cuDNN's)."""
 EQUAL, VARYING = "overloads with equal bits", "overloads of what varied"
 """Figures that `adopt` reads: full names, apart by blanks."""
+_NO_EXCUSE = ("determinis", "same device")
+"""In errors that are wrong even where the case raises without the switch, too: a refusal, and a tensor that was left on the CPU."""
 _ELSEWHERE = frozenset({"compiled"})
 """Groups of the battery that another part tries: compiled code."""
 _AT_ONCE = 12
@@ -85,10 +87,14 @@ def _measure(some: Sequence[Reviewed], place: Place) -> Measured:
 
 
 def _overloads(runs: Sequence[Run], place: Place) -> set[str]:
-    """What the samples of a case dispatch."""
+    """What the samples of a case dispatch; nothing where they cannot be run while it is looked at."""
     with Names() as names, torch.device(place.device):
-        for run in runs:
-            run()
+        try:
+            for run in runs:
+                run()
+        except Exception as error:
+            unless_fault(error)
+            return set()
     return set(names.seen)
 
 
@@ -108,7 +114,7 @@ def word(on: Repeated, off: Repeated) -> str:
     text = str(on.error)
     if isinstance(on.error, UnimplementedError):
         return REFUSED if "Use " in text else f"refused without the way out: {text}"
-    if off.error is not None and "determinis" not in text:
+    if off.error is not None and not any(word in text for word in _NO_EXCUSE):
         return ELSEWHERE
     if _TORCHS_NO_BACKEND in text:
         return NO_BACKEND
@@ -124,9 +130,12 @@ def _figures(
         "cases": len(results),
         "varied without the switch": f"{len(varied)} ({', '.join(varied)})" if varied else "0",
     }
-    for title, one in (("refused", REFUSED), ("no backend", NO_BACKEND), ("not on this device", ELSEWHERE)):
+    for title, one in (("refused", REFUSED), ("no backend", NO_BACKEND)):
         if names := [name for name, found in results.items() if found == one]:
             figures[title] = f"{len(names)} ({', '.join(names)})"
+    if names := [name for name, found in results.items() if found == ELSEWHERE]:
+        why = [f"{name}: {raised(off[name].error or ValueError())}" for name in names]
+        figures["not on this device"] = f"{len(names)} ({', '.join(why)})"
     timed = [name for name in on if on[name].error is None and off[name].error is None]
     ratios = {name: median(on[name].seconds) / max(median(off[name].seconds), 1e-9) for name in timed}
     if ratios:
