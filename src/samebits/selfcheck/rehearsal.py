@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,7 +72,7 @@ def _rehearse(case: Case, found: Rehearsed) -> None:
 def _results(case: Case) -> Results:
     if case.example is not None:
         return case.example
-    with tempfile.TemporaryDirectory(prefix="samebits-selfcheck-") as folder:
+    with tempfile.TemporaryDirectory(prefix="samebits-selfcheck-") as folder, redirect_stderr(io.StringIO()):
         return case.measure(Place("cpu", small=True, folder=Path(folder))).results
 
 
