@@ -8,6 +8,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from samebits.selfcheck.rehearsal import Rehearsed
@@ -73,7 +74,10 @@ def _details(console: Console, outcome: Outcome) -> None:
             console.print(f"skipped {where}: {case['why']}", soft_wrap=True, markup=False)
     figures = [(case["case"], case) for case in outcome.cases if case.get("figures")]
     if figures:
-        rows = [[name, _figures(case["figures"]), _goals(case.get("goals", {}))] for name, case in figures]
+        rows = [
+            [escape(cell) for cell in (name, _figures(case["figures"]), _goals(case.get("goals", {})))]
+            for name, case in figures
+        ]
         _table(console, [outcome.name, "figures", "goals"], rows)
 
 
