@@ -44,16 +44,38 @@ def test_what_holds_passes_with_its_figures(tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["exit"] == 0
 
 
+def test_brackets_in_figures_are_text(tmp_path):
+    """Names as `sum [float32]` stand whole in the text, and what looks like the end of a style does not end the check."""
+    report = Report.at(tmp_path, MACHINE)
+    figures = {"varied": "2 (sum [float32], norm [bfloat16 strided])", "why": "no [/such] thing"}
+    case = {
+        "case": "sum [red]",
+        "state": "passed",
+        "wrong": [],
+        "figures": figures,
+        "goals": {"[bold]": True},
+    }
+    report.outcome("good").cases.append(case)
+    text.write(report)
+    told = "".join((tmp_path / "report.txt").read_text().split())
+    for whole in ("sum[float32]", "norm[bfloat16strided]", "no[/such]thing", "sum[red]", "[bold]:met"):
+        assert whole in told, whole
+
+
 def test_a_crash_a_fault_and_a_hang_cost_one_case_each(tmp_path):
     """What kills, spoils or blocks a process fails its own case; those behind it run, in another process."""
     report = checked(tmp_path, "bad", "good")
     assert states(report, "bad") == {
         "first": "passed", "unequal": "failed", "crash": "failed", "behind the crash": "passed", "fault": "failed",
-        "behind the fault": "passed", "hang": "failed", "missing": "skipped", "last": "passed",
+        "behind the fault": "passed", "fault of a launch": "failed", "behind the launch": "passed",
+        "hang": "failed", "missing": "skipped", "last": "passed",
     }  # fmt: skip
     by_name = {case["case"]: case for case in report.outcomes["own.bad"].cases}
-    pids = [by_name[name]["figures"]["pid"] for name in ("first", "behind the crash", "behind the fault")]
-    assert len(set(pids)) == 3
+    pids = [
+        by_name[name]["figures"]["pid"]
+        for name in ("first", "behind the crash", "behind the fault", "behind the launch")
+    ]
+    assert len(set(pids)) == 4
     assert "-11" in by_name["crash"]["wrong"][0] and "limit" in by_name["hang"]["wrong"][0]
     assert by_name["missing"]["why"] == "needs no_such_package"
     assert report.exit == 1 and states(report, "good")["again"] == "passed"

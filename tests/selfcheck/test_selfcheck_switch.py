@@ -213,8 +213,19 @@ def test_a_fault_of_the_device_is_raised():
     def fault():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    with pytest.raises(RuntimeError, match="CUDA error"):
-        words(once(fault))
+    with pytest.raises(RuntimeError, match=r"^the case: CUDA error"):
+        words(once(fault, "the case"))
+
+
+def test_a_fault_in_a_refusal_is_raised(monkeypatch):
+    """It is no outcome of the overload: those behind it would all have it."""
+
+    def fault(device):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setitem(refused.ARGUMENTS, "aten::put_", fault)
+    with pytest.raises(RuntimeError, match=r"^aten::put_: CUDA error"):
+        refused._measure(HERE)
 
 
 def test_the_control_is_judged():

@@ -17,10 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from samebits.audit.launch import die_with_parent
-from samebits.selfcheck import parts
+from samebits.selfcheck import faults, parts
 from samebits.selfcheck.case import Case, Place
 
 EXIT_ALL_RUN, EXIT_AGAIN, EXIT_LIMIT = 0, 3, 4
@@ -77,6 +75,7 @@ def _run(case: Case, device: str) -> dict[str, Any]:
     try:
         with tempfile.TemporaryDirectory(prefix="samebits-selfcheck-") as folder:
             measured = case.measure(Place(device, folder=Path(folder)))
+            faults.wait(device)  # what went wrong on the device belongs to this case, not to the next
         wrong = list(case.judge(measured.results))
         told: dict[str, Any] = {
             "figures": measured.figures,
@@ -85,7 +84,10 @@ def _run(case: Case, device: str) -> dict[str, Any]:
         }
     except Exception as error:
         traceback.print_exc()
-        wrong, told = [f"{type(error).__name__}: {_first_line(error)}"], {"fault": _spoils(error)}
+        wrong, told = (
+            [f"{type(error).__name__}: {_first_line(error)}"],
+            {"fault": faults.is_fault(error) or faults.spoilt(device)},
+        )
     finally:
         limit.cancel()
     seconds = round(time.monotonic() - began, 2)
@@ -100,13 +102,6 @@ def _run(case: Case, device: str) -> dict[str, Any]:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")[:300]
-
-
-def _spoils(error: BaseException) -> bool:
-    """Whether the device can no longer be used in this process."""
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return False
-    return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
 
 
 if __name__ == "__main__":

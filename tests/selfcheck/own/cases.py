@@ -26,6 +26,10 @@ def faults(place):
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
+def launches(place):
+    raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+
 def hangs(place):
     time.sleep(600)
 
@@ -46,6 +50,8 @@ def bad():
         Case("behind the crash", process, lambda results: ()),
         Case("fault", faults, same),
         Case("behind the fault", process, lambda results: ()),
+        Case("fault of a launch", launches, same),
+        Case("behind the launch", process, lambda results: ()),
         Case("hang", hangs, same, limit_s=1.0),
         Case("missing", equal, same, needs=("no_such_package",)),
         Case("last", equal, same),

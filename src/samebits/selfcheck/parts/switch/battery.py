@@ -79,11 +79,19 @@ def _measure(some: Sequence[Reviewed], place: Place) -> Measured:
         except Exception as error:
             results[one.name] = f"could not be built: {raised(error)}"
     with enable_op_determinism():
-        on = {name: repeated(runs, place) for name, runs in built.items()}
+        on = {name: _repeated(name, runs, place) for name, runs in built.items()}
         overloads = {name: _overloads(built[name], place) for name in on if on[name].error is None}
-    off = {name: repeated(runs, place) for name, runs in built.items()}
+    off = {name: _repeated(name, runs, place) for name, runs in built.items()}
     results |= {name: word(on[name], off[name]) for name in built}
     return Measured(results, {**_figures(results, on, off), **_evidence(overloads, on)})
+
+
+def _repeated(name: str, runs: Sequence[Run], place: Place) -> Repeated:
+    """As `repeated`; a fault of the device says in which of the cases it came up."""
+    try:
+        return repeated(runs, place)
+    except Exception as error:
+        raise RuntimeError(f"{name}: {error}") from error
 
 
 def _overloads(runs: Sequence[Run], place: Place) -> set[str]:

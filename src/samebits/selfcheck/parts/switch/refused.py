@@ -13,6 +13,7 @@ from samebits.determinism.overrides import kernels, overload
 from samebits.errors import UnimplementedError
 from samebits.random import set_random_seed
 from samebits.selfcheck.case import Case, Measured, Place, Results
+from samebits.selfcheck.faults import is_fault
 from samebits.selfcheck.parts.switch import check
 from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker
 
@@ -56,6 +57,8 @@ def _outcome(op: str, device: str) -> str:
         cured = f"{op} on {device.upper()} at " in str(error) and "Use " in str(error)
         return OURS if cured else f"refused without the way out: {error}"
     except RuntimeError as error:
+        if is_fault(error):  # all that comes behind it would fail, too
+            raise RuntimeError(f"{op}: {error}") from error
         return f"{'refused by torch' if _WORDS in str(error) else 'failed'}: {str(error)[:200]}"
     return RUNS
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from samebits.audit.review.case import Run
 from samebits.audit.review.outcome import SEED, disturb, with_memory
 from samebits.selfcheck.case import Place, equal
+from samebits.selfcheck.faults import is_fault
 
 _RUNS, _FEW = 20, 3
 _FILL = 1 << 26
@@ -56,8 +57,7 @@ def raised(error: Exception) -> str:
 
 def unless_fault(error: Exception) -> Exception:
     """The error, or raised if it is a fault of the device."""
-    fault = isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
-    if fault and not isinstance(error, torch.cuda.OutOfMemoryError):
+    if is_fault(error):
         raise error
     return error
 
