@@ -193,10 +193,13 @@ def test_an_error_under_the_switch_alone_is_a_failure():
         once(raising(unhelpful), "unhelpful"),
         once(raising(ValueError("other")), "other"),
         once(raising(RuntimeError("no such driver"), always=True), "elsewhere"),
+        once(raising(RuntimeError("CUDA error: CUSPARSE_STATUS_NOT_SUPPORTED in f"), always=True), "library"),
         once(raising(RuntimeError("No available kernel. Aborting.")), "backend"),
         once(raising(RuntimeError("expected all tensors on the same device"), always=True), "ours"),
     )
-    assert found.figures["not on this device"] == "1 (elsewhere: RuntimeError: no such driver)"
+    assert found.figures["not on this device"] == (
+        "2 (elsewhere: RuntimeError: no such driver, library: RuntimeError: CUDA error: CUSPARSE_STATUS_NOT_SUPPORTED in f)"
+    )
     found = found.results
     assert [line.partition(":")[0] for line in battery.judge(found)] == [
         "torch's",

@@ -6,13 +6,19 @@ import torch
 
 _WORDS = ("CUDA error", "Triton Error [CUDA]")
 """In what torch, and Triton at a launch, say of the device. Triton's is a plain RuntimeError."""
+_PASSING = ("_STATUS_", "invalid configuration argument", "invalid argument", "out of memory")
+"""In such words where the device mostly lives on: a library lacks the dtype (`CUDA error: CUSPARSE_STATUS_NOT_SUPPORTED`),
+or a launch was refused. The device itself is asked then."""
 
 
 def is_fault(error: BaseException) -> bool:
     """Whether it tells of such an error; too little memory is none."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return False
-    return isinstance(error, torch.AcceleratorError) or any(word in str(error) for word in _WORDS)
+    text = str(error)
+    if not isinstance(error, torch.AcceleratorError) and not any(word in text for word in _WORDS):
+        return False
+    return not any(word in text for word in _PASSING) or spoilt("cuda")
 
 
 def spoilt(device: str) -> bool:
