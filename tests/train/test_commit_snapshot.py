@@ -294,3 +294,18 @@ def test_memory_is_pinned_once_and_let_go_before_it_moves(monkeypatch):
         assert runtime.pinned == {slot._pinned: len(slot._map)}
     slot.close()
     assert not runtime.pinned
+
+
+def test_a_forked_child_lets_go_of_pinned_memory_without_cuda(monkeypatch):
+    """A child that was forked after CUDA's start closes a slot with pinned memory, and asks nothing of CUDA, which would raise."""
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    slot, state = Slot(), {"w": torch.randn(10)}
+    plan = Plan(state)
+    plan.on_cuda = True
+    slot.copy(plan, plan.read(state))
+    asked = []
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: asked.append("cudart") or runtime)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    slot.close()
+    assert not asked and len(runtime.pinned) == 1 and not slot._pinned

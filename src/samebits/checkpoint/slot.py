@@ -124,10 +124,12 @@ class Slot:
             _forget_error()
 
     def _unpin(self) -> None:
-        """Before the memory is given back: what comes to lie there would be taken for pinned."""
-        if self._pinned and int(torch.cuda.cudart().cudaHostUnregister(self._pinned)):  # type: ignore[attr-defined]
+        """Before the memory is given back: what comes to lie there would be taken for pinned. A forked child has no CUDA."""
+        pinned, self._pinned = self._pinned, 0
+        if not pinned or torch.cuda._is_in_bad_fork():
+            return
+        if int(torch.cuda.cudart().cudaHostUnregister(pinned)):  # type: ignore[attr-defined]
             _forget_error()
-        self._pinned = 0
 
 
 def _forget_error() -> None:

@@ -24,7 +24,7 @@ def selfcheck(
     ] = None,
     minutes: Annotated[
         float, typer.Option(min=0.5, help="After so many it ends; the same command goes on from there.")
-    ] = 9.5,
+    ] = 9,
     report: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the report is written.")] = Path(
         "gpu-report"
     ),

@@ -155,7 +155,7 @@ def main(text: str) -> None:
     if job.backend:
         dist.init_process_group(job.backend)
     told = in_run(job) if job.run_dir else plain(job)
-    print(f"{TOLD}{json.dumps(told)}", flush=True)
+    print(f"\n{TOLD}{json.dumps(told)}", flush=True)  # a line of its own, whatever a library has printed
     if job.backend:
         dist.destroy_process_group()
 
