@@ -103,6 +103,15 @@ def test_training_is_repeated_in_another_process():
     assert list(same(changed))
 
 
+def test_batches_that_a_pipeline_moves_are_judged():
+    """The batches of the CPU, and those of a pipeline with a device, with workers and without, are equal; one wrong number is seen."""
+    found = training.brought(Place("cpu", small=True)).results
+    assert len(found) == 3 and all(len(batches) == 8 for batches in found.values())
+    assert not list(same(found))
+    found["on the device, 2 workers"][5][0, 0] += 1
+    assert list(same(found))
+
+
 def test_a_process_that_fails_is_told():
     """A job that raises, takes too long, or is not killed where it should be is an error with what it printed."""
     with pytest.raises(VerifyError, match=r"ended with \[1\].*no_such_device|ended with \[1\].*device"):

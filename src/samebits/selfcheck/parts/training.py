@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
+from samebits.data import Pipeline
 from samebits.determinism import environment_fingerprint
 from samebits.errors import VerifyError
+from samebits.random import set_random_seed
 from samebits.selfcheck.case import Case, Measured, Part, Place, Results, expected, same
 from samebits.selfcheck.programs.job import Job, fresh
 
@@ -164,12 +166,35 @@ def precisions(place: Place) -> Measured:
     )
 
 
+def brought(place: Place) -> Measured:
+    """Batches that a Pipeline has copied to the device while that was behind with its work, beside those of the CPU."""
+    set_random_seed(7)
+    rows, width, busy = 32, (8 if place.small else 1 << 18), (8 if place.small else 4096)
+    product = torch.full((busy, busy), 0.5, device=place.device)
+
+    def row(number: int) -> torch.Tensor:
+        return torch.arange(float(width)) + 1000 * number
+
+    pipeline = Pipeline.range(rows).map(row).batch(4)
+    results: Results = {"on the CPU": [batch + 1 for batch in pipeline]}
+    for workers in (0, 2):
+        moved = []
+        for batch in pipeline.with_options(num_parallel_calls=workers).prefetch(2, device=place.device):
+            product = (product @ product).tanh()
+            moved.append(batch + 1)  # and its memory is free for the next ones
+        results[f"on the device, {workers} workers"] = [one.cpu() for one in moved]
+    return Measured(results)
+
+
 def _cases() -> Iterator[Case]:
     yield Case("the record tells of TensorFloat-32", precisions, expected(**PRECISIONS), example=PRECISIONS)
     yield _example("digits.py", "sklearn")
     yield _twice("transformer", "float32")
     yield _twice("convnet", "float32")
     yield _example("language_model.py")
+    names = ("on the CPU", "on the device, 0 workers", "on the device, 2 workers")
+    few: Results = {name: [torch.ones(4)] for name in names}
+    yield Case("batches copied beside the computation", brought, same, limit_s=120, example=few)
     yield _twice("transformer", "bfloat16")
     yield _twice("convnet", "bfloat16")
 
