@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: verify test audit ops random data train replica lint matrix bench bench-data bench-checkpoint chaos soak gpu clean
+.PHONY: verify test audit selfcheck ops random data train replica lint matrix bench bench-data bench-checkpoint chaos soak gpu clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -13,6 +13,9 @@ test: $(READY)  ## the tests of callbacks, commits, kills and the commands, unde
 
 audit: $(READY)  ## the tests of records and of verify, which runs broken scripts and their repaired twins
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/audit
+
+selfcheck: $(READY)  ## the tests of samebits selfcheck, which need no GPU (not yet in CI)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/selfcheck
 
 ops: $(READY)  ## the tests of op determinism: each kernel of ours over shapes, layouts, thread counts and runs
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/ops
