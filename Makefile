@@ -14,7 +14,7 @@ test: $(READY)  ## the tests of callbacks, commits, kills and the commands, unde
 audit: $(READY)  ## the tests of records and of verify, which runs broken scripts and their repaired twins
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/audit
 
-selfcheck: $(READY)  ## the tests of samebits selfcheck, which need no GPU (not yet in CI)
+selfcheck: $(READY)  ## the tests of samebits selfcheck, which need no GPU
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/selfcheck
 
 ops: $(READY)  ## the tests of op determinism: each kernel of ours over shapes, layouts, thread counts and runs

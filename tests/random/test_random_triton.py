@@ -98,7 +98,7 @@ def test_no_kernel_is_left_out():
 
 
 def test_every_file_with_kernels_is_compiled_by_a_test():
-    """Functions of Triton's stand in this package and in that of rounding, whose own test compiles it, and nowhere else."""
+    """Functions of Triton's stand in this package, and in rounding's and the self-check's, whose own tests compile them, and nowhere else."""
     source = Path(samebits.__file__).parent
     files = {
         path for path in source.rglob("*.py") if re.search(r"^@triton\.jit", path.read_text(), re.MULTILINE)
@@ -106,7 +106,8 @@ def test_every_file_with_kernels_is_compiled_by_a_test():
     folder = Path(kernels.__file__).parent
     assert len(files) > 8
     assert {file for file in files if file.parent != folder} == {
-        source / "rounding" / "triton" / "kernels.py"
+        source / "rounding" / "triton" / "kernels.py",
+        source / "selfcheck" / "parts" / "compiled" / "kernel.py",
     }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samebits.selfcheck.agreement import agree, difference
-from samebits.selfcheck.case import Place, equal
+from samebits.selfcheck.case import Target, equal
 from samebits.selfcheck.timing import against, captured, medians
 
 
@@ -55,10 +55,10 @@ def test_one_element_of_any_stride_is_compared():
 def test_the_faster_call_is_told():
     """The ratio is theirs over ours; each call is timed in every round."""
     ours, theirs, faster = against(
-        lambda: time.sleep(0.001), lambda: time.sleep(0.01), Place("cpu"), rounds=3
+        lambda: time.sleep(0.001), lambda: time.sleep(0.01), Target("cpu"), rounds=3
     )
     assert 1e6 <= ours < theirs and faster > 2
-    taken = medians({"a": lambda: None, "b": lambda: None}, Place("cpu"), rounds=4)
+    taken = medians({"a": lambda: None, "b": lambda: None}, Target("cpu"), rounds=4)
     assert [len(taken["a"]), len(taken["b"])] == [4, 4]
 
 

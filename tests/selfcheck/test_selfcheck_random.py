@@ -12,12 +12,12 @@ from samebits import nn, random
 from samebits.nn.keyed import OwnsRandomness
 from samebits.random import _backends, generators
 from samebits.random.triton import launchers
-from samebits.selfcheck import parts, rehearse
-from samebits.selfcheck.case import Place
+from samebits.selfcheck import parts
+from samebits.selfcheck.case import Target
 from samebits.selfcheck.draws import DRAWS, KEYS
 from samebits.selfcheck.parts.random import functions, held, speed, torchs
 
-SMALL = Place("cpu", small=True)
+SMALL = Target("cpu", small=True)
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,6 @@ def cases():
 
 def wrong(case):
     return list(case.judge(case.measure(SMALL).results))
-
-
-def test_every_planted_result_is_found():
-    """A rehearsal finds each of some thousand spoiled results, and none is broken."""
-    (found,) = rehearse(["random"])
-    assert found.found == found.planted > 1000 and not found.broken and not found.missed
 
 
 def test_every_function_that_draws_has_a_case(cases):
@@ -59,7 +53,7 @@ def test_every_function_that_draws_has_a_case(cases):
 @pytest.mark.parametrize("name", [name for name in functions.by_function() if name != "truncated_normal"])
 def test_the_sizes_of_a_gpu_are_drawn(cases, name):
     """Each function takes the sizes that a GPU is to draw, of which a rehearsal takes the small ones only."""
-    measured = cases[name].measure(Place("cpu"))
+    measured = cases[name].measure(Target("cpu"))
     assert not list(cases[name].judge(measured.results))
     assert len(measured.results) >= len(cases[name].measure(SMALL).results)
 

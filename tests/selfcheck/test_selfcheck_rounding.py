@@ -9,11 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from samebits.rounding import _backends
 from samebits.rounding._numbers import FORMATS
 from samebits.rounding.optim import _streams
-from samebits.selfcheck import parts, rehearse
-from samebits.selfcheck.case import Place
+from samebits.selfcheck import parts
+from samebits.selfcheck.case import Target
 from samebits.selfcheck.parts.rounding import lowered, numbers, optimizers, speed
 
-SMALL = Place("cpu", small=True)
+SMALL = Target("cpu", small=True)
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +25,6 @@ def wrong(case):
     return list(case.judge(case.measure(SMALL).results))
 
 
-def test_every_planted_result_is_found():
-    """A rehearsal finds each of some hundred spoiled results, and none is broken."""
-    (found,) = rehearse(["rounding"])
-    assert found.found == found.planted > 300 and not found.broken and not found.missed
-
-
 def test_every_dtype_has_its_cases(cases):
     """All dtypes that are rounded to are tried."""
     assert {*numbers.DTYPES.values()} == {*FORMATS}
@@ -40,7 +34,7 @@ def test_every_dtype_has_its_cases(cases):
 @pytest.mark.parametrize("name", [*(f"to {name}" for name in numbers.DTYPES), "the mean of bfloat16"])
 def test_the_sizes_of_a_gpu_are_rounded(cases, name):
     """The sizes that a GPU is to round, of which a rehearsal takes the small ones only."""
-    measured = cases[name].measure(Place("cpu"))
+    measured = cases[name].measure(Target("cpu"))
     assert not list(cases[name].judge(measured.results))
 
 

@@ -12,7 +12,7 @@ import torch
 from samebits.errors import InvalidArgumentError
 from samebits.selfcheck import rehearse, run, text
 from samebits.selfcheck.case import equal, plants
-from samebits.selfcheck.report import Report
+from samebits.selfcheck.report import SelfcheckReport
 
 MACHINE = {"gpu": "a test", "torch": "0", "cuda": "0", "samebits": "0", "date": "2026-01-01"}
 
@@ -26,7 +26,11 @@ def own(monkeypatch):
 
 def checked(folder, *names, seconds=200.0):
     return run(
-        Report.at(folder, MACHINE), [f"own.{name}" for name in names], seconds, lambda _: None, device="cpu"
+        SelfcheckReport.at(folder, MACHINE),
+        [f"own.{name}" for name in names],
+        seconds,
+        lambda _: None,
+        device="cpu",
     )
 
 
@@ -46,7 +50,7 @@ def test_what_holds_passes_with_its_figures(tmp_path):
 
 def test_brackets_in_figures_are_text(tmp_path):
     """Names as `sum [float32]` stand whole in the text, and what looks like the end of a style does not end the check."""
-    report = Report.at(tmp_path, MACHINE)
+    report = SelfcheckReport.at(tmp_path, MACHINE)
     figures = {"varied": "2 (sum [float32], norm [bfloat16 strided])", "why": "no [/such] thing"}
     case = {
         "case": "sum [red]",
@@ -103,8 +107,8 @@ def test_the_next_call_goes_on_where_the_time_ended(tmp_path):
 def test_a_killed_check_goes_on(tmp_path):
     """After SIGKILL of the check itself, its workers are gone, and the next call goes on."""
     code = (
-        "import sys; from pathlib import Path; from samebits.selfcheck import run; from samebits.selfcheck.report import Report\n"
-        f"run(Report.at(Path(sys.argv[1]), {MACHINE!r}), ['own.slow'], 100, lambda one: one.cases and print('on', flush=True), device='cpu')"
+        "import sys; from pathlib import Path; from samebits.selfcheck import run; from samebits.selfcheck.report import SelfcheckReport\n"
+        f"run(SelfcheckReport.at(Path(sys.argv[1]), {MACHINE!r}), ['own.slow'], 100, lambda one: one.cases and print('on', flush=True), device='cpu')"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "on\n"
@@ -120,10 +124,10 @@ def test_a_report_of_another_gpu_is_not_gone_on_with(tmp_path):
     checked(tmp_path, "good")
     before = (tmp_path / "report.json").read_bytes()
     with pytest.raises(InvalidArgumentError, match="another folder"):
-        Report.at(tmp_path, {**MACHINE, "gpu": "another"})
+        SelfcheckReport.at(tmp_path, {**MACHINE, "gpu": "another"})
     (tmp_path / "report.json").write_text("[]")
     with pytest.raises(InvalidArgumentError, match="no report"):
-        Report.at(tmp_path, MACHINE)
+        SelfcheckReport.at(tmp_path, MACHINE)
     assert before
 
 

@@ -20,13 +20,13 @@ from samebits.determinism.table import gpus, reviewed
 from samebits.determinism.table.seen import seen_cases
 from samebits.determinism.table.verdicts import Table, own_lines
 from samebits.errors import InvalidArgumentError
-from samebits.selfcheck import adopt, rehearse
-from samebits.selfcheck.case import Place
+from samebits.selfcheck import adopt
+from samebits.selfcheck.case import Target
 from samebits.selfcheck.parts.switch import PART, battery, check, formulations, refused, repeating
 from samebits.selfcheck.parts.switch.samples import SAMPLES
-from samebits.selfcheck.report import Report
+from samebits.selfcheck.report import SelfcheckReport
 
-HERE = Place("cpu", small=True)
+HERE = Target("cpu", small=True)
 PAD = next(s for s in SAMPLES if s.name == "reflection_pad2d_backward")
 OP = "aten::reflection_pad2d_backward"
 MACHINE = {"gpu": "a GPU", "torch": "2.11.0+cu130", "cuda": "13.0", "samebits": "0", "date": "2026-11-22"}
@@ -36,13 +36,6 @@ MACHINE = {"gpu": "a GPU", "torch": "2.11.0+cu130", "cuda": "13.0", "samebits": 
 def fresh(monkeypatch):
     samebits.set_random_seed(0)
     monkeypatch.setattr(notices, "_shown", {})
-
-
-def test_every_planted_wrong_result_is_found():
-    """More than a thousand results, spoiled one at a time; none is missed, and no case fails for what is right."""
-    (found,) = rehearse(["switch"])
-    assert found.planted > 1000 and found.missed == found.broken == found.skipped == []
-    assert found.cases == len(list(PART.cases()))
 
 
 def test_each_formulation_has_a_case():
@@ -352,7 +345,7 @@ def test_what_the_battery_has_seen_equal_is_evidence_of_the_table(tmp_path, case
     extra = [
         {"case": f"x {n}", "state": "passed", "figures": m.figures} for n, m in enumerate((first, second))
     ]
-    report = Report.stored(report_of(tmp_path / "r", [*json.loads(cases), *extra]))
+    report = SelfcheckReport.stored(report_of(tmp_path / "r", [*json.loads(cases), *extra]))
     file = table_file(tmp_path)
     for _ in range(2):  # the second time takes the place of the first
         assert adopt(report, data_file(tmp_path), file).seen == {"aten::sin"}
@@ -368,7 +361,9 @@ def test_what_the_battery_has_seen_equal_is_evidence_of_the_table(tmp_path, case
 def test_what_a_report_has_verified_is_recorded(tmp_path, cases):
     """Each of the 57 overloads gets an entry with GPU, torch, date and the worst ratio of its samples."""
     file = data_file(tmp_path)
-    found = adopt(Report.stored(report_of(tmp_path / "r", json.loads(cases))), file, table_file(tmp_path))
+    found = adopt(
+        SelfcheckReport.stored(report_of(tmp_path / "r", json.loads(cases))), file, table_file(tmp_path)
+    )
     assert len(found.entries) == len(REPLACEMENTS) == 57 and not found.failed and not found.untried
     entries = {e.op: e for e in verified.read(file)}
     assert set(entries) == {r.op for r in REPLACEMENTS}
@@ -383,7 +378,7 @@ def test_what_a_report_has_verified_is_recorded(tmp_path, cases):
 def test_one_failed_sample_keeps_its_overloads_out(tmp_path, cases):
     """What failed, or has a case that was not run, is not recorded; an older entry of that GPU goes, that of another stays."""
     file, content = data_file(tmp_path), json.loads(cases)
-    whole = Report.stored(report_of(tmp_path / "r", content))
+    whole = SelfcheckReport.stored(report_of(tmp_path / "r", content))
     adopt(whole, file, table_file(tmp_path))
     other = verified.Verification(OP, "another GPU", verified.read(file)[0].date, "2.13.0", 1.0)
     verified.record([other], file)
@@ -391,7 +386,7 @@ def test_one_failed_sample_keeps_its_overloads_out(tmp_path, cases):
         if case["case"] == f"{formulations.PREFIX}{PAD.name}":
             case.update(state="failed", wrong=["float32 large: 20 runs gave 2 different results"])
     content = [case for case in content if case["case"] != f"{formulations.PREFIX}put_"]
-    found = adopt(Report.stored(report_of(tmp_path / "r", content)), file, table_file(tmp_path))
+    found = adopt(SelfcheckReport.stored(report_of(tmp_path / "r", content)), file, table_file(tmp_path))
     assert set(found.failed) == {OP, f"{OP}.grad_input"} and set(found.untried) == {"aten::put_"}
     assert [e.gpu for e in verified.read(file) if e.op == OP] == ["another GPU"]
     assert "aten::put_" in {
@@ -408,13 +403,13 @@ def test_a_report_of_other_code_is_refused(tmp_path, cases):
             if case["case"] == formulations.SOURCES_CASE:
                 case["figures"] = {formulations.SOURCES: broken}
         with pytest.raises(InvalidArgumentError, match="is not what would be installed"):
-            adopt(Report.stored(report_of(tmp_path / "r", content)), file, table_file(tmp_path))
-    report = Report.stored(report_of(tmp_path / "r", content))
+            adopt(SelfcheckReport.stored(report_of(tmp_path / "r", content)), file, table_file(tmp_path))
+    report = SelfcheckReport.stored(report_of(tmp_path / "r", content))
     report.outcomes.clear()
     with pytest.raises(InvalidArgumentError, match="no part 'switch'"):
         adopt(report, file)
     with pytest.raises(InvalidArgumentError, match=r"no report\.json"):
-        Report.stored(tmp_path)
+        SelfcheckReport.stored(tmp_path)
     assert file.read_text() == before
 
 

@@ -10,20 +10,13 @@ import torch
 
 from samebits.audit.verify import plan
 from samebits.errors import VerifyError
-from samebits.selfcheck import rehearse
-from samebits.selfcheck.case import Place, expected, same
+from samebits.selfcheck.agreement import same
+from samebits.selfcheck.case import Target, expected
 from samebits.selfcheck.parts import commits, compiled, processes, training
 from samebits.selfcheck.parts.commits import beside
-from samebits.selfcheck.programs.job import Job, fresh, killed_and_resumed
+from samebits.selfcheck.programs.job import TrainingJob, fresh, killed_and_resumed
 
-SMALL = Job(device="cpu", small=True, steps=6)
-
-
-@pytest.mark.parametrize("name", ["training", "compiled", "commits", "processes"])
-def test_every_planted_result_is_found(name):
-    """The rehearsal of each part finds each wrong result that it plants, and has some."""
-    (found,) = rehearse([name])
-    assert found.planted == found.found > 5 and not found.broken and not found.skipped
+SMALL = TrainingJob(device="cpu", small=True, steps=6)
 
 
 def test_without_samebits_installed_a_script_is_verified(uninstalled, tmp_path):
@@ -80,7 +73,7 @@ def test_a_script_that_does_not_repeat_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "EXAMPLES", tmp_path)
     (tmp_path / "broken.py").write_text(BROKEN.format(rate="os.getpid()"))
     (tmp_path / "verify").mkdir()
-    place = Place("cpu", small=True, folder=tmp_path / "verify")
+    place = Target("cpu", small=True, folder=tmp_path / "verify")
     measured = training.verified("broken.py", place, "--checks", "kill-mid-epoch", "--steps", "8")
     wrong = list(expected(**training.VERIFIED)(measured.results))
     assert (
@@ -96,7 +89,7 @@ def test_a_script_that_does_not_repeat_is_seen(tmp_path, monkeypatch):
 
 def test_training_is_repeated_in_another_process():
     """Two processes end with the same weights and one with another seed does not; the case has times with and without."""
-    measured = training.trained_twice("convnet", "bfloat16", Place("cpu", small=True))
+    measured = training.trained_twice("convnet", "bfloat16", Target("cpu", small=True))
     assert not list(same(measured.results)) and measured.figures["ratio"] > 0
     (other,) = fresh(replace(SMALL, steps=20, task="convnet", dtype="bfloat16", seed=2), 200)
     changed = {**measured.results, "another": [other["model"], other["optimizer"]]}
@@ -105,7 +98,7 @@ def test_training_is_repeated_in_another_process():
 
 def test_batches_that_a_pipeline_moves_are_judged():
     """The batches of the CPU, and those of a pipeline with a device, with workers and without, are equal; one wrong number is seen."""
-    found = training.brought(Place("cpu", small=True)).results
+    found = training.brought(Target("cpu", small=True)).results
     assert len(found) == 3 and all(len(batches) == 8 for batches in found.values())
     assert not list(same(found))
     found["on the device, 2 workers"][5][0, 0] += 1
@@ -125,13 +118,13 @@ def test_a_process_that_fails_is_told():
 @pytest.mark.parametrize(("backend", "ranks"), [("gloo", 2), ("gloo", 1)])
 def test_ranks_are_killed_and_resumed(tmp_path, backend, ranks):
     """Two processes of a DistributedDataParallel end, killed and resumed, with the bits of an uninterrupted run, on each rank."""
-    measured = processes.ranks_resumed(backend, ranks, Place("cpu", small=True, folder=tmp_path))
+    measured = processes.ranks_resumed(backend, ranks, Target("cpu", small=True, folder=tmp_path))
     assert not list(same(measured.results)) and len(measured.results) == 2 * ranks
 
 
 def test_a_run_that_is_not_resumed_is_seen(tmp_path):
     """A run whose commits are gone begins anew, with the same bits at its end: the judges see that it was not resumed."""
-    measured = commits.resumed(Place("cpu", small=True, folder=tmp_path))
+    measured = commits.resumed(Target("cpu", small=True, folder=tmp_path))
     assert not list(same(measured.results))
     whole, anew = killed_and_resumed(replace(SMALL, seed=3), tmp_path / "other", 3, 200)
     assert anew[0]["resumed"] and not whole[0]["resumed"] and anew[0]["model"] == whole[0]["model"]
@@ -139,7 +132,7 @@ def test_a_run_that_is_not_resumed_is_seen(tmp_path):
 
 def test_what_a_snapshot_copies_is_judged():
     """The judge of a slot's memory sees copies that differ from what they are of, and memory that was not pinned."""
-    measured = commits.pinned(Place("cpu", small=True))
+    measured = commits.pinned(Target("cpu", small=True))
     assert list(commits.pinned_right(measured.results)) == ["pinned is False, not True"]
     torn = {**measured.results, "copies": [*measured.results["copies"][:2], "xxh3-128:torn"]}
     assert any("originals" in line for line in commits.pinned_right({**torn, "pinned": True}))
@@ -183,10 +176,10 @@ def test_an_op_that_varies_is_seen():
 
 COMPILED = """
 from pathlib import Path
-from samebits.selfcheck.case import Place
+from samebits.selfcheck.case import Target
 from samebits.selfcheck.parts import compiled
 if __name__ == "__main__":
-    print(compiled.scattered(Place("cpu", small=True)).results)
+    print(compiled.scattered(Target("cpu", small=True)).results)
 """
 
 
@@ -200,11 +193,11 @@ def test_the_functions_with_atomics_compile(python):
 AUTOTUNE = """
 import os, sys
 os.environ["TRITON_INTERPRET"] = "1"
-from samebits.selfcheck.case import Place
+from samebits.selfcheck.case import Target
 from samebits.selfcheck.parts import compiled
 import triton.runtime.autotuner as tuner
 tuner.Autotuner._bench = lambda self, *args, config, **meta: [float(config.kwargs["BLOCK"] != 1024)] * 3
-print(compiled.autotuned(Place("cpu")))
+print(compiled.autotuned(Target("cpu")))
 """
 
 
@@ -213,3 +206,18 @@ def test_a_users_autotuned_kernel_takes_its_first_configuration(python):
     pytest.importorskip("triton")
     told = python(AUTOTUNE).stdout
     assert "{'first call': 64, 'another size': 64}" in told and "'chosen by time': '1024'" in told, told
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_autotuned_kernel_compiles_for_a_gpu(capability, tmp_path, monkeypatch):
+    """Each configuration of the kernel that is tuned compiles for sm_80 and sm_90, and stores what it was compiled with."""
+    pytest.importorskip("triton")
+    from triton_ahead import compiled as ahead
+
+    from samebits.selfcheck.parts.compiled.kernel import which
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    out = torch.zeros(5000, dtype=torch.int32)
+    for config in which.configs:
+        ptx = ahead((which.fn, (out, len(out)), config.all_kwargs()), capability).asm["ptx"]
+        assert "st.global" in ptx and str(config.kwargs["BLOCK"]) in ptx

@@ -1,4 +1,6 @@
 import sys
+import tomllib
+from pathlib import Path
 
 import samebits
 
@@ -39,6 +41,8 @@ def test_importing_costs_no_console_or_report_library(python):
 
 
 def test_the_version_is_told():
-    """The package tells its version."""
+    """The package tells its version, which is that of pyproject.toml."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert samebits.__version__ == project["version"]
     assert samebits.__version__.startswith("0.1")
     assert "samebits" in sys.modules

@@ -35,7 +35,7 @@ class Killer(Observer, TorchListener):
         """After the body of the step before; one without backward, or that accumulates gradients, dies here at the latest."""
         self._body_over = True
         if self._now == step.step - 1:
-            # "validation": its evaluations came before the optimizer, where none is a validation for sure
+            # "validation": this step's evaluations all came before its optimizer step, so none has killed it yet.
             self._kill_if("after_body", "body", "optimizer", "validation")
         self._now = None
 

@@ -42,9 +42,8 @@ class Slot:
         if places:
             sources = [values[number] for number in numbers]
             devices = {source.device for source in sources if source.is_cuda} if plan.on_cuda else ()
-            for (
-                device
-            ) in devices:  # what writes to them may run in streams that the current one does not wait for
+            # What writes to them may run in streams that the current one does not wait for.
+            for device in devices:
                 torch.cuda.synchronize(device)
             with torch.no_grad():
                 torch._foreach_copy_(places, sources, non_blocking=plan.on_cuda)

@@ -40,11 +40,12 @@ def selfcheck(
     """Try on this GPU what samebits promises there, part by part, and write a report that can be sent.
 
     Each part runs in processes of its own, the most telling first. What has run is kept in the report's folder, as JSON
-    and text (device, driver, versions and figures; no paths, no names of hosts). --dry-run tries the check itself: each
-    planted wrong result must be found. --record takes from the report which formulations of CUDA ops its GPU has verified into
-    this copy of samebits, where the switch installs them from then on.
+    and text (device, driver, versions and figures; no paths, no names of hosts), and not run again: remove the folder to
+    begin anew. --dry-run tries the check itself: each planted wrong result must be found. --record takes from the report
+    which formulations of CUDA ops its GPU has verified into this copy of samebits, where the switch installs them from then on.
 
-    Exit status: 0 as promised, 1 not, or not all of it has run, 2 no GPU. Of --dry-run: 1 all that was planted was found, 3 not. Of --record: 1 where a formulation failed.
+    Exit status: 0 as promised, 1 not, or not all of it has run, 2 no GPU. Of --dry-run: 1 all that was planted was found,
+    3 not. Of --record: 1 where a formulation failed.
     """
     if device != "cuda":
         raise InvalidArgumentError(f"--device {device!r}: it is 'cuda'.")
@@ -61,5 +62,5 @@ def selfcheck(
     if reason:
         print(f"samebits selfcheck: {reason}", file=sys.stderr)
         raise typer.Exit(checking.report.COULD_NOT_RUN)
-    found = checking.report.Report.at(report, checking.machine.facts(samebits.__version__))
+    found = checking.report.SelfcheckReport.at(report, checking.machine.facts(samebits.__version__))
     raise typer.Exit(cli.selfcheck_text.run(found, names, minutes * 60))

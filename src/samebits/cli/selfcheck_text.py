@@ -8,17 +8,17 @@ from rich.console import Console
 from rich.status import Status
 
 from samebits import selfcheck as checking
-from samebits.selfcheck.report import FAILED, PASSED, Outcome, Report
+from samebits.selfcheck.report import FAILED, PASSED, PartOutcome, SelfcheckReport
 
 MISSED = 3
 
 
-def run(report: Report, names: tuple[str, ...], seconds: float) -> int:
+def run(report: SelfcheckReport, names: tuple[str, ...], seconds: float) -> int:
     """Runs the parts, writes and shows the report; the exit status."""
     console = Console(highlight=False)
     with Status("", console=Console(stderr=True)) as status:
 
-        def watch(outcome: Outcome) -> None:
+        def watch(outcome: PartOutcome) -> None:
             status.update(f"{outcome.name}: {len(outcome.cases)} cases, {outcome.count('failed')} failed")
             checking.text.write(report)
 
@@ -43,7 +43,7 @@ def rehearse(names: tuple[str, ...]) -> int:
 
 def record(folder: Path) -> int:
     """Takes from the report of the folder what its GPU has verified, and shows what it has not; the exit status."""
-    report = Report.stored(folder)
+    report = SelfcheckReport.stored(folder)
     found = checking.adopt(report)
     console = Console(highlight=False)
     for title, lines in (("failed", found.failed), ("untried", found.untried)):

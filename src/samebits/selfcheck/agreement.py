@@ -1,4 +1,4 @@
-"""A judge for results in groups: within each, everything is what stands first, bit for bit; and what it says where not."""
+"""Judges for results that must be equal, bit for bit, and what they say where not."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def agree(results: Results) -> Iterator[str]:
         for other, value in others:
             if not equal(value, expected):
                 yield f"{name}: {other} is not {first}: {difference(value, expected)}"
+
+
+def same(results: Results) -> Iterator[str]:
+    """Two results or more, of which each is what stands first."""
+    return agree({"results": results})
 
 
 def difference(value: Any, expected: Any) -> str:

@@ -18,7 +18,7 @@ Results = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """Where a case measures."""
 
     device: str = "cuda"
@@ -50,7 +50,7 @@ class Case:
     """One thing to try."""
 
     name: str
-    measure: Callable[[Place], Measured]
+    measure: Callable[[Target], Measured]
     judge: Judge
     limit_s: float = 60.0
     """Seconds after which it has failed, warm-up and compilation included."""
@@ -73,14 +73,6 @@ class Part:
     """Made in the part's own process. Names are unique in the part and the same each time."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of its processes, for what is read once at the start."""
-
-
-def same(results: Results) -> Iterator[str]:
-    """A judge: all results are tensors (or lists of them) with equal shapes, dtypes and bytes as the first."""
-    (first, expected), *others = results.items()
-    for name, value in others:
-        if not equal(value, expected):
-            yield f"{name} is not {first}, bit for bit"
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from samebits.selfcheck import parts
-from samebits.selfcheck.case import Case, Place, Results, plants
+from samebits.selfcheck.case import Case, Results, Target, plants
 
 
 @dataclass
@@ -73,7 +73,7 @@ def _results(case: Case) -> Results:
     if case.example is not None:
         return case.example
     with tempfile.TemporaryDirectory(prefix="samebits-selfcheck-") as folder, redirect_stderr(io.StringIO()):
-        return case.measure(Place("cpu", small=True, folder=Path(folder))).results
+        return case.measure(Target("cpu", small=True, folder=Path(folder))).results
 
 
 def _seen(case: Case, spoiled: Results) -> bool:

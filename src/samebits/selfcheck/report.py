@@ -16,7 +16,7 @@ PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 
 
 @dataclass
-class Outcome:
+class PartOutcome:
     """One part: its cases as the worker wrote them, and whether all of them have run."""
 
     name: str
@@ -39,16 +39,20 @@ class Outcome:
 
 
 @dataclass
-class Report:
+class SelfcheckReport:
     """What stands in the folder."""
 
     folder: Path
     machine: dict[str, Any]
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, PartOutcome] = field(default_factory=dict)
 
     @classmethod
-    def at(cls, folder: Path, machine: dict[str, Any]) -> Report:
-        """That of the folder if it is of this machine and software, to go on with; else a new one, the old one renamed."""
+    def at(cls, folder: Path, machine: dict[str, Any]) -> SelfcheckReport:
+        """That of the folder, to go on with; a new one where there is none.
+
+        Raises:
+            InvalidArgumentError: the folder's is of another GPU, torch or samebits, or cannot be read.
+        """
         file, made = folder / "report.json", cls(folder, machine)
         if not file.exists():
             return made
@@ -62,8 +66,12 @@ class Report:
         return made
 
     @classmethod
-    def stored(cls, folder: Path) -> Report:
-        """That of the folder, of whatever machine."""
+    def stored(cls, folder: Path) -> SelfcheckReport:
+        """That of the folder, of whatever machine.
+
+        Raises:
+            InvalidArgumentError: there is none, or it cannot be read.
+        """
         file = folder / "report.json"
         if not file.exists():
             raise InvalidArgumentError(f"--report {folder}: there is no report.json in it.")
@@ -74,11 +82,11 @@ class Report:
 
     def _take(self, content: dict[str, Any]) -> None:
         for name, one in content["parts"].items():
-            self.outcomes[name] = Outcome(name, one["cases"], one["whole"], one["seconds"])
+            self.outcomes[name] = PartOutcome(name, one["cases"], one["whole"], one["seconds"])
 
-    def outcome(self, name: str) -> Outcome:
+    def outcome(self, name: str) -> PartOutcome:
         """Of that part, empty at first."""
-        return self.outcomes.setdefault(name, Outcome(name))
+        return self.outcomes.setdefault(name, PartOutcome(name))
 
     @property
     def exit(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from samebits.selfcheck import parts, worker
-from samebits.selfcheck.report import Outcome, Report, finished, under_way
+from samebits.selfcheck.report import PartOutcome, SelfcheckReport, finished, under_way
 
-Watch = Callable[[Outcome], None]
+Watch = Callable[[PartOutcome], None]
 """Is called when a part has got on, and when it has ended."""
 
 _POLL_S = 0.2
@@ -35,8 +36,8 @@ class Clock:
 
 
 def run(
-    report: Report, names: Iterable[str], seconds: float, watch: Watch, *, device: str = "cuda"
-) -> Report:
+    report: SelfcheckReport, names: Iterable[str], seconds: float, watch: Watch, *, device: str = "cuda"
+) -> SelfcheckReport:
     """Runs what the report does not have yet; when the time is over, what is left stays for the next call.
 
     Files of the folder: `report.json`, `output.txt` (what the processes printed) and, while a part runs, `running.jsonl`.
@@ -53,7 +54,7 @@ def run(
     return report
 
 
-def _run_part(report: Report, outcome: Outcome, clock: Clock, watch: Watch, device: str) -> None:
+def _run_part(report: SelfcheckReport, outcome: PartOutcome, clock: Clock, watch: Watch, device: str) -> None:
     file = report.folder / "running.jsonl"
     earlier = _lines(outcome.cases)
     file.write_text(earlier, encoding="utf-8")
@@ -73,7 +74,7 @@ def _run_part(report: Report, outcome: Outcome, clock: Clock, watch: Watch, devi
 
 
 def _one_process(
-    report: Report, outcome: Outcome, file: Path, clock: Clock, watch: Watch, device: str
+    report: SelfcheckReport, outcome: PartOutcome, file: Path, clock: Clock, watch: Watch, device: str
 ) -> int | None:
     """The exit status of a worker; None where it was ended because the time is over."""
     command = [sys.executable, "-m", "samebits.selfcheck.worker", outcome.name, str(file.absolute()), device]
@@ -91,7 +92,12 @@ def _one_process(
 
 
 def _watched(
-    process: subprocess.Popen[bytes], report: Report, outcome: Outcome, file: Path, clock: Clock, watch: Watch
+    process: subprocess.Popen[bytes],
+    report: SelfcheckReport,
+    outcome: PartOutcome,
+    file: Path,
+    clock: Clock,
+    watch: Watch,
 ) -> int | None:
     seen, moved, limit = -1, time.monotonic(), _SPARE_S * 6  # before the first case: imports
     while process.poll() is None:
@@ -118,7 +124,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=_SPARE_S)
 
 
-def _mark_died(outcome: Outcome, file: Path, code: int) -> bool:
+def _mark_died(outcome: PartOutcome, file: Path, code: int) -> bool:
     """The case during which a process died has failed; False where it did not come so far, and would not next time."""
     if code == worker.EXIT_AGAIN:
         return True
@@ -133,4 +139,4 @@ def _mark_died(outcome: Outcome, file: Path, code: int) -> bool:
 
 
 def _lines(cases: Iterable[dict[str, Any]]) -> str:
-    return "".join(f"{worker.dumps(case)}\n" for case in cases)
+    return "".join(f"{json.dumps(case)}\n" for case in cases)

@@ -12,14 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from samebits.selfcheck.rehearsal import Rehearsed
-from samebits.selfcheck.report import Outcome, Report, replace
+from samebits.selfcheck.report import PartOutcome, SelfcheckReport, replace
 
 _WIDTH = 120
 _MOST = 200
 _STYLES = {"passed": "green", "failed": "bold red", "no case ran": "bold red"}
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: SelfcheckReport, console: Console) -> None:
     """All of it."""
     machine = report.machine
     console.print(
@@ -33,7 +33,7 @@ def show(report: Report, console: Console) -> None:
     console.print(_verdict(report))
 
 
-def write(report: Report) -> None:
+def write(report: SelfcheckReport) -> None:
     """`report.txt` in the report's folder."""
     file = io.StringIO()
     show(report, Console(file=file, width=_WIDTH, highlight=False))
@@ -59,13 +59,13 @@ def show_rehearsal(found: Sequence[Rehearsed], console: Console) -> None:
     )
 
 
-def _row(outcome: Outcome) -> list[str]:
+def _row(outcome: PartOutcome) -> list[str]:
     style = _STYLES.get(outcome.verdict, "yellow")
     counts = (str(outcome.count(state)) for state in ("passed", "failed", "skipped"))
     return [outcome.name, f"[{style}]{outcome.verdict}[/]", *counts, f"{outcome.seconds / 60:.1f}"]
 
 
-def _details(console: Console, outcome: Outcome) -> None:
+def _details(console: Console, outcome: PartOutcome) -> None:
     for case in outcome.cases:
         where = f"{outcome.name}: {case['case']}"
         for wrong in case.get("wrong", ()):
@@ -97,7 +97,7 @@ def _goals(goals: dict[str, bool]) -> str:
     return ", ".join(f"{name}: {'met' if met else 'MISSED'}" for name, met in goals.items())
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: SelfcheckReport) -> str:
     unfinished = [one.name for one in report.outcomes.values() if one.verdict in {"not run", "not finished"}]
     failed = [one.name for one in report.outcomes.values() if one.verdict in {"failed", "no case ran"}]
     if failed:

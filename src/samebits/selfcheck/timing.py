@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from samebits.selfcheck.case import Place
+from samebits.selfcheck.case import Target
 
 Call = Callable[[], object]
 _ROUND_NS = 20e6
@@ -48,7 +48,7 @@ def captured(call: Call, times: int, device: str) -> Call:
     return graph.replay
 
 
-def medians(calls: Mapping[str, Call], place: Place, rounds: int = 15) -> dict[str, list[float]]:
+def medians(calls: Mapping[str, Call], place: Target, rounds: int = 15) -> dict[str, list[float]]:
     """Nanoseconds of a call in each of the interleaved rounds, by name; two calls of each before are not timed."""
     rounds = 2 if place.small else rounds
     for call in calls.values():
@@ -62,7 +62,7 @@ def medians(calls: Mapping[str, Call], place: Place, rounds: int = 15) -> dict[s
     return taken
 
 
-def against(ours: Call, theirs: Call, place: Place, rounds: int = 15) -> tuple[float, float, float]:
+def against(ours: Call, theirs: Call, place: Target, rounds: int = 15) -> tuple[float, float, float]:
     """Nanoseconds of a call of ours and of theirs, and how many times as fast ours is: medians, the last one of the ratios."""
     taken = medians({"ours": ours, "theirs": theirs}, place, rounds)
     pairs = list(zip(taken["ours"], taken["theirs"], strict=True))

@@ -19,7 +19,7 @@ from typing import Any
 
 from samebits.audit.launch import die_with_parent
 from samebits.selfcheck import faults, parts
-from samebits.selfcheck.case import Case, Place
+from samebits.selfcheck.case import Case, Target
 
 EXIT_ALL_RUN, EXIT_AGAIN, EXIT_LIMIT = 0, 3, 4
 """All cases have run; another process is to go on; a case ran past its limit."""
@@ -53,14 +53,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def dumps(content: dict[str, Any]) -> str:
-    """One line."""
-    return json.dumps(content)
-
-
 def _note(path: Path, content: dict[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write(f"{dumps(content)}\n")
+        file.write(f"{json.dumps(content)}\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -74,7 +69,7 @@ def _run(case: Case, device: str) -> dict[str, Any]:
     limit.start()
     try:
         with tempfile.TemporaryDirectory(prefix="samebits-selfcheck-") as folder:
-            measured = case.measure(Place(device, folder=Path(folder)))
+            measured = case.measure(Target(device, folder=Path(folder)))
             faults.wait(device)  # what went wrong on the device belongs to this case, not to the next
         wrong = list(case.judge(measured.results))
         told: dict[str, Any] = {

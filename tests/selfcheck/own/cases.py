@@ -7,7 +7,8 @@ import time
 import torch
 
 from samebits.selfcheck import Case, Part
-from samebits.selfcheck.case import Measured, expected, same
+from samebits.selfcheck.agreement import same
+from samebits.selfcheck.case import Measured, expected
 
 
 def equal(place):

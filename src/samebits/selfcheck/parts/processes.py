@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from samebits.selfcheck.case import Case, Measured, Part, Place, Results, same
-from samebits.selfcheck.programs.job import Job, killed_and_resumed
+from samebits.selfcheck.agreement import same
+from samebits.selfcheck.case import Case, Measured, Part, Results, Target
+from samebits.selfcheck.programs.job import TrainingJob, killed_and_resumed
 
 _STEPS, _KILLED = 24, 13
 _LIMIT_S = 90.0
 """Of one job's processes."""
 
 
-def ranks_resumed(backend: str, ranks: int, place: Place) -> Measured:
+def ranks_resumed(backend: str, ranks: int, place: Target) -> Measured:
     """Bits of each rank, of a run that nobody stops and of one that is killed on all ranks and started again."""
-    job = Job(device=place.device, steps=_STEPS, small=True, backend=backend)
+    job = TrainingJob(device=place.device, steps=_STEPS, small=True, backend=backend)
     whole, resumed = killed_and_resumed(job, place.folder, _KILLED, _LIMIT_S, ranks=ranks)
     results: Results = {}
     for kind, told in (("uninterrupted", whole), ("killed and resumed", resumed)):

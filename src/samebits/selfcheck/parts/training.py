@@ -19,8 +19,9 @@ from samebits.data import Pipeline
 from samebits.determinism import environment_fingerprint
 from samebits.errors import VerifyError
 from samebits.random import set_random_seed
-from samebits.selfcheck.case import Case, Measured, Part, Place, Results, expected, same
-from samebits.selfcheck.programs.job import Job, fresh
+from samebits.selfcheck.agreement import same
+from samebits.selfcheck.case import Case, Measured, Part, Results, Target, expected
+from samebits.selfcheck.programs.job import TrainingJob, fresh
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 """In a clone; an installed samebits has none."""
@@ -42,7 +43,7 @@ _JOBS = 3
 _LIMIT_S = 280.0
 
 
-def verified(script: str, place: Place, *options: str, limit_s: float = _LIMIT_S) -> Measured:
+def verified(script: str, place: Target, *options: str, limit_s: float = _LIMIT_S) -> Measured:
     """`samebits verify` of an example, in a process of its own."""
     file, began = place.folder / "verify.json", time.monotonic()
     ended = _verify(script, ["--json", str(file), "--jobs", str(_JOBS), *options], place.device, limit_s)
@@ -109,12 +110,12 @@ def _example(script: str, *needs: str) -> Case:
     )
 
 
-def trained_twice(task: str, dtype: str, place: Place, *, limit_s: float = 100.0) -> Measured:
+def trained_twice(task: str, dtype: str, place: Target, *, limit_s: float = 100.0) -> Measured:
     """The weights of two processes with the switch; and times beside two without, one after the other."""
     found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     for switch in (True, False, True, False):
         timed = 10 if place.small else 50
-        job = Job(task, place.device, dtype, timed=timed, switch=switch, small=place.small)
+        job = TrainingJob(task, place.device, dtype, timed=timed, switch=switch, small=place.small)
         found[switch] += fresh(job, limit_s)
     on, off = (statistics.median(one["ms"] for one in found[switch]) for switch in (True, False))
     first, second = found[True]
@@ -130,7 +131,7 @@ def trained_twice(task: str, dtype: str, place: Place, *, limit_s: float = 100.0
 
 
 def _twice(task: str, dtype: str) -> Case:
-    measure: Callable[[Place], Measured] = lambda place: trained_twice(task, dtype, place)  # noqa: E731
+    measure: Callable[[Target], Measured] = lambda place: trained_twice(task, dtype, place)  # noqa: E731
     digests = ["xxh3-128:0", "xxh3-128:1"]
     example = {"one process": digests, "another": digests}
     return Case(f"{task}, {dtype}, 20 steps", measure, same, limit_s=200, example=example)
@@ -139,7 +140,7 @@ def _twice(task: str, dtype: str) -> Case:
 PRECISIONS: Results = {"float32_matmul_precision": "high", "cudnn": True, "16-bit sums": True}
 
 
-def precisions(place: Place) -> Measured:
+def precisions(place: Target) -> Measured:
     """Whether the fingerprint tells of TensorFloat-32 in products and cuDNN, and of 16-bit sums."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (
@@ -166,7 +167,7 @@ def precisions(place: Place) -> Measured:
     )
 
 
-def brought(place: Place) -> Measured:
+def brought(place: Target) -> Measured:
     """Batches that a Pipeline has copied to the device while that was behind with its work, beside those of the CPU."""
     set_random_seed(7)
     rows, width, busy = 32, (8 if place.small else 1 << 18), (8 if place.small else 4096)

@@ -20,7 +20,7 @@ TOLD = "samebits-told "
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """What one process trains."""
 
     task: str = "transformer"
@@ -51,7 +51,7 @@ class Job:
 
 
 def fresh(
-    job: Job, limit_s: float, environment: Mapping[str, str] | None = None, *, ranks: int = 1
+    job: TrainingJob, limit_s: float, environment: Mapping[str, str] | None = None, *, ranks: int = 1
 ) -> list[dict[str, Any]]:
     """What the job's processes tell, one for each rank. Raises `VerifyError` where one fails, or takes too long."""
     port = _free_port()
@@ -78,7 +78,7 @@ def fresh(
 
 
 def killed_and_resumed(
-    job: Job, folder: Path, kill_at: int, limit_s: float, *, ranks: int = 1
+    job: TrainingJob, folder: Path, kill_at: int, limit_s: float, *, ranks: int = 1
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What a run tells that nobody stops, and what one tells that is killed in a step and started again."""
     whole = fresh(replace(job, run_dir=str(folder / "whole")), limit_s, ranks=ranks)
@@ -87,7 +87,7 @@ def killed_and_resumed(
     return whole, fresh(cut, limit_s, ranks=ranks)
 
 
-def _start(job: Job, rank: int, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+def _start(job: TrainingJob, rank: int, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """In this process's group: who ends that ends these, too."""
     command = [sys.executable, "-m", "samebits.selfcheck.programs.train", json.dumps(asdict(job))]
     return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`python -m samebits.selfcheck.programs.train JOB`: trains as the JSON of a `Job` says, and tells digests and times."""
+"""`python -m samebits.selfcheck.programs.train JOB`: trains as the JSON of a `TrainingJob` says, and tells digests and times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from samebits.data import DataLoader
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 from samebits.selfcheck.programs import tasks
-from samebits.selfcheck.programs.job import TOLD, Job
+from samebits.selfcheck.programs.job import TOLD, TrainingJob
 from samebits.train import Run
 
 EPOCH = 10
@@ -37,7 +37,7 @@ Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Training:
     """Model, optimizer and one step of it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TrainingJob) -> None:
         self.job, self.device = job, torch.device(job.device)
         self.model = tasks.model(job.task, small=job.small, dropout=job.dropout).to(self.device)
         self.called: nn.Module = self.model
@@ -73,7 +73,7 @@ class Training:
         }
 
 
-def plain(job: Job) -> dict[str, Any]:
+def plain(job: TrainingJob) -> dict[str, Any]:
     """A loop without a `Run`, over batches that lie on the device."""
     training = Training(job)
     batches = list(_endless(job, training.device, EPOCH))
@@ -89,7 +89,7 @@ def _skipped_graphs() -> int:
     return 0 if dynamo is None else dynamo.counters["inductor"]["cudagraph_skips"]
 
 
-def in_run(job: Job) -> dict[str, Any]:
+def in_run(job: TrainingJob) -> dict[str, Any]:
     """A `samebits.Run` that commits at each step, and may kill its own process."""
     training = Training(job)
     loader = DataLoader(
@@ -107,7 +107,9 @@ def in_run(job: Job) -> dict[str, Any]:
     return training.tell(resumed=bool(resumed))
 
 
-def _endless(job: Job, device: torch.device, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _endless(
+    job: TrainingJob, device: torch.device, count: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     dataset = tasks.data(job.task, small=job.small, batches=count)
     size = tasks.batch_size(job.task, small=job.small)
     for number in range(count):
@@ -145,7 +147,7 @@ def _passed(begin: Any, end: Any) -> float:
 def main(text: str) -> None:
     """Does the job, and prints what it tells."""
     die_with_parent()
-    job = Job(**json.loads(text))
+    job = TrainingJob(**json.loads(text))
     if job.dtype == "float32":
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False

@@ -18,9 +18,10 @@ from samebits.checkpoint.plan import Plan
 from samebits.checkpoint.slot import Slot
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
-from samebits.selfcheck.case import Case, Measured, Part, Place, Results, expected, same
+from samebits.selfcheck.agreement import same
+from samebits.selfcheck.case import Case, Measured, Part, Results, Target, expected
 from samebits.selfcheck.parts.commits import beside
-from samebits.selfcheck.programs.job import Job, killed_and_resumed
+from samebits.selfcheck.programs.job import TrainingJob, killed_and_resumed
 from samebits.train import Run
 
 _SAVES: dict[str, Any] = {"none": "explicit", "every 10": 10, "each step": 1, "3%": "3%"}
@@ -78,7 +79,7 @@ def _now(task: Task) -> float:
     return time.perf_counter()
 
 
-def cost(hidden: int, place: Place) -> Measured:
+def cost(hidden: int, place: Target) -> Measured:
     """Milliseconds per step at four cadences, in turn; and the bits of the newest commit beside those of the model."""
     hidden, steps = (8, 8) if place.small else (hidden, 200)
     times: dict[str, list[float]] = {name: [] for name in _SAVES}
@@ -100,7 +101,7 @@ def cost(hidden: int, place: Place) -> Measured:
     return Measured(results, {"MiB": size, **figures})
 
 
-def restored(place: Place) -> Measured:
+def restored(place: Target) -> Measured:
     """The bits of a state of 600 MB before and after a restore, and how long that takes."""
     hidden, folder = (8 if place.small else 7000), place.folder / "run"
     set_random_seed(7)
@@ -129,7 +130,7 @@ PINNED: Results = {
 }
 
 
-def pinned(place: Place) -> Measured:
+def pinned(place: Target) -> Measured:
     """Copies into memory that grows, for states that change: it stays pinned, the bits are right, and kernels go on."""
     slot, copies, originals, rates = Slot(), [], [], []
     unit = 10 if place.small else 10**6
@@ -174,9 +175,9 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.cpu().contiguous().view(-1).view(torch.uint8)
 
 
-def resumed(place: Place) -> Measured:
+def resumed(place: Target) -> Measured:
     """The bits of a run that nobody stops, and of one that is killed and resumed; both commit at each step."""
-    job = Job("convnet", place.device, steps=24, small=True)
+    job = TrainingJob("convnet", place.device, steps=24, small=True)
     (whole,), (cut,) = killed_and_resumed(job, place.folder, 13, 90.0)
     results = {
         name: [told["model"], told["optimizer"]]

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from samebits.selfcheck.case import Measured, Place, Results
+from samebits.selfcheck.case import Measured, Results, Target
 
 STEPS = 40
 _PRODUCTS = 20
@@ -69,7 +69,7 @@ class Beside:
         self._there.synchronize()
 
 
-def measured(place: Place) -> Measured:
+def measured(place: Target) -> Measured:
     """Milliseconds per step without snapshots and in both ways; what the last snapshots hold, and how many were torn."""
     state = torch.zeros(25_000_000, device=place.device)
     work = torch.randn(2048, 2048, device=place.device)

@@ -11,15 +11,16 @@ import torch
 from samebits import digest
 from samebits.determinism import enable_op_determinism
 from samebits.errors import SamebitsError
-from samebits.selfcheck.case import Case, Measured, Part, Place, Results, expected, same
-from samebits.selfcheck.programs.job import Job, fresh
+from samebits.selfcheck.agreement import same
+from samebits.selfcheck.case import Case, Measured, Part, Results, Target, expected
+from samebits.selfcheck.programs.job import TrainingJob, fresh
 
 _LIMIT_S = 140.0
 """Of one process that compiles."""
 _BITS = {"model": "xxh3-128:0", "optimizer": "xxh3-128:1"}
 
 
-def trained(place: Place, job: Job, cache: str) -> dict[str, Any]:
+def trained(place: Target, job: TrainingJob, cache: str) -> dict[str, Any]:
     """What a process tells that compiles everything anew, in caches of its own."""
     caches = {
         name: str(place.folder / cache / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -28,7 +29,7 @@ def trained(place: Place, job: Job, cache: str) -> dict[str, Any]:
     return told
 
 
-def alike(jobs: dict[str, Job], place: Place) -> Measured:
+def alike(jobs: dict[str, TrainingJob], place: Target) -> Measured:
     """The weights that each of the jobs ends with, and its milliseconds per step."""
     results: Results = {}
     figures: dict[str, float | str] = {}
@@ -41,29 +42,29 @@ def alike(jobs: dict[str, Job], place: Place) -> Measured:
     return Measured(results, figures)
 
 
-def _alike(name: str, jobs: Callable[[Place], dict[str, Job]], names: Iterable[str]) -> Case:
+def _alike(name: str, jobs: Callable[[Target], dict[str, TrainingJob]], names: Iterable[str]) -> Case:
     example = dict.fromkeys(names, _BITS)
     return Case(
         name, lambda place: alike(jobs(place), place), same, limit_s=290, needs=("triton",), example=example
     )
 
 
-def _again(**options: Any) -> Callable[[Place], dict[str, Job]]:
-    def jobs(place: Place) -> dict[str, Job]:
-        job = Job(device=place.device, timed=20, small=place.small, **options)
+def _again(**options: Any) -> Callable[[Target], dict[str, TrainingJob]]:
+    def jobs(place: Target) -> dict[str, TrainingJob]:
+        job = TrainingJob(device=place.device, timed=20, small=place.small, **options)
         return {"one process": job, "another": job}
 
     return jobs
 
 
-def _with_graphs(dropout: float) -> Callable[[Place], dict[str, Job]]:
-    def jobs(place: Place) -> dict[str, Job]:
+def _with_graphs(dropout: float) -> Callable[[Target], dict[str, TrainingJob]]:
+    def jobs(place: Target) -> dict[str, TrainingJob]:
         common: dict[str, Any] = {
             "device": place.device, "timed": 20, "small": place.small, "dropout": dropout
         }  # fmt: skip
         return {
-            "without": Job(compiled="default", **common),
-            "with graphs": Job(compiled="reduce-overhead", **common),
+            "without": TrainingJob(compiled="default", **common),
+            "with graphs": TrainingJob(compiled="reduce-overhead", **common),
         }
 
     return jobs
@@ -109,7 +110,7 @@ SCATTERS: Results = dict.fromkeys(
 )
 
 
-def scattered(place: Place) -> Measured:
+def scattered(place: Target) -> Measured:
     """Of each function: refused, or with equal bits in all repeats; beside it, what it does without the switch."""
     results: Results = {}
     figures: dict[str, float | str] = {}
@@ -141,7 +142,7 @@ def held(results: Results) -> Iterator[str]:
 AUTOTUNED: Results = {"first call": 64, "another size": 64}
 
 
-def autotuned(place: Place) -> Measured:
+def autotuned(place: Target) -> Measured:
     """Which of two configurations a user's kernel gets under the switch; and what timing them chooses."""
     kernel = import_module("samebits.selfcheck.parts.compiled.kernel")
 

@@ -10,7 +10,7 @@ import torch
 from samebits import random
 from samebits.random.triton import launchers
 from samebits.selfcheck.agreement import agree
-from samebits.selfcheck.case import Case, Measured, Place, equal, expected
+from samebits.selfcheck.case import Case, Measured, Target, equal, expected
 from samebits.selfcheck.draws import DRAWS, KEYS, key_of
 
 _MANY = 1 << 20
@@ -55,7 +55,7 @@ def by_function() -> dict[str, list[str]]:
     return found
 
 
-def _measure(function: str, names: list[str], place: Place) -> Measured:
+def _measure(function: str, names: list[str], place: Target) -> Measured:
     results = {}
     for name in names:
         for kind, (batch, shape) in KEYS.items():
@@ -75,7 +75,7 @@ def _measure(function: str, names: list[str], place: Place) -> Measured:
     return Measured(results)
 
 
-def _compared(draw: Callable, key: torch.Tensor, shape: object, place: Place) -> dict[str, object]:
+def _compared(draw: Callable, key: torch.Tensor, shape: object, place: Target) -> dict[str, object]:
     there = key.to(place.device)
     return {
         "the CPU": draw(key, shape),
@@ -84,7 +84,7 @@ def _compared(draw: Callable, key: torch.Tensor, shape: object, place: Place) ->
     }
 
 
-def _here(drawn: torch.Tensor | list[torch.Tensor], place: Place) -> torch.Tensor | list[torch.Tensor]:
+def _here(drawn: torch.Tensor | list[torch.Tensor], place: Target) -> torch.Tensor | list[torch.Tensor]:
     """On the CPU; raises if it was not drawn where it should be."""
     if isinstance(drawn, list):
         return [one for each in drawn if isinstance(one := _here(each, place), torch.Tensor)]
@@ -93,7 +93,7 @@ def _here(drawn: torch.Tensor | list[torch.Tensor], place: Place) -> torch.Tenso
     return drawn.cpu()
 
 
-def _control(place: Place) -> Measured:
+def _control(place: Target) -> Measured:
     """A key that differs in one bit."""
     key, other = random.key(3, device=place.device), random.key(2, device="cpu")
     drawn = random.normal(key, 100).cpu()
@@ -103,7 +103,7 @@ def _control(place: Place) -> Measured:
     })  # fmt: skip
 
 
-def _fusing(place: Place) -> Measured:
+def _fusing(place: Target) -> Measured:
     """Without `enable_fp_fusion=False` the GPU contracts products and sums, and the comparison with the CPU sees it."""
     kernel, number, results = launchers("normal").fill.normal_32, 4096, {}
     key = random.key(3, device="cpu")

@@ -9,7 +9,7 @@ import torch
 from samebits import nn, random
 from samebits.random import accounting, generators
 from samebits.selfcheck.agreement import agree
-from samebits.selfcheck.case import Case, Measured, Place, Results, expected
+from samebits.selfcheck.case import Case, Measured, Results, Target, expected
 from samebits.selfcheck.draws import numbers
 
 _LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
@@ -39,7 +39,7 @@ def cases() -> Iterator[Case]:
     yield Case("torch.compile", _compiled, agree, limit_s=150, example={"step": step})
 
 
-def _generator(place: Place) -> Measured:
+def _generator(place: Target) -> Measured:
     """One that was made on the CPU and moved goes on with the same numbers."""
     here, there = random.Generator.from_seed(5, device="cpu"), random.Generator.from_seed(5, device="cpu")
     here.uniform(3), there.uniform(3)
@@ -74,7 +74,7 @@ _METHODS: dict[str, Callable[[random.Generator], torch.Tensor]] = {
 }
 
 
-def _layers(place: Place) -> Measured:
+def _layers(place: Target) -> Measured:
     """Outputs of two calls, and the gradient of their input."""
     return Measured({
         name: {
@@ -97,7 +97,7 @@ def _stepped(layer: torch.nn.Module, shape: tuple[int, ...], device: str) -> lis
     return [one.detach().cpu() for one in found if one is not None]
 
 
-def _initialised(place: Place) -> Measured:
+def _initialised(place: Target) -> Measured:
     """Weights of a key, on one device, whatever was drawn in between."""
 
     def made(drawn: int) -> dict[str, torch.Tensor]:
@@ -111,7 +111,7 @@ def _initialised(place: Place) -> Measured:
         return Measured({"weights": {"once": made(1), "again": made(1000)}})
 
 
-def _process(place: Place) -> Measured:
+def _process(place: Target) -> Measured:
     """Filled from a key, saved and put back, CUDA's give the same numbers again."""
 
     def draw() -> list[torch.Tensor]:
@@ -144,7 +144,7 @@ def _process(place: Place) -> Measured:
     return Measured({**results, "states afterwards": after} if before.cuda else results)
 
 
-def _counted(place: Place) -> Measured:
+def _counted(place: Target) -> Measured:
     """`draws()` reads the offset of a CUDA generator."""
     torch.zeros(1, device=place.device)
     with generators.preserved():
@@ -170,7 +170,7 @@ def _step(key: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-def _compiled(place: Place) -> Measured:
+def _compiled(place: Target) -> Measured:
     """Compiled by Inductor, for the device: the numbers of a plain call on the CPU."""
     key, x = random.key(2, device=place.device), numbers((33, 37), torch.device(place.device), torch.float32)
     drawn = torch.compile(_step)(key, x)

@@ -8,7 +8,7 @@ import torch
 
 from samebits import random
 from samebits.selfcheck.agreement import agree
-from samebits.selfcheck.case import Case, Measured, Place
+from samebits.selfcheck.case import Case, Measured, Target
 
 _NUMBER = 2**32 + 48
 _PART = 48
@@ -21,7 +21,7 @@ def cases() -> Iterator[Case]:
     yield Case("more than 2**32 numbers", _many, agree, needs=("5 GiB of free GPU memory",) if room else ())
 
 
-def _many(place: Place) -> Measured:
+def _many(place: Target) -> Measured:
     """Element i of a stream of bytes is what a key moved on by i / 16 blocks begins with."""
     end = 2**16 if place.small else 2**32
     drawn = random.bits(random.key(7, device=place.device), end + _PART, dtype=torch.uint8)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from samebits import random
-from samebits.selfcheck.case import Case, Measured, Place, expected
+from samebits.selfcheck.case import Case, Measured, Target, expected
 from samebits.selfcheck.timing import Call, against, captured
 
 _SIZES = {"2**10": 1 << 10, "2**20": 1 << 20, "2**26": 1 << 26}
@@ -27,7 +27,7 @@ def cases() -> Iterator[Case]:
     yield Case("ns per number, 2**20, kernels alone", _kernels_alone, alone, limit_s=150)
 
 
-def _measure(size: str, number: int, place: Place) -> Measured:
+def _measure(size: str, number: int, place: Target) -> Measured:
     number = min(number, 1 << 10) if place.small else number
     figures: dict[str, float | str] = {}
     goals = {}
@@ -41,7 +41,7 @@ def _measure(size: str, number: int, place: Place) -> Measured:
     return Measured({"timed": list(figures)}, figures, goals)
 
 
-def _kernels_alone(place: Place) -> Measured:
+def _kernels_alone(place: Target) -> Measured:
     """As CUDA graphs: without what a launch costs, which is most of a call of a million numbers."""
     number = 1 << 10 if place.small else 1 << 20
     figures: dict[str, float | str] = {}

@@ -8,7 +8,7 @@ import torch
 
 from samebits import random
 from samebits.selfcheck.agreement import agree
-from samebits.selfcheck.case import Case, Judge, Measured, Place, Results
+from samebits.selfcheck.case import Case, Judge, Measured, Results, Target
 from samebits.selfcheck.draws import FLOATING, KEYS, key_of
 
 _BOUNDS = ((0.0, 1.0), (1.5, 5.2), (-3.0, 7.0))
@@ -28,12 +28,12 @@ def cases() -> Iterator[Case]:
         yield _case(name, op, measure, judge, example)
 
 
-def _case(name: str, op: str, measure: Callable[[Place], Measured], judge: Judge, example: Results) -> Case:
+def _case(name: str, op: str, measure: Callable[[Target], Measured], judge: Judge, example: Results) -> Case:
     missing = () if hasattr(torch.ops.aten, op) else (f"aten::{op}",)
     return Case(name, measure, judge, needs=missing, example=example)
 
 
-def _uniform(place: Place) -> Measured:
+def _uniform(place: Target) -> Measured:
     results = {}
     for dtype in FLOATING:
         for kind, (batch, shape) in KEYS.items():
@@ -46,7 +46,7 @@ def _uniform(place: Place) -> Measured:
     return Measured(results)
 
 
-def _normal(place: Place) -> Measured:
+def _normal(place: Target) -> Measured:
     key, number, results = random.key(5, device=place.device), 100_000, {}
     for dtype in (torch.float32, torch.float64):
         theirs = torch.empty(number, dtype=dtype, device=place.device)
@@ -62,13 +62,13 @@ def _near(results: Results) -> Iterator[str]:
             yield f"{name}: a normal number differs by {distance} from torch's, more than {_FAR}"
 
 
-def _split(place: Place) -> Measured:
+def _split(place: Target) -> Measured:
     keys = key_of((33,))
     theirs = torch.ops.aten._philox_key_split(keys.to(place.device), 5)
     return Measured({"split": {"ours": random.split(keys, 5), "torch's": theirs.cpu()}})
 
 
-def _fold_in(place: Place) -> Measured:
+def _fold_in(place: Target) -> Measured:
     keys, results = key_of((33,)), {}
     for data in (0, 1, 2**40, 2**63 - 1):
         theirs = torch.ops.aten._philox_key_fold_in(keys.to(place.device), data)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from samebits import random, replica, rounding
 from samebits.random import generators
 from samebits.selfcheck.agreement import agree
-from samebits.selfcheck.case import Case, Measured, Place
+from samebits.selfcheck.case import Case, Measured, Target
 
 _STEPS = 3
 
@@ -58,7 +58,7 @@ def lower(given: tuple[Any, ...], *, rounded: bool) -> Callable[..., Any]:
     return rounding.lower(captured, seed=1)
 
 
-def _lowered(place: Place) -> Measured:
+def _lowered(place: Target) -> Measured:
     width, batch = (16, 8) if place.small else (256, 64)
 
     def ran(step: Callable[..., Any]) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 from samebits import random
 from samebits.rounding import stochastic_round
 from samebits.selfcheck.agreement import agree
-from samebits.selfcheck.case import Case, Measured, Place, Results
+from samebits.selfcheck.case import Case, Measured, Results, Target
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -59,7 +59,7 @@ def codes(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.uint8 if x.itemsize == 1 else torch.int16)
 
 
-def _measure(dtype: torch.dtype, place: Place) -> Measured:
+def _measure(dtype: torch.dtype, place: Target) -> Measured:
     x, wrapping = inputs(dtype, 2_000 if place.small else 200_000), _key(2**64 - 1, 2**64 - 100)
     given = {
         "numbers of every size": x,
@@ -87,12 +87,12 @@ def _key(seed: int, offset: int = 0) -> torch.Tensor:
     return torch.tensor([seed, offset], dtype=torch.uint64, device="cpu")
 
 
-def _empty(like: torch.Tensor, dtype: torch.dtype, place: Place) -> torch.Tensor:
+def _empty(like: torch.Tensor, dtype: torch.dtype, place: Target) -> torch.Tensor:
     """Where the elements do not lie side by side."""
     return torch.empty(*like.shape, 2, dtype=dtype, device=place.device)[..., 0]
 
 
-def _gradient(dtype: torch.dtype, place: Place) -> dict[str, torch.Tensor]:
+def _gradient(dtype: torch.dtype, place: Target) -> dict[str, torch.Tensor]:
     def of(device: str) -> torch.Tensor:
         x = random.normal(_key(7), 1001).to(device).requires_grad_()
         rounded = stochastic_round(x, dtype, _key(8).to(device))
@@ -102,7 +102,7 @@ def _gradient(dtype: torch.dtype, place: Place) -> dict[str, torch.Tensor]:
     return {"the CPU": of("cpu"), "the GPU": of(place.device)}
 
 
-def _mean(dtype: torch.dtype, place: Place) -> Measured:
+def _mean(dtype: torch.dtype, place: Target) -> Measured:
     """How far the share that goes up is from its chance, in standard deviations."""
     count, key, results = 1 << 12 if place.small else 1 << 22, _key(9).to(place.device), {}
     step = torch.finfo(dtype).eps

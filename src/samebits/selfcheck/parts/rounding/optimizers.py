@@ -19,7 +19,7 @@ from samebits.random import generators
 from samebits.rounding import optim
 from samebits.rounding.optim._update import Job, update
 from samebits.selfcheck.agreement import agree
-from samebits.selfcheck.case import Case, Measured, Place, Results, equal, expected
+from samebits.selfcheck.case import Case, Measured, Results, Target, equal, expected
 
 _BF16, _F16, _F32 = torch.bfloat16, torch.float16, torch.float32
 _STEPS = 6
@@ -110,7 +110,7 @@ def _seeded(work: Callable[[], Results]) -> Results:
         return work()
 
 
-def _again(place: Place) -> Measured:
+def _again(place: Target) -> Measured:
     results = _seeded(
         lambda: {
             name: {
@@ -147,7 +147,7 @@ _NUMBERS = {
 }
 
 
-def _other(place: Place) -> Measured:
+def _other(place: Target) -> Measured:
     """Replicas round alike; another shard, name or step has noise of its own, at the same gradient and state."""
 
     def stepped(rule: str, before: int, name: int | str, shard: tuple[int, ...]) -> torch.Tensor:
@@ -176,7 +176,7 @@ def _bytes(x: torch.Tensor) -> bytes:
     return x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _fresh(place: Place) -> Measured:
+def _fresh(place: Target) -> Measured:
     command = [sys.executable, "-m", "samebits.selfcheck.parts.rounding.optimizers", place.device]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     if done.returncode:

@@ -10,7 +10,7 @@ import torch
 from samebits import random
 from samebits.random import generators
 from samebits.rounding import optim, stochastic_round
-from samebits.selfcheck.case import Case, Measured, Place, expected
+from samebits.selfcheck.case import Case, Measured, Target, expected
 from samebits.selfcheck.parts.rounding import lowered
 from samebits.selfcheck.timing import Call, against
 
@@ -34,7 +34,7 @@ def cases() -> Iterator[Case]:
 
 
 def _case(name: str, rows: Callable[[int, str], Rows], elements: int, needs: tuple[str, ...]) -> Case:
-    def measure(place: Place) -> Measured:
+    def measure(place: Target) -> Measured:
         count = 1 << 10 if place.small else elements
         with generators.preserved():
             random.set_random_seed(1)
@@ -50,7 +50,7 @@ def _case(name: str, rows: Callable[[int, str], Rows], elements: int, needs: tup
     )
 
 
-def _timed(rows: Rows, count: int, place: Place) -> Measured:
+def _timed(rows: Rows, count: int, place: Target) -> Measured:
     figures: dict[str, float | str] = {}
     goals = {}
     for name, (ours, theirs) in rows.items():
@@ -127,7 +127,7 @@ def _torchao_step(count: int, device: str) -> Rows:
     }
 
 
-def _factor(place: Place) -> Measured:
+def _factor(place: Target) -> Measured:
     width, batch = (16, 8) if place.small else (512, 128)
     given = lowered.arguments(width, batch, place.device)
     plain, rounded = (lowered.lower(given, rounded=one) for one in (False, True))

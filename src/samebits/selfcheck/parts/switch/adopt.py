@@ -15,7 +15,7 @@ from samebits.errors import InvalidArgumentError
 from samebits.selfcheck.parts.switch.battery import EQUAL, VARYING
 from samebits.selfcheck.parts.switch.formulations import COVERS, PREFIX, RATIO, SOURCES, SOURCES_CASE, sources
 from samebits.selfcheck.parts.switch.samples import SAMPLES, Sample
-from samebits.selfcheck.report import Outcome, Report
+from samebits.selfcheck.report import PartOutcome, SelfcheckReport
 
 PART = "switch"
 
@@ -34,7 +34,7 @@ class Adopted:
     """Overloads with equal bits in every case of the battery that dispatched them."""
 
 
-def adopt(report: Report, file: Path = verified.FILE, table: Path = gpus.FILE) -> Adopted:
+def adopt(report: SelfcheckReport, file: Path = verified.FILE, table: Path = gpus.FILE) -> Adopted:
     """Writes what the report has verified into the file; older entries of the same GPU go where it failed now.
 
     What the battery has seen equal goes into the op table's file, in place of what this GPU has shown before.
@@ -57,7 +57,7 @@ def adopt(report: Report, file: Path = verified.FILE, table: Path = gpus.FILE) -
     return found
 
 
-def _ops(outcome: Outcome, figure: str) -> set[str]:
+def _ops(outcome: PartOutcome, figure: str) -> set[str]:
     texts = (case.get("figures", {}).get(figure, "") for case in outcome.cases)
     return {op for text in texts for op in text.split() if op.startswith("aten::")}
 

@@ -20,7 +20,7 @@ from samebits.audit.review.trace import Names
 from samebits.determinism import enable_op_determinism
 from samebits.errors import UnimplementedError
 from samebits.random import set_random_seed
-from samebits.selfcheck.case import Case, Measured, Place, Results
+from samebits.selfcheck.case import Case, Measured, Results, Target
 from samebits.selfcheck.parts.switch import attention
 from samebits.selfcheck.parts.switch.repeating import Repeated, alike, raised, repeated, unless_fault
 
@@ -68,7 +68,7 @@ def judge(results: Results) -> Iterator[str]:
             yield f"{name}: {word}"
 
 
-def _measure(some: Sequence[Reviewed], place: Place) -> Measured:
+def _measure(some: Sequence[Reviewed], place: Target) -> Measured:
     results: Results = {}
     built: dict[str, list[Run]] = {}
     set_random_seed(0)
@@ -86,7 +86,7 @@ def _measure(some: Sequence[Reviewed], place: Place) -> Measured:
     return Measured(results, {**_figures(results, on, off), **_evidence(overloads, on)})
 
 
-def _repeated(name: str, runs: Sequence[Run], place: Place) -> Repeated:
+def _repeated(name: str, runs: Sequence[Run], place: Target) -> Repeated:
     """As `repeated`; a fault of the device says in which of the cases it came up."""
     try:
         return repeated(runs, place)
@@ -94,7 +94,7 @@ def _repeated(name: str, runs: Sequence[Run], place: Place) -> Repeated:
         raise RuntimeError(f"{name}: {error}") from error
 
 
-def _overloads(runs: Sequence[Run], place: Place) -> set[str]:
+def _overloads(runs: Sequence[Run], place: Target) -> set[str]:
     """What the samples of a case dispatch; nothing where they cannot be run while it is looked at."""
     with Names() as names, torch.device(place.device):
         try:
@@ -156,7 +156,7 @@ def _batches(members: Sequence[Reviewed]) -> Iterator[Sequence[Reviewed]]:
     return (members[start : start + _AT_ONCE] for start in range(0, len(members), _AT_ONCE))
 
 
-def _control(place: Place) -> Measured:
+def _control(place: Target) -> Measured:
     """Sums of many numbers in few places, without the switch: torch's kernels add with atomics."""
     draw = torch.Generator().manual_seed(0)
     source = torch.randn(1 << 20, generator=draw).to(place.device)

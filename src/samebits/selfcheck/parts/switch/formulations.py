@@ -16,7 +16,7 @@ from samebits.determinism.cuda_decompositions import REPLACEMENTS
 from samebits.determinism.overrides import has_kernel
 from samebits.digest import of_bytes
 from samebits.random import set_random_seed
-from samebits.selfcheck.case import Case, Measured, Place, Results
+from samebits.selfcheck.case import Case, Measured, Results, Target
 from samebits.selfcheck.parts.switch import check
 from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker, Sample
 
@@ -45,7 +45,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"{PREFIX}{sample.name}", partial(_measure, sample), judge, 240)
 
 
-def _measure(sample: Sample, place: Place) -> Measured:
+def _measure(sample: Sample, place: Target) -> Measured:
     if not check.runs_on(sample, place.device):
         return Measured({"checked": _NO_KERNEL})
     results: Results = {"different results": {}, "error over what is allowed": {}, "forms": {}}
@@ -93,7 +93,7 @@ def _forms(sample: Sample, device: str) -> dict[str, bool]:
         return {op: check.same_bits(check.call(op, args), expected) for op in sample.covers}
 
 
-def _kernels(place: Place) -> Measured:
+def _kernels(place: Target) -> Measured:
     key = place.device.upper()
     results = {it.op: has_kernel(it.op, key) for it in REPLACEMENTS if _BACKEND not in it.op}
     absent = [it.op for it in REPLACEMENTS if _BACKEND in it.op and not has_kernel(it.op, key)]
@@ -108,7 +108,7 @@ def sources() -> str:
     return of_bytes(*(file.read_bytes() for file in files)).split(":")[1][:16]
 
 
-def _installed(place: Place) -> Measured:
+def _installed(place: Target) -> Measured:
     """Under the switch, as if a GPU had verified every formulation: the overrides that load late."""
     results = {}
     here = [it.op for it in REPLACEMENTS if has_kernel(it.op, place.device.upper())]

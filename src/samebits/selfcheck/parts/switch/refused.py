@@ -12,7 +12,7 @@ from samebits.determinism import enable_op_determinism, refusals
 from samebits.determinism.overrides import kernels, overload
 from samebits.errors import UnimplementedError
 from samebits.random import set_random_seed
-from samebits.selfcheck.case import Case, Measured, Place, Results
+from samebits.selfcheck.case import Case, Measured, Results, Target
 from samebits.selfcheck.faults import is_fault
 from samebits.selfcheck.parts.switch import check
 from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker
@@ -28,7 +28,7 @@ def cases() -> Iterator[Case]:
     yield Case("refusals", _measure, judge, 120, example={"aten::histc": OURS, "aten::scatter.src": RUNS})
 
 
-def _measure(place: Place) -> Measured:
+def _measure(place: Target) -> Measured:
     """Under the switch, with no formulation installed. What runs, is told: torch has a deterministic path, or has one now."""
     set_random_seed(0)
     key = place.device.upper()

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from samebits.audit.review.case import Run
 from samebits.audit.review.outcome import SEED, disturb, with_memory
-from samebits.selfcheck.case import Place, equal
+from samebits.selfcheck.case import Target, equal
 from samebits.selfcheck.faults import is_fault
 
 _RUNS, _FEW = 20, 3
@@ -38,7 +38,7 @@ class Repeated:
         return self.others > 0
 
 
-def repeated(runs: Sequence[Run], place: Place) -> Repeated:
+def repeated(runs: Sequence[Run], place: Target) -> Repeated:
     """Runs the samples of a case `_RUNS` times each. What one raises is kept; a fault of the device is raised."""
     found = Repeated()
     try:
@@ -62,7 +62,7 @@ def unless_fault(error: Exception) -> Exception:
     return error
 
 
-def _repeat(run: Run, found: Repeated, place: Place) -> None:
+def _repeat(run: Run, found: Repeated, place: Target) -> None:
     first: list[Tensor] | None = None
     with torch.device(place.device):
         for number in range(_FEW if place.small else _RUNS):
@@ -92,7 +92,7 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _disturb(number: int, place: Place) -> Any:
+def _disturb(number: int, place: Target) -> Any:
     """Other bytes in freed blocks, blocks that move the next ones, and every other time the caches full of other things."""
     held = disturb(number)
     if number % 2 and not place.small:

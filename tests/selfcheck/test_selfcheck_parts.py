@@ -1,0 +1,26 @@
+"""All parts of `samebits selfcheck`, rehearsed without a GPU."""
+
+import pytest
+
+from samebits.selfcheck import parts, rehearse
+
+FEWEST = {
+    "random": 1000,
+    "switch": 1000,
+    "training": 5,
+    "compiled": 5,
+    "commits": 5,
+    "rounding": 300,
+    "processes": 5,
+}
+"""Each part plants more results than that."""
+NEEDS_NOTHING = {"switch", "training", "compiled", "commits", "processes"}
+
+
+@pytest.mark.parametrize("name", parts.NAMES)
+def test_every_planted_wrong_result_is_found(name):
+    """Results, spoiled one at a time: none is missed, no case fails for what is right, and every case of the part is there."""
+    (found,) = rehearse([name])
+    assert found.found == found.planted > FEWEST[name] and found.missed == found.broken == []
+    assert found.cases == len(list(parts.named(name).cases()))
+    assert name not in NEEDS_NOTHING or found.skipped == []
