@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: verify test audit selfcheck ops random data train replica lint matrix bench bench-data bench-checkpoint chaos soak gpu clean
+.PHONY: verify test audit selfcheck ops random data train replica lint golden matrix bench bench-data bench-checkpoint chaos soak gpu clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -37,6 +37,9 @@ lint: $(READY)  ## style, types, layers
 	$(BIN)/ruff format --check
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
+
+golden: $(READY)  ## does this tree compute the bits of BASE=<commit>? 0 yes, 1 no: each fact that moved; WRITE=1 writes this CPU's text to tests/golden/
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/golden $(if $(WRITE),--write) $(BASE)
 
 bench: $(READY)  ## what it costs, against the alternatives
 	for script in $(filter-out bench/quality.py bench/data.py bench/checkpoint_peers.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ] || exit 1; done  # 2: no such device here

@@ -1,0 +1,188 @@
+"""`make golden BASE=<commit>`: does this tree compute the bits that another commit computes? Fact by fact, on this machine.
+
+python tools/golden BASE          compare a git worktree of BASE with the working tree
+python tools/golden --write       write the text of this machine to tests/golden/ (never done by a test)
+python tools/golden               print the text
+
+A fact is one line, `section name digest`. Each section is computed by this same script in a process of its own, in each of
+the two trees with that tree's samebits, and uses documented public names only. Exit status: 0 all facts are equal, 1 some
+differ or a section failed (each is named), 2 BASE is no commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+TEXTS = ROOT / "tests" / "golden"
+ANYWHERE = ("draws", "seeds", "pipelines", "loaders")
+"""Sections that are promised to be the same on every CPU."""
+SECTIONS = (
+    *(
+        "language_model",
+        "digits",
+        "trainer",
+        "products",
+        "pointwise",
+        "convolutions",
+        "reductions",
+    ),  # long ones first
+    *(
+        "normalizations",
+        "attention",
+        "recurrent",
+        "indexing",
+        "fourier",
+        "linalg",
+        "losses",
+        "covered",
+        "table",
+    ),
+    *("commits", "record", "replicas", "rounding", "layers", "steps", *ANYWHERE),
+)
+EQUAL, DIFFERENT, NO_BASE = 0, 1, 2
+LIMIT_S = 900
+
+
+def section_text(name: str, tree: Path, folder: Path) -> list[str]:
+    """The facts of a section in a tree; a line that begins with "!" where it failed or has none."""
+    own = folder / name
+    own.mkdir(parents=True)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree / "src"),
+        "PYTHONHASHSEED": "0",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "OMP_NUM_THREADS": "2",  # records and manifests have the number
+    }
+    command = [sys.executable, str(HERE / "section.py"), name, str(tree)]
+    try:
+        done = subprocess.run(
+            command, cwd=own, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [f"!{name} ran past {LIMIT_S} s"]
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        return [*lines, f"!{name} failed with exit status {done.returncode}: {said}"]
+    return lines
+
+
+def tree_text(tree: Path, sections: Sequence[str]) -> list[str]:
+    """The facts of a tree, section by section in the order of the alphabet; two processes at a time."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        texts = pool.map(lambda name: section_text(name, tree, Path(folder)), sections)
+        return [line for _, lines in sorted(zip(sections, texts, strict=True)) for line in lines]
+
+
+def compare(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """The names of facts that moved, came or went, and the sections that failed on either side."""
+    old, new = (dict(line.rsplit(" ", 1) for line in text if line[0] != "!") for text in (before, after))
+    told = [
+        f"{side}: {line[1:]}"
+        for side, text in (("before", before), ("now", after))
+        for line in text
+        if line[0] == "!"
+    ]
+    for name in sorted({*old, *new}):
+        if name not in new:
+            told.append(f"{name} is gone")
+        elif name not in old:
+            told.append(f"{name} is new")
+        elif old[name] != new[name]:
+            told.append(f"{name} was {old[name]}, is {new[name]}")
+    return told
+
+
+@contextlib.contextmanager
+def worktree(commit: str) -> Iterator[Path]:
+    """A git worktree of a commit in a temporary folder, which is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "base"
+        _git("worktree", "add", "--detach", str(tree), commit)
+        try:
+            yield tree
+        finally:
+            _git("worktree", "remove", "--force", str(tree))
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _cpu(key: str) -> str:
+    found = re.search(rf"^{key}\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+def cpu_name() -> str:
+    """The model name of this CPU, as a file is called."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", _cpu("model name")).strip("-")
+
+
+def first_line() -> str:
+    """What a CPU's text holds for: torch's version, and the CPU's model, since some have no name of their own."""
+    return f"# torch {version('torch')}, CPU family {_cpu('cpu family')} model {_cpu('model')} stepping {_cpu('stepping')}"
+
+
+def write(lines: Sequence[str]) -> list[Path]:
+    """Writes what holds anywhere, and what holds on this CPU with this torch."""
+    sure = [line for line in lines if line.split(" ", 1)[0] in ANYWHERE]
+    rest = [line for line in lines if line not in sure]
+    TEXTS.mkdir(exist_ok=True)
+    files = {TEXTS / "anywhere.txt": sure, TEXTS / f"{cpu_name()}.txt": [first_line(), *rest]}
+    for file, text in files.items():
+        file.write_text("".join(f"{line}\n" for line in text))
+    return list(files)
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("base", nargs="?", help="a commit")
+    parser.add_argument("--write", action="store_true", help="write tests/golden/*.txt")
+    parser.add_argument(
+        "--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="SECTION", help=" ".join(SECTIONS)
+    )
+    asked = parser.parse_args()
+    if asked.write and asked.only is not SECTIONS:
+        parser.error("--write writes whole texts: leave --only away")
+    told: list[str] = []
+    if asked.base is not None:
+        try:
+            commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{asked.base}^{{commit}}")
+        except subprocess.CalledProcessError:
+            print(f"golden: BASE={asked.base} is no commit of this repository", file=sys.stderr)
+            return NO_BASE
+        with worktree(commit) as tree:
+            before = tree_text(tree, asked.only)
+    lines = tree_text(ROOT, asked.only)
+    failed = [line[1:] for line in lines if line[0] == "!"]
+    if asked.base is not None:
+        told = compare(before, lines)
+        print("\n".join(told) or f"golden: {len(lines)} facts are equal to those of {commit[:9]}")
+    elif not asked.write or failed:
+        print("\n".join(lines))
+    if asked.write and not failed:
+        print("\n".join(f"wrote {file.relative_to(ROOT)}" for file in write(lines)))
+    return DIFFERENT if told or failed else EQUAL
+
+
+if __name__ == "__main__":
+    sys.exit(main())

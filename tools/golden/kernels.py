@@ -1,0 +1,109 @@
+"""Each kernel of op determinism through torch's public functions, over shapes, dtypes, layouts, and 1 and 3 threads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import elementwise
+import matrices
+import networks
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import samebits
+
+Facts = Iterator[tuple[str, Any]]
+FAMILIES: dict[str, Callable[[], Iterator[tuple[str, Callable[[], Any]]]]] = {
+    "pointwise": elementwise.pointwise,
+    "reductions": elementwise.reductions,
+    "losses": elementwise.losses,
+    "indexing": elementwise.indexing,
+    "products": matrices.products,
+    "linalg": matrices.linalg,
+    "fourier": matrices.fourier,
+    "convolutions": networks.convolutions,
+    "normalizations": networks.normalizations,
+    "attention": networks.attention,
+    "recurrent": networks.recurrent,
+}
+THREADS = (1, 3)
+BELOW = {"_cholesky_solve_helper", "_convolution", "_ctc_loss", "_linalg_eigvals"}
+"""Ops that torch's own kernels call (those of cholesky_solve, convolution, ctc_loss, eigvals), where no mode sees them."""
+
+
+def _family(name: str, tree: Path) -> Facts:
+    warnings.simplefilter("ignore")
+    samebits.set_random_seed(1)
+    samebits.enable_op_determinism(thread_invariant=True)
+    for case, run in FAMILIES[name]():
+        for threads in THREADS:
+            torch.set_num_threads(threads)
+            yield f"{case}/{threads}", run()
+
+
+class _Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func.name().removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+def covered(tree: Path) -> Facts:
+    """The ops with a kernel of samebits' own that the families call; it fails where one that has a kernel is missing."""
+    warnings.simplefilter("ignore")
+    samebits.set_random_seed(1)
+    samebits.enable_op_determinism(thread_invariant=True)
+    with _Calls() as calls:
+        for family in FAMILIES.values():
+            for case, run in family():
+                if not case.endswith(("bfloat16", "float16", "float64")):
+                    run()
+    own = [
+        row["op"].removeprefix("aten::")
+        for row in _table("--verdict", "has an alternative here", "--verdict", "serial")
+    ]
+    own = [op for op in own if not _is_composite(op)]
+    if missing := [op for op in own if op not in calls.seen | BELOW and not _is_out(op)]:
+        raise SystemExit(f"golden: no fact calls {', '.join(missing)}: add one to tools/golden")
+    for op in sorted(set(own) & calls.seen):
+        yield op, True
+
+
+def _is_composite(op: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{op}", "CompositeImplicitAutograd")
+
+
+def _is_out(op: str) -> bool:
+    name, _, overload = op.partition(".")
+    schema = getattr(getattr(torch.ops.aten, name), overload or "default")._schema
+    return any(argument.is_out for argument in schema.arguments)
+
+
+def table(tree: Path) -> Facts:
+    """The rows of the op table, by device and verdict."""
+    rows = _table("--all")
+    for device, verdict in sorted({(row["device"], row["verdict"]) for row in rows}):
+        yield (
+            f"{device}/{verdict}",
+            [row for row in rows if (row["device"], row["verdict"]) == (device, verdict)],
+        )
+
+
+def _table(*options: str) -> list[dict[str, Any]]:
+    device = [] if "--all" in options else ["--device", "cpu"]
+    command = [sys.executable, "-m", "samebits", "ops", *options, *device, "--json", "ops.json"]
+    subprocess.run(command, check=True, capture_output=True)
+    return json.loads(Path("ops.json").read_text())["ops"]
+
+
+SECTIONS = {name: partial(_family, name) for name in FAMILIES} | {"covered": covered, "table": table}
