@@ -3,34 +3,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: verify test audit selfcheck ops random data train replica lint golden matrix bench bench-data bench-checkpoint chaos soak gpu clean
+# Files go to whoever is idle; threads of a test that waits leave the cores to the other one.
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist worksteal
+
+.PHONY: verify test test-all lint golden matrix bench bench-data bench-checkpoint chaos soak gpu clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
 
-test: $(READY)  ## the tests of callbacks, commits, kills and the commands, under 10 minutes on two cores
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/unit tests/process
+test: $(READY)  ## every test that is not slow: under 10 minutes on two cores
+	$(PYTEST) -m "not slow and not chaos and not soak" $(ARGS)
 
-audit: $(READY)  ## the tests of records and of verify, which runs broken scripts and their repaired twins
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/audit
-
-selfcheck: $(READY)  ## the tests of samebits selfcheck, which need no GPU
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/selfcheck
-
-ops: $(READY)  ## the tests of op determinism: each kernel of ours over shapes, layouts, thread counts and runs
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/ops
-
-random: $(READY)  ## the tests of randomness: keys, draws, generators, layers, the rules of seeding
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/random
-
-train: $(READY)  ## the tests of training that is killed: commits, signals, validation, several processes
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/train
-
-replica: $(READY)  ## the tests of replica-equal analysis and stochastic rounding
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/replica
-
-data: $(READY)  ## the tests of pipelines and loaders
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m "not chaos and not soak" tests/data
+test-all: $(READY)  ## the slow ones, too: what CI runs
+	$(PYTEST) -m "not chaos and not soak" $(ARGS)
 
 lint: $(READY)  ## style, types, layers
 	$(BIN)/ruff check
@@ -67,7 +52,7 @@ chaos: $(READY)  ## 300 kills of the digits run, aimed at nine phases and counte
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m chaos  # in one process: those of -n print no counts
 
 soak: $(READY)  ## every broken script and its repaired twin, with every check, and other slow searches; prints its counts (hours)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -m soak
+	$(PYTEST) -m soak
 
 clean:
 	rm -rf .venv .venv-gpu .venv-peers .venv-peers-checkpoint

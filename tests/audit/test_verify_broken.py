@@ -29,6 +29,8 @@ QUICK = {
 }
 """One of each kind, with the one check that must find it; the rest, with all checks, is `make soak`."""
 
+FAST = {"optimizer_missing", "listdir_shards"}
+
 
 def claim(script):
     """(component, check) as the docstring of a broken script says."""
@@ -97,7 +99,9 @@ def judged(name, folder, checks, count=lambda *_: None):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in QUICK]
+)
 def test_broken_is_named_and_repaired_passes(name, tmp_path):
     """verify exits 1 on the broken script, its check fails and names the component; on the repaired twin it exits 0."""
     judged(name, tmp_path, QUICK[name])

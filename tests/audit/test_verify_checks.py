@@ -88,6 +88,7 @@ def row(report, check):
     return next(row for row in report["rows"] if row["check"].startswith(check))
 
 
+@pytest.mark.slow
 def test_a_sound_script_passes_every_row_and_leaves_nothing_behind(tmp_path, temporary, monkeypatch):
     """All rows of a `Run` cut by `--steps 8` are equal, an epoch's end among the steps; no file or process stays."""
     monkeypatch.setenv("TMPDIR", temporary)
@@ -118,6 +119,7 @@ def test_momentum_that_is_not_saved_fails_the_kill_rows_and_is_named(tmp_path):
     assert "samebits.Run" in report["verdict"]
 
 
+@pytest.mark.slow
 def test_a_script_without_run_gets_the_rows_that_apply(tmp_path):
     """Kill rows say why they do not apply, and do not decide; asked for alone, they prove nothing."""
     status, _, _, report = verify(tmp_path, PLAIN, "--checks", "run-again,kill", "--steps", "6")
@@ -151,6 +153,7 @@ def test_run_seeds_what_the_script_does_not(tmp_path):
     assert (status, row(report, "run again")["equal"]) == (0, True)
 
 
+@pytest.mark.slow
 def test_options_behind_the_script_are_the_scripts(tmp_path):
     """`verify --run train.py --steps 3` proves the program that was typed: of three steps; where it fails, why is told."""
     source = PLAIN.replace("range(8)", "range(int(sys.argv[sys.argv.index('--steps') + 1]))").replace(
@@ -167,6 +170,7 @@ def test_options_behind_the_script_are_the_scripts(tmp_path):
     assert status == 2 and "--steps behind SCRIPT went to the script" in errors
 
 
+@pytest.mark.slow
 def test_training_by_hand_is_verified_step_by_step(tmp_path):
     """Manual SGD: as many steps as asked for are compared; unseeded, it differs before the first one."""
     by_hand = PLAIN.replace("    optimizer.step()\n", "").replace(
@@ -179,6 +183,7 @@ def test_training_by_hand_is_verified_step_by_step(tmp_path):
     assert verify(tmp_path, unseeded, "--checks", "run-again", "--steps", "6")[0] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [True, False])
 def test_thread_rows_of_a_plain_script_are_promised_if_asked(tmp_path, asked):
     """`--run --thread-invariant`: the rows decide; with `--run` alone they are measured; without `--run` it is an error."""
@@ -197,6 +202,7 @@ def first_of_set(seed, variant):
     return subprocess.check_output(command, env={"PYTHONHASHSEED": str(hash_seed)}, text=True)
 
 
+@pytest.mark.slow
 def test_an_order_of_a_set_is_not_blamed_on_what_a_row_varied(tmp_path):
     """The first two runs agree by chance, the third does not: still the difference is told at "run again"."""
     orders = ((seed, [first_of_set(seed, variant) for variant in range(3)]) for seed in itertools.count())
@@ -207,6 +213,7 @@ def test_an_order_of_a_set_is_not_blamed_on_what_a_row_varied(tmp_path):
     assert "not judged" in row(report, "1 thread")["note"]
 
 
+@pytest.mark.slow
 def test_what_cannot_run_ends_in_one_line_and_status_2(tmp_path):
     """A missing script, one that raises, one that trains nothing, an unknown check, a folder that is not there."""
     status, _, errors, _ = verify(tmp_path, "raise ValueError('no data')")
@@ -255,6 +262,7 @@ def processes_in(folder):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_leaves_no_process_behind(tmp_path, temporary, number):
     """Loader workers run when the signal comes; afterwards neither they nor the scratch exist."""

@@ -477,6 +477,7 @@ def overlays():
         return [line for line in file if " overlay " in line]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("way", "absolute"),
@@ -506,6 +507,7 @@ def test_what_the_script_writes_leaves_the_users_files_alone(trained, short, mon
     assert not list(temporary.glob("samebits-*")) and overlays() == mounts
 
 
+@pytest.mark.slow
 def test_in_place_overwrites_them_and_says_so(trained):
     """Negative control: with --in-place the same script does change the same files."""
     before = content(trained)
@@ -516,6 +518,7 @@ def test_in_place_overwrites_them_and_says_so(trained):
     assert "were overwritten" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param("root", marks=overlaid), "links"])
 def test_a_script_that_depends_on_where_it_is_differs_when_it_is_run_again(trained, way):
     """A seed made of the script's own path gives other bits in "run again", as it would in another clone."""

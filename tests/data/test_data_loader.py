@@ -290,6 +290,7 @@ def test_what_is_no_state_is_refused(state):
         DataLoader(Noisy()).load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_unseeded_under_the_switch_raises(python):
     """With the switch on and no seed, a loader refuses to make an order; off, it differs from run to run as torch's."""
     out = python(

@@ -143,6 +143,7 @@ def ended(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "method", "sent", "to_group", "code", "says"),
     [

@@ -571,6 +571,7 @@ print(loaded, read)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "read", "seen"),
     [

@@ -71,6 +71,7 @@ def promised(found):
     return [str(s) for s in found if promises_threads(table.lookup(f"aten::{s.name}", "cpu"))]
 
 
+@pytest.mark.slow
 def test_no_elementwise_op_differs_over_threads_that_the_table_promises(switched_on):
     """Of every elementwise overload, on elements that could differ: one result at 1 to 7 threads, or the table says so."""
     telling, found = hunt(FAST, every=9)
@@ -170,6 +171,7 @@ def test_gaps_that_were_found(name):
     assert len(results) == 1
 
 
+@pytest.mark.slow
 def test_layouts_and_types_are_torchs():
     """With every kernel of ours, at one thread and at three, the result has torch's type, shape and strides."""
     ours = {one.op.removeprefix("aten::") for one in pointwise.REPLACEMENTS}

@@ -79,6 +79,7 @@ tell([{name: len(results) for name, results in seen.items()}, varying])
 )
 
 
+@pytest.mark.slow
 def test_compiled_code_has_the_same_bits_at_any_thread_count(told):
     """Compiled sums, norms, softmax, losses, scatter, index_put, gradients: one result at 1, 2, 3, 4 and 8 threads.
 
@@ -143,6 +144,7 @@ tell({"before": before, "under": under, "fresh": fresh, "tuned": tuned, "off": o
 """
 
 
+@pytest.mark.slow
 def test_code_compiled_before_the_switch_is_compiled_again(told):
     """Compiled before, called after: the switch's bits. Off again: the old bits. What cannot be held is refused.
 
@@ -191,6 +193,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_code_cached_on_disk_without_the_switch_is_not_used_under_it(told):
     """The switch is part of the key of both caches on disk, in both directions. Negative control: without the tag it is used."""
     first, second = told(CACHE, "plain")
@@ -220,6 +223,7 @@ tell([bits(value) for value in torch.compile(few)(odd, tall)])
 """
 
 
+@pytest.mark.slow
 def test_code_cached_on_disk_at_another_thread_count_is_not_used(told, tmp_path):
     """A process with 3 threads has the same bits behind one that left its code for 1 thread in the cache, and alone.
 
@@ -248,6 +252,7 @@ tell([off, [pass_over(sizes), pass_over(sizes[::-1])]])
 """
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_the_shapes_seen_before(told):
     """A run that resumes sees its shapes in another order: under the switch compiled code has the same bits then.
 

@@ -248,6 +248,7 @@ def test_a_snapshot_is_read_as_it_was_written(tmp_path):
         assert (tmp_path / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.slow
 def test_another_version_has_its_own_overloads():
     """What is gone there is gone, what is new is new, and what is alike has the evidence of the pinned version."""
     pinned, *others = every_review().values()

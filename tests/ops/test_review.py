@@ -97,6 +97,7 @@ def test_a_hang_costs_one_case(tmp_path):
     assert asyncio.run(hang()) is None
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_json(tmp_path):
     """`samebits ops --review --op NAME --json FILE`: a table, the verdict, exit status 0; the file has the evidence."""
     file = tmp_path / "out.json"

@@ -142,6 +142,7 @@ def test_reductions_of_special_values_are_torchs():
         assert not torch.ones(40000).var(correction=40000).isfinite()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, derandomize=True, deadline=None)
 @given(
     shape=st.lists(st.sampled_from((1, 2, 3, 7, 16, 33, 100, 500)), min_size=2, max_size=4),

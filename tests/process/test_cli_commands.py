@@ -42,6 +42,7 @@ def recorded(tmp_path_factory):
     return folder, runs
 
 
+@pytest.mark.slow
 def test_run_fixes_the_hash_seed_and_hands_on_everything_behind_the_script(recorded):
     """The script sees its own `--seed`, PYTHONHASHSEED=0, and the same order of a set in each process."""
     _, (first, second, _) = recorded
@@ -66,6 +67,7 @@ def test_diff_says_equal_or_the_first_step_and_component(recorded):
     assert none.returncode == 2 and len(none.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_two_failed_runs_are_not_equal(tmp_path):
     """Both raise behind their last step: status 2, with the error and how many steps were compared."""
     (tmp_path / "train.py").write_text(f"{TRAIN}\nraise ValueError('no')\n")
@@ -97,6 +99,7 @@ print(note)
 """
 
 
+@pytest.mark.slow
 def test_what_is_read_behind_the_loop_is_told_so(tmp_path):
     """An argument that only a last line prints differs in no step: the line says who reads it. What a body reads: it does not."""
     script = WITH_RUN.replace(' * (2 if note == "other" and step.number == 2 else 1)', "")
@@ -115,6 +118,7 @@ def test_what_is_read_behind_the_loop_is_told_so(tmp_path):
     assert "local variable `note` differs [3 steps compared]" in inside.stdout
 
 
+@pytest.mark.slow
 def test_training_by_hand_has_steps_to_compare(tmp_path):
     """`p.data.add_` instead of an optimizer: four steps, and a difference is told at its step."""
     (tmp_path / "train.py").write_text(BY_HAND)
@@ -125,6 +129,7 @@ def test_training_by_hand_has_steps_to_compare(tmp_path):
     assert other.returncode == 1 and other.stdout.startswith("step 2 ") and "batch" in other.stdout
 
 
+@pytest.mark.slow
 def test_a_folder_holds_the_records_of_one_command(recorded):
     """Other arguments or another script are refused before they run; the same command may add its record."""
     folder, _ = recorded
@@ -137,6 +142,7 @@ def test_a_folder_holds_the_records_of_one_command(recorded):
     assert (folder / "c" / "record.1.jsonl").exists()  # negative control
 
 
+@pytest.mark.slow
 def test_the_exit_status_of_the_script_is_that_of_run(tmp_path):
     """sys.exit(9), an exception (1, with the script's own traceback), a missing script (2, one line)."""
     (tmp_path / "nine.py").write_text("raise SystemExit(9)")

@@ -48,6 +48,7 @@ def on_terminal(width, *words):
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed.decode()).replace("\r", "").splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_table_of_verify_uses_the_width_of_the_terminal(width):
     """No line is longer, the table is as wide as its text asks for, and the digest is whole in one line."""
@@ -69,6 +70,7 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_digests_of_commits_are_never_cut(run, width):
     """Whole in one line from 120 columns on, folded in two below; a listed parent is told by its step."""
@@ -87,6 +89,7 @@ def samebits(*words, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=280, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 140])
 def test_no_column_of_commits_is_left_out_on_a_narrow_terminal(run, width):
     """The state is there at any width: a damaged commit says so beside its step, and a whole one that it is whole."""
@@ -137,6 +140,7 @@ with samebits.Run(sys.argv[1], model=torch.nn.Linear(2, 1)) as run:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["", "/inner/run"])
 def test_a_run_directory_that_is_a_link_to_nothing_is_told(tmp_path, python, inner):
     """A dangling symlink, as the folder or above it: where it leads, and the cure; nothing is made."""

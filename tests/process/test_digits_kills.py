@@ -1,5 +1,6 @@
 """The digits example, killed by SIGKILL at random instants by another process, and started again each time."""
 
+import pytest
 import os
 import random
 import signal
@@ -65,12 +66,14 @@ def kill_many(root, folder, kills, epochs, seed):
     return expected, [e for e in ended if e is not None]
 
 
+@pytest.mark.slow
 def test_four_kills_at_random_instants(root, tmp_path):
     """4 SIGKILLs at random instants of the digits run, resumed each time: every run ends with equal state."""
     expected, ends = kill_many(root, tmp_path, kills=4, epochs=4, seed=1)
     assert set(ends) == {expected}
 
 
+@pytest.mark.slow
 def test_another_seed_ends_elsewhere(root, tmp_path):
     """Negative control: the digest does tell two different trainings apart."""
     digits = Digits(root, tmp_path, epochs=1)

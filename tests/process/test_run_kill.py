@@ -118,6 +118,7 @@ def test_killed_at_any_event_and_resumed(forked, tmp_path, event, step):
     assert resumed == (step >= first[event])
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     cuts=st.lists(
@@ -325,6 +326,7 @@ def test_a_sampler_that_makes_its_generator_late_is_refused_by_name(forked, tmp_
     assert forked(resumed).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -172,6 +172,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 @pytest.mark.filterwarnings("ignore:resuming replays")
 def test_killed_and_resumed_programs_are_equal(forked, tmp_path, program):

@@ -45,6 +45,7 @@ def kernels(folder):
     return sorted(folder.rglob("fold-*.kernel"))
 
 
+@pytest.mark.slow
 def test_second_process_loads_what_the_first_compiled(tmp_path):
     """A process has its kernel from the cache of an earlier one; after a byte is flipped it compiles again."""
     assert run(XDG_CACHE_HOME=str(tmp_path)) == f"{FOLDED} 0"
@@ -56,6 +57,7 @@ def test_second_process_loads_what_the_first_compiled(tmp_path):
     assert run(SAMEBITS_CACHE_DIR=str(tmp_path / "samebits")) == f"{FOLDED} 1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["SAMEBITS_CACHE_DIR", "HOME"])
 def test_no_writable_folder_is_no_error(tmp_path, named):
     """Without a folder that can be written, or without a home, kernels compile and nothing is kept."""
@@ -64,6 +66,7 @@ def test_no_writable_folder_is_no_error(tmp_path, named):
     assert run(**{named: str(file)}) == f"{FOLDED} 0"
 
 
+@pytest.mark.slow
 def test_processes_may_compile_at_once(tmp_path):
     """Processes that compile into one empty folder at once all succeed and leave one whole file."""
     with ThreadPoolExecutor(3) as pool:
@@ -97,6 +100,7 @@ def test_a_thread_that_waited_for_another_to_compile_takes_what_it_compiled():
     assert late is next(iter(twice.made.overloads.values())).entry_point and twice(4) == 8
 
 
+@pytest.mark.slow
 def test_an_edit_of_any_kernel_is_seen(tmp_path):
     """After an edit in the cipher, which `fold` only expands, the old code of `fold` is not used."""
     copy = tmp_path / "copy"
@@ -135,6 +139,7 @@ thread.join()
 """
 
 
+@pytest.mark.slow
 def test_a_fork_while_a_thread_compiles_is_safe(tmp_path):
     """Children forked while another thread imports Numba and compiles can compile themselves (without the lock they would hang)."""
     assert run(FORKED, SAMEBITS_CACHE_DIR=str(tmp_path)) == "[0, 0, 0, 0, 0]"

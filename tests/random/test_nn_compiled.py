@@ -53,6 +53,7 @@ def gradients(net, output):
     return torch.autograd.grad(output.square().sum(), list(net.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "dynamic"), [("aot_eager", None), ("aot_eager", True), ("inductor", None)]
 )

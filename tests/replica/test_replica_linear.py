@@ -55,6 +55,7 @@ def growth(form):
     return bytecodes(lambda: analyze(many)) / bytecodes(lambda: analyze(few))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [lists, slices, chain])
 def test_four_times_the_graph_is_four_times_the_work(form):
     """Over lists, over slices of one buffer and over a chain, the instructions that are run grow as the nodes do."""

@@ -131,6 +131,7 @@ def ends(ranks, name):
     return {rank[name]["digest"] for rank in ranks}
 
 
+@pytest.mark.slow
 def test_replicas_stay_equal(ranks):
     """AdamW in pure bfloat16, data of its own on every rank, 20 steps: weights and state are bitwise equal, as claimed."""
     assert len(ends(ranks, "ddp")) == 1 and ranks[0]["claimed"]

@@ -92,6 +92,7 @@ def test_sgd_is_its_formula_in_float32():
     assert same(ours, w) and same(state["momentum_buffer"], buffer)
 
 
+@pytest.mark.slow
 @each("cls, dtype, options", [
     (optim.AdamW, BF16, {"amsgrad": True, "maximize": True}),
     (optim.AdamW, BF16, {"amsgrad": True, "state_dtype": BF16}),
@@ -110,6 +111,7 @@ def test_the_kernel_has_the_bits_of_tensor_ops(cls, dtype, options, monkeypatch)
     assert not torch.equal(one[0], weights(dtype=dtype).detach())
 
 
+@pytest.mark.slow
 @each("cls, options", [
     (optim.AdamW, {"amsgrad": True}),
     (optim.AdamW, {"state_dtype": BF16}),

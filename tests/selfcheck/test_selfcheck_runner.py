@@ -66,6 +66,7 @@ def test_brackets_in_figures_are_text(tmp_path):
         assert whole in told, whole
 
 
+@pytest.mark.slow
 def test_a_crash_a_fault_and_a_hang_cost_one_case_each(tmp_path):
     """What kills, spoils or blocks a process fails its own case; those behind it run, in another process."""
     report = checked(tmp_path, "bad", "good")
@@ -104,6 +105,7 @@ def test_the_next_call_goes_on_where_the_time_ended(tmp_path):
     assert len(second.outcomes["own.slow"].cases) == 4
 
 
+@pytest.mark.slow
 def test_a_killed_check_goes_on(tmp_path):
     """After SIGKILL of the check itself, its workers are gone, and the next call goes on."""
     code = (

@@ -426,6 +426,7 @@ with FakeTensorMode():
 """
 
 
+@pytest.mark.slow
 def test_the_command_installs_what_was_verified(tmp_path, cases):
     """`samebits selfcheck --record --report FOLDER`, without a GPU, in a copy of samebits: exit 0; the table shows the evidence."""
     source = tmp_path / "src"

@@ -19,6 +19,7 @@ from samebits.selfcheck.programs.job import TrainingJob, fresh, killed_and_resum
 SMALL = TrainingJob(device="cpu", small=True, steps=6)
 
 
+@pytest.mark.slow
 def test_without_samebits_installed_a_script_is_verified(uninstalled, tmp_path):
     """From sources that are installed nowhere `python -m samebits` verifies the digits example, in all its processes."""
     command, environment = uninstalled
@@ -68,6 +69,7 @@ with samebits.Run("runs/x", model=model, optimizer=optimizer) as run:
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_repeat_is_seen(tmp_path, monkeypatch):
     """The measurement runs verify in a process, and the judge sees a script whose steps depend on the process; no report raises."""
     monkeypatch.setattr(training, "EXAMPLES", tmp_path)
@@ -87,6 +89,7 @@ def test_a_script_that_does_not_repeat_is_seen(tmp_path, monkeypatch):
         training.verified("raises.py", place)
 
 
+@pytest.mark.slow
 def test_training_is_repeated_in_another_process():
     """Two processes end with the same weights and one with another seed does not; the case has times with and without."""
     measured = training.trained_twice("convnet", "bfloat16", Target("cpu", small=True))
@@ -105,6 +108,7 @@ def test_batches_that_a_pipeline_moves_are_judged():
     assert list(same(found))
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_told():
     """A job that raises, takes too long, or is not killed where it should be is an error with what it printed."""
     with pytest.raises(VerifyError, match=r"ended with \[1\].*no_such_device|ended with \[1\].*device"):
@@ -115,6 +119,7 @@ def test_a_process_that_fails_is_told():
         fresh(replace(SMALL, kill_at=5), 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "ranks"), [("gloo", 2), ("gloo", 1)])
 def test_ranks_are_killed_and_resumed(tmp_path, backend, ranks):
     """Two processes of a DistributedDataParallel end, killed and resumed, with the bits of an uninterrupted run, on each rank."""
@@ -122,6 +127,7 @@ def test_ranks_are_killed_and_resumed(tmp_path, backend, ranks):
     assert not list(same(measured.results)) and len(measured.results) == 2 * ranks
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_resumed_is_seen(tmp_path):
     """A run whose commits are gone begins anew, with the same bits at its end: the judges see that it was not resumed."""
     measured = commits.resumed(Target("cpu", small=True, folder=tmp_path))
@@ -183,6 +189,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_functions_with_atomics_compile(python):
     """On the CPU each function of the list is compiled under the switch, and repeats or is refused."""
     told = python(COMPILED).stdout.splitlines()[-1]
@@ -201,6 +208,7 @@ print(compiled.autotuned(Target("cpu")))
 """
 
 
+@pytest.mark.slow
 def test_a_users_autotuned_kernel_takes_its_first_configuration(python):
     """In Triton's interpreter: under the switch the first of two configurations runs, where a timing would choose the other."""
     pytest.importorskip("triton")

@@ -263,6 +263,7 @@ train({run_dir!r}, body)
 """
 
 
+@pytest.mark.slow
 def test_who_reads_the_output_of_a_killed_run_does_not_wait_for_its_writer(tmp_path):
     """subprocess.run(capture_output=True) returns when the run is killed, while its writer still lives (it is stopped)."""
     script = KILLED.format(tests=str(Path(__file__).parent), run_dir=str(tmp_path / "r"))

@@ -194,6 +194,7 @@ def kinds():
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "buckets left alone"])
 def test_every_kind_of_ddp(ranks, tmp_path, kinds, name):
     """Cut and resumed, equal bits: only the bare module given to the run, a static graph, gradients that are views of the

@@ -86,6 +86,7 @@ def expected(ranks, script, folder, world_size):
     return [bits for _, bits in ended(folder, world_size)]
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_the_job_when_a_rank_is_killed(ranks, script, tmp_path):
     """SIGKILL of rank 1 of 3: torchrun restarts all, they resume from the last commit, and end with equal bits."""
     job = torchrun(script, tmp_path / "job", 3, 30, 0, restarts=1)
@@ -95,6 +96,7 @@ def test_torchrun_restarts_the_job_when_a_rank_is_killed(ranks, script, tmp_path
     assert ended(tmp_path / "job", 3) == [["True", bits] for bits in whole]
 
 
+@pytest.mark.slow
 def test_torchrun_passes_a_signal_on(ranks, script, tmp_path):
     """SIGTERM to torchrun of 4 ranks: one commit for all; the same command again goes on from it, and ends with equal bits."""
     folder = tmp_path / "job"

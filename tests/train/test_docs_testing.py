@@ -1,10 +1,12 @@
 """docs/testing.md is true: its code runs, and what it prints is what the page says."""
 
+import pytest
 import re
 
 SNIPPETS = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_snippets_run_and_print_what_the_page_says(root, python):
     """All snippets in order, as one script: they raise nothing, and name the attribute that was left out."""
     page = (root / "docs" / "testing.md").read_text()

@@ -154,6 +154,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:resuming replays")
 def test_killed_and_resumed_it_ends_with_the_same_weights(forked, uninterrupted, tmp_path, case):

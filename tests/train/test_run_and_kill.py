@@ -51,6 +51,7 @@ with samebits.Run("runs/mine", model=model) as run:
 """
 
 
+@pytest.mark.slow
 def test_a_function_of_a_test_survives_a_kill():
     """A function of a test's module is killed in a validation, resumes in a fresh process, and ends with equal bits."""
     result = run_and_kill(fit, at="validation", seed=1)
@@ -60,6 +61,7 @@ def test_a_function_of_a_test_survives_a_kill():
     assert result.output.count("the end") == 1 and "resumed" in result.output
 
 
+@pytest.mark.slow
 def test_what_a_kill_loses_is_named():
     """Negative control: a counter of the module starts anew after a kill; the result says where the runs part."""
     result = run_and_kill(lambda run_dir: fit(run_dir, forgets=True), at=6)
@@ -70,6 +72,7 @@ def test_what_a_kill_loses_is_named():
     )
 
 
+@pytest.mark.slow
 def test_a_script_is_killed_at_an_instant_in_any_working_directory(tmp_path, monkeypatch):
     """A script with arguments, killed at a drawn instant; its own run directory is neither read nor written."""
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -144,6 +147,7 @@ def test_a_step_behind_a_drawn_place_is_come_to():
     assert late > 30  # negative control: nothing behind it, it may be late
 
 
+@pytest.mark.slow
 def test_a_kill_before_an_earlier_step_leaves_that_step_to_come():
     """Killed in step 9, then in step 4: what is committed before the first kill lies before the second one."""
     result = run_and_kill(fit, at=[9, 4])

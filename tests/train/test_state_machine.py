@@ -199,6 +199,7 @@ def expected(tmp_path_factory):
     return Program(tmp_path_factory.mktemp("whole") / "run").finish()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:skipped the damaged commit")
 def test_any_sequence_of_events_ends_with_the_same_bits(expected):
     """Steps, saves, kills, damaged commits, resumes, other workers, in any order: the end is that of a run in peace."""

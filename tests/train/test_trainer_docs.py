@@ -1,8 +1,10 @@
 """The code in docs/training.md runs."""
 
+import pytest
 import re
 
 
+@pytest.mark.slow
 def test_the_page_runs(python, root):
     """All Python blocks of the page, one after the other as one program: they run, and resume what they left."""
     page = (root / "docs" / "training.md").read_text()

@@ -163,6 +163,7 @@ def cut():
     raise Cut
 
 
+@pytest.mark.slow
 @example(FULL, 3)
 @example(FULL | {"steps_per_epoch": None, "scheduler": "cycle", "precision": "bf16", "lengthless": True}, 0)
 @given(FEATURES, st.integers(0, 4))

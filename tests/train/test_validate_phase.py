@@ -76,6 +76,7 @@ def train(run_dir, *, kind="samebits", kill=None, commits=None, plain=False, num
     return digest.of_value([model.state_dict(), opt.state_dict(), dict(run.state)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.filterwarnings("ignore:resuming replays")
 def test_killed_at_any_batch_of_a_validation(forked, tmp_path, kind):

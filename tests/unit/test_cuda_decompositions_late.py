@@ -40,6 +40,7 @@ def test_a_training_step_on_the_cpu_imports_no_formulation_for_cuda(python):
     assert loaded(python, STEP) == 0
 
 
+@pytest.mark.slow
 def test_a_cuda_tensor_and_the_op_table_import_them(python):
     """Negative control: all 12 modules are there once a fake CUDA tensor met a refused op, or the table was asked."""
     assert loaded(python, STEP + FAKE) == 12

@@ -170,6 +170,7 @@ def test_a_name_that_is_none_is_refused(name):
         samebits.declare_op(name, deterministic=True)
 
 
+@pytest.mark.slow
 def test_torchs_own_namespaces_are_known(python):
     """Every op that torch itself registers, its compiler, export and distributed parts imported, is in a known namespace; so are our own."""
     out = python(

@@ -36,6 +36,7 @@ def test_a_private_generator_may_draw(python):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seeding", ["samebits.set_random_seed(5)", "torch.manual_seed(5)", "torch.manual_seed(2**40)"]
 )

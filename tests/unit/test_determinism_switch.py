@@ -59,6 +59,7 @@ def test_off_restores_settings_that_a_user_had_made(monkeypatch):
         torch.backends.cudnn.benchmark = False
 
 
+@pytest.mark.slow
 def test_inductor_imported_under_the_switch_is_put_back(python):
     """Inductor imported while the switch is on is deterministic, and is not any more after the switch is off."""
     python(

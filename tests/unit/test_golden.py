@@ -33,6 +33,7 @@ def test_random_numbers_seeds_pipelines_and_loaders_are_those_of_every_cpu(golde
     assert len(now) > 300
 
 
+@pytest.mark.slow
 def test_what_depends_on_the_cpu_is_that_of_this_cpus_text(golden):
     """Layers, rounding, steps, commits and recurrent layers have the digests that were written on this CPU, with this torch."""
     name = f"{golden.cpu_name()}.txt"
@@ -69,6 +70,7 @@ def test_a_commit_that_there_is_not_is_one_line_and_exit_status_2(root):
     assert done.stderr == "golden: BASE=nowhere is no commit of this repository\n"
 
 
+@pytest.mark.slow
 def test_a_constant_that_was_changed_is_found_in_what_it_moves(root, tmp_path):
     """End to end, in a clone: equal to its own commit; after one digit of a constant of Philox has changed, each draw is named."""
     if not (root / ".git").exists():

@@ -34,6 +34,7 @@ def test_not_here(): pass
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", [True, False])
 def test_counts_and_failures_are_those_of_pytest(matrix, tmp_path, right):
     """A real run of pytest: passed, failed, skipped, and the name of what failed; all green is no failure."""

@@ -87,6 +87,7 @@ def test_rows_that_fit_are_installed_and_nothing_is_told(tell):
     assert tell(ROWS, "tested", "sin mm")[:2] == [[], ["mm", "relu", "sin"]]
 
 
+@pytest.mark.slow
 def test_a_row_whose_schema_changed_is_skipped_and_told_once(tell):
     """A kernel written for other arguments does not stand in front of an op; the op runs as torch has it."""
     found, calls, gradient = tell(ROWS, "untested", "sin mm", "mm")
@@ -98,6 +99,7 @@ def test_a_row_whose_schema_changed_is_skipped_and_told_once(tell):
     assert gradient == tell(ROWS, "tested", "sin mm")[2]
 
 
+@pytest.mark.slow
 def test_a_row_whose_op_has_become_a_composite_is_skipped(tell):
     """In front of matmul, which torch makes of other ops, a kernel would take away the gradient."""
     found, calls, gradient = tell(ROWS, "tested", "matmul")
@@ -105,6 +107,7 @@ def test_a_row_whose_op_has_become_a_composite_is_skipped(tell):
     assert gradient == tell(ROWS, "tested", "mm")[2]
 
 
+@pytest.mark.slow
 def test_what_a_reviewed_torch_no_longer_has_is_skipped_in_silence(tell):
     """The table knows that a reviewed version lacks an op of another one: nobody can call it there."""
     source = """
@@ -184,6 +187,7 @@ print(json.dumps([len(without) > 100, sorted(changed() ^ without)]))
     assert tell(source) == [True, ["aten::unseen"]]
 
 
+@pytest.mark.slow
 def test_samebits_ops_lists_what_is_not_reviewed(tell):
     """On the top of the summary, by a filter, by name; negative control: without such an op the filter leaves nothing."""
     source = """

@@ -1,3 +1,4 @@
+import pytest
 import sys
 import tomllib
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import samebits
 
 
+@pytest.mark.slow
 def test_an_untested_torch_is_named_once_in_a_warning_and_in_the_fingerprint(python):
     """With another torch than the tested ones, import warns once, and the fingerprint says so; with a tested one not."""
     source = (
