@@ -145,6 +145,17 @@ def test_a_few_columns_of_a_large_tensor_arrive_without_the_rest():
     assert column.tolist() == list(range(3, 1000, 10)) and column.stride() == (1,)
 
 
+def of_zeros(length):
+    return torch.zeros(0, 3, dtype=torch.int64)
+
+
+def test_a_padded_batch_of_nothing_arrives():
+    """Sequences that all have length 0 are padded to a batch of no elements, by a worker as in this process."""
+    empty = Pipeline.range(4).map(of_zeros).padded_batch(2)
+    for batch in read(empty, num_parallel_calls=1) + read(empty):
+        assert batch.shape == (2, 0, 3) and batch.dtype == torch.int64
+
+
 def test_a_tensor_that_is_there_twice_stays_one_tensor():
     """The same object at two places of a result is one object afterwards."""
     a, b = read(Pipeline.range(1).map(lambda n: [torch.arange(3)] * 2), num_parallel_calls=1)[0]

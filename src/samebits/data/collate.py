@@ -51,6 +51,8 @@ def _tensors(rows: list[Any], *, collate_fn_map: Any = None) -> Any:
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """`torch.empty`; in a worker that is making a batch, where the batch will be read."""
+    if not math.prod(shape):  # torch does not take no bytes for elements of another size
+        return torch.empty(shape, dtype=dtype)
     place = empty((math.prod(shape) * dtype.itemsize,), np.dtype(np.uint8))
     return torch.from_numpy(place).view(dtype).view(shape)
 
