@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
+from samebits._inspect.user_code import user_frames
 from samebits.errors import ConflictError, InvalidArgumentError
 from samebits.replica.built import PerRank, built, check_fresh, check_makers, known, left_over, name_constants
 from samebits.replica.closures import Closure
@@ -30,7 +31,7 @@ from samebits.replica.lifting import Lifted, dotted, names_of
 from samebits.replica.memory import Place
 from samebits.replica.partitions import Groups
 from samebits.replica.ranks import Trace, compared, groups_of, trace_of
-from samebits.replica.refused import MACHINERY, told_in_the_users_words
+from samebits.replica.refused import told_in_the_users_words
 from samebits.replica.regions import kept_calls
 from samebits.replica.rules import generator_names, written_inputs
 from samebits.replica.step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep
@@ -253,8 +254,7 @@ def _user_frames() -> Iterator[None]:
 
 
 def _of_the_user(tracer: PythonKeyTracer, frames: Any) -> Any:
-    kept = [frame for frame in frames if not frame.filename.startswith(MACHINERY)]
-    return type(frames).from_list(kept[-4:])
+    return type(frames).from_list(user_frames(frames)[-4:])
 
 
 def _looked_at(ranks: int, axes: Mapping[str, int]) -> list[int]:

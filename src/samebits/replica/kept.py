@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from samebits.random import generators
-from samebits.replica.closures import FOREIGN, names_in
+from samebits.replica.closures import is_followed, names_in
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def _parts(one: Any) -> Iterator[Any]:
 def _methods(one: Any) -> Iterator[FunctionType]:
     """The functions of an object's class, which may set globals; none of a library's classes."""
     for kind in type(one).__mro__:
-        if not kind.__module__.startswith(FOREIGN):
+        if is_followed(kind):
             yield from (value for value in vars(kind).values() if isinstance(value, FunctionType))
 
 

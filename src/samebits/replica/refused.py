@@ -13,16 +13,10 @@ import torch
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from samebits._inspect.user_code import user_frames
 from samebits.errors import ConflictError, InvalidArgumentError, SamebitsError, UnimplementedError
 
 _TORCH = os.path.dirname(torch.__file__)
-MACHINERY = (
-    _TORCH,
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-    os.path.dirname(contextlib.__file__),
-    "<",
-)
-"""Frames of these files are not the user's."""
 _UNREAD = (
     "the Python code reads the value of a tensor, and a capture computes none [{line}]. Return the tensor and read it "
     "outside of the step (float(loss), print); choose by torch.where or torch.cond instead of an if; leave GradScaler out, "
@@ -119,7 +113,7 @@ def _by_op(error: Any) -> str:
 
 
 def _line(error: Exception) -> str:
-    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(MACHINERY)]
+    own = user_frames(traceback.extract_tb(error.__traceback__))
     return (
         f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}: {own[-1].line}" if own else "no source line"
     )

@@ -12,13 +12,13 @@ or in closures of C functions, what is deeper than five objects, nor what change
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
 import torch
 
+from samebits._inspect import user_code
 from samebits.context import Position, process
 from samebits.errors import IncompleteStateError, InvalidArgumentError
 from samebits.train import state
@@ -69,9 +69,8 @@ class Completeness:
                 changes = self._look(frame, objects, run_state, loader)
         except Exception as error:  # an object that cannot be looked at must not end a run
             self._enabled = False
-            warnings.warn(
+            user_code.warn(
                 f"Run: the check for forgotten state is off from here: {type(error).__name__}: {error}",
-                stacklevel=4,
             )
             return
         self._spent += time.perf_counter() - started
@@ -82,10 +81,9 @@ class Completeness:
         """The run is over: warns of paths that were to be ignored and are nowhere."""
         unseen = [path for path, seen in self._ignored.items() if not seen]
         if unseen and self._looks > 1:
-            warnings.warn(
+            user_code.warn(
                 f"run.ignore: nothing that the run could see has the path {', '.join(map(repr, unseen))}. Remove the call, or "
                 "correct the path.",
-                stacklevel=4,
             )
 
     def _due(self, position: Position) -> bool:

@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from samebits.train.reach.walk import is_foreign, is_users
+from samebits._inspect.user_code import is_library, is_user_type
 
 _DRIVER = "samebits.train"
 """Whose loops call the user's functions (`Trainer`): then their order is read from there."""
@@ -36,7 +36,7 @@ class Program:
 
     def _add_module(self, module: types.ModuleType | None) -> None:
         file = getattr(module, "__file__", None)
-        if module is None or file is None or is_foreign(file) or module in self.modules:
+        if module is None or file is None or is_library(file) or module in self.modules:
             return
         if module.__name__.split(".")[0] == "samebits":
             return
@@ -54,7 +54,7 @@ class Program:
     def add_kind(self, kind: type) -> None:
         """The methods of a class and of its bases that are the user's."""
         for base in kind.__mro__:
-            if base not in self._kinds and is_users(base):
+            if base not in self._kinds and is_user_type(base):
                 self._kinds.add(base)
                 for code in methods(base):
                     self.add(code)

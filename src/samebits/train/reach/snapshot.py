@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from samebits._inspect.user_code import is_user_type
 from samebits.train.reach import locals as loop_locals
 from samebits.train.reach.generators import GENERATORS, of_state
 from samebits.train.reach.hooks import hooks_of
 from samebits.train.reach.leaves import PLAIN, leaf, plain
 from samebits.train.reach.order import Place
 from samebits.train.reach.program import Program
-from samebits.train.reach.walk import Walk, action_of, attributes_of, is_users
+from samebits.train.reach.walk import Walk, action_of, attributes_of
 
 NONE = plain(None)
 """The hash of None."""
@@ -111,9 +112,9 @@ class Snapshot(Walk):
 
     def _note(self, name: str, value: Any) -> None:
         kind = type(value)
-        if isinstance(value, torch.nn.Module) or (is_users(kind) and "__call__" in dir(kind)):
+        if isinstance(value, torch.nn.Module) or (is_user_type(kind) and "__call__" in dir(kind)):
             self.callables.add(name)
-        if is_users(kind) or (self._root == "loader" and isinstance(value, torch.utils.data.Sampler)):
+        if is_user_type(kind) or (self._root == "loader" and isinstance(value, torch.utils.data.Sampler)):
             self.kinds.add(kind)
             if self._root == "loader":
                 self.fetching.add(kind)
@@ -131,7 +132,7 @@ class Snapshot(Walk):
 
     def action(self, kind: type) -> str | None:
         """Optimizers that the run does not know are looked at; of samebits' own objects only what they hold of the user's."""
-        if issubclass(kind, torch.optim.Optimizer) and not is_users(kind):
+        if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
             return "optimizer"
         if kind.__module__.startswith("samebits.") and action_of(kind) == "attributes":
             return "holder"
@@ -284,7 +285,9 @@ def _may_change(value: Any) -> bool:
 
 
 def _is_users_own(value: Any) -> bool:
-    return isinstance(value, torch.nn.Module | types.FunctionType | types.MethodType) or is_users(type(value))
+    return isinstance(value, torch.nn.Module | types.FunctionType | types.MethodType) or is_user_type(
+        type(value)
+    )
 
 
 def _inner(value: Any) -> Iterator[Any]:

@@ -7,9 +7,6 @@ import collections
 import functools
 import itertools
 import operator
-import os
-import sys
-import sysconfig
 import types
 import weakref
 from collections.abc import Iterator
@@ -21,7 +18,8 @@ import torch
 import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from samebits import context, digest
+from samebits import digest
+from samebits._inspect.user_code import is_library, is_user_type
 from samebits.train.reach.generators import GENERATORS, of_generator
 from samebits.train.reach.leaves import PLAIN, Leaves, leaf, nested, of_nested, plain
 
@@ -32,7 +30,6 @@ _ITEMS = 16
 _ENDS = 128
 _LARGE = 1 << 16
 """Bytes from which on a tensor is hashed only when its version changed, and an array by a sample."""
-_WALKED = ("samebits.callbacks", "samebits.train.trainer")
 _PLAIN_SEQUENCES = (list, tuple)
 _SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
 _ITERATORS = (
@@ -47,34 +44,6 @@ _MODULE_OWN = frozenset(vars(torch.nn.Module()))
 _OPTIMIZER_OWN = frozenset(
     {"defaults", "param_groups", "state", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"}
 )
-_LIBRARIES = tuple(
-    os.path.realpath(path) + os.sep for path in {*sysconfig.get_paths().values()} if path
-)  # the standard library, site-packages, the interpreter's scripts
-_SAMEBITS = os.path.dirname(os.path.realpath(context.__file__)) + os.sep
-
-
-@functools.lru_cache(maxsize=4096)
-def is_foreign(filename: str) -> bool:
-    """Whether code of this file is neither the user's nor samebits'."""
-    if filename.startswith("<"):
-        return filename.startswith("<frozen")
-    path = os.path.realpath(filename)
-    return path.startswith(_LIBRARIES) and not path.startswith(_SAMEBITS)
-
-
-def is_samebits(filename: str) -> bool:
-    """Whether code of this file is samebits' own."""
-    return os.path.realpath(filename).startswith(_SAMEBITS)
-
-
-@functools.lru_cache(maxsize=4096)
-def is_users(kind: type) -> bool:
-    """Whether instances of `kind` are the user's own objects, or samebits' holders of them."""
-    if kind.__module__ == "__main__" or kind.__module__.startswith(_WALKED):
-        return True
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    return file is not None and not is_foreign(file) and not is_samebits(file)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -203,7 +172,7 @@ class Walk:
 
     def function(self, path: str, value: types.FunctionType, depth: int) -> None:
         """Closures of the user's functions: their plain cells."""
-        if value.__closure__ and not is_foreign(value.__code__.co_filename):
+        if value.__closure__ and not is_library(value.__code__.co_filename):
             for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
                 try:
                     content = cell.cell_contents
@@ -241,7 +210,7 @@ class Walk:
 
     def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
         """Attributes of a user's module; tensors only of a module that `Run` does not know."""
-        if is_users(type(value)):
+        if is_user_type(type(value)):
             self.attributes(path, value, depth)
         if id(value) not in self._given:
             for name, tensor in (*value._parameters.items(), *value._buffers.items()):
@@ -293,7 +262,7 @@ def action_of(kind: type) -> str | None:
     for bases, action in _ACTIONS:
         if issubclass(kind, bases):
             return action
-    if is_users(kind):
+    if is_user_type(kind):
         return "attributes"
     if issubclass(kind, torch.utils.data.Sampler):
         return "sampler"
