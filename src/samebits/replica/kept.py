@@ -10,10 +10,10 @@ from contextlib import ExitStack, contextmanager
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from samebits._inspect.rng_states import RESTORABLE, put_state, state_of
 from samebits.random import generators
 from samebits.replica.closures import is_followed, names_in
 
@@ -24,22 +24,13 @@ def kept_generators(objects: Iterable[Any]) -> Iterator[None]:
 
     Once, at the end: between the runs as other ranks they go on, so that what Python draws is not taken for equal.
     """
-    states: list[tuple[Callable[..., Any], Any]] = []
-    for one in objects:
-        if isinstance(one, torch.Generator):
-            states.append((one.set_state, one.get_state()))
-        elif isinstance(one, random.Random):
-            states.append((one.setstate, one.getstate()))
-        elif isinstance(one, np.random.Generator):
-            states.append((_setter(one.bit_generator, "state"), one.bit_generator.state))
-        elif isinstance(one, np.random.RandomState):
-            states.append((one.set_state, one.get_state()))
+    states = [(one, state_of(one)) for one in objects if isinstance(one, RESTORABLE)]
     with generators.preserved():
         try:
             yield
         finally:
-            for put, state in states:
-                put(state)
+            for one, state in states:
+                put_state(one, state)
 
 
 @contextmanager

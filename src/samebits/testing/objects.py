@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from samebits._inspect.tree import Leaves, of_nested
 from samebits.checkpoint import decode, encode
 from samebits.errors import UnsavableStateError
 from samebits.testing.stepping import CALL, Advance, Cut, Stepper, cuts
-from samebits.train.reach.leaves import Leaves, of_nested
 from samebits.train.reach.walk import Walk
 
 _HASH = 8

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
+from samebits._inspect.tree import Leaves
 from samebits.context import Position
 from samebits.train import state
 from samebits.train.reach import locals as loop_locals
-from samebits.train.reach.leaves import Leaves
 from samebits.train.reach.walk import Walk
 
 _TORCHS = torch.nn.Module, torch.optim.Optimizer

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from samebits._inspect.rng_states import GENERATORS, of_state
+from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type
 from samebits.train.reach import locals as loop_locals
-from samebits.train.reach.generators import GENERATORS, of_state
 from samebits.train.reach.hooks import hooks_of
-from samebits.train.reach.leaves import PLAIN, leaf, plain
 from samebits.train.reach.order import Place
 from samebits.train.reach.program import Program
 from samebits.train.reach.walk import Walk, action_of, attributes_of

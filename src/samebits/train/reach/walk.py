@@ -19,9 +19,9 @@ import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from samebits import digest
+from samebits._inspect.rng_states import GENERATORS, of_generator
+from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, of_nested, plain
 from samebits._inspect.user_code import is_library, is_user_type
-from samebits.train.reach.generators import GENERATORS, of_generator
-from samebits.train.reach.leaves import PLAIN, Leaves, leaf, nested, of_nested, plain
 
 MAX_LEAVES = 300
 _DEPTH = 5
