@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from samebits._inspect.patching import replaced
 from samebits._inspect.user_code import INSTALLED, owner_of_frame
 
 _NEEDS_WORKERS = {
@@ -53,11 +54,8 @@ def loader_workers(count: int | None, note: Callable[[str], None], own: list[int
         given |= {"num_workers": count} | (_NEEDS_WORKERS if count == 0 else {})
         return construct(self, **given)
 
-    DataLoader.__init__ = with_workers  # type: ignore[method-assign]
-    try:
+    with replaced(DataLoader, "__init__", with_workers):
         yield
-    finally:
-        DataLoader.__init__ = construct  # type: ignore[method-assign]
 
 
 def _made_by(loader: Any, frame: FrameType | None) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line
-from samebits.determinism.graph.patches import Patches
 from samebits.errors import UnimplementedError
 
 _SYNCHRONOUS = "torch.nn.parallel.DistributedDataParallel, whose processes wait for each other at every step"

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.backends import ContextProp
 
+from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line
 from samebits.determinism import custom, generator_guard, inductor_flag
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.notices import warn_once
 from samebits.determinism.settings import active
 from samebits.errors import ConflictError, ConflictWarning

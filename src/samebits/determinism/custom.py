@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line
 from samebits.determinism import reviewed, triton_kernels
 from samebits.determinism.environment import TESTED_TORCH
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.notices import warn_once
 from samebits.determinism.overrides import Overrides, has_kernel, overload
 from samebits.determinism.settings import active

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.notices import warn_once
 from samebits.determinism.sources import (
     DISTRIBUTED_SAMPLER,

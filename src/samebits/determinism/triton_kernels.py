@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.notices import warn_once
 from samebits.errors import UndeclaredOpWarning
 

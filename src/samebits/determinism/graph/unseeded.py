@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.fx.traceback
 
+from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line, line_in, owner_of_frame
 from samebits.determinism.graph.inductor import passed_through
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.guard import DrawRule, unseeded
 from samebits.errors import UnseededError
 from samebits.random.seeds import torch_was_seeded
