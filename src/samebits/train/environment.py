@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from samebits import digest
+from samebits._inspect.user_code import is_foreign
 from samebits.checkpoint import Manifest
 from samebits.determinism import environment_fingerprint
 from samebits.determinism.environment import differences
 from samebits.determinism.settings import active
 from samebits.errors import InvalidArgumentError, RunMismatchError
-from samebits.train.reach.walk import is_foreign
 
 _NAMES = {
     "packages.samebits": "samebits",

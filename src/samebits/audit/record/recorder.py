@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from samebits._inspect.rng_states import generators
+from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit.record.file import RecordFile, start_line
 from samebits.audit.record.lines import Lines
 from samebits.audit.record.observe import TorchListener, torch_hooks
@@ -22,8 +24,6 @@ from samebits.audit.record.writes import outside, writes
 from samebits.context import Observer, Position, observed, process, run_dirs
 from samebits.determinism.notices import notices
 from samebits.determinism.settings import active
-from samebits.train.reach.generators import generators
-from samebits.train.reach.leaves import Leaves, of_nested
 
 
 class StopScript(BaseException):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from samebits.train.reach.walk import is_foreign, is_samebits, is_users
+from samebits._inspect.user_code import is_foreign, is_samebits, is_users
 
 
 def hooks_of(module: torch.nn.Module) -> Iterator[Any]:

@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from samebits.train.reach.walk import is_foreign, is_users
+from samebits._inspect.user_code import is_foreign, is_users
 
 _DRIVER = "samebits.train"
 """Whose loops call the user's functions (`Trainer`): then their order is read from there."""

@@ -7,9 +7,6 @@ import collections
 import functools
 import itertools
 import operator
-import os
-import sys
-import sysconfig
 import types
 import weakref
 from collections.abc import Iterator
@@ -21,9 +18,10 @@ import torch
 import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from samebits import context, digest
-from samebits.train.reach.generators import GENERATORS, of_generator
-from samebits.train.reach.leaves import PLAIN, Leaves, leaf, nested, of_nested, plain
+from samebits import digest
+from samebits._inspect.rng_states import GENERATORS, of_generator
+from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, of_nested, plain
+from samebits._inspect.user_code import is_foreign, is_users
 
 MAX_LEAVES = 300
 _DEPTH = 5
@@ -32,7 +30,6 @@ _ITEMS = 16
 _ENDS = 128
 _LARGE = 1 << 16
 """Bytes from which on a tensor is hashed only when its version changed, and an array by a sample."""
-_WALKED = ("samebits.callbacks", "samebits.train.trainer")
 _PLAIN_SEQUENCES = (list, tuple)
 _SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
 _ITERATORS = (
@@ -47,34 +44,6 @@ _MODULE_OWN = frozenset(vars(torch.nn.Module()))
 _OPTIMIZER_OWN = frozenset(
     {"defaults", "param_groups", "state", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"}
 )
-_LIBRARIES = tuple(
-    os.path.realpath(path) + os.sep for path in {*sysconfig.get_paths().values()} if path
-)  # the standard library, site-packages, the interpreter's scripts
-_SAMEBITS = os.path.dirname(os.path.realpath(context.__file__)) + os.sep
-
-
-@functools.lru_cache(maxsize=4096)
-def is_foreign(filename: str) -> bool:
-    """Whether code of this file is neither the user's nor samebits'."""
-    if filename.startswith("<"):
-        return filename.startswith("<frozen")
-    path = os.path.realpath(filename)
-    return path.startswith(_LIBRARIES) and not path.startswith(_SAMEBITS)
-
-
-def is_samebits(filename: str) -> bool:
-    """Whether code of this file is samebits' own."""
-    return os.path.realpath(filename).startswith(_SAMEBITS)
-
-
-@functools.lru_cache(maxsize=4096)
-def is_users(kind: type) -> bool:
-    """Whether instances of `kind` are the user's own objects, or samebits' holders of them."""
-    if kind.__module__ == "__main__" or kind.__module__.startswith(_WALKED):
-        return True
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    return file is not None and not is_foreign(file) and not is_samebits(file)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -283,6 +252,18 @@ class Walk:
             for number, item in enumerate(value.__reduce__()[1]):
                 if isinstance(item, Iterator):
                     self.value(f"{path}[{number}]", item, depth + 1)
+
+
+def leaves_in(name: str, value: Any) -> Leaves:
+    """What a walk finds from one value on."""
+    walk = Walk()
+    walk.value(name, value, 0)
+    return walk.leaves()
+
+
+def hashes_in(name: str, value: Any) -> frozenset[bytes]:
+    """The hashes of what a walk finds from one value on."""
+    return frozenset(leaves_in(name, value).by_name().values())
 
 
 @functools.lru_cache(maxsize=4096)

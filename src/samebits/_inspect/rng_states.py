@@ -12,8 +12,8 @@ import torch
 import xxhash
 
 from samebits import digest
+from samebits._inspect.tree import Leaves, leaf, plain
 from samebits.random import Generator
-from samebits.train.reach.leaves import Leaves, leaf, plain
 
 _MERSENNE_TWISTER_WORDS = 625
 """NumPy's struct: 624 words of state, then the position."""
