@@ -1,1 +1,1 @@
-"""The ground floor for looking at programs: whose code it is, what it holds, and where its generators are."""
+"""The ground floor for looking at programs: nested state, user code, generator states, bytecode, patches."""

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from samebits import digest
+from samebits._inspect.reachable import Walk, action_of, attributes_of
 from samebits._inspect.rng_states import GENERATORS, of_state
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type
@@ -17,7 +19,6 @@ from samebits.train.reach import locals as loop_locals
 from samebits.train.reach.hooks import hooks_of
 from samebits.train.reach.order import Place
 from samebits.train.reach.program import Program
-from samebits.train.reach.walk import Walk, action_of, attributes_of
 
 NONE = plain(None)
 """The hash of None."""
@@ -292,19 +293,15 @@ def _is_users_own(value: Any) -> bool:
 
 def _inner(value: Any) -> Iterator[Any]:
     """The value, containers inside it, and the tensors in them."""
+    for _, one, parts in digest.walk(value, parts_of=_containers):
+        if parts is not None or isinstance(one, list | tuple | torch.Tensor):
+            yield one
+
+
+def _containers(value: Any) -> digest.Parts | None:
     if isinstance(value, dict):
-        yield value
-        for item in value.values():
-            if type(item) not in PLAIN:
-                yield from _inner(item)
-    elif isinstance(value, list | tuple):
-        yield value
-        if len(value) <= 1024:
-            for item in value:
-                if type(item) not in PLAIN:
-                    yield from _inner(item)
-    elif isinstance(value, torch.Tensor):
-        yield value
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) and len(value) <= 1024 else None
 
 
 def _memory(tensor: torch.Tensor) -> int:

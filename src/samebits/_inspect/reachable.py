@@ -254,6 +254,18 @@ class Walk:
                     self.value(f"{path}[{number}]", item, depth + 1)
 
 
+def leaves_in(name: str, value: Any) -> Leaves:
+    """What a walk finds from one value on."""
+    walk = Walk()
+    walk.value(name, value, 0)
+    return walk.leaves()
+
+
+def hashes_in(name: str, value: Any) -> frozenset[bytes]:
+    """The hashes of what a walk finds from one value on."""
+    return frozenset(leaves_in(name, value).by_name().values())
+
+
 @functools.lru_cache(maxsize=4096)
 def action_of(kind: type) -> str | None:
     """The method of `Walk` for values of a type; None: they are not looked at."""
