@@ -7,13 +7,14 @@ import inspect
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from samebits._inspect import bytecode
 from samebits._inspect.user_code import owner_of_module
 from samebits.replica.layout import constant_place
 from samebits.replica.memory import Place
@@ -124,7 +125,7 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # a variable that is set later
             continue
-    for name in names_in(code):
+    for name in bytecode.names(code):
         if name in function.__globals__:
             yield name, function.__globals__[name]
     for name, one in inspect.signature(function).parameters.items():
@@ -135,11 +136,3 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
 def is_followed(one: Any) -> bool:
     """True for a function or a class that may reach what is the user's: those of torch, NumPy and samebits do not."""
     return owner_of_module(str(getattr(one, "__module__", ""))) not in ("samebits", "framework")
-
-
-def names_in(code: CodeType) -> Iterator[str]:
-    """The names that a function and those defined in it may look up."""
-    yield from code.co_names
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from names_in(one)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from samebits._inspect import bytecode
 from samebits._inspect.rng_states import RESTORABLE, put_state, state_of
 from samebits.random import generators
-from samebits.replica.closures import is_followed, names_in
+from samebits.replica.closures import is_followed
 
 
 @contextmanager
@@ -135,7 +136,7 @@ def _cell(one: CellType) -> Callable[[], None] | None:
 def _globals(one: FunctionType) -> Callable[[], None]:
     """Of its module's, the names that a function may set."""
     table = one.__globals__
-    held = {name: table[name] for name in names_in(one.__code__) if name in table}
+    held = {name: table[name] for name in bytecode.names(one.__code__) if name in table}
 
     def put() -> None:
         for name, value in held.items():

@@ -2,7 +2,7 @@
 
 At some boundaries (`Completeness.due`) it hashes what can be reached from the run and from the frame of the user's loop
 (`reach`). What has changed since the last look, is in no commit, and is not written again before the next iteration reads
-it (`reach.liveness` for locals, `reach.order` for the rest) would be lost by a resume: `IncompleteStateError`.
+it (`_inspect.liveness` for locals, `_inspect.read_before_write` for the rest) would be lost by a resume: `IncompleteStateError`.
 
 Looking draws nothing, calls nothing of the user's but `state_dict` (as a commit does), keeps no object and writes
 nowhere. It cannot see what is held in C++ (`itertools.cycle`), in files, in other processes (a dataset's copy in a worker)
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from samebits._inspect import user_code
+from samebits._inspect.user_functions import Program
 from samebits.context import Position, process
 from samebits.errors import IncompleteStateError, InvalidArgumentError
 from samebits.train import state
 from samebits.train.findings import Change, Judge, message
 from samebits.train.reach import snapshot
-from samebits.train.reach.program import Program
 
 _FIRST_STEPS = 3
 _FIRST_EPOCHS = 2

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from samebits._inspect import bytecode, loop_locals, user_functions
+from samebits._inspect.read_before_write import Order, Place
 from samebits.context import Position
-from samebits.train.reach import locals as loop_locals
-from samebits.train.reach import program, snapshot
-from samebits.train.reach.order import Order, Place
+from samebits.train.reach import snapshot
 
 _DRAWS = frozenset(
     [
@@ -76,7 +76,7 @@ class Judge:
         self,
         changed: Mapping[str, Change],
         frame: FrameType,
-        own: program.Program,
+        own: user_functions.Program,
         clocks: list[tuple[float, float]],
         states: Mapping[str, Any],
     ) -> list[Change]:
@@ -130,7 +130,7 @@ class Judge:
             code
             for kind, _ in change.now.owners[-1:]
             for base in kind.__mro__
-            for code in program.methods(base)
+            for code in user_functions.methods(base)
         ]
         return order.memo(last.name, _DRAWS, own)
 
@@ -214,14 +214,16 @@ def _shown(path: str) -> str:
     )
 
 
-def _order(asking: list[tuple[CodeType, int]], own: program.Program, taken: snapshot.Snapshot) -> Order:
+def _order(
+    asking: list[tuple[CodeType, int]], own: user_functions.Program, taken: snapshot.Snapshot
+) -> Order:
     for kind in taken.kinds:
         own.add_kind(kind)
     fetches: list[CodeType] = [
         code
         for kind in taken.fetching
         for base in kind.__mro__
-        for code in program.methods(base)
+        for code in user_functions.methods(base)
         if code.co_name in _FETCHES
     ]
     return Order(own, asking, taken.callables, fetches)
@@ -247,8 +249,8 @@ def _names_saved(kind: type) -> set[str]:
         owner = next((base for base in kind.__mro__ if name in vars(base)), None)
         if owner is None or owner is torch.nn.Module or owner is torch.optim.Optimizer:
             continue
-        for code in program.codes_of(vars(owner)[name]):
-            for part in (code, *program.nested(code)):
+        for code in user_functions.codes_of(vars(owner)[name]):
+            for part in (code, *bytecode.inner(code)):
                 names.update(part.co_names)
                 names.update(constant for constant in part.co_consts if isinstance(constant, str))
                 waiting += [other for other in part.co_names if other not in done]

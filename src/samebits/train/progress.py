@@ -9,7 +9,6 @@ first batch. `Carried` finds that out; the validation then starts again from its
 from __future__ import annotations
 
 import copy
-import dis
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from typing import Any
 
 import torch
 
+from samebits._inspect import loop_locals
 from samebits._inspect.reachable import hashes_in
 from samebits.context import Position
 from samebits.train import state
-from samebits.train.reach import locals as loop_locals
 
 _TORCHS = torch.nn.Module, torch.optim.Optimizer
 """Of these the walk itself leaves out what a state_dict holds."""
@@ -63,11 +62,6 @@ class Carried:
         return sorted(
             name for name in differing if now.hashes.get(name) not in now.saved.get(name.split(".")[0], ())
         )
-
-
-def is_direct(frame: FrameType) -> bool:
-    """Whether the iterator that `frame` asks for is that of a `for` statement."""
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "GET_ITER"
 
 
 def inside(position: Position, objects: Mapping[str, Any], run_state: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from samebits._inspect import loop_locals
 from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit.record.file import RecordFile
 from samebits.audit.record.step import Step, digest_of
 from samebits.audit.record.subjects import Subjects
 from samebits.context import Position
-from samebits.train.reach import locals as loop_locals
 
 
 class Lines:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import torch
 
 from samebits import digest
+from samebits._inspect import loop_locals
+from samebits._inspect.hooks import hooks_of
 from samebits._inspect.reachable import Walk, action_of, attributes_of
+from samebits._inspect.read_before_write import Place
 from samebits._inspect.rng_states import GENERATORS, of_state
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type
-from samebits.train.reach import locals as loop_locals
-from samebits.train.reach.hooks import hooks_of
-from samebits.train.reach.order import Place
-from samebits.train.reach.program import Program
+from samebits._inspect.user_functions import Program
 
 NONE = plain(None)
 """The hash of None."""

@@ -7,10 +7,10 @@ import sys
 import types
 from typing import Any
 
+from samebits._inspect import liveness
 from samebits._inspect.reachable import Walk
 from samebits._inspect.tree import PLAIN, Leaves
 from samebits._inspect.user_code import is_library
-from samebits.train.reach import liveness
 
 _HELD_BY_FRAME = 3
 """References to a dict: the frame's, a local variable, the argument of `getrefcount`."""

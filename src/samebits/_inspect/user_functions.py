@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
+from samebits._inspect import bytecode
 from samebits._inspect.user_code import is_library, is_user_type
 
 _DRIVER = "samebits.train"
@@ -67,12 +65,10 @@ class Program:
 
     def add(self, code: types.CodeType) -> None:
         """A function and the functions inside it."""
-        if code in self._codes:
-            return
-        self._codes.add(code)
-        self.functions.setdefault(code.co_name, []).append(code)
-        for inner in nested(code):
-            self.add(inner)
+        for one in bytecode.whole(code):
+            if one not in self._codes:
+                self._codes.add(one)
+                self.functions.setdefault(one.co_name, []).append(one)
 
     def global_names(self, module: types.ModuleType) -> set[str]:
         """Names that functions of this module read as globals."""
@@ -80,13 +76,8 @@ class Program:
         used: set[str] = set()
         for code in self._codes:
             if code.co_filename == file and code.co_name != "<module>":
-                used.update(names_loaded(code))
+                used |= bytecode.globals_read(code)
         return used
-
-
-def nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The functions, lambdas and comprehensions written inside a function."""
-    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
 def methods(kind: type) -> list[types.CodeType]:
@@ -104,14 +95,6 @@ def codes_of(item: Any) -> list[types.CodeType]:
         return []
     inner = vars(item).get("__wrapped__")
     return [item.__code__, *(codes_of(inner) if inner is not None else [])]
-
-
-@functools.lru_cache(maxsize=1024)
-def names_loaded(code: types.CodeType) -> frozenset[str]:
-    """Global names that this code reads."""
-    return frozenset(
-        str(item.argval) for item in dis.get_instructions(code) if item.opname in {"LOAD_GLOBAL", "LOAD_NAME"}
-    )
 
 
 def _home(item: Any) -> str:
