@@ -19,6 +19,7 @@ import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from samebits import digest
+from samebits._inspect.held import reader_of
 from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, of_nested, plain
 from samebits._inspect.user_code import is_library, is_user_type
@@ -32,6 +33,10 @@ _LARGE = 1 << 16
 """Bytes from which on a tensor is hashed only when its version changed, and an array by a sample."""
 _PLAIN_SEQUENCES = (list, tuple)
 _SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
+_OF_CLASSES = (
+    types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType, property, staticmethod, classmethod,
+    functools.cached_property,
+)  # fmt: skip
 _ITERATORS = (
     types.GeneratorType,
     _BaseDataLoaderIter,
@@ -72,8 +77,8 @@ class Walk:
     """One walk over objects; each object once."""
 
     most = MAX_LEAVES
-    follows_closures = False
-    """Whether what is no plain value is followed into the cells of a function, too."""
+    thorough = False
+    """Whether all that a function's cells and defaults hold is walked, and a class's attributes, and the library's objects."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -172,14 +177,33 @@ class Walk:
 
     def function(self, path: str, value: types.FunctionType, depth: int) -> None:
         """Closures of the user's functions: their plain cells."""
-        if value.__closure__ and not is_library(value.__code__.co_filename):
+        if is_library(value.__code__.co_filename):
+            return
+        if value.__closure__:
             for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
                 try:
                     content = cell.cell_contents
                 except ValueError:  # not assigned yet
                     continue
-                if type(content) in PLAIN or self.follows_closures:
+                if type(content) in PLAIN or self.thorough:
                     self.part("name", name, f"{path}.{name}", content, depth + 1)
+        if self.thorough:
+            for name, default in _defaults(value):
+                if type(default) not in PLAIN:
+                    self.part("name", name, f"{path}.{name}", default, depth + 1)
+
+    def library(self, path: str, value: Any, depth: int) -> None:
+        """What an object of Python's library holds (`held`)."""
+        reader = reader_of(type(value))
+        for kind, suffix, item in () if reader is None else reader(value):
+            self.part(kind, suffix.strip(".()"), path + suffix, item, depth + 1)
+
+    def user_class(self, path: str, value: type, depth: int) -> None:
+        """Attributes of a user's class, and of its class."""
+        for kind in (value, type(value)):
+            for name, item in list(vars(kind).items()) if is_user_type(kind) else ():
+                if not name.startswith(("__", "_abc_")) and not isinstance(item, _OF_CLASSES):
+                    self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def method(self, path: str, value: types.MethodType, depth: int) -> None:
         """The object that a bound method belongs to."""
@@ -207,6 +231,10 @@ class Walk:
         for name, item in attributes_of(value).items():
             if name not in own:
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
+        if self.thorough:
+            for kind in type(value).__mro__:
+                if is_user_type(kind):
+                    self.value(kind.__qualname__, kind, depth)
 
     def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
         """Attributes of a user's module; tensors only of a module that `Run` does not know."""
@@ -307,6 +335,12 @@ _ACTIONS: tuple[tuple[Any, str], ...] = (
     (torch.nn.Module, "module"),
     ((types.SimpleNamespace, argparse.Namespace), "attributes"),
 )
+
+
+def _defaults(function: types.FunctionType) -> list[tuple[str, Any]]:
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return [*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()]
 
 
 def _both_ends(value: Any) -> list[Any]:

@@ -51,6 +51,8 @@ class _Seen(NamedTuple):
 
     reads: bool
     writes: bool
+    passes: bool = False
+    """Of a loop: an iteration may end without a write."""
 
 
 class Order:
@@ -91,6 +93,26 @@ class Order:
             if seen.reads or seen.writes:
                 return not seen.reads
         return False
+
+    def settled(self, place: Place) -> bool:
+        """Whether each iteration writes the place on every way through it, and the user's code does not read it before.
+
+        So it is with what is read where no bytecode shows it: torch reads the `p` of its Dropout.
+        """
+        code, offset = self._asking[-1]
+        seen = self._search(code, place, offset, loops_run=True)
+        return seen.writes and not seen.reads and not seen.passes
+
+    def names(self) -> set[str]:
+        """The names and the texts in the user's code."""
+        codes = [self._code, *(code for found in self._program.functions.values() for code in found)]
+        texts = {one for code in codes for one in code.co_consts if isinstance(one, str)}
+        return texts.union(*(code.co_names for code in codes))
+
+    def draws(self, function: str, draws: frozenset[str]) -> bool:
+        """Whether the user's function of this name, or one that it calls, mentions a name of `draws`."""
+        codes = self._program.functions.get(function, ())
+        return any(self._names_before(code, len(instructions(code))) & draws for code in codes)
 
     def timed(self, name: str) -> bool:
         """Whether all that is assigned to a name in the loop comes from a clock, on the same line."""
@@ -136,14 +158,16 @@ class Order:
             self._memo[key] = self._search(code, place, None)
         return self._memo[key]
 
-    def _search(self, code: CodeType, place: Place, offset: int | None) -> _Seen:
+    def _search(self, code: CodeType, place: Place, offset: int | None, *, loops_run: bool = False) -> _Seen:
+        """`loops_run`: every `for` inside runs its body at least once."""
         items = instructions(code)
         number = {item.offset: at for at, item in enumerate(items)}
         head = -1 if offset is None else max(at for at, item in enumerate(items) if item.offset <= offset)
-        reads = writes = False
+        reads = writes = passes = False
         waiting, seen = [head + 1], {head}
         while waiting:
             at = waiting.pop()
+            passes |= at == head
             if at in seen or at >= len(items):
                 continue
             seen.add(at)
@@ -151,8 +175,9 @@ class Order:
             reads |= found.reads
             writes |= found.writes
             if not found.writes:
-                waiting += followers(items[at], at, number)
-        return _Seen(reads, writes)
+                following = followers(items[at], at, number)
+                waiting += _once(following, items, at, head, number) if loops_run else following
+        return _Seen(reads, writes, passes)
 
     def _event(self, items: Sequence[dis.Instruction], at: int, place: Place) -> _Seen:
         item = items[at]
@@ -201,6 +226,28 @@ def _of_any_order(hooks: list[_Seen]) -> _Seen:
     """Of hooks, which run in the order of the modules: what one of them only writes, the others read after it."""
     writes = any(one.writes and not one.reads for one in hooks)
     return _Seen(any(one.reads for one in hooks) and not writes, writes or any(one.writes for one in hooks))
+
+
+def _once(
+    following: list[int], items: Sequence[dis.Instruction], at: int, head: int, number: dict[int, int]
+) -> list[int]:
+    """What follows where a `for` statement enters its body first and is left after it, and objects are of the kind asked for:
+    `for layer in model.modules(): if isinstance(layer, nn.Dropout): ...`.
+    """
+    item = items[at]
+    if item.opname == "FOR_ITER":
+        return [at + 1]
+    if item.opname.endswith(("IF_FALSE", "IF_TRUE")) and _asks_for_a_kind(items, at):
+        return [at + 1] if item.opname.endswith("IF_FALSE") else [one for one in following if one != at + 1]
+    return [
+        number[items[one].argval] if one < at and one != head and items[one].opname == "FOR_ITER" else one
+        for one in following
+    ]
+
+
+def _asks_for_a_kind(items: Sequence[dis.Instruction], at: int) -> bool:
+    """Whether the condition of this jump is a call of `isinstance` or `hasattr`."""
+    return any(item.argval in {"isinstance", "hasattr"} for item in items[max(0, at - 9) : at])
 
 
 def _is_filled(items: Sequence[dis.Instruction], at: int) -> bool:

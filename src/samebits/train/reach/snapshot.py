@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import torch
 
 from samebits import digest
-from samebits._inspect import loop_locals
+from samebits._inspect import loop_locals, structure
+from samebits._inspect.held import reader_of
 from samebits._inspect.hooks import hooks_of
 from samebits._inspect.reachable import Walk, action_of, attributes_of
 from samebits._inspect.read_before_write import Place
 from samebits._inspect.rng_states import GENERATORS, of_state
+from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type
 from samebits._inspect.user_functions import Program
@@ -42,7 +44,7 @@ class Snapshot(Walk):
     """A walk that keeps its leaves by path. It holds no object of the user's afterwards."""
 
     most = 600
-    follows_closures = True
+    thorough = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,6 +57,9 @@ class Snapshot(Walk):
         """Classes of what the loader fetches with."""
         self.roots: dict[str, tuple[str, str, bool, bool]] = {}
         """What a name holds: "plain", "container" or "object"; its class; if it has a state_dict; if it is a generator."""
+        self.structure: dict[str, structure.Structure] = {}
+        """Of the modules that were met, by path."""
+        self.modules: list[tuple[str, torch.nn.Module]] = []
         self._names_given: dict[int, str] = {}
         self._value: Any = None
         self._root = "given"
@@ -83,7 +88,7 @@ class Snapshot(Walk):
         self._places.append(place)
         self._note(name, value)
         if kind in {"local", "global"} and self.roots[name][0] == "object":
-            self._add(name, plain(self._names_given.get(id(value), type(value).__qualname__)))
+            self._add(name, plain(self._names_given.get(id(value)) or _named(value)))
         self.value(name, value, 0)
         self._places.pop()
 
@@ -137,6 +142,10 @@ class Snapshot(Walk):
             return "optimizer"
         if kind.__module__.startswith("samebits.") and action_of(kind) == "attributes":
             return "holder"
+        if issubclass(kind, type):
+            return "user_class"
+        if reader_of(kind) is not None and not is_user_type(kind):
+            return "library"
         return action_of(kind)
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
@@ -150,6 +159,7 @@ class Snapshot(Walk):
     def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
         """A module's attributes, and those of its parameters; its hooks come last."""
         super().module(path, value, depth)
+        self.modules.append((path, value))
         self._hooked.append((path, value, depth, self._root, tuple(self._places)))
         for name, parameter in value._parameters.items():
             if parameter is not None:
@@ -163,6 +173,8 @@ class Snapshot(Walk):
                 name = getattr(hook, "__name__", type(hook).__name__)
                 self.part("hook", name, f"{path}.{name}", hook, depth + 1)
         self._hooked.clear()
+        self.structure = structure.of_modules(self.modules)
+        self.modules.clear()
 
     def function(self, path: str, value: types.FunctionType, depth: int) -> None:
         """What a function's cells hold, and its attributes: `f.calls += 1`."""
@@ -281,8 +293,14 @@ def _described(value: Any) -> tuple[str, str, bool, bool]:
     return group, kind.__name__, saves, issubclass(kind, GENERATORS)
 
 
+def _named(value: Any) -> str:
+    return described(value) if isinstance(value, types.FunctionType | type) else type(value).__qualname__
+
+
 def _may_change(value: Any) -> bool:
-    return not isinstance(value, types.ModuleType | type | types.BuiltinFunctionType)
+    if isinstance(value, type):
+        return is_user_type(value)
+    return not isinstance(value, types.ModuleType | types.BuiltinFunctionType)
 
 
 def _is_users_own(value: Any) -> bool:
