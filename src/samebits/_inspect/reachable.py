@@ -231,7 +231,7 @@ class Walk:
         for name, item in attributes_of(value).items():
             if name not in own:
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
-        if self.thorough:
+        if self.thorough and id(type(value)) not in self._seen:
             for kind in type(value).__mro__:
                 if is_users(kind):
                     self.value(kind.__qualname__, kind, depth)
