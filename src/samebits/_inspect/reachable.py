@@ -99,7 +99,7 @@ class Walk:
 
     def action(self, kind: type) -> str | None:
         """The method for values of a type; None: they are not looked at."""
-        return action_of(kind)
+        return thorough_action_of(kind) if self.thorough else action_of(kind)
 
     def _add(self, path: str, hashed: bytes) -> None:
         self.names.append(path)
@@ -309,6 +309,14 @@ def action_of(kind: type) -> str | None:
     if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith("samebits"):
         return None
     return "stateful" if hasattr(kind, "state_dict") else None
+
+
+@functools.lru_cache(maxsize=4096)
+def thorough_action_of(kind: type) -> str | None:
+    """The same for a thorough walk."""
+    if issubclass(kind, type):
+        return "user_class"
+    return "library" if reader_of(kind) is not None and not is_users(kind) else action_of(kind)
 
 
 @functools.lru_cache(maxsize=4096)

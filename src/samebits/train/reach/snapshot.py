@@ -13,9 +13,8 @@ import torch
 
 from samebits import digest
 from samebits._inspect import structure
-from samebits._inspect.held import reader_of
 from samebits._inspect.hooks import hooks_of
-from samebits._inspect.reachable import Walk, action_of, attributes_of
+from samebits._inspect.reachable import Walk, action_of, attributes_of, thorough_action_of
 from samebits._inspect.rng_states import GENERATORS, of_state
 from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN, leaf, plain
@@ -229,11 +228,7 @@ def _action_of(kind: type) -> str | None:
         return "optimizer"
     if kind.__module__.startswith("samebits.") and action_of(kind) == "attributes":
         return "holder"
-    if issubclass(kind, type):
-        return "user_class"
-    if reader_of(kind) is not None and not is_users(kind):
-        return "library"
-    return action_of(kind)
+    return thorough_action_of(kind)
 
 
 def take(
