@@ -99,7 +99,7 @@ class Walk:
 
     def action(self, kind: type) -> str | None:
         """The method for values of a type; None: they are not looked at."""
-        return action_of(kind)
+        return thorough_action_of(kind) if self.thorough else action_of(kind)
 
     def _add(self, path: str, hashed: bytes) -> None:
         self.names.append(path)
@@ -231,7 +231,7 @@ class Walk:
         for name, item in attributes_of(value).items():
             if name not in own:
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
-        if self.thorough:
+        if self.thorough and id(type(value)) not in self._seen:
             for kind in type(value).__mro__:
                 if is_user_type(kind):
                     self.value(kind.__qualname__, kind, depth)
@@ -309,6 +309,14 @@ def action_of(kind: type) -> str | None:
     if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith("samebits"):
         return None
     return "stateful" if hasattr(kind, "state_dict") else None
+
+
+@functools.lru_cache(maxsize=4096)
+def thorough_action_of(kind: type) -> str | None:
+    """The same for a thorough walk."""
+    if issubclass(kind, type):
+        return "user_class"
+    return "library" if reader_of(kind) is not None and not is_user_type(kind) else action_of(kind)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,6 +6,7 @@ torch's own layers the hyperparameters (`p`, `eps`). Modes, `requires_grad` and 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -48,20 +49,24 @@ def of_modules(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, Stru
 
 def _of_module(module: torch.nn.Module) -> Structure:
     kind = type(module)
-    found: dict[str, Any] = {
-        _CLASS: f"{kind.__module__}.{kind.__qualname__}",
-        _CHILDREN: tuple(module._modules),
-    }
+    found: dict[str, Any] = {_CLASS: _name_of(kind), _CHILDREN: tuple(module._modules)}
     torchs = kind.__module__.startswith("torch.nn.modules.")
-    for name, value in vars(module).items():
-        if name in _OWN:
-            continue
+    own = vars(module)
+    for name in own.keys() - _OWN:
+        value = own[name]
         if isinstance(value, _FUNCTIONS):
             found[name] = described(value)
         elif torchs and not name.startswith("_") and _is_plain(value):
             found[name] = value
-    hooks = [described(hook) for hook in hooks_of(module)]
-    return found | {_HOOKS: tuple(hooks)} if hooks else found
+    hooks = tuple([described(hook) for hook in hooks_of(module)])
+    if hooks:
+        found[_HOOKS] = hooks
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def of_process() -> Structure:

@@ -4,9 +4,12 @@ At some boundaries (`Completeness.due`) it hashes what can be reached from the r
 (`reach`). What has changed since the last look, is in no commit, and is not written again before the next iteration reads
 it (`_inspect.liveness` for locals, `_inspect.read_before_write` for the rest) would be lost by a resume: `IncompleteStateError`.
 
+In between it compares how the run's modules are built and what the process is set to (`structure`), which no commit holds:
+another submodule, hook or `p` in the middle of the training would be lost, too, unless every step sets it anew.
+
 Looking draws nothing, calls nothing of the user's but `state_dict` (as a commit does), keeps no object and writes
-nowhere. It cannot see what is held in C++ (`itertools.cycle`), in files, in other processes (a dataset's copy in a worker)
-or in closures of C functions, what is deeper than five objects, nor what changes after the last look.
+nowhere. It cannot see what is held by C code that offers no way to read it (a cursor), in files, in other processes (a
+dataset's copy in a worker), what is deeper than five objects, nor what changes after the last look.
 """
 
 from __future__ import annotations

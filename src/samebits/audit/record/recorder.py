@@ -57,7 +57,13 @@ class Recorder(Observer, TorchListener):
     """
 
     def __init__(
-        self, file: RecordFile, *, level: str = "state", every: int = 1, stop_after_steps: int | None = None
+        self,
+        file: RecordFile,
+        *,
+        level: str = "state",
+        every: int = 1,
+        stop_after_steps: int | None = None,
+        all_memory: bool = False,
     ) -> None:
         self.file = file
         self.notes: list[str] = []
@@ -72,7 +78,7 @@ class Recorder(Observer, TorchListener):
         self._every = every
         self._stop_after = stop_after_steps
         self._subjects = Subjects(self.note)
-        self._lines = Lines(file, self._subjects, full=self._full)
+        self._lines = Lines(file, self._subjects, full=self._full, all_memory=all_memory)
         self._runs = 0
         self._loops: list[str] = []
         self._updates = Updates(self._subjects.parameters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections import deque
@@ -12,9 +13,8 @@ import torch
 
 from samebits import digest
 from samebits._inspect import loop_locals, structure
-from samebits._inspect.held import reader_of
 from samebits._inspect.hooks import hooks_of
-from samebits._inspect.reachable import Walk, action_of, attributes_of
+from samebits._inspect.reachable import Walk, action_of, attributes_of, thorough_action_of
 from samebits._inspect.read_before_write import Place
 from samebits._inspect.rng_states import GENERATORS, of_state
 from samebits._inspect.structure import described
@@ -138,15 +138,7 @@ class Snapshot(Walk):
 
     def action(self, kind: type) -> str | None:
         """Optimizers that the run does not know are looked at; of samebits' own objects only what they hold of the user's."""
-        if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
-            return "optimizer"
-        if kind.__module__.startswith("samebits.") and action_of(kind) == "attributes":
-            return "holder"
-        if issubclass(kind, type):
-            return "user_class"
-        if reader_of(kind) is not None and not is_user_type(kind):
-            return "library"
-        return action_of(kind)
+        return _action_of(kind)
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
         """Attributes of a user's object."""
@@ -227,6 +219,15 @@ class Snapshot(Walk):
         ]
         rates = [leaf(group.get("lr")) for group in value.param_groups]
         self._add(f"{path}.state", plain([counts, rates]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _action_of(kind: type) -> str | None:
+    if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
+        return "optimizer"
+    if kind.__module__.startswith("samebits.") and action_of(kind) == "attributes":
+        return "holder"
+    return thorough_action_of(kind)
 
 
 def take(
@@ -318,8 +319,10 @@ def _inner(value: Any) -> Iterator[Any]:
 
 def _containers(value: Any) -> digest.Parts | None:
     if isinstance(value, dict):
-        return value.items()
-    return enumerate(value) if isinstance(value, list | tuple) and len(value) <= 1024 else None
+        return [pair for pair in value.items() if type(pair[1]) not in PLAIN]
+    if isinstance(value, list | tuple) and len(value) <= 1024:
+        return [pair for pair in enumerate(value) if type(pair[1]) not in PLAIN]
+    return None
 
 
 def _memory(tensor: torch.Tensor) -> int:
