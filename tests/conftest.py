@@ -102,11 +102,11 @@ def root():
 def _process_as_before():
     """A test that sets the switch, seeds or the run's position in this process leaves none of it behind."""
     from samebits import context, determinism
-    from samebits.random import generators
+    from samebits._inspect import rng_states
 
-    before = generators.capture()  # not preserved(): a seed that a test sets is one that lasts
+    before = rng_states.of_process()  # not preserved(): a seed that a test sets is one that lasts
     yield
-    generators.restore(before)
+    before.restore()
     determinism.enable_op_determinism(False)
     fresh = context._Process()
     for name in vars(fresh):

@@ -6,7 +6,8 @@ xxh3-128 (about 17 GB/s on one core) finds differences and flipped bytes; it doe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -56,23 +57,47 @@ def leaf(value: Any) -> int:
     return _text(f"{type(value).__name__}:{value!r}")
 
 
-def leaves(value: Any, path: str = "") -> Iterable[tuple[str, int]]:
+Parts = Iterable[tuple[Any, Any]]
+SAME_PATH = object()
+"""The key of a part that has the path of what it is a part of."""
+
+
+def parts_of(value: Any) -> Parts | None:
+    """Keys and values of a mapping, indices and items of a list or a tuple; None for a leaf."""
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else None
+
+
+def walk(
+    value: Any, path: str = "", parts_of: Callable[[Any], Parts | None] = parts_of, levels: int = sys.maxsize
+) -> Iterator[tuple[str, Any, Parts | None]]:
+    """(path, value, parts) of everything in a nested state, a container before its parts; the parts of a leaf are None.
+
+    A path joins keys and indices by dots: `state.0.exp_avg`. What lies `levels` deep is a leaf.
+
+        >>> [path for path, _, parts in walk({"a": [1, 2]}) if parts is None]
+        ['a.0', 'a.1']
+    """
+    parts = parts_of(value) if levels else None
+    yield path, value, parts
+    if parts is not None:
+        for key, item in parts:
+            below = path if key is SAME_PATH else f"{path}.{key}" if path else str(key)
+            yield from walk(item, below, parts_of, levels - 1)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
     """(path, 64-bit hash) of every leaf of nested mappings and sequences, in order of the structure.
 
-    A path joins keys and indices by dots: `state.0.exp_avg`. A set is hashed sorted; an empty container is a leaf.
+    A set is hashed sorted; an empty container is a leaf.
     """
-    if isinstance(value, Mapping | list | tuple) and not value:
-        yield path, _text("{}" if isinstance(value, Mapping) else "[]")
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from leaves(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from leaves(item, f"{path}.{number}" if path else str(number))
-    elif isinstance(value, set | frozenset):
-        yield path, _text(json.dumps(sorted(map(repr, value))))
-    else:
-        yield path, leaf(value)
+    for name, one, parts in walk(value, path):
+        if parts is None:
+            in_any_order = isinstance(one, set | frozenset)
+            yield name, _text(json.dumps(sorted(map(repr, one)))) if in_any_order else leaf(one)
+        elif not one:
+            yield name, _text("{}" if isinstance(one, Mapping) else "[]")
 
 
 def of_leaves(hashed: Iterable[tuple[str, int]]) -> str:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from samebits.train.reach.liveness import carried, names_read
+from samebits._inspect.liveness import carried, names_read
 
 SEEN = []
 

@@ -10,8 +10,8 @@ import types
 import numpy as np
 import torch
 
-from samebits.train.reach import locals as loop_locals
-from samebits.train.reach.walk import MAX_LEAVES, Walk
+from samebits._inspect import loop_locals
+from samebits._inspect.reachable import MAX_LEAVES, Walk
 
 
 class Meter:

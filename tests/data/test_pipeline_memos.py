@@ -22,7 +22,7 @@ from samebits.data.reach import keepers
 from samebits.determinism import notices
 from samebits.errors import ConflictWarning, PipelineDifferenceError, PipelineError
 from samebits.random import generators
-from samebits.random.mark import mark
+from samebits._inspect import rng_states
 
 TABLE = {}
 KEPT = None
@@ -469,9 +469,9 @@ def test_a_late_draw_that_reading_missed_is_computed_again(workers):
     read = []
     for drawn in (0, 7):
         torch.rand(drawn), np.random.rand(drawn), random.random()
-        before = mark()
+        before = rng_states.of_process()
         read.append(list(Pipeline.range(150).map(late).with_options(seed=1, num_parallel_calls=workers)))
-        assert mark() == before
+        assert rng_states.of_process() == before
     set_for_all = Pipeline.range(150).map(lambda x: torch.rand(()).item() if x >= 100 else float(x))
     assert read[0] == read[1] == list(set_for_all.with_options(seed=1))
 
@@ -540,12 +540,12 @@ def test_a_mark_sees_every_draw_and_takes_it_back(name, kept):
         generators.fill((1, 2))
         if kept:
             np.random.randn(), random.gauss(0, 1), torch.randn(())
-        before, digest = mark(), generators.digest()
-        assert mark() == before
+        before, digest = rng_states.of_process(), generators.digest()
+        assert rng_states.of_process() == before
         DRAWS[name]()
-        assert mark() != before
+        assert rng_states.of_process() != before
         before.restore()
-        assert mark() == before and generators.digest() == digest
+        assert rng_states.of_process() == before and generators.digest() == digest
 
 
 def test_another_bit_generator_of_numpys_is_marked_too():
@@ -553,10 +553,10 @@ def test_another_bit_generator_of_numpys_is_marked_too():
     own = np.random.get_bit_generator()
     try:
         np.random.set_bit_generator(np.random.PCG64(1))
-        before = mark()
-        assert mark() == before
+        before = rng_states.of_process()
+        assert rng_states.of_process() == before
         first = np.random.rand()
-        assert mark() != before
+        assert rng_states.of_process() != before
         before.restore()
         assert np.random.rand() == first
     finally:

@@ -225,8 +225,8 @@ def test_is_not_proven_quiet(name):
 def test_quiet_pipelines_cost_no_captures(monkeypatch):
     """A pipeline whose functions are proven quiet captures the generators' states once, not for each task."""
     counted = []
-    original = generators.capture
-    monkeypatch.setattr(generators, "capture", lambda: counted.append(1) or original())
+    original = generators.preserved
+    monkeypatch.setattr(generators, "preserved", lambda: counted.append(1) or original())
     list(Pipeline.from_source(IMAGES).map(augment).batch(1).with_options(seed=1))
     assert len(counted) <= 3
     few = len(counted)

@@ -25,7 +25,7 @@ from samebits.data.generators import key_words
 from samebits.determinism import notices
 from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError
 from samebits.random import generators, words
-from samebits.random.mark import mark
+from samebits._inspect import rng_states
 
 log = []
 offset = [0]
@@ -611,9 +611,9 @@ def test_a_draw_that_reading_missed_does_not_follow_the_callers_generators(kind)
     for moved, workers in ((0, 0), (5, 0), (7, 1)):
         samebits.set_random_seed(1)
         torch.rand(moved), np.random.rand(moved)
-        before = mark()
+        before = rng_states.of_process()
         read.append(list(drawn.with_options(seed=1, num_parallel_calls=workers)))
-        assert mark() == before
+        assert rng_states.of_process() == before
     assert read[0] == read[1] == read[2] and len(set(read[0])) == 6
     assert calls == [*range(6)] * 3 * (kind == "effect")
 

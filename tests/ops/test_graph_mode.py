@@ -184,7 +184,7 @@ if sys.argv[1] == "plain":
 else:
     with samebits.enable_op_determinism(thread_invariant=True): under = [hits(), hits()]
     plain = hits()
-    from samebits.determinism.graph.patches import Patches
+    from samebits._inspect.patching import Patches
     from samebits.determinism.graph import inductor
     Patches.force = lambda *args: None
     inductor._with_threads = lambda init, threads: init  # in torch 2.11 it sets keys apart, too

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import samebits
 from samebits.errors import UnseededError
-from samebits.random import _in_place, accounting, draws, generators
+from samebits._inspect import rng_states
+from samebits.random import accounting, draws, generators
 from samebits.random._twister import MAX_TWISTS, WORDS
 
 NONE = {"torch": 0, "numpy": 0, "python": 0}
@@ -157,9 +158,9 @@ def test_views_in_place_are_what_the_libraries_say():
     """The words and positions read in memory are those of get_state and getstate."""
     np.random.rand(5), [random.random() for _ in range(7)]
     state = np.random.get_state(legacy=False)["state"]
-    assert _in_place.numpy_words().tolist() == [*state["key"].tolist(), state["pos"]]
+    assert rng_states.numpy_words().tolist() == [*state["key"].tolist(), state["pos"]]
     position, words = random.getstate()[1][-1], random.getstate()[1][:-1]
-    assert _in_place.python_words().tolist() == [position, *words]
+    assert rng_states.python_words().tolist() == [position, *words]
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4))

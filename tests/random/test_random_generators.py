@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from samebits._inspect import rng_states
 from samebits.random import generators
 from samebits.random.words import fold, root
 
@@ -95,11 +96,11 @@ def test_filled_generators_are_uniform():
 def test_restore_is_exact():
     """Draws after `restore` are those after `capture`, with kept normals; the digest agrees."""
     torch.randn(1), np.random.randn(1), random.gauss(0, 1)
-    states = generators.capture()
+    states = rng_states.of_process()
     before = generators.digest()
     first = draws()
     assert generators.digest() != before
-    generators.restore(states)
+    states.restore()
     assert generators.digest() == before
     assert draws() == first
 
@@ -134,10 +135,10 @@ def test_another_numpy_generator_is_kept():
     mersenne = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(5))
     try:
-        states, before = generators.capture(), generators.digest()
+        states, before = rng_states.of_process(), generators.digest()
         first = np.random.rand(3).tolist()
         assert generators.digest() != before
-        generators.restore(states)
+        states.restore()
         assert np.random.rand(3).tolist() == first
     finally:
         np.random.set_bit_generator(mersenne)

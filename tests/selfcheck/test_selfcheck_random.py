@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits
+from samebits._inspect import rng_states
 from samebits import nn, random
 from samebits.nn.keyed import OwnsRandomness
 from samebits.random import _backends, generators
@@ -92,11 +93,11 @@ def test_state_that_moved_on_is_seen(cases, monkeypatch, name, state):
 def test_generators_that_are_not_put_back_are_seen(cases, monkeypatch):
     """Where `restore` does nothing, the case of the process's generators says so."""
     assert not wrong(cases["the process's generators"])
-    before = generators.capture()
+    before = rng_states.of_process()
     with monkeypatch.context() as patched:
-        patched.setattr(generators, "restore", lambda _: None)
+        patched.setattr(rng_states.ProcessStates, "restore", lambda _: None)
         found = wrong(cases["the process's generators"])
-    generators.restore(before)
+    before.restore()
     assert {line.split(":")[0] for line in found} == {"restore", "digest", "block"}
 
 

@@ -11,7 +11,7 @@ from samebits.data import DataLoader
 MOST = 220
 """Calls of functions between two bodies: loader, generators, chain, the look at the switch (2026-11-22, Python 3.11: 208).
 
-22 of them compare the generators around the loader's task (`random.mark`); without that it was 186.
+22 of them compare the generators around the loader's task (`rng_states.of_process`); without that it was 186.
 """
 
 

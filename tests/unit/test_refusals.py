@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits
 from samebits.determinism import catalogue, notices, refusals
-from samebits.determinism.caller import where
+from samebits._inspect.user_code import calling_line
 from samebits.determinism.overrides import Overrides
 from samebits.errors import UnimplementedError, UnimplementedWarning
 
@@ -112,7 +112,9 @@ def test_warn_runs_the_op_and_warns_once():
 def test_the_line_of_a_backward_is_that_which_called_it():
     """An op that autograd runs is placed at the user's line with `.backward()`."""
     seen, overrides = [], Overrides()
-    ask = of_torch("def ask(kernel): return lambda *a, **k: (seen.append(where()), kernel(*a, **k))[1]", seen)
+    ask = of_torch(
+        "def ask(kernel): return lambda *a, **k: (seen.append(calling_line()), kernel(*a, **k))[1]", seen
+    )
     overrides.put("aten::threshold_backward", "CPU", ask)
     try:
         out = torch.relu(torch.ones(3, requires_grad=True)).sum()
@@ -127,7 +129,7 @@ def test_the_line_of_a_backward_on_another_thread():
     seen = []
 
     def hook(grad):
-        _thread.start_new_thread(of_torch("def ask(): seen.append(where())", seen), ())
+        _thread.start_new_thread(of_torch("def ask(): seen.append(calling_line())", seen), ())
         while not seen:
             time.sleep(0.001)
 
@@ -139,7 +141,7 @@ def test_the_line_of_a_backward_on_another_thread():
 
 def of_torch(source, seen):
     """A function that stands, for whoever looks at the stack, in a module of torch's."""
-    scope = {"seen": seen, "where": where, "__name__": "torch.autograd"}
+    scope = {"seen": seen, "calling_line": calling_line, "__name__": "torch.autograd"}
     exec(source, scope)
     return scope["ask"]
 

@@ -24,6 +24,10 @@ _IN_A_LOADER = re.compile(r"(^|\.|\()(dataset|sampler|batch_sampler|collate_fn)\
 _AT_EXIT = "locals_at_exit"
 """Locals that only the code behind the loop reads; they count in a loop's last line."""
 _LOCALS = ("scalars", "locals", _AT_EXIT)
+_MEMORY = "memory"
+"""All that could be read of the program (`record.memory`): it tells causes, and is no difference by itself."""
+_EFFECTS = frozenset({"loss", "model", "output"})
+"""Components that only show that something before them differs."""
 _SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
 """In the first line of a resumed process, objects that no `Run` knows have not shown up yet."""
 
@@ -46,8 +50,24 @@ def first_difference_of_segments(
     for segment in segments:
         found = _initial_difference(baseline, segment, ignore) or _step_difference(baseline, segment, ignore)
         if found is not None:
-            return found
+            return _by_memory(found, baseline, segment, ignore) if found.component in _EFFECTS else found
     return _end_difference(baseline, segments)
+
+
+def _by_memory(found: Difference, a: Record, b: Record, ignore: frozenset[str]) -> Difference:
+    """The difference with what a resumed process held otherwise when it began, and still holds one step later."""
+    for theirs in b.initial:
+        mine = a.steps.get(theirs.key)
+        later = next((key for key in b.steps if key[0] == theirs.loop and key[1] > theirs.step), None)
+        if mine is None or later is None or later not in a.steps or theirs.step >= found.step:
+            continue
+        still = {*_paths(_MEMORY, a.steps[later], b.steps[later])}
+        lost = tuple(path for path in _paths(_MEMORY, mine, theirs) if path in still and path not in ignore)
+        if lost:
+            others = ((found.component, found.paths), *found.others)
+            at = theirs.epoch, theirs.batch_index
+            return Difference(theirs.step, _MEMORY, lost, "", others, *at, "resumed")
+    return found
 
 
 def steps_compared(a: Record, b: Record) -> int:
@@ -59,7 +79,7 @@ def unstable(a: Record, b: Record) -> frozenset[str]:
     """Paths of locals that differ between two uninterrupted equal runs (the wall clock, a scratch folder's name)."""
     pairs = [*_pairs(a, b), *zip(a.initial, b.initial, strict=False)]
     return frozenset(
-        path for mine, theirs in pairs for name in _LOCALS for path in _paths(name, mine, theirs)
+        path for mine, theirs in pairs for name in (*_LOCALS, _MEMORY) for path in _paths(name, mine, theirs)
     )
 
 
@@ -186,7 +206,7 @@ def _parts(
     Generators count only together with something else: a draw that changes nothing is no difference.
     """
     found: dict[str, tuple[str, ...]] = {}
-    for component in {*mine.values, *theirs.values}:
+    for component in {*mine.values, *theirs.values} - {_MEMORY}:
         a, b = mine.values.get(component), theirs.values.get(component)
         if (
             a == b

@@ -55,6 +55,7 @@ _TITLES = {
     "end": "the record",
     "lr": "learning rate",
     "eval": "evaluation outputs",
+    "memory": "what the program holds",
 }
 
 

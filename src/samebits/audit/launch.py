@@ -140,7 +140,11 @@ def _record(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:
     file = audit.record.file.RecordFile(spec.record_dir)
     stack.callback(file.close)
     recorder = audit.record.recorder.Recorder(
-        file, level=spec.level, every=spec.every, stop_after_steps=spec.stop_after_steps
+        file,
+        level=spec.level,
+        every=spec.every,
+        stop_after_steps=spec.stop_after_steps,
+        all_memory=spec.all_memory,
     )
     allowed = (spec.record_dir, spec.run_root)
     stack.enter_context(

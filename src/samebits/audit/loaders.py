@@ -12,7 +12,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from samebits.determinism.sources import is_installed
+from samebits._inspect.patching import replaced
+from samebits._inspect.user_code import INSTALLED, owner_of_frame
 
 _NEEDS_WORKERS = {
     "prefetch_factor": None,
@@ -53,11 +54,8 @@ def loader_workers(count: int | None, note: Callable[[str], None], own: list[int
         given |= {"num_workers": count} | (_NEEDS_WORKERS if count == 0 else {})
         return construct(self, **given)
 
-    DataLoader.__init__ = with_workers  # type: ignore[method-assign]
-    try:
+    with replaced(DataLoader, "__init__", with_workers):
         yield
-    finally:
-        DataLoader.__init__ = construct  # type: ignore[method-assign]
 
 
 def _made_by(loader: Any, frame: FrameType | None) -> str:
@@ -68,7 +66,7 @@ def _made_by(loader: Any, frame: FrameType | None) -> str:
     while frame is not None and _constructs(loader, frame):
         frame = frame.f_back
     name = "__main__" if frame is None else str(frame.f_globals.get("__name__"))
-    installed = frame is not None and name != "__main__" and is_installed(frame)
+    installed = frame is not None and name != "__main__" and owner_of_frame(frame) in INSTALLED
     return name.partition(".")[0] if installed else ""
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from samebits._inspect.patching import replaced
 from samebits.audit.record.observe import TorchListener
 from samebits.context import Observer, Position
 
@@ -86,8 +87,5 @@ def listing_order(seed: int) -> Iterator[None]:
         with scandir(path) as entries:
             return _Entries(shuffled(seed, list(entries), lambda entry: entry.name))
 
-    os.listdir, os.scandir = shuffled_listdir, shuffled_scandir  # type: ignore[assignment]
-    try:
+    with replaced(os, "listdir", shuffled_listdir), replaced(os, "scandir", shuffled_scandir):
         yield
-    finally:
-        os.listdir, os.scandir = listdir, scandir

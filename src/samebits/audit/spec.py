@@ -23,6 +23,8 @@ class LaunchSpec:
     level: str = "state"
     every: int = 1
     """Record each `every`-th step and the last one of each epoch."""
+    all_memory: bool = False
+    """Record all that the program holds between two steps, too (`record.memory`)."""
     run_root: str | None = None
     stop_after_steps: int | None = None
     batches_per_epoch: int | None = None

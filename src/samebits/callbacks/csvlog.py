@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import os
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from samebits._inspect import user_code
 from samebits.callbacks.base import AttributeState, TrainerView
 from samebits.callbacks.diskerror import named_disk_errors
 from samebits.callbacks.given import check
@@ -76,10 +76,9 @@ class CSVLogger(AttributeState):
         sync_folder(self.path.parent)
         size = os.fstat(self._file.fileno()).st_size
         if size < self._base:
-            warnings.warn(
+            user_code.warn(
                 f"{self._call}: the commit knows of {self._base} bytes, the file has {size}. Somebody "
                 "has shortened it; the log goes on behind what is left.",
-                stacklevel=2,
             )
             self._base = size
         self._file.truncate(self._base)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from samebits._inspect import user_code
 from samebits.callbacks.base import TrainerView
 from samebits.callbacks.diskerror import named_disk_errors
 from samebits.callbacks.given import check
@@ -92,11 +92,10 @@ class ModelCheckpoint(Monitored):
             for hidden in self._aside.glob(f"{epoch}-*"):
                 hidden.replace(path)
             if not path.exists():
-                warnings.warn(
+                user_code.warn(
                     f"ModelCheckpoint: {path}, written after epoch {epoch + 1}, is gone. Training goes on to the same weights; "
                     "the file counts as written, and comes again only in its turn. Stop and put a copy of it back if you need "
                     "it, or write the weights of a commit: samebits commits RUN_DIR --export newest FILE.",
-                    stacklevel=2,
                 )
         shutil.rmtree(self._aside, ignore_errors=True)
 

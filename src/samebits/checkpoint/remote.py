@@ -12,12 +12,12 @@ read. How durable a written object is, is the storage's word. On a disk a plain 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from samebits._inspect import user_code
 from samebits.checkpoint.assembly import assemble
 from samebits.checkpoint.bucket import Bucket
 from samebits.checkpoint.lease import LEASE, SECONDS, Lease
@@ -231,7 +231,7 @@ class RemoteStore:
             for folder in [f for f in older if f.name not in stay] + half:
                 folder.delete()
         except (SamebitsError, OSError) as error:
-            warnings.warn(f"old commits in {self.run_dir} cannot be deleted: {error}", stacklevel=3)
+            user_code.warn(f"old commits in {self.run_dir} cannot be deleted: {error}")
 
     def _value(self, folder: RemoteFolder) -> float | None:
         if folder.name not in self._values:

@@ -9,12 +9,12 @@ run_dir/commits/tmp-*                       being written or deleted; never read
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from samebits._inspect import user_code
 from samebits.checkpoint.assembly import assemble
 from samebits.checkpoint.diskerror import commit_error
 from samebits.checkpoint.manifest import Manifest
@@ -123,7 +123,7 @@ class CommitStore:
         """Warns of what the shelf could not delete."""
         troubles, self.shelf.troubles = self.shelf.troubles, []
         for trouble in troubles:
-            warnings.warn(trouble, stacklevel=4)
+            user_code.warn(trouble)
 
     def newest(self) -> tuple[Manifest, Any] | None:
         """The newest commit whose every digest holds, with its state (tensors on the CPU); None without commits.

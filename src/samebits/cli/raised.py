@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 import typer
 
+from samebits._inspect.user_code import user_frames
 from samebits.cli.printable import printable
 from samebits.errors import SamebitsError
-
-_MACHINERY = (
-    os.path.dirname(os.path.dirname(__file__)),  # samebits
-    os.path.dirname(os.__file__),  # the standard library, and as a rule what is installed
-    *(os.path.dirname(module.__file__) for module in (torch, typer)),
-    "<",
-)
 
 
 @contextmanager
@@ -40,7 +32,7 @@ def told(what: str) -> Iterator[None]:
 def _text(error: BaseException) -> str:
     """The frames of the user; all of them if there are none, for then the fault is ours (a file that does not parse has none)."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_MACHINERY)]
+    own = user_frames(frames)
     return "".join(traceback.format_list(own or ([] if isinstance(error, SyntaxError) else frames)))
 
 

@@ -164,7 +164,7 @@ def _content(function: str, report: Report) -> dict[str, Any]:
         "values": values,
         "explanations": {name: report.explain_drift(name) for name in report.drifting},
         "findings": [
-            {"kind": one.kind, "text": one.text, "line": cli.replica_text.line_of(one.node)}
+            {"kind": one.kind, "text": one.text, "line": cli.replica_text.line_of_node(one.node)}
             for one in report.findings
         ],
     }

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from samebits._inspect.user_code import line_of_node
 from samebits.replica import Report
-from samebits.replica.source import line_of
 from samebits.replica.step import CONSTANT, STATE
 
 EXPLAINED = 3
@@ -33,7 +33,7 @@ def show(report: Report) -> None:
             line = " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             console.print(Text(line.rstrip()), soft_wrap=True)
     for one in report.findings:
-        console.print(Text(f"{one.kind}: {one.text} ({line_of(one.node)})", style="red"), soft_wrap=True)
+        console.print(Text(f"{one.kind}: {one.text} ({line_of_node(one.node)})", style="red"), soft_wrap=True)
     drifting = report.drifting
     for name in drifting[:EXPLAINED]:
         console.print(Text(report.explain_drift(name)), soft_wrap=True)

@@ -10,13 +10,13 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from samebits._inspect import rng_states
 from samebits.context import Words
 from samebits.data import scope
 from samebits.data.keepers import Keeper, Numbers
 from samebits.data.purity import Finding
 from samebits.data.reach import keepers
 from samebits.data.rolling import rolled
-from samebits.random.mark import mark
 
 FIRST = 16
 """Calls that are looked at closely: a copy of the element is kept, and the first two that draw are repeated anyway."""
@@ -96,9 +96,9 @@ class Memos:
         return self._kept <= EACH or self._kept % SOME == 0
 
     def _repeat(self, given: Any, key: Words, where: list[str]) -> None:
-        after = mark()
+        after = rng_states.of_process()
         scope.refill(key)
-        if mark() == after:  # it has not drawn
+        if rng_states.of_process() == after:  # it has not drawn
             return
         self._drew += 1
         restores = [k.saved() for k in self._keepers if self._effects or not isinstance(k, Numbers)]
@@ -107,7 +107,7 @@ class Memos:
         except Exception:  # its element cannot be used twice
             again = after
         else:
-            again = mark()
+            again = rng_states.of_process()
         finally:
             for restore in restores:
                 restore()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DistributedSampler
 
+from samebits._inspect import rng_states
 from samebits.context import Words
 from samebits.errors import UnimplementedError
 from samebits.random import feistel, generators, words
@@ -103,16 +104,16 @@ class SamplerOrder:
         with generators.preserved():
             self._set_epoch(key, epoch)
             generators.fill(key)
-            own = generators.capture()
+            own = rng_states.of_process()
             items = iter(self.sampler)
         while True:
             with generators.preserved():
-                generators.restore(own)
+                own.restore()
                 try:
                     item = next(items)
                 except StopIteration:
                     return
-                own = generators.capture()
+                own = rng_states.of_process()
             yield item
 
     def _set_epoch(self, key: Words, epoch: int) -> None:

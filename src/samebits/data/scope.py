@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from samebits._inspect import rng_states
 from samebits.context import Words
 from samebits.errors import PipelineError, UnseededError
 from samebits.kernels.deferred import modules_of_others
 from samebits.random import generators, words
-from samebits.random.mark import mark
 
 T = TypeVar("T")
 
@@ -73,14 +73,14 @@ class Draws:
         if not self._quiet:
             with generators.preserved():
                 return _with(True, task)
-        before, modules = mark(), modules_of_others()
+        before, modules = rng_states.of_process(), modules_of_others()
         try:
             result = _with(False, task)
         except (PipelineError, UnseededError) as error:  # of a pipeline, of a loader
             if not isinstance(error, UnseededError) and not isinstance(error.__cause__, UnseededError):
                 raise
         else:
-            if mark() == before:
+            if rng_states.of_process() == before:
                 return result
         imported = modules_of_others() != modules  # a library may draw when it is imported
         before.restore()
@@ -122,11 +122,11 @@ class _Watch:
 
     def begin(self) -> None:
         """They have been set."""
-        self._before = mark()
+        self._before = rng_states.of_process()
 
     def look(self) -> None:
         """Compares."""
-        self.drew = self.drew or mark() != self._before
+        self.drew = self.drew or rng_states.of_process() != self._before
 
 
 @contextmanager

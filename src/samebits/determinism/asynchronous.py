@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from samebits.determinism.caller import where
-from samebits.determinism.graph.patches import Patches
+from samebits._inspect.patching import Patches
+from samebits._inspect.user_code import calling_line
 from samebits.errors import UnimplementedError
 
 _SYNCHRONOUS = "torch.nn.parallel.DistributedDataParallel, whose processes wait for each other at every step"
@@ -42,7 +42,7 @@ def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def refused(*args: Any, **kwargs: Any) -> None:
         raise UnimplementedError(
-            f"{name} at {where()}: updates that arrive in no fixed order differ from run to run, and op determinism is on. "
+            f"{name} at {calling_line()}: updates that arrive in no fixed order differ from run to run, and op determinism is on. "
             f"Use {_SYNCHRONOUS}; or call samebits.enable_op_determinism(False) before."
         )
 
@@ -54,7 +54,7 @@ def _unless_parameter(original: Callable[..., Any]) -> Callable[..., Any]:
     def share_memory_(self: torch.Tensor) -> torch.Tensor:
         if isinstance(self, torch.nn.Parameter) and not self.is_cuda:
             raise UnimplementedError(
-                _hogwild(f"share_memory_() of a parameter {tuple(self.shape)} at {where()}")
+                _hogwild(f"share_memory_() of a parameter {tuple(self.shape)} at {calling_line()}")
             )
         return original(self)
 
@@ -69,7 +69,7 @@ def _unless_shared(original: Callable[..., Any]) -> Callable[..., Any]:
         if shared is not None:
             raise UnimplementedError(
                 _hogwild(
-                    f"{type(self).__name__} at {where()} over a parameter {tuple(shared.shape)} in shared memory"
+                    f"{type(self).__name__} at {calling_line()} over a parameter {tuple(shared.shape)} in shared memory"
                 )
             )
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.backends import ContextProp
 
+from samebits._inspect.patching import Patches
+from samebits._inspect.user_code import calling_line
 from samebits.determinism import custom, generator_guard, inductor_flag
-from samebits.determinism.caller import where
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.notices import warn_once
 from samebits.determinism.settings import active
 from samebits.errors import ConflictError, ConflictWarning
@@ -117,7 +117,7 @@ def _set_deterministic_debug_mode(debug_mode: int | str) -> None:
 
 def _refuse_call(call: str) -> None:
     raise ConflictError(
-        f"{call} at {where()}: op determinism is on (samebits.enable_op_determinism), and this would undo it. Remove the "
+        f"{call} at {calling_line()}: op determinism is on (samebits.enable_op_determinism), and this would undo it. Remove the "
         f"call; ops without a deterministic implementation can warn instead of raise: "
         f"enable_op_determinism(on_unimplemented='warn'). {_BLOCK}"
     )
@@ -133,7 +133,7 @@ def _kept_flag(name: str, flag: Any, kept: bool) -> Any:
         if value is not kept:
             _warn(
                 name,
-                f"{name} = {value} at {where()} is not followed while op determinism is on: it stays {kept}",
+                f"{name} = {value} at {calling_line()} is not followed while op determinism is on: it stays {kept}",
             )
 
     return ContextProp(flag.getter, assign)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from samebits._inspect.patching import Patches
+from samebits._inspect.user_code import calling_line
 from samebits.determinism import reviewed, triton_kernels
-from samebits.determinism.caller import where
 from samebits.determinism.environment import TESTED_TORCH
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.notices import warn_once
 from samebits.determinism.overrides import Overrides, has_kernel, overload
 from samebits.determinism.settings import active
@@ -144,7 +144,7 @@ def _judge(full: str) -> None:
     name, settings = _packet(full), active()
     if full.startswith("aten::"):
         text = (
-            f"{full}, called at {where()} under op determinism, is not reviewed: it is in no op table (those of torch "
+            f"{full}, called at {calling_line()} under op determinism, is not reviewed: it is in no op table (those of torch "
             f"{', '.join(TESTED_TORCH)}; this is {torch.__version__}), so nobody knows whether its bits repeat. "
             "`samebits verify` proves it of your script; `samebits ops` lists what is not reviewed."
         )
@@ -152,12 +152,12 @@ def _judge(full: str) -> None:
         return
     if name not in _declared:
         text = (
-            f"{name}, called at {where()} under op determinism, is no op of torch's, and nobody has said whether it is "
+            f"{name}, called at {calling_line()} under op determinism, is no op of torch's, and nobody has said whether it is "
             f"deterministic. Say so: samebits.declare_op({name!r}, deterministic=True), or False to have it refused."
         )
         warn_once(name, text, UndeclaredOpWarning)
         return
-    text = f"{name}, called at {where()}, is declared nondeterministic (samebits.declare_op)"
+    text = f"{name}, called at {calling_line()}, is declared nondeterministic (samebits.declare_op)"
     if settings is not None and settings.on_unimplemented == "raise":
         raise UnimplementedError(
             f"{text}. Use another op, or enable_op_determinism(on_unimplemented='warn')."

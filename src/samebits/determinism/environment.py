@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
@@ -13,8 +12,8 @@ from typing import Any
 
 import torch
 
+from samebits._inspect import user_code
 from samebits.context import VERSION
-from samebits.determinism.caller import caller
 from samebits.determinism.settings import active
 
 TESTED_TORCH = ("2.11.0", "2.13.0", "2.15.0")
@@ -107,7 +106,7 @@ def _warn_if_untested() -> None:
             f"samebits was tested with torch {', '.join(TESTED_TORCH)}, not with {torch.__version__}: "
             "run `samebits verify` on your script before you rely on it."
         )
-        warnings.warn_explicit(message, UntestedVersionWarning, *caller())
+        user_code.warn(message, UntestedVersionWarning)
 
 
 def _plain_version() -> str:

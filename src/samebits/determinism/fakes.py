@@ -16,8 +16,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from samebits._inspect.patching import Patches
 from samebits.determinism import cuda, refusals
-from samebits.determinism.graph.patches import Patches
 
 _thread = threading.local()
 """`alerted`: whether the op of a fake tensor that is under way in this thread has alerted."""

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from samebits.determinism.caller import where
-from samebits.determinism.graph.patches import Patches
+from samebits._inspect.patching import Patches
+from samebits._inspect.user_code import calling_line
 from samebits.determinism.notices import warn_once
 from samebits.determinism.sources import (
     DISTRIBUTED_SAMPLER,
@@ -112,7 +112,7 @@ def _refusing(seed: Callable[..., Any], source: Source) -> Callable[..., Any]:
     @functools.wraps(seed)
     def refused(*_: Any) -> NoReturn:
         raise UnseededError(
-            f"{source.name}, called at {where()}, seeds from the operating system, so that the next run would draw other "
+            f"{source.name}, called at {calling_line()}, seeds from the operating system, so that the next run would draw other "
             f"numbers; op determinism is on. Use {source.instead}."
         )
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from samebits.determinism.caller import where
+from samebits._inspect.user_code import calling_line
 from samebits.determinism.notices import warn_once
 from samebits.determinism.overrides import Kernel, Overrides, kernels, overload
 from samebits.errors import UnseededError, UnseededWarning
@@ -66,7 +66,7 @@ class SeedGuard:
         def draw(*args: Any, **kwargs: Any) -> Any:
             if rule.draws_from_default(args, kwargs):
                 if not is_seeded():
-                    refuse(name, f"at {where()}")
+                    refuse(name, f"at {calling_line()}")
                 if not generators.is_preserving():
                     self.remove()
             return kernel(*args, **kwargs)

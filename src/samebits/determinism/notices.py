@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
-from samebits.determinism.caller import caller
+from samebits._inspect import user_code
 
 _shown: dict[str, str] = {}
 """Subject to text. Of the process: a run's record names what happened before it was opened, too."""
@@ -15,8 +13,7 @@ def warn_once(subject: str, text: str, category: type[Warning]) -> None:
     if subject in _shown:
         return
     _shown[subject] = text
-    file, line = caller()
-    warnings.warn_explicit(text, category, file, line)
+    user_code.warn(text, category)
 
 
 def notices() -> tuple[str, ...]:

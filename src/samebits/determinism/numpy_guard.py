@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from samebits._inspect.patching import Patches
 from samebits.context import at_import
 from samebits.determinism import numpy_types, twister
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.sources import NUMPY_ENTROPY, NUMPY_GLOBAL, asking, object_to
 from samebits.random import generators
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 from torch import Tensor
+
+from samebits._inspect import user_code
 
 
 def into(out: Tensor, result: Tensor) -> Tensor:
@@ -13,11 +13,10 @@ def into(out: Tensor, result: Tensor) -> Tensor:
         raise RuntimeError(f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype} instead")
     if out.shape != result.shape:
         if out.numel():
-            warnings.warn(
+            user_code.warn(
                 f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
                 f"match the required output shape {list(result.shape)}.",
                 UserWarning,
-                stacklevel=2,
             )
         out.resize_(result.shape)
     return out.copy_(result)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from samebits._inspect.patching import Patches
 from samebits.context import at_import
 from samebits.determinism import twister
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.settings import active
 from samebits.determinism.sources import (
     PYTHON_GLOBAL,

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from samebits._inspect.user_code import calling_line
 from samebits.determinism import cuda
-from samebits.determinism.caller import where
 from samebits.determinism.notices import warn_once
 from samebits.determinism.overrides import Kernel, Overrides, kernels
 from samebits.determinism.replacement import Replacement
@@ -121,7 +121,9 @@ def object_to(name: str, key: str, *, warn: bool) -> None:
 
 
 def _explain(name: str, key: str) -> str:
-    text = f"{name} on {key} at {where()} has no deterministic implementation. Use {cure_of(name, key)}."
+    text = (
+        f"{name} on {key} at {calling_line()} has no deterministic implementation. Use {cure_of(name, key)}."
+    )
     if key == "CUDA" and cuda.computes(name, cuda.written()):
         text += (
             " samebits has a formulation of it in deterministic ops, which no GPU has verified, so it is not used: "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Literal
 
+from samebits._inspect.user_code import INSTALLED, owner_of_frame
 from samebits.determinism.notices import warn_once
 from samebits.errors import UnseededError, UnseededWarning
 
@@ -66,20 +67,19 @@ _GUARDS = frozenset(f"samebits.determinism.{name}_guard" for name in ("numpy", "
     __name__
 }
 """Modules whose frames stand between the line that asks and `asking`."""
-_INSTALLED = ("site-packages", "dist-packages")
-_MAY_ASK = sys.stdlib_module_names | {"torch", "numpy", "samebits", "hypothesis"}
-"""Hypothesis chooses the seeds of its examples itself."""
+_SEEDS_ITSELF = "hypothesis"
+"""Chooses the seeds of its examples."""
 
 
 def asking(frame: FrameType | None = None) -> FrameType | None:
-    """The frame that asks for random numbers; None where it may (`_MAY_ASK`).
+    """The frame that asks for random numbers; None where it may.
 
     Looked for from `frame` outwards, by default from the caller's.
     """
     frame = frame or sys._getframe(1)
     while frame is not None and _is_between(_module(frame)):
         frame = frame.f_back
-    return None if frame is None or _module(frame).partition(".")[0] in _MAY_ASK else frame
+    return None if frame is None or _may_ask(frame) else frame
 
 
 def object_to(source: Source, frame: FrameType | None, made: str = "") -> None:
@@ -98,7 +98,8 @@ def object_to(source: Source, frame: FrameType | None, made: str = "") -> None:
         if source.lasting and frame.f_code.co_name == "<module>":
             warn_once(f"{source.name} {frame.f_code.co_filename}", text, UnseededWarning)
         return
-    if source is NUMPY_ENTROPY and is_installed(frame):  # seldom drawn from, and out of the user's hands
+    # seldom drawn from, and out of the user's hands
+    if source is NUMPY_ENTROPY and owner_of_frame(frame) in INSTALLED:
         warn_once(f"{source.name} {frame.f_code.co_filename}", text, UnseededWarning)
         return
     raise UnseededError(text)
@@ -113,20 +114,20 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__"))
 
 
+def _may_ask(frame: FrameType) -> bool:
+    root = _module(frame).partition(".")[0]
+    return root == _SEEDS_ITSELF or owner_of_frame(frame) in ("samebits", "framework", "standard")
+
+
 def _is_between(module: str) -> bool:
     """`random` calls itself on the way from the user's line."""
     return module == "random" or module in _GUARDS
 
 
-def is_installed(frame: FrameType) -> bool:
-    """Whether a frame's code is an installed package's."""
-    return any(part in frame.f_code.co_filename for part in _INSTALLED)
-
-
 def is_import_of_a_library(frame: FrameType) -> bool:
     """Nobody who imports a library can do anything about what its modules draw (SciPy: examples for its docstrings)."""
     outer: FrameType | None = frame
-    while outer is not None and any(part in outer.f_code.co_filename for part in _INSTALLED):
+    while outer is not None and owner_of_frame(outer) in INSTALLED:
         if outer.f_code.co_name == "<module>":
             return _module(outer) != "__main__"
         outer = outer.f_back

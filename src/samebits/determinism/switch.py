@@ -12,6 +12,7 @@ from types import TracebackType
 
 import torch
 
+from samebits._inspect.patching import Patches
 from samebits.context import process
 from samebits.determinism import (
     asynchronous,
@@ -28,7 +29,6 @@ from samebits.determinism import (
     refusals,
     reviewed,
 )
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.guard import SeedGuard
 from samebits.determinism.overrides import Overrides
 from samebits.determinism.replacement import Replacement

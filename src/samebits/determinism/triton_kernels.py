@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from samebits.determinism.caller import where
-from samebits.determinism.graph.patches import Patches
+from samebits._inspect.patching import Patches
+from samebits._inspect.user_code import calling_line
 from samebits.determinism.notices import warn_once
 from samebits.errors import UndeclaredOpWarning
 
@@ -39,7 +39,7 @@ def _look(kernel: Any) -> None:
     if atomics:
         name = f"{kernel.fn.__module__}.{kernel.fn.__qualname__}"
         text = (
-            f"the Triton kernel {name}, launched at {where()} under op determinism, uses {', '.join(atomics)}: floating-point "
+            f"the Triton kernel {name}, launched at {calling_line()} under op determinism, uses {', '.join(atomics)}: floating-point "
             "atomics are added in no fixed order. Let each program write its own result and reduce these in a second "
             "kernel; atomics on integers repeat."
         )

@@ -6,16 +6,16 @@ gets a copy of the function in which they are what Numba has made of them.
 
 from __future__ import annotations
 
-import dis
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CellType, CodeType, FunctionType
+from types import CellType, FunctionType
 from typing import Any, overload
 
 from samebits import kernels
+from samebits._inspect import bytecode
 
 
 class Deferred:
@@ -66,9 +66,8 @@ def instruction(build: Callable[..., Any]) -> Deferred:
 def resolved(function: Any) -> Any:
     """A copy of a function whose globals and free variables are what Numba has made of them."""
     scope = function.__globals__
-    made = {
-        name: scope[name].get() for name in _names(function.__code__) if isinstance(scope.get(name), Deferred)
-    }
+    names = [name for one in bytecode.whole(function.__code__) for name in bytecode.globals_read(one)]
+    made = {name: scope[name].get() for name in names if isinstance(scope.get(name), Deferred)}
     copy = FunctionType(
         function.__code__,
         {**scope, **made},
@@ -78,14 +77,6 @@ def resolved(function: Any) -> Any:
     )
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     return copy
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Of the globals that a function reads, those of the functions inside it included; `co_names` has attributes, too."""
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
 
 
 def _known(value: Any) -> Any:

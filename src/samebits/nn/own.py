@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import TypeVar
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
+from samebits._inspect import user_code
 from samebits.errors import UnimplementedError
 from samebits.nn import attention, dropout, noise, recurrent
 from samebits.nn.keyed import OwnsRandomness, tell
@@ -77,10 +77,9 @@ def own_randomness(module: M, *, key: torch.Tensor | None = None) -> M:
     for part, kind in replacements.items():
         part.__class__ = kind
     if kept:
-        warnings.warn(
+        user_code.warn(
             f"own_randomness left alone: {', '.join(kept)}. A forward of its own may draw by any means: derive it from "
             "samebits.nn, and draw from self.next_key(device).",
-            stacklevel=2,
         )
     if root is not None:
         tell(module, root)

@@ -8,10 +8,10 @@ from itertools import zip_longest
 import numpy as np
 import torch
 
+from samebits._inspect.rng_states import numpy_words, python_words
 from samebits.context import Words
 from samebits.errors import UnseededError
 from samebits.random import generators
-from samebits.random._in_place import numpy_words, python_words
 from samebits.random._twister import BASE, MANY, SEEDED, WORDS, words_since
 
 _NAMES = "torch", "numpy", "python"

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from samebits._inspect import rng_states
 from samebits.context import process
-from samebits.random import accounting, generators
+from samebits.random import accounting
 from samebits.random.global_generator import OfTheProcess
 
 
 def set_aside() -> Callable[[], None]:
     """Notes where all generators of the process stand; what it returns puts them, and the count of draws, back."""
-    states, counted = generators.capture(), accounting.noted()
+    states, counted = rng_states.of_process(), accounting.noted()
     own = process.generator
     here = own.standing() if isinstance(own, OfTheProcess) else None
 
     def put_back() -> None:
-        generators.restore(states)
+        states.restore()
         accounting.go_on(counted)
         if here is not None and process.generator is own:
             own.stand(here)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from samebits._inspect.rng_states import HasRngState
 from samebits.context import Words, process
 from samebits.errors import InvalidArgumentError, UnimplementedError, UnseededError
 from samebits.random import _philox, choices, discrete, keys, sampling, transformed, words
@@ -50,7 +51,7 @@ def _method(
     return draw
 
 
-class Generator(torch.nn.Module):
+class Generator(torch.nn.Module, HasRngState):
     """Draws one after the other, each from a key of its own: `fold_in(key, draws)`, then `draws` goes up by one.
 
     A module, so that `self.noise = Generator.from_seed(1)` puts `noise.key` (uint64, (2,)) and `noise.draws` (int64,
@@ -165,6 +166,9 @@ class Generator(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._set(self._words, self._draws, state["_key"])
+
+    def _rng_state(self) -> tuple[Words, int]:
+        return vars(self)["_words"], vars(self)["_draws"]
 
     def _find(self) -> Words:
         """The key that holds now; whoever reads or moves the state asks first."""

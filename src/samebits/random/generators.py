@@ -1,4 +1,4 @@
-"""The process-wide generators of torch, NumPy and Python: fill them from a key, save them, put them back.
+"""The process-wide generators of torch, NumPy and Python: fill them from a key, put them back after a block.
 
 They belong to the process: call this from the training thread only.
 """
@@ -9,7 +9,6 @@ import array
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -17,9 +16,10 @@ import numpy as np
 import torch
 
 from samebits import digest as _digest
+from samebits._inspect import rng_states
+from samebits._inspect.rng_states import NOTHING, ProcessStates, numpy_words, view_of
 from samebits.context import Words
 from samebits.random import _philox, _twister, words
-from samebits.random._in_place import NOTHING, numpy_words, view_of
 
 _TWISTER_WORDS = 624
 _SEED_WORDS = (
@@ -27,16 +27,6 @@ _SEED_WORDS = (
 )
 _STREAM = words.as_uint64("samebits.random.generators")
 _CUDA = words.as_uint64("cuda")
-
-
-@dataclass(frozen=True)
-class GeneratorStates:
-    """The states of all process-wide generators, as each library gives them out."""
-
-    torch: torch.Tensor
-    numpy: dict[str, Any]
-    python: tuple[Any, ...]
-    cuda: tuple[torch.Tensor, ...] = ()
 
 
 def fill(key: Words, initial_seed: int | None = None) -> np.ndarray:
@@ -106,40 +96,20 @@ def _words_of(bits: np.random.MT19937) -> list[int]:
     return [*state["key"], state["pos"]]
 
 
-def capture() -> GeneratorStates:
-    """The states of all process-wide generators, NumPy's and Python's kept normal included."""
-    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    return GeneratorStates(
-        torch=torch.default_generator.get_state(),
-        numpy=np.random.get_state(legacy=False),  # noqa: NPY002
-        python=random.getstate(),
-        cuda=tuple(generator.get_state() for generator in cuda),
-    )
-
-
-def restore(states: GeneratorStates) -> None:
-    """Puts every generator back to where `capture` found it."""
-    torch.default_generator.set_state(states.torch)
-    np.random.set_state(states.numpy)  # noqa: NPY002
-    random.setstate(states.python)
-    for generator, state in zip(torch.cuda.default_generators, states.cuda, strict=False):
-        generator.set_state(state)
-
-
 _blocks = 0
 
 
 @contextmanager
-def preserved() -> Iterator[GeneratorStates]:
+def preserved() -> Iterator[ProcessStates]:
     """Whatever the block draws or seeds, the generators are afterwards as they were before it; gives their states."""
     global _blocks
-    states = capture()
+    states = rng_states.of_process()
     _blocks += 1
     try:
         yield states
     finally:
         _blocks -= 1
-        restore(states)
+        states.restore()
 
 
 @contextmanager
@@ -160,18 +130,16 @@ def is_preserving() -> bool:
 
 def digest() -> str:
     """Digest of the states of all process-wide generators: equal digest, equal draws from here on."""
-    states = capture()
-    version, twister, kept_normal = states.python
-    numpy = states.numpy
+    states = rng_states.of_process()
+    version, twister, kept_normal = states.python_state()
+    numpy = states.numpy_state()
     own = numpy["state"]
     plain = (numpy["bit_generator"], numpy["has_gauss"], numpy["gauss"].hex(), version, repr(kept_normal))
     if "key" in own:  # the Mersenne Twister; a user may have put another generator there
         parts = [own["key"], repr((own["pos"], *plain)).encode()]
     else:
         parts = [repr((own, *plain)).encode()]
-    return _digest.of_bytes(
-        states.torch.numpy(), *parts, array.array("I", twister).tobytes(), *(c.numpy() for c in states.cuda)
-    )
+    return _digest.of_bytes(states.torch, *parts, array.array("I", twister).tobytes(), *states.cuda)
 
 
 # The layout of torch's CPU generator state (CPUGeneratorImplState, 5056 bytes): the seed as u64, `left` and

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
+from samebits._inspect.user_code import line_of_node
 from samebits.replica.frame import Frame
 from samebits.replica.program import Finding
-from samebits.replica.source import line_of
 
 _NAMED = 8
 
@@ -53,7 +53,7 @@ def _text(
     later = {node.name: held for node, (held, _) in other.defined.items() if node.op == "call_function"}
     apart = [node.name for node, (held, _) in one.defined.items() if later.get(node.name, held) != held]
     named = ", ".join(apart[:_NAMED]) + (", ..." if len(apart) > _NAMED else "")
-    where = f"the call at {line_of(site)}" if site.meta.get("stack_trace") else f"the call {site.name}"
+    where = f"the call at {line_of_node(site)}" if site.meta.get("stack_trace") else f"the call {site.name}"
     return (
         f"the calls of {name} disagree on {given.name}: {here} in {where}, {there} in this one; "
         f"values inside that differ: {named or 'none'}"

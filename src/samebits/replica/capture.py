@@ -20,6 +20,8 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 
+from samebits._inspect.patching import replaced
+from samebits._inspect.user_code import user_frames
 from samebits.errors import ConflictError, InvalidArgumentError
 from samebits.replica.built import PerRank, built, check_fresh, check_makers, known, left_over, name_constants
 from samebits.replica.closures import Closure
@@ -30,7 +32,7 @@ from samebits.replica.lifting import Lifted, dotted, names_of
 from samebits.replica.memory import Place
 from samebits.replica.partitions import Groups
 from samebits.replica.ranks import Trace, compared, groups_of, trace_of
-from samebits.replica.refused import MACHINERY, told_in_the_users_words
+from samebits.replica.refused import told_in_the_users_words
 from samebits.replica.regions import kept_calls
 from samebits.replica.rules import generator_names, written_inputs
 from samebits.replica.step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep
@@ -208,7 +210,7 @@ def _traced(
 
     traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)
     with (
-        _user_frames(),
+        replaced(PythonKeyTracer, "_filter_traceback_frames", _of_the_user),
         # torch.cond and while_loop compile: after other shapes they would take sizes for symbols, in one trace and not in another
         torch._dynamo.config.patch(automatic_dynamic_shapes=False),
         kept_calls(),
@@ -241,20 +243,9 @@ def _fake_world(rank: int, ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-@contextlib.contextmanager
-def _user_frames() -> Iterator[None]:
-    """Has the tracer keep the lines of the user; of itself it keeps those of functions named `forward`."""
-    original = PythonKeyTracer._filter_traceback_frames
-    PythonKeyTracer._filter_traceback_frames = _of_the_user  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        PythonKeyTracer._filter_traceback_frames = original  # type: ignore[method-assign]
-
-
 def _of_the_user(tracer: PythonKeyTracer, frames: Any) -> Any:
-    kept = [frame for frame in frames if not frame.filename.startswith(MACHINERY)]
-    return type(frames).from_list(kept[-4:])
+    """In place of the tracer's own filter, which keeps of itself the lines of functions named `forward`."""
+    return type(frames).from_list(user_frames(frames)[-4:])
 
 
 def _looked_at(ranks: int, axes: Mapping[str, int]) -> list[int]:

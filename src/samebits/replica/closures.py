@@ -7,13 +7,15 @@ import inspect
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from samebits._inspect import bytecode
+from samebits._inspect.user_code import owner_of_module
 from samebits.replica.layout import constant_place
 from samebits.replica.memory import Place
 
@@ -21,8 +23,6 @@ _MOST = 20_000
 """Objects that are looked at, nearest first: what a step computes with is near, a list of a million samples is not read."""
 _PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
 """A key that is a part of a path."""
-FOREIGN = ("torch", "samebits", "numpy")
-"""Modules whose functions and classes are not the user's."""
 
 
 class Closure:
@@ -96,7 +96,7 @@ def _children(one: Any) -> Iterator[tuple[str, Any]]:
         yield from (*one._parameters.items(), *one._buffers.items(), *one._modules.items())
         yield from ((key, value) for key, value in vars(one).items() if not key.startswith("_"))
     elif isinstance(one, (FunctionType, MethodType, functools.partial)):
-        if not str(getattr(one, "__module__", "")).startswith(FOREIGN):
+        if is_followed(one):
             yield from _variables(one)
     elif not isinstance(one, torch.optim.Optimizer) and hasattr(one, "__dict__"):
         yield from ((key, value) for key, value in vars(one).items() if _PATH.fullmatch(key))
@@ -113,7 +113,7 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
         yield "self", function
         for name in ("__call__", "forward"):
             method = getattr(type(function), name, None)
-            if isinstance(method, FunctionType) and not method.__module__.startswith(FOREIGN):
+            if isinstance(method, FunctionType) and is_followed(method):
                 yield from _variables(method)
         return
     if isinstance(function, MethodType):
@@ -125,7 +125,7 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # a variable that is set later
             continue
-    for name in names_in(code):
+    for name in bytecode.names(code):
         if name in function.__globals__:
             yield name, function.__globals__[name]
     for name, one in inspect.signature(function).parameters.items():
@@ -133,9 +133,6 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, one.default
 
 
-def names_in(code: CodeType) -> Iterator[str]:
-    """The names that a function and those defined in it may look up."""
-    yield from code.co_names
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from names_in(one)
+def is_followed(one: Any) -> bool:
+    """True for a function or a class that may reach what is the user's: those of torch, NumPy and samebits do not."""
+    return owner_of_module(str(getattr(one, "__module__", ""))) not in ("samebits", "framework")

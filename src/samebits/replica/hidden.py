@@ -12,12 +12,12 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from samebits._inspect.user_code import line_of_node
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.replica.closures import Closure
 from samebits.replica.layout import Layout, constant_place
 from samebits.replica.ranks import Trace, same_over_steps
 from samebits.replica.rules import written_storages
-from samebits.replica.source import line_of
 
 
 def check_next(first: Trace, module: GraphModule, zeros: Mapping[str, torch.Tensor]) -> None:
@@ -36,7 +36,7 @@ def check_next(first: Trace, module: GraphModule, zeros: Mapping[str, torch.Tens
                 cleared.add(name)
             elif name is not None and name not in cleared:
                 raise UnimplementedError(
-                    f"capture: the step reads what the step before left in {name} ({line_of(node)}); what a step starts "
+                    f"capture: the step reads what the step before left in {name} ({line_of_node(node)}); what a step starts "
                     "with must be an argument, a parameter, a buffer or optimizer state. Of gradients: "
                     "optimizer.zero_grad() at the end of the step, or at its start."
                 )
@@ -65,7 +65,7 @@ def check_closures(module: GraphModule, args: tuple[Any, ...]) -> None:
         if held is not None and _memory(held) in given:
             user = next(iter(node.users), node)
             raise InvalidArgumentError(
-                f"capture: the step closes over a tensor of one of its arguments ({line_of(user)}); use the argument that "
+                f"capture: the step closes over a tensor of one of its arguments ({line_of_node(user)}); use the argument that "
                 "the step is called with, as that is what is followed."
             )
 

@@ -10,12 +10,13 @@ from contextlib import ExitStack, contextmanager
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from samebits._inspect import bytecode
+from samebits._inspect.rng_states import RESTORABLE, put_state, state_of
 from samebits.random import generators
-from samebits.replica.closures import FOREIGN, names_in
+from samebits.replica.closures import is_followed
 
 
 @contextmanager
@@ -24,22 +25,13 @@ def kept_generators(objects: Iterable[Any]) -> Iterator[None]:
 
     Once, at the end: between the runs as other ranks they go on, so that what Python draws is not taken for equal.
     """
-    states: list[tuple[Callable[..., Any], Any]] = []
-    for one in objects:
-        if isinstance(one, torch.Generator):
-            states.append((one.set_state, one.get_state()))
-        elif isinstance(one, random.Random):
-            states.append((one.setstate, one.getstate()))
-        elif isinstance(one, np.random.Generator):
-            states.append((_setter(one.bit_generator, "state"), one.bit_generator.state))
-        elif isinstance(one, np.random.RandomState):
-            states.append((one.set_state, one.get_state()))
+    states = [(one, state_of(one)) for one in objects if isinstance(one, RESTORABLE)]
     with generators.preserved():
         try:
             yield
         finally:
-            for put, state in states:
-                put(state)
+            for one, state in states:
+                put_state(one, state)
 
 
 @contextmanager
@@ -80,7 +72,7 @@ def _parts(one: Any) -> Iterator[Any]:
 def _methods(one: Any) -> Iterator[FunctionType]:
     """The functions of an object's class, which may set globals; none of a library's classes."""
     for kind in type(one).__mro__:
-        if not kind.__module__.startswith(FOREIGN):
+        if is_followed(kind):
             yield from (value for value in vars(kind).values() if isinstance(value, FunctionType))
 
 
@@ -144,7 +136,7 @@ def _cell(one: CellType) -> Callable[[], None] | None:
 def _globals(one: FunctionType) -> Callable[[], None]:
     """Of its module's, the names that a function may set."""
     table = one.__globals__
-    held = {name: table[name] for name in names_in(one.__code__) if name in table}
+    held = {name: table[name] for name in bytecode.names(one.__code__) if name in table}
 
     def put() -> None:
         for name, value in held.items():

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
+from samebits._inspect.user_code import line_of_node
 from samebits.replica.report import Report
-from samebits.replica.source import line_of
 from samebits.replica.step import CONSTANT, GENERATOR, STATE
 
 LIMIT = 200
@@ -92,7 +92,7 @@ class _Drawing:
 
     def _op(self, node: Node) -> None:
         partition = self.report.frame.defined[node][0]
-        where = line_of(node)
+        where = line_of_node(node)
         title = (
             str(node.target).removesuffix(".default").removeprefix("aten.").removeprefix("_c10d_functional.")
         )

@@ -15,11 +15,11 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from samebits._inspect.user_code import line_of_node
 from samebits.errors import RankDependentError, UnimplementedError
 from samebits.replica.collectives import COLLECTIVES
 from samebits.replica.partitions import Groups
 from samebits.replica.schema import signature, signature_of
-from samebits.replica.source import line_of
 
 
 @dataclass
@@ -96,7 +96,7 @@ def _checked(seen: dict[int, tuple[int, ...] | None], node: Node) -> Groups:
     for group, ranks in by_group.items():
         if sorted(group) != sorted(ranks):
             raise RankDependentError(
-                f"capture: {node.target} at {line_of(node)}: rank {ranks[0]} calls it with the group {group or None}, which "
+                f"capture: {node.target} at {line_of_node(node)}: rank {ranks[0]} calls it with the group {group or None}, which "
                 "is not the group of all its members; they would wait for each other for ever."
             )
     return tuple(sorted(by_group))
@@ -118,7 +118,7 @@ def _along_mesh(seen: dict[int, Any], world_size: int, mesh: dict[str, int], nod
     found = {rank: row for row in map(tuple, rows.tolist()) for rank in row}
     if any(found.get(rank) != group for rank, group in seen.items()):
         raise RankDependentError(
-            f"capture: {node.target} at {line_of(node)}: the group {example} lies along no axes of the mesh {mesh}, so "
+            f"capture: {node.target} at {line_of_node(node)}: the group {example} lies along no axes of the mesh {mesh}, so "
             f"the groups of {world_size - len(seen)} ranks that were not captured are not known; capture all ranks."
         )
     return found
@@ -132,7 +132,7 @@ def same_over_steps(first: Trace, module: GraphModule) -> None:
         if one != before:
             raise UnimplementedError(
                 f"capture: the Python code does other things in the second step than in the first: {one} "
-                f"[{line_of(second.nodes[index])}], where {before} was. Capture a function that does the same in every step."
+                f"[{line_of_node(second.nodes[index])}], where {before} was. Capture a function that does the same in every step."
             )
 
 
@@ -140,7 +140,7 @@ def _same_shape(first: Trace, other: Trace) -> None:
     for index in range(max(len(first.shape), len(other.shape))):
         one, two = (trace.shape[index] if index < len(trace.shape) else "nothing" for trace in (first, other))
         if one != two:
-            lines = [line_of(t.nodes[min(index, len(t.nodes) - 1)]) for t in (first, other)]
+            lines = [line_of_node(t.nodes[min(index, len(t.nodes) - 1)]) for t in (first, other)]
             raise RankDependentError(
                 f"capture: the Python code does other things on rank {other.rank} than on rank {first.rank}. Rank "
                 f"{first.rank}: {one} [{lines[0]}]. Rank {other.rank}: {two} [{lines[1]}]. Run the same ops on all ranks."

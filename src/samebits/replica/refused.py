@@ -9,20 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from samebits._inspect.user_code import owner_of_file, user_frames
 from samebits.errors import ConflictError, InvalidArgumentError, SamebitsError, UnimplementedError
 
-_TORCH = os.path.dirname(torch.__file__)
-MACHINERY = (
-    _TORCH,
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-    os.path.dirname(contextlib.__file__),
-    "<",
-)
-"""Frames of these files are not the user's."""
 _UNREAD = (
     "the Python code reads the value of a tensor, and a capture computes none [{line}]. Return the tensor and read it "
     "outside of the step (float(loss), print); choose by torch.where or torch.cond instead of an if; leave GradScaler out, "
@@ -81,15 +73,14 @@ def told_in_the_users_words() -> Iterator[None]:
 
 def _refusal(error: Exception, frames: traceback.StackSummary) -> tuple[type[SamebitsError], str] | None:
     """The class and the text for what torch raised, by its kind and by the functions of torch's that it came through."""
-    through = {
-        (Path(frame.filename).name, frame.name) for frame in frames if frame.filename.startswith(_TORCH)
-    }
+    torchs = [frame for frame in frames if owner_of_file(frame.filename) == "framework"]
+    through = {(Path(frame.filename).name, frame.name) for frame in torchs}
     files = {file for file, _ in through}
     if isinstance(error, GuardOnDataDependentSymNode) or _reads(error):
         return UnimplementedError, _UNREAD
     if any(file == "distributed_c10d.py" and "_object" in name for file, name in through):
         return UnimplementedError, _OBJECTS
-    if any("/nested/" in frame.filename for frame in frames if frame.filename.startswith(_TORCH)):
+    if any("/nested/" in frame.filename for frame in torchs):
         return UnimplementedError, _NESTED
     if ("distributed.py", "__init__") in through and isinstance(error, RuntimeError):
         return UnimplementedError, _WRAPPED
@@ -119,7 +110,7 @@ def _by_op(error: Any) -> str:
 
 
 def _line(error: Exception) -> str:
-    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(MACHINERY)]
+    own = user_frames(traceback.extract_tb(error.__traceback__))
     return (
         f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}: {own[-1].line}" if own else "no source line"
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch.fx import Node
 
+from samebits._inspect.user_code import line_of_node
 from samebits.errors import InvalidArgumentError
 from samebits.replica.collectives import COLLECTIVES
 from samebits.replica.events import Event, Events
@@ -17,7 +18,6 @@ from samebits.replica.frame import Frame
 from samebits.replica.partitions import Partitions
 from samebits.replica.program import Finding
 from samebits.replica.rules import SEED
-from samebits.replica.source import line_of
 from samebits.replica.step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep, named
 
 Over = str | Iterable[str] | Iterable[Iterable[int]] | None
@@ -134,7 +134,7 @@ class Report:
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        found = [f"{one.kind}: {one.text} ({line_of(one.node)})" for one in self.findings]
+        found = [f"{one.kind}: {one.text} ({line_of_node(one.node)})" for one in self.findings]
         return "\n".join([*(line.rstrip() for line in lines), *self.notes, *found])
 
     def _value(self, name: str, when: str) -> Value:
@@ -188,7 +188,7 @@ class Report:
             kind = self.step.kinds.get(event.what, "")
             return f"{event.what} ({kind}) at the start of the step: {classes}"
         because = f", {event.reason}" if event.reason else ""
-        return f"{event.what.name} = {event.what.target}{because}: {classes}  [{line_of(event.what)}]"
+        return f"{event.what.name} = {event.what.target}{because}: {classes}  [{line_of_node(event.what)}]"
 
     def _cure(self, name: str, path: list[Event], over: Over) -> str:
         source = path[0]

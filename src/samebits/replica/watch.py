@@ -13,6 +13,7 @@ from torch.fx import Node
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
+from samebits._inspect.patching import replaced
 from samebits.errors import UnimplementedError
 
 
@@ -23,8 +24,8 @@ def no_known_numbers() -> Iterator[None]:
     Tracing keeps the number, and misses that collectives, ops over lists and writes through views change it.
     """
     with (
-        _instead(fake_tensor, "CONSTANT_NUMEL_LIMIT", -1),
-        _instead(proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1),
+        replaced(fake_tensor, "CONSTANT_NUMEL_LIMIT", -1),
+        replaced(proxy_tensor, "CONSTANT_NUMEL_LIMIT", -1),
     ):
         yield
 
@@ -33,7 +34,7 @@ def no_known_numbers() -> Iterator[None]:
 def no_writes() -> Iterator[None]:
     """Has `counter.add_(1)` of a tensor that the step closes over be traced; fake tensors would run it on the tensor."""
     original = fake_tensor.should_allow_numbers_as_tensors
-    with _instead(
+    with replaced(
         fake_tensor,
         "should_allow_numbers_as_tensors",
         lambda op: original(op) and not op._schema.is_mutable,
@@ -56,7 +57,7 @@ def no_seeds() -> Iterator[None]:
             raise _seeded(f"before {node.name} = {node.target}")
         return node
 
-    with _instead(PythonKeyTracer, "create_node", create_node):
+    with replaced(PythonKeyTracer, "create_node", create_node):
         yield
     if not torch.equal(torch.get_rng_state(), start):
         raise _seeded("at its end")
@@ -79,11 +80,9 @@ def no_swaps() -> Iterator[None]:
             "write x.data.copy_(y)."
         )
 
-    torch.Tensor.data = property(torch._C.TensorBase.data.__get__, swap)  # type: ignore[attr-defined, assignment]
-    try:
+    refusing = property(torch._C.TensorBase.data.__get__, swap)  # type: ignore[attr-defined]
+    with replaced(torch.Tensor, "data", refusing):
         yield
-    finally:
-        del torch.Tensor.data  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -100,13 +99,3 @@ def launched_as(rank: int, ranks: int) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _instead(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

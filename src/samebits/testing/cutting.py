@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
+from samebits._inspect.tree import of_nested
 from samebits.audit.compare import Difference, first_difference_of_segments
 from samebits.audit.record.file import RecordFile
 from samebits.audit.record.reading import Record, read_record
@@ -22,7 +23,6 @@ from samebits.data import DataLoader
 from samebits.random import generators, set_random_seed
 from samebits.testing.stepping import CALL, Cut, cuts
 from samebits.train import Trainer
-from samebits.train.reach.leaves import of_nested
 
 RunFunction = Callable[[Path], Any]
 

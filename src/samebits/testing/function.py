@@ -11,9 +11,9 @@ from typing import Any
 
 import cloudpickle
 
+from samebits._inspect.tree import of_nested
 from samebits.context import process
 from samebits.testing.ends import RESULT
-from samebits.train.reach.leaves import of_nested
 
 
 def script() -> str:

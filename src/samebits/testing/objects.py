@@ -7,13 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from samebits._inspect.reachable import leaves_in
+from samebits._inspect.tree import Leaves, of_nested
 from samebits.checkpoint import decode, encode
 from samebits.errors import UnsavableStateError
 from samebits.testing.stepping import CALL, Advance, Cut, Stepper, cuts
-from samebits.train.reach.leaves import Leaves, of_nested
-from samebits.train.reach.walk import Walk
-
-_HASH = 8
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class _Subject:
         resumed = self.factory()
         resumed.load_state_dict(seen[cut].saved())
         who = f"{self.name}, resumed behind {cut} steps"
-        lost = _differing(seen[cut].attributes, _attributes(resumed, self.name))
+        lost = _differing(seen[cut].attributes, leaves_in(self.name, resumed))
         hint = f". Not restored: {', '.join(lost[:3])}" if lost else ""
         after = f"{who}: state_dict() right after load_state_dict differs"
         _compare(after, seen[cut].state, self._state(resumed), hint)
@@ -86,7 +84,7 @@ class _Subject:
     def _behind(self, stepper: Stepper, value: Leaves) -> _Behind:
         state = stepper.thing.state_dict()
         saved = _through_json(self.name, state) if self.json_state else _through_a_commit(self.name, state)
-        attributes = _attributes(stepper.thing, self.name)
+        attributes = leaves_in(self.name, stepper.thing)
         return _Behind(value, stepper.pass_ended, of_nested(state), attributes, saved)
 
     def _state(self, thing: Any) -> Leaves:
@@ -114,13 +112,6 @@ def _through_json(name: str, state: Any) -> Callable[[], Any]:
     return lambda: json.loads(text)
 
 
-def _attributes(thing: Any, name: str) -> Leaves:
-    """What the object holds, for a hint of what a state_dict leaves out."""
-    walk = Walk()
-    walk.value(name, thing, 0)
-    return walk.leaves()
-
-
 def _compare(what: str, expected: Leaves, got: Leaves, hint: str = "") -> None:
     """Raises `AssertionError` with the first leaf that differs."""
     if expected == got:
@@ -140,7 +131,4 @@ def _differing(expected: Leaves, got: Leaves) -> list[str]:
 
 def _by_path(leaves: Leaves) -> dict[str, str]:
     """Path to its hash, in hex."""
-    return {
-        name: f"xxh3-64:{leaves.hashes[_HASH * at : _HASH * (at + 1)].hex()}"
-        for at, name in enumerate(leaves.names)
-    }
+    return {name: f"xxh3-64:{hashed.hex()}" for name, hashed in leaves.by_name().items()}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from samebits._inspect import user_code
 from samebits.errors import InvalidArgumentError
 from samebits.train.given import check_number
 
@@ -52,10 +52,9 @@ class Best:
 
     def warn(self, call: str) -> None:
         """The run is over, and nobody has logged the name."""
-        warnings.warn(
+        user_code.warn(
             f"{call}(best={self.name!r}): no value of this name was logged, so that no commit was kept for it. There were "
             f"{', '.join(sorted(self.names))}.",
-            stacklevel=4,
         )
 
     def among(self, value: float, kept: Mapping[str, float | None]) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from samebits._inspect import user_code
 from samebits.checkpoint import CommitStore, store_for
 from samebits.checkpoint.background import Background, Report, WriterDiedError
 from samebits.checkpoint.manifest import canonical, check_plain, draft
@@ -159,7 +159,7 @@ class Commits:
         try:
             durable = self.settle()
         except CommitError as error:
-            warnings.warn(str(error), stacklevel=5)
+            user_code.warn(str(error))
         finally:
             background, self._background = self._background, None
             if background is not None:

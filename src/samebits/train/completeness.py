@@ -2,35 +2,40 @@
 
 At some boundaries (`Completeness.due`) it hashes what can be reached from the run and from the frame of the user's loop
 (`reach`). What has changed since the last look, is in no commit, and is not written again before the next iteration reads
-it (`reach.liveness` for locals, `reach.order` for the rest) would be lost by a resume: `IncompleteStateError`.
+it (`_inspect.liveness` for locals, `_inspect.read_before_write` for the rest) would be lost by a resume: `IncompleteStateError`.
+
+In between it compares how the run's modules are built and what the process is set to (`structure`), which no commit holds:
+another submodule, hook or `p` in the middle of the training would be lost, too, unless every step sets it anew.
 
 Looking draws nothing, calls nothing of the user's but `state_dict` (as a commit does), keeps no object and writes
-nowhere. It cannot see what is held in C++ (`itertools.cycle`), in files, in other processes (a dataset's copy in a worker)
-or in closures of C functions, what is deeper than five objects, nor what changes after the last look.
+nowhere. It cannot see what is held by C code that offers no way to read it (a cursor), in files, in other processes (a
+dataset's copy in a worker), what is deeper than five objects, nor what changes after the last look.
 """
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
 import torch
 
+from samebits._inspect import loop_locals, structure, user_code
+from samebits._inspect.user_functions import Program
 from samebits.context import Position, process
 from samebits.errors import IncompleteStateError, InvalidArgumentError
 from samebits.train import state
-from samebits.train.findings import Change, Judge, message
-from samebits.train.reach import snapshot
-from samebits.train.reach.program import Program
+from samebits.train.findings import Change, Judge, Late, late_changes, message
+from samebits.train.reach import assigned, snapshot
 
 _FIRST_STEPS = 3
 _FIRST_EPOCHS = 2
 _SHARE = 0.002
 """Of the time, for looks after the first ones; at most this many."""
 _MOST = 64
+_SHARE_OF_GLANCES = 0.001
+"""Of the time, for looks at nothing but how modules are built and what the process is set to."""
 
 
 class Completeness:
@@ -45,7 +50,9 @@ class Completeness:
         self._program: Program | None = None
         self._judge = Judge()
         self._looks = self._steps = self._epochs = 0
-        self._spent = 0.0
+        self._spent = self._glanced = self._glance = 0.0
+        self._structure: dict[str, structure.Structure] = {}
+        """Of each module that was seen, and under "" of the process."""
         self._began = time.perf_counter()
         self._clocks = _clocks()
 
@@ -61,43 +68,71 @@ class Completeness:
         self, position: Position, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any
     ) -> None:
         """Looks if it is time to: after each of the first steps and epochs, then as 0.2% of the time allows."""
-        if not self._enabled or not process.overrides.check_complete or not self._due(position):
+        if not self._enabled or not process.overrides.check_complete:
             return
         started = time.perf_counter()
+        whole = self._due(position, started)
+        if not whole and self._glanced + self._glance > _SHARE_OF_GLANCES * (started - self._began):
+            return
+        changes: list[Change] = []
         try:
+            settings = structure.of_process()  # before no_grad changes one
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                changes = self._look(frame, objects, run_state, loader)
+                if whole:
+                    changes = self._look(frame, objects, run_state, loader)
+                late = self._late(frame, objects, settings, whole=whole)
         except Exception as error:  # an object that cannot be looked at must not end a run
             self._enabled = False
-            warnings.warn(
+            user_code.warn(
                 f"Run: the check for forgotten state is off from here: {type(error).__name__}: {error}",
-                stacklevel=4,
             )
             return
-        self._spent += time.perf_counter() - started
-        if changes:
-            raise IncompleteStateError(message(changes, position))
+        took = time.perf_counter() - started
+        if whole:
+            self._spent += took
+        else:
+            self._glance, self._glanced = took, self._glanced + took
+        if changes or late:
+            raise IncompleteStateError(message(changes, late, position))
 
     def close(self) -> None:
         """The run is over: warns of paths that were to be ignored and are nowhere."""
         unseen = [path for path, seen in self._ignored.items() if not seen]
         if unseen and self._looks > 1:
-            warnings.warn(
+            user_code.warn(
                 f"run.ignore: nothing that the run could see has the path {', '.join(map(repr, unseen))}. Remove the call, or "
                 "correct the path.",
-                stacklevel=4,
             )
 
-    def _due(self, position: Position) -> bool:
+    def _due(self, position: Position, now: float) -> bool:
         if position.loop != self._loop:
             self._loop, self._before, self._steps, self._epochs = position.loop, None, 0, 0
+            self._structure = {}
         self._steps += 1
         ends_epoch = position.batch_index == 0 and position.epoch > 0
         self._epochs += ends_epoch
         if self._steps <= _FIRST_STEPS + 1 or (ends_epoch and self._epochs <= _FIRST_EPOCHS):
             return True
         cost = self._spent / max(1, self._looks)
-        return self._looks < _MOST and self._spent + cost <= _SHARE * (time.perf_counter() - self._began)
+        return self._looks < _MOST and self._spent + cost <= _SHARE * (now - self._began)
+
+    def _late(
+        self, frame: FrameType, objects: Mapping[str, Any], settings: structure.Structure, *, whole: bool
+    ) -> list[Late]:
+        """What changed since the last look in how modules are built; unless `whole`, of those that the run was given."""
+        assert self._program is not None
+        assert self._before is not None
+        if whole:
+            frames = loop_locals.loop_frames(frame)
+            now = {**self._before.structure, "": {**settings, **assigned.values(frames, self._program)}}
+            loop_locals.let_go(frames)
+        else:
+            modules = [(name, one) for name, one in objects.items() if isinstance(one, torch.nn.Module)]
+            now = {**structure.of_modules(modules), "": {**self._structure[""], **settings}}
+        late = late_changes(self._structure, now)
+        self._structure |= now
+        late = [one for one in late if not any(_below(one.path, ignored) for ignored in self._ignored)]
+        return self._judge.unsettled(late, frame, self._program, self._before)
 
     def _look(
         self, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any

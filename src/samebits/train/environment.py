@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 import torch
 
 from samebits import digest
+from samebits._inspect import user_code
 from samebits.checkpoint import Manifest
 from samebits.determinism import environment_fingerprint
 from samebits.determinism.environment import differences
 from samebits.determinism.settings import active
 from samebits.errors import InvalidArgumentError, RunMismatchError
-from samebits.train.reach.walk import is_foreign
 
 _NAMES = {
     "packages.samebits": "samebits",
@@ -133,11 +132,10 @@ class Environment:
                 f"{name} {'changed' if name in before and name in now else 'is new' if name in now else 'is not used any more'}"
                 for name in changed[:5]
             ]
-            warnings.warn(
+            user_code.warn(
                 f"{', '.join(told)} since {where} was committed at step {manifest.step}: from here on the run "
                 "is another program's, and will not end with the bits of either. The commits say so. "
                 "Run(allow_changes=['script']) is silent about it.",
-                stacklevel=6,
             )
 
     def _tell_hyperparameters(self, then: Mapping[str, list[dict[str, Any]]], where: str) -> None:
@@ -150,10 +148,9 @@ class Environment:
         ]
         self.given = {**self.given, **then}
         if lines:
-            warnings.warn(
+            user_code.warn(
                 f"{where}: made with other values than the run began with: {'; '.join(lines)}. The commit's go on. To change "
                 "them, set them in the loop, or begin another run from these weights.",
-                stacklevel=6,
             )
 
 
@@ -177,17 +174,13 @@ def check_names(allowed: Any) -> frozenset[str]:
 def script_digests() -> dict[str, str]:
     """Digest of the script's file, and of the user's modules beside or below it that are imported by now."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main is None or is_foreign(main):
+    if main is None or user_code.is_library(main):
         return {}
     folder = os.path.dirname(os.path.realpath(main)) + os.sep
     modules = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
-    users = [
-        file for file in modules if os.path.isabs(file) and file.endswith(".py") and not is_foreign(file)
-    ]
-    paths = {os.path.realpath(file) for file in [main, *users]}
-    return dict(
-        sorted(_digested(path, folder) for path in paths if path.startswith(folder) and not _is_ours(path))
-    )
+    sources = [file for file in modules if os.path.isabs(file) and file.endswith(".py")]
+    paths = {os.path.realpath(file) for file in [main, *sources] if user_code.owner_of_file(file) == "user"}
+    return dict(sorted(_digested(path, folder) for path in paths if path.startswith(folder)))
 
 
 def _digested(path: str, folder: str) -> tuple[str, str]:
@@ -196,10 +189,6 @@ def _digested(path: str, folder: str) -> tuple[str, str]:
             return os.path.relpath(path, folder), digest.of_bytes(file.read())
     except OSError:  # it was moved since
         return os.path.relpath(path, folder), ""
-
-
-def _is_ours(path: str) -> bool:
-    return path.startswith(os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep)
 
 
 def _name_of(line: str) -> str | None:

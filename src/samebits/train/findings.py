@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from samebits._inspect import bytecode, loop_locals, user_functions
+from samebits._inspect.read_before_write import Order, Place
+from samebits._inspect.structure import Structure, differences
 from samebits.context import Position
-from samebits.train.reach import locals as loop_locals
-from samebits.train.reach import program, snapshot
-from samebits.train.reach.order import Order, Place
+from samebits.train.reach import snapshot
 
 _DRAWS = frozenset(
     [
@@ -51,6 +52,8 @@ _WHOLE = frozenset({"__dict__", "vars", "asdict", "__getstate__", "getattr", "fi
 _FETCHES = frozenset(
     {"__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "__len__", "set_epoch"}
 )
+_READ_BY = {"stream": ("read", "getvalue", "getbuffer"), "rows": ("fetch", "select")}
+"""Names and words by which a program reads what it has written: without them it is a log."""
 _SHOWN = 6
 
 
@@ -61,6 +64,27 @@ class Change(NamedTuple):
     before: snapshot.Leaf
     now: snapshot.Leaf
     taken: snapshot.Snapshot
+
+
+class Late(NamedTuple):
+    """What a program was built with or set to, and is no longer."""
+
+    path: str
+    text: str
+    place: Place
+
+
+def late_changes(before: Mapping[str, Structure], now: Mapping[str, Structure]) -> list[Late]:
+    """What is otherwise: of each module, and (under "") of the process. What was None was not made yet."""
+    found = []
+    for path in now:
+        old = before.get(path, now[path])
+        if old != now[path]:
+            for name, text in differences(old, now[path]).items():
+                if old.get(name, "") is not None:
+                    last = name.rpartition(".")[2]
+                    found.append(Late(f"{path}.{name}" if path else name, text, Place("attr", last)))
+    return found
 
 
 class Judge:
@@ -76,7 +100,7 @@ class Judge:
         self,
         changed: Mapping[str, Change],
         frame: FrameType,
-        own: program.Program,
+        own: user_functions.Program,
         clocks: list[tuple[float, float]],
         states: Mapping[str, Any],
     ) -> list[Change]:
@@ -94,6 +118,15 @@ class Judge:
             return []
         order = _order(loop_locals.asking(frame), own, left[0].taken)
         return [c for c in left if not self._is_harmless(c, order, changed)]
+
+    def unsettled(
+        self, late: list[Late], frame: FrameType, own: user_functions.Program, taken: snapshot.Snapshot
+    ) -> list[Late]:
+        """Those that no iteration sets anew."""
+        if not late:
+            return []
+        order = _order(loop_locals.asking(frame), own, taken)
+        return [one for one in late if not order.settled(one.place)]
 
     def _is_first(self, change: Change) -> bool:
         """None before: made when it was first needed, as a resumed run will make it. A local is no such cache."""
@@ -117,6 +150,10 @@ class Judge:
 
     def _is_harmless(self, change: Change, order: Order, changed: Mapping[str, Change]) -> bool:
         last = change.now.places[-1]
+        if last.kind == "memo":
+            return not order.draws(change.now.places[-2].name, _DRAWS)
+        if last.kind in _READ_BY:
+            return not any(name in text.lower() for text in order.names() for name in _READ_BY[last.kind])
         filled = change.path.endswith(".keys()")
         held = filled or change.path.startswith("len(")
         places = [*change.now.places, *([Place("item", last.name)] if held else [])]
@@ -130,24 +167,30 @@ class Judge:
             code
             for kind, _ in change.now.owners[-1:]
             for base in kind.__mro__
-            for code in program.methods(base)
+            for code in user_functions.methods(base)
         ]
         return order.memo(last.name, _DRAWS, own)
 
 
-def message(changes: list[Change], position: Position) -> str:
+def message(changes: list[Change], late: list[Late], position: Position) -> str:
     """What is lost, each with its cure."""
     grouped: dict[str, list[Change]] = {}
     for change in changes:
         grouped.setdefault(_subject(change), []).append(change)
-    lines = [_line(subject, group) for subject, group in list(grouped.items())[:_SHOWN]]
-    if len(grouped) > _SHOWN:
-        lines.append(f"and {len(grouped) - _SHOWN} more: {', '.join(list(grouped)[_SHOWN : _SHOWN + 10])}")
-    first = next(iter(grouped))
+    lines = {subject: _line(subject, group) for subject, group in grouped.items()}
+    lines |= {
+        one.path: f"{one.path} {one.text}: a resumed program begins with what it was built with. Make this change before the "
+        "loop, by a value in run.state, or set it in every step, from step.number."
+        for one in late
+    }
+    paths, shown = list(lines), list(lines.values())[:_SHOWN]
+    if len(paths) > _SHOWN:
+        shown.append(f"and {len(paths) - _SHOWN} more: {', '.join(paths[_SHOWN : _SHOWN + 10])}")
+    first = paths[0]
     return (
         f"Run, loop {position.loop!r}, before step {position.step}: what follows changes from step to step and is in no commit, so "
         "that a resumed run would go on with other values:\n  - "
-        + "\n  - ".join(lines)
+        + "\n  - ".join(shown)
         + f'\nIf that does no harm (a log, a cache of what is computed again): run.ignore("{first}") before the loop (or '
         f'Run(ignore=["{first}"]), Trainer.fit(ignore=["{first}"])). check_complete=False turns the check off.'
     )
@@ -214,14 +257,16 @@ def _shown(path: str) -> str:
     )
 
 
-def _order(asking: list[tuple[CodeType, int]], own: program.Program, taken: snapshot.Snapshot) -> Order:
+def _order(
+    asking: list[tuple[CodeType, int]], own: user_functions.Program, taken: snapshot.Snapshot
+) -> Order:
     for kind in taken.kinds:
         own.add_kind(kind)
     fetches: list[CodeType] = [
         code
         for kind in taken.fetching
         for base in kind.__mro__
-        for code in program.methods(base)
+        for code in user_functions.methods(base)
         if code.co_name in _FETCHES
     ]
     return Order(own, asking, taken.callables, fetches)
@@ -247,8 +292,8 @@ def _names_saved(kind: type) -> set[str]:
         owner = next((base for base in kind.__mro__ if name in vars(base)), None)
         if owner is None or owner is torch.nn.Module or owner is torch.optim.Optimizer:
             continue
-        for code in program.codes_of(vars(owner)[name]):
-            for part in (code, *program.nested(code)):
+        for code in user_functions.codes_of(vars(owner)[name]):
+            for part in (code, *bytecode.inner(code)):
                 names.update(part.co_names)
                 names.update(constant for constant in part.co_consts if isinstance(constant, str))
                 waiting += [other for other in part.co_names if other not in done]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from samebits import digest
 from samebits.checkpoint import Manifest, encode
 from samebits.errors import RunMismatchError, UnimplementedError, UnsavableStateError
 from samebits.train import inhand
@@ -31,7 +32,7 @@ IN_EACH_POSITION = ("step", "epoch", "batch_index")
 def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
     """Raises when a tensor in `run.state` is one that an object trains on, or is part of a graph: a resume cuts it off."""
     _check_views(run_state)
-    kept = dict(_tensors(run_state))
+    kept = {path: one for path, one, _ in digest.walk(run_state) if isinstance(one, torch.Tensor)}
     if not kept:
         return
     trained = {_memory(tensor): path for path, tensor in encode(dict(objects))[1].items()}
@@ -69,15 +70,6 @@ def _span(value: Any) -> tuple[int, int] | tuple[()]:
         return ()
     reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
     return value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size()
-
-
-def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, Mapping | list | tuple):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for name, item in items:
-            yield from _tensors(item, f"{path}.{name}" if path else str(name))
 
 
 def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None:

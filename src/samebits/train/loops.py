@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dis
-import inspect
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
+from samebits._inspect.control_flow import is_outside_of_body
 from samebits.context import Position
 from samebits.errors import DuplicateNameError, InvalidArgumentError
 from samebits.train.continued import Continued
@@ -49,25 +46,7 @@ class Loop:
         """Whether its body is not running any more: it was left by `break`, or by a return."""
         if self.driver is not None and self.driver() is None:
             return True
-        return self.asked_from is not None and _is_behind(*self.asked_from)
-
-
-def _is_behind(identity: int, code: CodeType, asked: int) -> bool:
-    """Whether the program is not in the body of the `for` statement at `asked` any more, as far as one can tell."""
-    end = _end_of_body(code, asked)
-    if end is None or code.co_flags & inspect.CO_GENERATOR:  # its consumer's body is not in sight
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (id(frame), frame.f_code) != (identity, code):
-        frame = frame.f_back
-    return frame is None or not asked < frame.f_lasti < end
-
-
-@cache
-def _end_of_body(code: CodeType, asked: int) -> int | None:
-    """Where the instruction at `asked` jumps to when the loop is exhausted; None for another than a `for` statement's."""
-    found = [item for item in dis.get_instructions(code) if item.offset == asked]
-    return found[0].argval if found and found[0].opname == "FOR_ITER" else None
+        return self.asked_from is not None and is_outside_of_body(*self.asked_from)
 
 
 @dataclass

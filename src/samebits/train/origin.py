@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from samebits._inspect import user_code
 from samebits.checkpoint import Manifest
 from samebits.context import process
 from samebits.errors import RunMismatchError, UnseededError
@@ -49,8 +49,6 @@ def settle_seed(manifest: Manifest | None, where: str) -> Origin:
 def _unseeded(then: Origin | None) -> Origin:
     if process.op_determinism:
         raise UnseededError(f"Run: nobody has set a seed. {_CURE}")
-    warnings.warn(
-        f"Run: nobody has set a seed, so another run will end with other weights. {_CURE}", stacklevel=6
-    )
+    user_code.warn(f"Run: nobody has set a seed, so another run will end with other weights. {_CURE}")
     process.seed = torch.initial_seed() if then is None else then.seed
     return Origin(process.seed, seeded=False)

@@ -15,11 +15,12 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
+
+from samebits._inspect import user_code
 
 EXIT_PREEMPTED = 75
 """Exit code of a run that a signal stopped and that can go on: start it again (EX_TEMPFAIL of sysexits.h)."""
@@ -62,17 +63,15 @@ class Preemption:
     def install(self) -> None:
         """Takes the signals over, in start-up: what comes now ends the program at once. Warns where that cannot be."""
         if threading.current_thread() is not threading.main_thread():
-            warnings.warn(
+            user_code.warn(
                 "Run: entered outside of the main thread, where Python hands out no signals: SIGTERM, SIGUSR1 and Ctrl-C do "
                 "not commit. What was committed before stands. Enter the run in the main thread.",
-                stacklevel=4,
             )
             return
         if hasattr(builtins, "__IPYTHON__"):
-            warnings.warn(
+            user_code.warn(
                 "Run: in a notebook or IPython, a signal (or the stop button) commits and ends the loop, but not the process, "
                 "and there is no exit code 75.",
-                stacklevel=4,
             )
         global _installed
         self._idle = True

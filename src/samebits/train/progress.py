@@ -9,20 +9,18 @@ first batch. `Carried` finds that out; the validation then starts again from its
 from __future__ import annotations
 
 import copy
-import dis
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
 
+from samebits._inspect import loop_locals
+from samebits._inspect.reachable import hashes_in
 from samebits.context import Position
 from samebits.train import state
-from samebits.train.reach import locals as loop_locals
-from samebits.train.reach.leaves import Leaves
-from samebits.train.reach.walk import Walk
 
 _TORCHS = torch.nn.Module, torch.optim.Optimizer
 """Of these the walk itself leaves out what a state_dict holds."""
@@ -45,14 +43,15 @@ class Carried:
         """What the `for` statement in `frame` carries; unless `direct`, something of Python's (enumerate) stands between."""
         if not direct:
             return cls(None, {})
-        hashes = _by_name(loop_locals.take(frame, dict(objects), at_exit=True).values())
+        parts = loop_locals.take(frame, dict(objects), at_exit=True).values()
+        hashes = {name: hashed for leaves in parts for name, hashed in leaves.by_name().items()}
         own = {name: thing for name, thing in objects.items() if not isinstance(thing, _TORCHS)}
         held = {
             name: [thing for thing in own.values() if thing is value]
             for name, value in frame.f_locals.items()
         }
         own |= {name: things[0] for name, things in held.items() if things}
-        return cls(hashes, {name: _hashes_of_state(thing) for name, thing in own.items()})
+        return cls(hashes, {name: hashes_in(name, thing.state_dict()) for name, thing in own.items()})
 
     def changed(self, now: Carried) -> list[str]:
         """What differs between two batches and is not saved; [] when nothing does."""
@@ -63,25 +62,6 @@ class Carried:
         return sorted(
             name for name in differing if now.hashes.get(name) not in now.saved.get(name.split(".")[0], ())
         )
-
-
-def _by_name(parts: Iterable[Leaves]) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for leaves in parts:
-        size = len(leaves.hashes) // max(1, len(leaves.names))
-        found |= {name: leaves.hashes[size * n : size * (n + 1)] for n, name in enumerate(leaves.names)}
-    return found
-
-
-def _hashes_of_state(thing: Any) -> frozenset[bytes]:
-    walk = Walk()
-    walk.value("state", thing.state_dict(), 0)
-    return frozenset(_by_name([walk.leaves()]).values())
-
-
-def is_direct(frame: FrameType) -> bool:
-    """Whether the iterator that `frame` asks for is that of a `for` statement."""
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "GET_ITER"
 
 
 def inside(position: Position, objects: Mapping[str, Any], run_state: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from samebits import errors
+from samebits._inspect import user_code
 from samebits.checkpoint import Manifest
 from samebits.checkpoint.packed import pack, unpack
 from samebits.checkpoint.ranks import Encoded, joined, of_rank
@@ -314,11 +314,10 @@ def _refuse_sharded(objects: Mapping[str, Any]) -> None:
 
 def _warn_of_equal_batches(loader: Any) -> None:
     if isinstance(loader, DataLoader) and type(loader.sampler) in (RandomSampler, SequentialSampler):
-        warnings.warn(
+        user_code.warn(
             "Run.steps: this DataLoader gives every rank all of the data, in the same order, so that the ranks compute the "
             "same. Pass sampler=torch.utils.data.DistributedSampler(dataset), or read a samebits.data.Pipeline, which "
             "shares each batch out.",
-            stacklevel=5,
         )
 
 

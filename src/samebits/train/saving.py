@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from samebits._inspect import user_code
 from samebits.checkpoint import Manifest
 from samebits.context import Position, process
 from samebits.errors import SamebitsError
@@ -63,7 +63,7 @@ class Saving:
         store.open()
         found = store.newest()
         for path, reason in store.skipped:
-            warnings.warn(f"skipped the damaged commit {path.name}: {reason}", stacklevel=5)
+            user_code.warn(f"skipped the damaged commit {path.name}: {reason}")
         if found is not None:
             fits.check_kind(*found, str(self._run_dir))
         if isinstance(self._run_dir, Path):
@@ -153,7 +153,7 @@ class Saving:
         self.ranks.close()
         self._chain.close()
         if self._refused is not None:
-            warnings.warn(str(self._refused), stacklevel=4)
+            user_code.warn(str(self._refused))
         if self.commits is not None:
             self._tell_durable(self.commits.close())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from samebits._inspect import user_code
 from samebits.context import Position, Words, process
 from samebits.data import DataLoader, Pipeline
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
@@ -59,10 +59,9 @@ class Source:
             return
         _load_loader_state(self._loader, state)
         if batch_index:
-            warnings.warn(
+            user_code.warn(
                 f"resuming replays {batch_index} batches of {type(self._loader).__name__}; "
                 "samebits.data.DataLoader (same arguments) resumes at once and for any number of workers",
-                stacklevel=5,
             )
 
     def at(self, position: Position) -> None:
@@ -225,10 +224,9 @@ def _own_state(loader: Any) -> Any:
     except (AttributeError, NotImplementedError):
         return None
     except Exception as error:
-        warnings.warn(
+        user_code.warn(
             f"{type(loader).__name__}.state_dict() raised {type(error).__name__}: {error}. Its state is not saved: a "
             "resume replays the epoch.",
-            stacklevel=5,
         )
         return None
 

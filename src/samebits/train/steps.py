@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from samebits._inspect import user_code
 from samebits.context import Position, Words, notify, process
 from samebits.determinism import conflicts
 from samebits.errors import RunMismatchError
@@ -181,11 +181,10 @@ class Steps(Iterator[tuple[Step, Any]]):
 
     def _warn_beyond(self, epoch: int, batch_index: int) -> None:
         if (epoch, batch_index) > (self._epochs, 0):
-            warnings.warn(
+            user_code.warn(
                 f"Run.steps(name={self._loop.name!r}, epochs={self._epochs}): the run in {self._run.run_dir} is in epoch {epoch} "
                 f"already (batch {batch_index}), and stays there: these are not the weights of {self._epochs} epochs. Use "
                 "another run directory for them.",
-                stacklevel=5,
             )
 
     def _resume_done(self, end: dict[str, Any]) -> None:

@@ -9,13 +9,14 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from samebits._inspect.bytecode import begins_for
 from samebits.context import Position, notify, process
 from samebits.errors import InvalidArgumentError
 from samebits.random import accounting, words
 from samebits.train.inside import leave_body
 from samebits.train.owner import Owner
 from samebits.train.preemption import Interrupted
-from samebits.train.progress import Carried, Look, is_direct
+from samebits.train.progress import Carried, Look
 from samebits.train.source import InsideSource
 
 
@@ -39,7 +40,7 @@ class Validation(Iterable[Any]):
                 f"run.validate(name={self._first.name!r}) inside the body of run.validate(name={under_way.name!r}). Let "
                 "the first one end (an iterator of it that was kept, and not read to its end, needs a close())."
             )
-        return self._batches(direct=is_direct(sys._getframe(1)))
+        return self._batches(direct=begins_for(sys._getframe(1)))
 
     def _batches(self, *, direct: bool) -> Generator[Any, None, None]:
         run, loops = self._run, self._run._loops

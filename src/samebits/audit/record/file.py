@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from samebits._inspect.rng_states import generators
+from samebits._inspect.tree import Leaves
 from samebits.context import VERSION
 from samebits.determinism import environment_fingerprint
 from samebits.errors import RecordError
-from samebits.train.reach.generators import generators
-from samebits.train.reach.leaves import Leaves
 
 SCHEMA = 1
 

@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from samebits import digest
-from samebits.train.reach.leaves import PLAIN, Leaves, leaf, of_nested, plain
+from samebits._inspect.tree import PLAIN, Leaves, leaf, of_nested, plain
 
 
 class _Kept(NamedTuple):

@@ -7,19 +7,24 @@ from typing import Any
 
 import torch
 
+from samebits._inspect import loop_locals
+from samebits._inspect.rng_states import generators
+from samebits._inspect.tree import Leaves, of_nested
+from samebits.audit.record import memory
 from samebits.audit.record.file import RecordFile
 from samebits.audit.record.step import Step, digest_of
 from samebits.audit.record.subjects import Subjects
 from samebits.context import Position
-from samebits.train.reach import locals as loop_locals
-from samebits.train.reach.generators import generators
-from samebits.train.reach.leaves import Leaves, of_nested
 
 
 class Lines:
-    """Writes lines about `subjects` to `file`; at level "loss" (not `full`) without components."""
+    """Writes lines about `subjects` to `file`; at level "loss" (not `full`) without components.
 
-    def __init__(self, file: RecordFile, subjects: Subjects, *, full: bool) -> None:
+    With `all_memory`, a component `memory` holds what no other has.
+    """
+
+    def __init__(self, file: RecordFile, subjects: Subjects, *, full: bool, all_memory: bool = False) -> None:
+        self._all_memory = all_memory
         self._file = file
         self._subjects = subjects
         self._full = full
@@ -67,7 +72,9 @@ class Lines:
         return [rate.hex() for rate in self._subjects.learning_rates()]
 
     def _locals(self, frame: FrameType, *, at_exit: bool) -> dict[str, Leaves]:
-        return loop_locals.take(frame, self._subjects.objects(), self._subjects.loader(), at_exit=at_exit)
+        objects, loader = self._subjects.objects(), self._subjects.loader()
+        taken = loop_locals.take(frame, objects, loader, at_exit=at_exit)
+        return {**taken, "memory": memory.take(frame, objects, loader)} if self._all_memory else taken
 
 
 def _place(at: Position) -> dict[str, Any]:

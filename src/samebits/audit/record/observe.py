@@ -20,6 +20,8 @@ from torch.jit import _builtins
 from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from samebits._inspect.patching import Patches
+
 
 class TorchListener:
     """Receives what torch does on the training thread. All methods do nothing here."""
@@ -88,16 +90,17 @@ def torch_hooks(*listeners: TorchListener) -> Iterator[None]:
         register_optimizer_step_pre_hook(functools.partial(_optimizer_tells, hooks, "optimizer_begins")),
         register_optimizer_step_post_hook(functools.partial(_optimizer_tells, hooks, "optimizer_step")),
     )
-    torch.nn.Module.__call__ = _watched_call(hooks, call)  # type: ignore[method-assign]
-    torch.autograd.backward, torch.autograd.grad = watched
+    patches = Patches()
+    patches.put(torch.nn.Module, "__call__", _watched_call(hooks, call))
+    patches.put(torch.autograd, "backward", watched[0])
+    patches.put(torch.autograd, "grad", watched[1])
     _installed.append(hooks)
     try:
         with _known_to_torchscript(dict(zip(watched, ("aten::backward", "aten::grad"), strict=True))):
             yield
     finally:
         _installed.remove(hooks)
-        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-        torch.autograd.backward, torch.autograd.grad = backward, grad
+        patches.undo()
         for handle in handles:
             handle.remove()
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from samebits._inspect.rng_states import generators
+from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit.record.file import RecordFile, start_line
 from samebits.audit.record.lines import Lines
 from samebits.audit.record.observe import TorchListener, torch_hooks
@@ -22,8 +24,6 @@ from samebits.audit.record.writes import outside, writes
 from samebits.context import Observer, Position, observed, process, run_dirs
 from samebits.determinism.notices import notices
 from samebits.determinism.settings import active
-from samebits.train.reach.generators import generators
-from samebits.train.reach.leaves import Leaves, of_nested
 
 
 class StopScript(BaseException):
@@ -57,7 +57,13 @@ class Recorder(Observer, TorchListener):
     """
 
     def __init__(
-        self, file: RecordFile, *, level: str = "state", every: int = 1, stop_after_steps: int | None = None
+        self,
+        file: RecordFile,
+        *,
+        level: str = "state",
+        every: int = 1,
+        stop_after_steps: int | None = None,
+        all_memory: bool = False,
     ) -> None:
         self.file = file
         self.notes: list[str] = []
@@ -72,7 +78,7 @@ class Recorder(Observer, TorchListener):
         self._every = every
         self._stop_after = stop_after_steps
         self._subjects = Subjects(self.note)
-        self._lines = Lines(file, self._subjects, full=self._full)
+        self._lines = Lines(file, self._subjects, full=self._full, all_memory=all_memory)
         self._runs = 0
         self._loops: list[str] = []
         self._updates = Updates(self._subjects.parameters)

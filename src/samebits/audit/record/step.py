@@ -7,9 +7,9 @@ from typing import Any
 
 import xxhash
 
+from samebits._inspect.tree import Leaves
 from samebits.context import Position
 from samebits.digest import ALGORITHM
-from samebits.train.reach.leaves import Leaves
 
 
 @dataclass

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit.record.hashing import ModelLeaves, OptimizerLeaves
 from samebits.digest import of_bytes
-from samebits.train.reach.leaves import Leaves, of_nested
 
 _MOST_ROOTS = 64
 

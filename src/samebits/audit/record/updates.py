@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from samebits.train.reach.leaves import Leaves
+from samebits._inspect.tree import Leaves
 
 
 class Updates:

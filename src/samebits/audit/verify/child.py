@@ -169,6 +169,7 @@ class Runner:
         steps, kill = self.request.steps, process.kill
         return LaunchSpec(
             record_dir=str(record),
+            all_memory=True,
             run_root=str(run_root),
             stop_after_steps=steps,
             batches_per_epoch=None if steps is None else max(1, steps // 2),

@@ -26,6 +26,8 @@ _KILLED = {
     "batch": "Take batches from `run.steps(samebits.data.DataLoader(...))` and keep no position of your own in the data",
     "model": "Hand every module that changes to samebits.Run, so that a restart restores it",
     "buffers": "Hand every module that changes to samebits.Run, so that a restart restores it",
+    "memory": "A restart does not restore it: keep the value in `run.state`, or hand the object to samebits.Run; what is changed "
+    "in the middle of the training, set in every step, or before the loop",
     "loss": "Something that the loss depends on is not in the run: hand the object to samebits.Run, or keep the value "
     "in `run.state`",
     "generators": "A generator of your own is state: hand it to the run (`run.add`), or draw from the global ones",

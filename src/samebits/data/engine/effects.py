@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from samebits._inspect import rng_states
 from samebits.data import purity
 from samebits.data.function import Function
 from samebits.data.rolling import rolled
@@ -16,7 +17,6 @@ from samebits.data.stages.branching import Interleave
 from samebits.data.stages.source import Handed, Iterated, Source
 from samebits.determinism.notices import warn_once
 from samebits.errors import ConflictWarning
-from samebits.random.mark import mark
 
 T = TypeVar("T")
 _PLAIN_ITERABLES = (list, tuple, range, str, dict, np.ndarray, torch.Tensor)
@@ -180,7 +180,7 @@ def _sources(stage: Stage) -> Iterator[Source]:
 
 def _holds(source: Source, handed: Handed) -> bool:
     """Whether an element that was changed in place is so for the next reader, too."""
-    before = mark()
+    before = rng_states.of_process()
     try:
         return any(rolled(0, source.read(index)) == now for index, now in handed.changed())
     except Exception:  # it cannot be read twice

@@ -7,7 +7,6 @@ import pickle
 import select
 import socket
 import time
-import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from samebits._inspect import user_code
 from samebits.data.engine.codec import decode
 from samebits.data.engine.inline import one_thread
 from samebits.data.engine.slots import Slot
@@ -221,10 +221,9 @@ class Workers:
                 "system's answer to a lack of memory: use fewer workers or smaller batches."
             )
         if self._deaths == 1:
-            warnings.warn(
+            user_code.warn(
                 f"a worker of the pipeline died ({cause}); another one computes its batches again, with the same bits",
                 RuntimeWarning,
-                stacklevel=2,
             )
         self._start(dead.number)
         self._dispatch()

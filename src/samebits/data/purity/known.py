@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import random
 import sys
-import sysconfig
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+
+from samebits._inspect.user_code import INSTALLED, owner_of_module
 
 
 def _names(text: str) -> frozenset[str]:
@@ -19,7 +20,6 @@ def _names(text: str) -> frozenset[str]:
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"numpy", "torch", "PIL", "cv2", "samebits", "scipy"}
 """Roots whose code is not read: what their functions do is in this file."""
-_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 READ = ("torch.utils.data.dataset",)
 """Modules of theirs that are read all the same."""
 
@@ -148,10 +148,8 @@ def has_quiet_methods(kind: type) -> bool:
 
 @functools.cache
 def is_installed(package: str) -> bool:
-    """Whether a package lies where packages are installed."""
-    module = sys.modules.get(package)
-    places = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
-    return any(str(place).startswith(_INSTALLED) for place in places if place)
+    """True if a package is where packages are installed."""
+    return owner_of_module(package) in INSTALLED
 
 
 def is_quiet(function: Any) -> bool:

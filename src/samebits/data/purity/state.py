@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 import xxhash
 
 from samebits import digest
+from samebits._inspect import rng_states
 from samebits.data.purity import known
 from samebits.data.purity.reading import Reading
 from samebits.data.purity.values import PLAIN
@@ -80,7 +80,7 @@ class _Look:
 def _state_of(found: Any) -> Any:
     """Plain values that tell whether an object is still as it was; of its class only what is known to be free of effects."""
     if isinstance(found, known.GENERATORS):
-        return _state_of_generator(found)
+        return rng_states.state_of(found)
     if isinstance(found, type | ModuleType | FunctionType):
         return None
     if known.root(type(found).__module__) == "_io":
@@ -88,14 +88,6 @@ def _state_of(found: Any) -> Any:
     if hasattr(type(found), "__dict__") and isinstance(getattr(found, "__dict__", None), dict):
         return found.__dict__ or _listed(found)
     return _listed(found)
-
-
-def _state_of_generator(found: Any) -> Any:
-    if isinstance(found, np.random.Generator):
-        return found.bit_generator.state
-    if isinstance(found, np.random.BitGenerator):
-        return found.state
-    return found.getstate() if isinstance(found, random.Random) else found.get_state()
 
 
 def _listed(found: Any) -> Any:

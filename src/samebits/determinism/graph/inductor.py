@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import torch
 
+from samebits._inspect.patching import Patches
 from samebits.determinism.environment import TESTED_TORCH
 from samebits.determinism.graph import reductions
-from samebits.determinism.graph.patches import Patches
 from samebits.errors import ConflictError, SamebitsError, UnimplementedError
 
 _EAGER = (

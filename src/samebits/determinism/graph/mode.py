@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch.compiler.config
 
+from samebits._inspect.patching import Patches
 from samebits.determinism.graph import inductor, torchscript, unseeded
-from samebits.determinism.graph.patches import Patches
 from samebits.digest import of_bytes
 
 _patches = Patches()

@@ -8,7 +8,6 @@ here; TorchScript's compiler calls nothing, so its graph is read.
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
@@ -17,16 +16,15 @@ from typing import Any
 import torch
 import torch.fx.traceback
 
-from samebits.determinism.caller import where
+from samebits._inspect.patching import Patches
+from samebits._inspect.user_code import calling_line, line_in, owner_of_frame
 from samebits.determinism.graph.inductor import passed_through
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.guard import DrawRule, unseeded
 from samebits.errors import UnseededError
 from samebits.random.seeds import torch_was_seeded
 
 _PATTERNS = "torch._inductor.pattern_matcher"
 """Captures dropouts of its own, to recognise them in a user's graph."""
-_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def watch(patches: Patches) -> None:
@@ -60,9 +58,8 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _line() -> str:
     """The line that Dynamo or a graph keeps for what is being traced, else the line that is running."""
-    trace = torch.fx.traceback.get_current_meta().get("stack_trace") or ""
-    lines = _LINE.findall(trace)
-    return ":".join(lines[-1]) if lines else where()
+    line = line_in(torch.fx.traceback.get_current_meta().get("stack_trace") or "")
+    return calling_line() if line is None else f"{line.file}:{line.number}"
 
 
 def _is_pattern() -> bool:
@@ -78,16 +75,13 @@ def _checked_script(script: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(script)
     def checked(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
         scripted = script(obj, optimize, _frames_up + 1, *args, **kwargs)
-        if not torch_was_seeded() and not _is_of_torch(sys._getframe(1)):  # torch scripts what is called, too
+        # torch scripts what is called, too
+        if not torch_was_seeded() and owner_of_frame(sys._getframe(1)) != "framework":
             for graph in _graphs(scripted):
                 _refuse_draws(graph, scripted)
         return scripted
 
     return checked
-
-
-def _is_of_torch(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
 def _graphs(scripted: Any) -> Iterator[Any]:
@@ -108,7 +102,7 @@ def _refuse_draws(block: Any, scripted: Any) -> None:
             if found is not None and torch.Tag.nondeterministic_seeded in found[2]:
                 values = [_constant(value, scripted) for value in node.inputs()]
                 if DrawRule(schema).draws_from_default(values, {}):
-                    _refuse(schema.name, where())
+                    _refuse(schema.name, calling_line())
 
 
 def _constant(value: Any, scripted: Any) -> Any:

@@ -10,8 +10,8 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from samebits import digest
+from samebits._inspect.user_code import text_of_node
 from samebits.replica.layout import Layout
-from samebits.replica.source import text_of
 from samebits.replica.step import CapturedStep
 
 
@@ -23,7 +23,7 @@ def digest_of(step: CapturedStep) -> str:
     for module in modules:
         layout, storages = Layout(module), {}
         for node in layout.nodes:
-            parts.append(f"{node.name} {node.op} {node.target} {_arguments(node)} {text_of(node)}")
+            parts.append(f"{node.name} {node.op} {node.target} {_arguments(node)} {text_of_node(node)}")
             parts += _memory(node, layout, storages)
             if node.op == "get_attr":
                 parts.append(_constant(layout.constant(node), numbers))

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from samebits._inspect.user_code import line_of_node
 from samebits.errors import ConflictError, InvalidArgumentError, UnimplementedError
 from samebits.replica.schema import signature_of
-from samebits.replica.source import line_of
 from samebits.replica.step import CapturedStep
 
 
@@ -45,7 +45,7 @@ def group_of(node: Node, step: CapturedStep, rank: int) -> dist.ProcessGroup:
         if tuple(dist.get_process_group_ranks(known)) == ranks:
             return known
     raise ConflictError(
-        f"lower: {node.target} ({line_of(node)}) runs over ranks {list(ranks)}, and no process group has them; make it "
+        f"lower: {node.target} ({line_of_node(node)}) runs over ranks {list(ranks)}, and no process group has them; make it "
         "before, as the captured code did: init_process_group, then init_device_mesh or new_group."
     )
 

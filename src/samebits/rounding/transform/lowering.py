@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from samebits._inspect.user_code import line_of_node, text_of_node
 from samebits.context import Words
 from samebits.errors import UnimplementedError
 from samebits.random import words
 from samebits.replica.collectives import COLLECTIVES
 from samebits.replica.control import HANDLERS
 from samebits.replica.frame import Frame
-from samebits.replica.source import line_of, text_of
 from samebits.replica.step import CapturedStep
 from samebits.rounding.transform.groups import arguments_of, group_of, group_position
 from samebits.rounding.transform.methods import bodies_of
@@ -57,7 +57,7 @@ class _Body:
 
     def _position(self, node: Node) -> str:
         """Which op of its graph: line of the user, op, and which of those with both. Other lines may change."""
-        where = f"{text_of(node)}|{node.target}"
+        where = f"{text_of_node(node)}|{node.target}"
         self.seen[where] += 1
         return f"{where}|{self.seen[where]}"
 
@@ -137,7 +137,7 @@ class _Body:
             narrow(one) for one in (node, *(one for body in inside for one in body.graph.nodes))
         ):
             raise UnimplementedError(
-                f"lower: nothing says how to round inside of {node.target} ({node.name}; {line_of(node)})."
+                f"lower: nothing says how to round inside of {node.target} ({node.name}; {line_of_node(node)})."
             )
         for graph, body in zip(graphs, inside, strict=True):
             self.now[graph] = self._attribute(str(graph.target), body)

@@ -11,13 +11,13 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from samebits._inspect.user_code import line_of_node
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.replica.collectives import COLLECTIVES
 from samebits.replica.layout import Layout, tensors
 from samebits.replica.program import Program
 from samebits.replica.rules import written_names
 from samebits.replica.schema import argument, signature
-from samebits.replica.source import line_of
 
 Rule = Literal["as it is", "float32"]
 AS_IS, FLOAT32 = "as it is", "float32"
@@ -137,14 +137,14 @@ def _apart(node: Node, layout: Layout, program: Program) -> None:
     several = any(place for _, place in written(node))
     if over_lists and several and len(program.plan(node, layout).flows) == 1:
         raise UnimplementedError(
-            f"lower: {node.target} ({node.name}; {line_of(node)}) writes to tensors in its lists that share memory; "
+            f"lower: {node.target} ({node.name}; {line_of_node(node)}) writes to tensors in its lists that share memory; "
             "call it for one after the other."
         )
 
 
 def _no_rule(node: Node, name: str) -> UnimplementedError:
     return UnimplementedError(
-        f"lower: nothing says how to round {name} ({node.name}; {line_of(node)}), which gives bfloat16 or float16. If "
+        f"lower: nothing says how to round {name} ({node.name}; {line_of_node(node)}), which gives bfloat16 or float16. If "
         f"it computes in float32 when it is given float32: lower(step, rules={{{name!r}: {FLOAT32!r}}}); if it computes "
         f"nothing: {AS_IS!r}."
     )

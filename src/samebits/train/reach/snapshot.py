@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections import deque
@@ -10,13 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from samebits.train.reach import locals as loop_locals
-from samebits.train.reach.generators import GENERATORS, of_state
-from samebits.train.reach.hooks import hooks_of
-from samebits.train.reach.leaves import PLAIN, leaf, plain
-from samebits.train.reach.order import Place
-from samebits.train.reach.program import Program
-from samebits.train.reach.walk import Walk, action_of, attributes_of, is_users
+from samebits import digest
+from samebits._inspect import loop_locals, structure
+from samebits._inspect.hooks import hooks_of
+from samebits._inspect.reachable import Walk, action_of, attributes_of, thorough_action_of
+from samebits._inspect.read_before_write import Place
+from samebits._inspect.rng_states import GENERATORS, of_state
+from samebits._inspect.structure import described
+from samebits._inspect.tree import PLAIN, leaf, plain
+from samebits._inspect.user_code import is_user_type
+from samebits._inspect.user_functions import Program
 
 NONE = plain(None)
 """The hash of None."""
@@ -40,7 +44,7 @@ class Snapshot(Walk):
     """A walk that keeps its leaves by path. It holds no object of the user's afterwards."""
 
     most = 600
-    follows_closures = True
+    thorough = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,6 +57,9 @@ class Snapshot(Walk):
         """Classes of what the loader fetches with."""
         self.roots: dict[str, tuple[str, str, bool, bool]] = {}
         """What a name holds: "plain", "container" or "object"; its class; if it has a state_dict; if it is a generator."""
+        self.structure: dict[str, structure.Structure] = {}
+        """Of the modules that were met, by path."""
+        self.modules: list[tuple[str, torch.nn.Module]] = []
         self._names_given: dict[int, str] = {}
         self._value: Any = None
         self._root = "given"
@@ -81,7 +88,7 @@ class Snapshot(Walk):
         self._places.append(place)
         self._note(name, value)
         if kind in {"local", "global"} and self.roots[name][0] == "object":
-            self._add(name, plain(self._names_given.get(id(value), type(value).__qualname__)))
+            self._add(name, plain(self._names_given.get(id(value)) or _named(value)))
         self.value(name, value, 0)
         self._places.pop()
 
@@ -111,9 +118,9 @@ class Snapshot(Walk):
 
     def _note(self, name: str, value: Any) -> None:
         kind = type(value)
-        if isinstance(value, torch.nn.Module) or (is_users(kind) and "__call__" in dir(kind)):
+        if isinstance(value, torch.nn.Module) or (is_user_type(kind) and "__call__" in dir(kind)):
             self.callables.add(name)
-        if is_users(kind) or (self._root == "loader" and isinstance(value, torch.utils.data.Sampler)):
+        if is_user_type(kind) or (self._root == "loader" and isinstance(value, torch.utils.data.Sampler)):
             self.kinds.add(kind)
             if self._root == "loader":
                 self.fetching.add(kind)
@@ -131,11 +138,7 @@ class Snapshot(Walk):
 
     def action(self, kind: type) -> str | None:
         """Optimizers that the run does not know are looked at; of samebits' own objects only what they hold of the user's."""
-        if issubclass(kind, torch.optim.Optimizer) and not is_users(kind):
-            return "optimizer"
-        if kind.__module__.startswith("samebits.") and action_of(kind) == "attributes":
-            return "holder"
-        return action_of(kind)
+        return _action_of(kind)
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
         """Attributes of a user's object."""
@@ -148,6 +151,7 @@ class Snapshot(Walk):
     def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
         """A module's attributes, and those of its parameters; its hooks come last."""
         super().module(path, value, depth)
+        self.modules.append((path, value))
         self._hooked.append((path, value, depth, self._root, tuple(self._places)))
         for name, parameter in value._parameters.items():
             if parameter is not None:
@@ -161,6 +165,8 @@ class Snapshot(Walk):
                 name = getattr(hook, "__name__", type(hook).__name__)
                 self.part("hook", name, f"{path}.{name}", hook, depth + 1)
         self._hooked.clear()
+        self.structure = structure.of_modules(self.modules)
+        self.modules.clear()
 
     def function(self, path: str, value: types.FunctionType, depth: int) -> None:
         """What a function's cells hold, and its attributes: `f.calls += 1`."""
@@ -213,6 +219,15 @@ class Snapshot(Walk):
         ]
         rates = [leaf(group.get("lr")) for group in value.param_groups]
         self._add(f"{path}.state", plain([counts, rates]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _action_of(kind: type) -> str | None:
+    if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
+        return "optimizer"
+    if kind.__module__.startswith("samebits.") and action_of(kind) == "attributes":
+        return "holder"
+    return thorough_action_of(kind)
 
 
 def take(
@@ -279,29 +294,35 @@ def _described(value: Any) -> tuple[str, str, bool, bool]:
     return group, kind.__name__, saves, issubclass(kind, GENERATORS)
 
 
+def _named(value: Any) -> str:
+    return described(value) if isinstance(value, types.FunctionType | type) else type(value).__qualname__
+
+
 def _may_change(value: Any) -> bool:
-    return not isinstance(value, types.ModuleType | type | types.BuiltinFunctionType)
+    if isinstance(value, type):
+        return is_user_type(value)
+    return not isinstance(value, types.ModuleType | types.BuiltinFunctionType)
 
 
 def _is_users_own(value: Any) -> bool:
-    return isinstance(value, torch.nn.Module | types.FunctionType | types.MethodType) or is_users(type(value))
+    return isinstance(value, torch.nn.Module | types.FunctionType | types.MethodType) or is_user_type(
+        type(value)
+    )
 
 
 def _inner(value: Any) -> Iterator[Any]:
     """The value, containers inside it, and the tensors in them."""
+    for _, one, parts in digest.walk(value, parts_of=_containers):
+        if parts is not None or isinstance(one, list | tuple | torch.Tensor):
+            yield one
+
+
+def _containers(value: Any) -> digest.Parts | None:
     if isinstance(value, dict):
-        yield value
-        for item in value.values():
-            if type(item) not in PLAIN:
-                yield from _inner(item)
-    elif isinstance(value, list | tuple):
-        yield value
-        if len(value) <= 1024:
-            for item in value:
-                if type(item) not in PLAIN:
-                    yield from _inner(item)
-    elif isinstance(value, torch.Tensor):
-        yield value
+        return [pair for pair in value.items() if type(pair[1]) not in PLAIN]
+    if isinstance(value, list | tuple) and len(value) <= 1024:
+        return [pair for pair in enumerate(value) if type(pair[1]) not in PLAIN]
+    return None
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from samebits import nn, random
+from samebits._inspect import rng_states
 from samebits.random import accounting, generators
 from samebits.selfcheck.agreement import agree
 from samebits.selfcheck.case import Case, Measured, Results, Target, expected
@@ -121,9 +122,9 @@ def _process(place: Target) -> Measured:
     with generators.preserved() as before:
         generators.fill((3, 4))
         filled = {"once": draw()}
-        states, digest = generators.capture(), generators.digest()
+        states, digest = rng_states.of_process(), generators.digest()
         put_back = {"once": draw()}
-        generators.restore(states)
+        states.restore()
         digests = {"once": digest, "put back": generators.digest()}
         put_back["put back"] = draw()
         generators.fill((3, 4))
@@ -140,7 +141,11 @@ def _process(place: Target) -> Measured:
             draw()
         inside["after a block"] = generators.digest()
     results = {"fill": filled, "restore": put_back, "digest": digests, "manual_seed": seeded, "block": inside}
-    after = {"before": [*before.cuda], "after": [*generators.capture().cuda]}
+    states = {"before": before, "after": rng_states.of_process()}
+    after = {
+        name: [torch.frombuffer(bytearray(c), dtype=torch.uint8) for c in s.cuda]
+        for name, s in states.items()
+    }
     return Measured({**results, "states afterwards": after} if before.cuda else results)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samebits._inspect.patching import replaced
 from samebits.determinism import verified
 from samebits.determinism.cuda_decompositions import REPLACEMENTS
-from samebits.determinism.graph.patches import Patches
 from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.overrides import Overrides, has_kernel, overload
 from samebits.determinism.verified import Verification
@@ -47,12 +47,8 @@ def installed(device: str) -> Iterator[None]:
 def assuming(ops: Iterable[str]) -> Iterator[None]:
     """The switch, turned on inside, takes these overloads, and no others, for verified by a GPU."""
     entries = [Verification(op, "assumed", dt.date(2026, 1, 1), torch.__version__, 1.0) for op in ops]
-    patches = Patches()
-    patches.put(verified, "read", lambda: entries)
-    try:
+    with replaced(verified, "read", lambda: entries):
         yield
-    finally:
-        patches.undo()
 
 
 def runs_on(sample: Sample, device: str) -> bool:

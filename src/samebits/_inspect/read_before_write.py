@@ -9,12 +9,12 @@ and the body reads afterwards, is recomputed. A value that nobody assigns in the
 from __future__ import annotations
 
 import dis
-import functools
+from collections.abc import Sequence
 from types import CodeType
 from typing import NamedTuple
 
-from samebits.train.reach.flow import followers
-from samebits.train.reach.program import Program, nested
+from samebits._inspect.bytecode import followers, inner, instructions
+from samebits._inspect.user_functions import Program
 
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
@@ -51,6 +51,8 @@ class _Seen(NamedTuple):
 
     reads: bool
     writes: bool
+    passes: bool = False
+    """Of a loop: an iteration may end without a write."""
 
 
 class Order:
@@ -92,6 +94,26 @@ class Order:
                 return not seen.reads
         return False
 
+    def settled(self, place: Place) -> bool:
+        """Whether each iteration writes the place on every way through it, and the user's code does not read it before.
+
+        So it is with what is read where no bytecode shows it: torch reads the `p` of its Dropout.
+        """
+        code, offset = self._asking[-1]
+        seen = self._search(code, place, offset, loops_run=True)
+        return seen.writes and not seen.reads and not seen.passes
+
+    def names(self) -> set[str]:
+        """The names and the texts in the user's code."""
+        codes = [self._code, *(code for found in self._program.functions.values() for code in found)]
+        texts = {one for code in codes for one in code.co_consts if isinstance(one, str)}
+        return texts.union(*(code.co_names for code in codes))
+
+    def draws(self, function: str, draws: frozenset[str]) -> bool:
+        """Whether the user's function of this name, or one that it calls, mentions a name of `draws`."""
+        codes = self._program.functions.get(function, ())
+        return any(self._names_before(code, len(instructions(code))) & draws for code in codes)
+
     def timed(self, name: str) -> bool:
         """Whether all that is assigned to a name in the loop comes from a clock, on the same line."""
         found = False
@@ -121,12 +143,12 @@ class Order:
     def _names_before(self, code: CodeType, end: int, depth: int = 0) -> set[str]:
         names = {
             str(item.argval)
-            for item in _instructions(code)[:end]
+            for item in instructions(code)[:end]
             if item.opname.startswith((*_ATTRIBUTE, *_GLOBAL))
         }
         for name in [*names] if depth < 3 else []:
             for called in self._program.functions.get(name, ()):
-                names |= self._names_before(called, len(_instructions(called)), depth + 1)
+                names |= self._names_before(called, len(instructions(called)), depth + 1)
         return names
 
     def _of(self, code: CodeType, place: Place) -> _Seen:
@@ -136,28 +158,29 @@ class Order:
             self._memo[key] = self._search(code, place, None)
         return self._memo[key]
 
-    def _search(self, code: CodeType, place: Place, offset: int | None) -> _Seen:
-        instructions = _instructions(code)
-        number = {item.offset: at for at, item in enumerate(instructions)}
-        head = (
-            -1 if offset is None else max(at for at, item in enumerate(instructions) if item.offset <= offset)
-        )
-        reads = writes = False
+    def _search(self, code: CodeType, place: Place, offset: int | None, *, loops_run: bool = False) -> _Seen:
+        """`loops_run`: every `for` inside runs its body at least once."""
+        items = instructions(code)
+        number = {item.offset: at for at, item in enumerate(items)}
+        head = -1 if offset is None else max(at for at, item in enumerate(items) if item.offset <= offset)
+        reads = writes = passes = False
         waiting, seen = [head + 1], {head}
         while waiting:
             at = waiting.pop()
-            if at in seen or at >= len(instructions):
+            passes |= at == head
+            if at in seen or at >= len(items):
                 continue
             seen.add(at)
-            found = self._event(instructions, at, place)
+            found = self._event(items, at, place)
             reads |= found.reads
             writes |= found.writes
             if not found.writes:
-                waiting += followers(instructions[at], at, number)
-        return _Seen(reads, writes)
+                following = followers(items[at], at, number)
+                waiting += _once(following, items, at, head, number) if loops_run else following
+        return _Seen(reads, writes, passes)
 
-    def _event(self, instructions: list[dis.Instruction], at: int, place: Place) -> _Seen:
-        item = instructions[at]
+    def _event(self, items: Sequence[dis.Instruction], at: int, place: Place) -> _Seen:
+        item = items[at]
         opname, name = item.opname, item.argval
         if opname == "LOAD_CONST" and isinstance(name, CodeType):
             return self._of(name, place)
@@ -172,7 +195,7 @@ class Order:
             return _Seen(reads=False, writes=bool(kind) and (kind, name) == tuple(place))
         names = name if isinstance(name, tuple) else (name,)
         if place.kind == "item" and place.name in names:
-            filled = _is_filled(instructions, at) or _is_cleared(instructions, at)
+            filled = _is_filled(items, at) or _is_cleared(items, at)
             return _Seen(reads=not filled, writes=filled)
         if (
             place.name in names
@@ -180,15 +203,15 @@ class Order:
             and not opname.startswith("LOAD_FAST")
         ):
             return _Seen(reads=True, writes=False)
-        return self._calls(names, instructions, at, place)
+        return self._calls(names, items, at, place)
 
     def _calls(
-        self, names: tuple[str, ...], instructions: list[dis.Instruction], at: int, place: Place
+        self, names: tuple[str, ...], items: Sequence[dis.Instruction], at: int, place: Place
     ) -> _Seen:
         codes = [
             code for name in names for code in self._program.functions.get(name, ()) if code is not self._code
         ]
-        following = instructions[at + 1].opname if at + 1 < len(instructions) else ""
+        following = items[at + 1].opname if at + 1 < len(items) else ""
         hooks: list[CodeType] = []
         if self._callables.intersection(names) and not following.startswith((*_ATTRIBUTE, "STORE_ATTR")):
             codes += [code for name in _CALLED for code in self._program.functions.get(name, ())]
@@ -199,39 +222,52 @@ class Order:
         return _Seen(any(one.reads for one in found), any(one.writes for one in found))
 
 
-@functools.lru_cache(maxsize=2048)
-def _cached(code: CodeType) -> list[dis.Instruction]:
-    return [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
-
-
-def _instructions(code: CodeType) -> list[dis.Instruction]:
-    return _cached(code)
-
-
 def _of_any_order(hooks: list[_Seen]) -> _Seen:
     """Of hooks, which run in the order of the modules: what one of them only writes, the others read after it."""
     writes = any(one.writes and not one.reads for one in hooks)
     return _Seen(any(one.reads for one in hooks) and not writes, writes or any(one.writes for one in hooks))
 
 
-def _is_filled(instructions: list[dis.Instruction], at: int) -> bool:
+def _once(
+    following: list[int], items: Sequence[dis.Instruction], at: int, head: int, number: dict[int, int]
+) -> list[int]:
+    """What follows where a `for` statement enters its body first and is left after it, and objects are of the kind asked for:
+    `for layer in model.modules(): if isinstance(layer, nn.Dropout): ...`.
+    """
+    item = items[at]
+    if item.opname == "FOR_ITER":
+        return [at + 1]
+    if item.opname.endswith(("IF_FALSE", "IF_TRUE")) and _asks_for_a_kind(items, at):
+        return [at + 1] if item.opname.endswith("IF_FALSE") else [one for one in following if one != at + 1]
+    return [
+        number[items[one].argval] if one < at and one != head and items[one].opname == "FOR_ITER" else one
+        for one in following
+    ]
+
+
+def _asks_for_a_kind(items: Sequence[dis.Instruction], at: int) -> bool:
+    """Whether the condition of this jump is a call of `isinstance` or `hasattr`."""
+    return any(item.argval in {"isinstance", "hasattr"} for item in items[max(0, at - 9) : at])
+
+
+def _is_filled(items: Sequence[dis.Instruction], at: int) -> bool:
     """`container[key] = ...`: the container is loaded, a simple key, and the item is stored."""
-    if at + 2 >= len(instructions):
+    if at + 2 >= len(items):
         return False
-    return instructions[at + 1].opname.startswith(_SIMPLE) and instructions[at + 2].opname == "STORE_SUBSCR"
+    return items[at + 1].opname.startswith(_SIMPLE) and items[at + 2].opname == "STORE_SUBSCR"
 
 
-def _is_cleared(instructions: list[dis.Instruction], at: int) -> bool:
+def _is_cleared(items: Sequence[dis.Instruction], at: int) -> bool:
     """`container.clear()`."""
-    following = instructions[at + 1] if at + 1 < len(instructions) else instructions[at]
+    following = items[at + 1] if at + 1 < len(items) else items[at]
     return following.opname.startswith(_ATTRIBUTE) and following.argval == "clear"
 
 
 def _fills(code: CodeType, container: str) -> int | None:
     """The number of the instruction that stores an item of the container, or calls its `setdefault`."""
-    instructions = _instructions(code)
-    for at, item in enumerate(instructions):
-        if item.argval == container and item.opname.startswith("LOAD") and _is_filled(instructions, at):
+    items = instructions(code)
+    for at, item in enumerate(items):
+        if item.argval == container and item.opname.startswith("LOAD") and _is_filled(items, at):
             return at
     return None
 
@@ -239,7 +275,7 @@ def _fills(code: CodeType, container: str) -> int | None:
 def _looks(code: CodeType) -> bool:
     return any(
         item.opname == "CONTAINS_OP" or (item.opname.startswith(_ATTRIBUTE) and item.argval == "get")
-        for item in _instructions(code)
+        for item in instructions(code)
     )
 
 
@@ -248,7 +284,7 @@ def _lines_storing(code: CodeType, name: str) -> list[set[str]]:
     lines: dict[int, set[str]] = {}
     stored: set[int] = set()
     constant = True
-    for item in _instructions(code):
+    for item in instructions(code):
         line = item.positions.lineno if item.positions is not None else None
         if line is None:
             continue
@@ -262,17 +298,17 @@ def _lines_storing(code: CodeType, name: str) -> list[set[str]]:
 
 def _hooks(code: CodeType, program: Program) -> list[CodeType]:
     """What a function registers as hooks of modules, and functions written inside that."""
-    instructions, found = _instructions(code), []
-    for at, item in enumerate(instructions):
+    items, found = instructions(code), []
+    for at, item in enumerate(items):
         if not item.opname.startswith(_ATTRIBUTE) or not _registers(str(item.argval)):
             continue
-        for later in instructions[at + 1 : at + 8]:
+        for later in items[at + 1 : at + 8]:
             own = (
                 [later.argval]
                 if isinstance(later.argval, CodeType)
                 else program.functions.get(str(later.argval), [])
             )
-            found += [code for one in own for code in (one, *nested(one))]
+            found += [code for one in own for code in (one, *inner(one))]
     return found
 
 

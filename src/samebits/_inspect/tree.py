@@ -27,6 +27,10 @@ class Leaves(NamedTuple):
         """One digest of names and hashes."""
         return digest.of_bytes("\n".join(self.names).encode(), self.hashes)
 
+    def by_name(self) -> dict[str, bytes]:
+        """Each name's hash."""
+        return {name: self.hashes[8 * at : 8 * (at + 1)] for at, name in enumerate(self.names)}
+
 
 def plain(value: Any) -> bytes:
     """Hash of a plain value, or of sequences of them: by marshal's version 2, which has no back references."""
@@ -62,25 +66,37 @@ def _tensor(value: torch.Tensor) -> bytes:
     return digest.leaf(value).to_bytes(8, "big")
 
 
-def nested(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, bytes]]:
+class _Hash(bytes):
+    """The hash of a part that is not taken apart."""
+
+    __slots__ = ()
+
+
+def nested(value: Any, path: str = "") -> Iterator[tuple[str, bytes]]:
     """(path, hash) of every leaf of mappings, sequences, dataclasses and plain objects' attributes."""
-    if type(value) in PLAIN or isinstance(value, torch.Tensor | np.ndarray | np.generic) or depth == _DEPTH:
-        yield path, leaf(value)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from nested(item, f"{path}.{key}" if path else str(key), depth + 1)
-    elif isinstance(value, list | tuple):
+    for name, one, parts in digest.walk(value, path, _parts_of, _DEPTH):
+        if parts is None:
+            yield name, one if type(one) is _Hash else leaf(one)
+
+
+def _parts_of(value: Any) -> digest.Parts | None:
+    if type(value) in _WHOLE or isinstance(value, _TENSORS):
+        return None
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, list | tuple):
         if len(value) > 8 and set(map(type, value)) <= PLAIN:
-            yield path, plain(list(value))
-        else:
-            for number, item in enumerate(value):
-                yield from nested(item, f"{path}.{number}" if path else str(number), depth + 1)
-    elif isinstance(value, set | frozenset):
-        yield path, plain(sorted(leaf(item) for item in value))
-    elif dataclasses.is_dataclass(value) or (hasattr(value, "__dict__") and not callable(value)):
-        yield from nested(dict(vars(value)), path, depth + 1)
-    else:
-        yield path, leaf(value)
+            return [(digest.SAME_PATH, _Hash(plain(list(value))))]
+        return enumerate(value)
+    if isinstance(value, set | frozenset):
+        return [(digest.SAME_PATH, _Hash(plain(sorted(leaf(item) for item in value))))]
+    if dataclasses.is_dataclass(value) or (hasattr(value, "__dict__") and not callable(value)):
+        return [(digest.SAME_PATH, dict(vars(value)))]
+    return None
+
+
+_WHOLE = PLAIN | {_Hash}
+_TENSORS = torch.Tensor, np.ndarray, np.generic
 
 
 def of_nested(value: Any, path: str = "") -> Leaves:

@@ -7,9 +7,10 @@ import sys
 import types
 from typing import Any
 
-from samebits.train.reach import liveness
-from samebits.train.reach.leaves import PLAIN, Leaves
-from samebits.train.reach.walk import Walk, is_foreign
+from samebits._inspect import liveness
+from samebits._inspect.reachable import Walk
+from samebits._inspect.tree import PLAIN, Leaves
+from samebits._inspect.user_code import is_library
 
 _HELD_BY_FRAME = 3
 """References to a dict: the frame's, a local variable, the argument of `getrefcount`."""
@@ -58,7 +59,7 @@ def loop_frames(frame: types.FrameType | None) -> list[types.FrameType]:
     """
     frames, asking = [], frame
     while frame is not None:
-        if not is_foreign(frame.f_code.co_filename):
+        if not is_library(frame.f_code.co_filename):
             frames.append(frame)
             loops = liveness.drives(frame.f_code, frame.f_lasti)
             if (

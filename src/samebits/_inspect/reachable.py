@@ -7,9 +7,6 @@ import collections
 import functools
 import itertools
 import operator
-import os
-import sys
-import sysconfig
 import types
 import weakref
 from collections.abc import Iterator
@@ -21,9 +18,11 @@ import torch
 import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from samebits import context, digest
-from samebits.train.reach.generators import GENERATORS, of_generator
-from samebits.train.reach.leaves import PLAIN, Leaves, leaf, nested, of_nested, plain
+from samebits import digest
+from samebits._inspect.held import reader_of
+from samebits._inspect.rng_states import GENERATORS, of_generator
+from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, of_nested, plain
+from samebits._inspect.user_code import is_library, is_user_type
 
 MAX_LEAVES = 300
 _DEPTH = 5
@@ -32,9 +31,12 @@ _ITEMS = 16
 _ENDS = 128
 _LARGE = 1 << 16
 """Bytes from which on a tensor is hashed only when its version changed, and an array by a sample."""
-_WALKED = ("samebits.callbacks", "samebits.train.trainer")
 _PLAIN_SEQUENCES = (list, tuple)
 _SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
+_OF_CLASSES = (
+    types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType, property, staticmethod, classmethod,
+    functools.cached_property,
+)  # fmt: skip
 _ITERATORS = (
     types.GeneratorType,
     _BaseDataLoaderIter,
@@ -47,34 +49,6 @@ _MODULE_OWN = frozenset(vars(torch.nn.Module()))
 _OPTIMIZER_OWN = frozenset(
     {"defaults", "param_groups", "state", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"}
 )
-_LIBRARIES = tuple(
-    os.path.realpath(path) + os.sep for path in {*sysconfig.get_paths().values()} if path
-)  # the standard library, site-packages, the interpreter's scripts
-_SAMEBITS = os.path.dirname(os.path.realpath(context.__file__)) + os.sep
-
-
-@functools.lru_cache(maxsize=4096)
-def is_foreign(filename: str) -> bool:
-    """Whether code of this file is neither the user's nor samebits'."""
-    if filename.startswith("<"):
-        return filename.startswith("<frozen")
-    path = os.path.realpath(filename)
-    return path.startswith(_LIBRARIES) and not path.startswith(_SAMEBITS)
-
-
-def is_samebits(filename: str) -> bool:
-    """Whether code of this file is samebits' own."""
-    return os.path.realpath(filename).startswith(_SAMEBITS)
-
-
-@functools.lru_cache(maxsize=4096)
-def is_users(kind: type) -> bool:
-    """Whether instances of `kind` are the user's own objects, or samebits' holders of them."""
-    if kind.__module__ == "__main__" or kind.__module__.startswith(_WALKED):
-        return True
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    return file is not None and not is_foreign(file) and not is_samebits(file)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -103,8 +77,8 @@ class Walk:
     """One walk over objects; each object once."""
 
     most = MAX_LEAVES
-    follows_closures = False
-    """Whether what is no plain value is followed into the cells of a function, too."""
+    thorough = False
+    """Whether all that a function's cells and defaults hold is walked, and a class's attributes, and the library's objects."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -125,7 +99,7 @@ class Walk:
 
     def action(self, kind: type) -> str | None:
         """The method for values of a type; None: they are not looked at."""
-        return action_of(kind)
+        return thorough_action_of(kind) if self.thorough else action_of(kind)
 
     def _add(self, path: str, hashed: bytes) -> None:
         self.names.append(path)
@@ -203,14 +177,33 @@ class Walk:
 
     def function(self, path: str, value: types.FunctionType, depth: int) -> None:
         """Closures of the user's functions: their plain cells."""
-        if value.__closure__ and not is_foreign(value.__code__.co_filename):
+        if is_library(value.__code__.co_filename):
+            return
+        if value.__closure__:
             for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
                 try:
                     content = cell.cell_contents
                 except ValueError:  # not assigned yet
                     continue
-                if type(content) in PLAIN or self.follows_closures:
+                if type(content) in PLAIN or self.thorough:
                     self.part("name", name, f"{path}.{name}", content, depth + 1)
+        if self.thorough:
+            for name, default in _defaults(value):
+                if type(default) not in PLAIN:
+                    self.part("name", name, f"{path}.{name}", default, depth + 1)
+
+    def library(self, path: str, value: Any, depth: int) -> None:
+        """What an object of Python's library holds (`held`)."""
+        reader = reader_of(type(value))
+        for kind, suffix, item in () if reader is None else reader(value):
+            self.part(kind, suffix.strip(".()"), path + suffix, item, depth + 1)
+
+    def user_class(self, path: str, value: type, depth: int) -> None:
+        """Attributes of a user's class, and of its class."""
+        for kind in (value, type(value)):
+            for name, item in list(vars(kind).items()) if is_user_type(kind) else ():
+                if not name.startswith(("__", "_abc_")) and not isinstance(item, _OF_CLASSES):
+                    self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def method(self, path: str, value: types.MethodType, depth: int) -> None:
         """The object that a bound method belongs to."""
@@ -238,10 +231,14 @@ class Walk:
         for name, item in attributes_of(value).items():
             if name not in own:
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
+        if self.thorough and id(type(value)) not in self._seen:
+            for kind in type(value).__mro__:
+                if is_user_type(kind):
+                    self.value(kind.__qualname__, kind, depth)
 
     def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
         """Attributes of a user's module; tensors only of a module that `Run` does not know."""
-        if is_users(type(value)):
+        if is_user_type(type(value)):
             self.attributes(path, value, depth)
         if id(value) not in self._given:
             for name, tensor in (*value._parameters.items(), *value._buffers.items()):
@@ -285,6 +282,18 @@ class Walk:
                     self.value(f"{path}[{number}]", item, depth + 1)
 
 
+def leaves_in(name: str, value: Any) -> Leaves:
+    """What a walk finds from one value on."""
+    walk = Walk()
+    walk.value(name, value, 0)
+    return walk.leaves()
+
+
+def hashes_in(name: str, value: Any) -> frozenset[bytes]:
+    """The hashes of what a walk finds from one value on."""
+    return frozenset(leaves_in(name, value).by_name().values())
+
+
 @functools.lru_cache(maxsize=4096)
 def action_of(kind: type) -> str | None:
     """The method of `Walk` for values of a type; None: they are not looked at."""
@@ -293,13 +302,21 @@ def action_of(kind: type) -> str | None:
     for bases, action in _ACTIONS:
         if issubclass(kind, bases):
             return action
-    if is_users(kind):
+    if is_user_type(kind):
         return "attributes"
     if issubclass(kind, torch.utils.data.Sampler):
         return "sampler"
     if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith("samebits"):
         return None
     return "stateful" if hasattr(kind, "state_dict") else None
+
+
+@functools.lru_cache(maxsize=4096)
+def thorough_action_of(kind: type) -> str | None:
+    """The same for a thorough walk."""
+    if issubclass(kind, type):
+        return "user_class"
+    return "library" if reader_of(kind) is not None and not is_user_type(kind) else action_of(kind)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -326,6 +343,12 @@ _ACTIONS: tuple[tuple[Any, str], ...] = (
     (torch.nn.Module, "module"),
     ((types.SimpleNamespace, argparse.Namespace), "attributes"),
 )
+
+
+def _defaults(function: types.FunctionType) -> list[tuple[str, Any]]:
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return [*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()]
 
 
 def _both_ends(value: Any) -> list[Any]:

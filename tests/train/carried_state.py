@@ -1,6 +1,6 @@
-"""What `Run`'s completeness check does not see: ways to carry state from step to step, each in a script of ten lines.
+"""50 ways to carry state from step to step, each in a script of ten lines, and 20 ordinary scripts that carry none.
 
-`python tests/train/unseen_state.py [NAME ...]` trains each script whole, kills it with SIGKILL in step 10, starts it again, and prints
+`python tests/train/carried_state.py [NAME ...]` trains each script whole, kills it with SIGKILL in step 10, starts it again, and prints
 whether Run named the state, or the resumed run ended with other weights and without a word. docs/training.md has the outcome.
 """
 
@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch._dynamo  # what the first optimizer imports, once for all scripts
 
 import samebits
 
@@ -26,7 +27,7 @@ model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 
 opt = torch.optim.SGD(model.parameters(), 0.1)
 criterion = nn.CrossEntropyLoss()
 {before}
-with samebits.Run(sys.argv[1], model=model, optimizer=opt, save=1) as run:
+with samebits.Run(sys.argv[1], model=model, optimizer=opt, save=1 if 'kill' in sys.argv else 'explicit') as run:
     for step, (a, b) in run.steps(loader, epochs=1):
         n = 0
         {inside}
@@ -36,7 +37,6 @@ with samebits.Run(sys.argv[1], model=model, optimizer=opt, save=1) as run:
 print("END", [p.tolist() for p in model.parameters()])
 """
 COUNTED = {
-    "nothing": ("", ""),
     "a local variable": ("k = 0", "k += 1; n = k"),
     "a list": ("h = []", "h.append(1); n = len(h)"),
     "an object's attribute": ("class H: pass\nh = H()\nh.k = 0", "h.k += 1; n = h.k"),
@@ -103,6 +103,26 @@ COUNTED = {
     "__slots__": ("class H: __slots__ = ('k',)\nh = H()\nh.k = 0", "h.k += 1; n = h.k"),
     "a module's number": ("model.k = 0", "model.k += 1; n = model.k"),
     "a scheduler that is not named": ("h = torch.optim.lr_scheduler.StepLR(opt, 3)", "h.step()"),
+    "itertools.cycle": ("import itertools\nh = itertools.cycle([0, 1, 2])", "n = next(h)"),
+    "io.BytesIO": ("import io\nh = io.BytesIO(bytes(range(99)))", "n = h.read(1)[0]"),
+    "a mapped memory": ("import mmap\nh = mmap.mmap(-1, 8)", "h[0] += 1; n = h[0]"),
+    "a coroutine": (
+        "import types\n@types.coroutine\ndef pause(k):\n    yield k\nasync def go():\n    for k in range(99):\n        await pause(k)\nh = go()",
+        "n = h.send(None)",
+    ),
+    "a global of another module": (
+        "open('helper.py', 'w').write('k = 0\\ndef h():\\n    global k\\n    k += 1\\n    return k\\n')\n"
+        "sys.path.insert(0, '.'); import helper",
+        "n = helper.h()",
+    ),
+    "a file that is written anew": (
+        "import pathlib\nh = pathlib.Path(sys.argv[1] + '.count')\nh.write_text('0')",
+        "h.write_text(str(int(h.read_text()) + 1)); n = int(h.read_text())",
+    ),
+    "a generator of the C library": (
+        "import ctypes\nh = ctypes.CDLL(None)\nh.srand(1)",
+        "n = h.rand() % 99",
+    ),
     "TorchScript's attribute": (
         "class H(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.k = 0\n"
         "    def forward(self):\n        self.k += 1\n        return self.k\nh = torch.jit.script(H())",
@@ -120,6 +140,89 @@ LATE = {
     ),
     "late: another criterion": ("", "criterion = nn.CrossEntropyLoss(label_smoothing=0.3)"),
     "late: another p of a dropout": ("", "model[2].p = 0.7"),
+    "late: an attribute of the criterion": ("", "criterion.label_smoothing = 0.3"),
+    "late: a hook on a parameter": ("", "model[0].weight.register_hook(lambda gradient: gradient * 2)"),
+    "late: a method of torch's class": ("", "nn.ReLU.forward = lambda self, given: torch.tanh(given)"),
+}
+NOT_SEEN = {"a cursor", "a file that is written anew", "a generator of the C library"}
+"""What no look finds; docs/training.md says so."""
+WAYS = COUNTED | {name: (before, f"if step.number == 5: {inside}") for name, (before, inside) in LATE.items()}
+
+ORDINARY = {
+    "nothing": ("", ""),
+    "gradients of four steps": ("", "opt.param_groups[0]['lr'] = 0.1 if step.number % 4 == 3 else 0.0"),
+    "an average that Run has": (
+        "ema = torch.optim.swa_utils.AveragedModel(model)\nmodel.ema = [ema]",
+        "ema.update_parameters(model) if step.number < 0 else None",
+    ),
+    "a scheduler from the step": ("", "opt.param_groups[0]['lr'] = 0.1 * 0.9 ** step.number"),
+    "a dropout from the step": ("", "model[2].p = 0.1 + 0.01 * step.number"),
+    "a dropout of all layers from the step": (
+        "",
+        "for layer in model.modules():\n            if isinstance(layer, nn.Dropout): layer.p = 0.1 + 0.01 * step.number",
+    ),
+    "a counter for the screen": (
+        "import time\nbegan = time.time()",
+        "print(f'{step.number} {time.time() - began:.1f} s', file=open(os.devnull, 'w'))",
+    ),
+    "lambdas": ("scale = lambda given, k=2: given * k", "b = (lambda given: given)(b); n = scale(0)"),
+    "a dataclass of settings": (
+        "import dataclasses\n@dataclasses.dataclass\nclass Settings:\n    rate: float = 0.1\n    names: list = "
+        "dataclasses.field(default_factory=list)\nsettings = Settings()",
+        "n = settings.rate + len(settings.names)",
+    ),
+    "logging": (
+        "import logging\nlogging.basicConfig(stream=open(os.devnull, 'w'), level=20)\nlog = logging.getLogger('train')",
+        "log.info('step %d', step.number)",
+    ),
+    "a log file": ("h = open('log.csv', 'w')", "h.write(f'{step.number}\\n'); h.flush()"),
+    "a log in a database": (
+        "import sqlite3\nh = sqlite3.connect('log.db')\nh.execute('create table if not exists t (k)')",
+        "h.execute('insert into t values (?)', (step.number,)); h.commit()",
+    ),
+    "a log in memory": ("import io\nh = io.StringIO()", "h.write(f'{step.number}\\n')"),
+    "a cache of constants": (
+        "@functools.lru_cache\ndef h(k):\n    return torch.arange(k).sum().item()",
+        "n = h(step.number % 7)",
+    ),
+    "a cache in a default argument": (
+        "def h(k, known={}):\n    if k not in known: known[k] = k * k\n    return known[k]",
+        "n = h(step.number % 5)",
+    ),
+    "timers": (
+        "import time\nclass Timer:\n    def __enter__(self): self.begin = time.perf_counter(); return self\n"
+        "    def __exit__(self, *_): self.took = time.perf_counter() - self.begin\ntimer = Timer()",
+        "\n        with timer: n = 0",
+    ),
+    "a constant of a class": (
+        "class H:\n    k = 3\n    table = {1: 2}\n    def go(self): return self.k + self.table[1]\nh = H()",
+        "n = h.go()",
+    ),
+    "buffers that each step fills": (
+        "import array\nh = bytearray(2)\ng = array.array('d', [0.0])\nkept = np.zeros(3)",
+        "h[0] = step.number % 9; g[0] = step.number; n = h[0] + g[0] / 99",
+    ),
+    "modes and autocast": (
+        "",
+        "model.eval(); model(a); model.train()\n        with torch.autocast('cpu', torch.bfloat16): model(a)",
+    ),
+    "a hook for one step": (
+        "",
+        "handle = model[0].register_forward_hook(lambda m, given, out: None); model(a); handle.remove()",
+    ),
+    "early stopping in run.state": (
+        "",
+        "run.state.best = max(run.state.get('best', 0), step.number); n = run.state.best / 99",
+    ),
+    "settings put back in each step": (
+        "import decimal, contextvars\nh = contextvars.ContextVar('h', default=0)",
+        "torch.set_default_dtype(torch.float64); t = h.set(step.number); h.reset(t); torch.set_default_dtype(torch.float32)\n"
+        "        with decimal.localcontext() as c: c.prec = 5",
+    ),
+    "a partial and a queue that each step empties": (
+        "import queue\nh = functools.partial(nn.functional.relu, inplace=False)\nq = queue.Queue()",
+        "q.put(1); n = q.get() + h(torch.ones(())).item()",
+    ),
 }
 
 
@@ -130,6 +233,7 @@ def run(script, *args):
     if pid == 0:
         os.dup2(writer, 1)
         os.dup2(writer, 2)
+        sys.stdout = sys.stderr = open(1, "w", closefd=False)  # not what pytest has put there
         os.chdir(script.parent)
         sys.argv = [str(script), *map(str, args)]
         try:
@@ -148,11 +252,16 @@ def end(text):
     return next((line for line in text.splitlines() if line.startswith("END")), None)
 
 
-def verdict(before, inside, folder):
-    """What becomes of a script that is killed and started again."""
+def whole(before, inside, folder):
+    """The script, and what it prints when nobody kills it."""
     script = folder / "train.py"
     script.write_text(SCRIPT.format(before=before, inside=inside))
-    text, _ = run(script, folder / "whole")
+    return script, run(script, folder / "whole")[0]
+
+
+def verdict(before, inside, folder):
+    """What becomes of a script that is killed and started again."""
+    script, text = whole(before, inside, folder)
     if end(text) is None:
         named = "IncompleteStateError" in text
         return "named by Run" if named else text.splitlines()[-1]
@@ -168,7 +277,7 @@ def verdict(before, inside, folder):
 def main():
     torch.set_num_threads(1)
     assert samebits.data
-    cases = COUNTED | {name: (a, f"if step.number == 5: {b}") for name, (a, b) in LATE.items()}
+    cases = WAYS | ORDINARY
     for name in sys.argv[1:] or cases:
         with tempfile.TemporaryDirectory() as folder:
             print(f"{name:32} {verdict(*cases[name], Path(folder))}", flush=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from samebits.train.reach.walk import is_foreign, is_samebits, is_users
+from samebits._inspect.user_code import is_user_type, owner_of_file
 
 
 def hooks_of(module: torch.nn.Module) -> Iterator[Any]:
@@ -22,9 +22,5 @@ def hooks_of(module: torch.nn.Module) -> Iterator[Any]:
     holders += [p._backward_hooks for p in module._parameters.values() if p is not None and p._backward_hooks]
     for hook in itertools.chain.from_iterable(holder.values() for holder in holders):
         code = getattr(hook, "__code__", None)
-        if (
-            is_users(type(hook))
-            if code is None
-            else not is_foreign(code.co_filename) and not is_samebits(code.co_filename)
-        ):
+        if is_user_type(type(hook)) if code is None else owner_of_file(code.co_filename) == "user":
             yield hook

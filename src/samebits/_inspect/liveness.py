@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dis
 import re
+from collections.abc import Sequence
 from types import CodeType
 
-from samebits.train.reach.flow import Edge, Flow, Ring
+from samebits._inspect import bytecode
+from samebits._inspect.control_flow import Edge, Flow, Ring
 
 _VARIABLE = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|NAME|CLOSURE)")
 _Names = tuple[tuple[str, ...], tuple[str, ...]]
@@ -89,17 +91,9 @@ def names_read(code: CodeType) -> frozenset[str]:
 
 def names_used(code: CodeType) -> frozenset[str]:
     """Global names that functions defined in `code` (at any depth) read or write."""
-    names: set[str] = set()
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    while inner:
-        function = inner.pop()
-        inner += [constant for constant in function.co_consts if isinstance(constant, CodeType)]
-        names.update(
-            str(item.argval)
-            for item in dis.get_instructions(function)
-            if item.opname in {"LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-        )
-    return frozenset(names)
+    functions = [one for function in bytecode.inner(code) for one in bytecode.whole(function)]
+    found = (bytecode.globals_read(one) | bytecode.globals_written(one) for one in functions)
+    return frozenset().union(*found)
 
 
 def _before(item: dis.Instruction, after: frozenset[str]) -> frozenset[str]:
@@ -116,7 +110,7 @@ def _before(item: dis.Instruction, after: frozenset[str]) -> frozenset[str]:
     return after
 
 
-def _captured(before_the_loop: list[dis.Instruction]) -> frozenset[str]:
+def _captured(before_the_loop: Sequence[dis.Instruction]) -> frozenset[str]:
     """Cells that functions made before the loop hold: a call in the body may read them."""
     names: set[str] = set()
     for position, item in enumerate(before_the_loop):
@@ -131,7 +125,7 @@ def _captured(before_the_loop: list[dis.Instruction]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _feeds_closure(item: dis.Instruction, following: list[dis.Instruction]) -> bool:
+def _feeds_closure(item: dis.Instruction, following: Sequence[dis.Instruction]) -> bool:
     for later in following:
         if later.opname == "BUILD_TUPLE":
             continue

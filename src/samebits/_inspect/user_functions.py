@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
-from samebits.train.reach.walk import is_foreign, is_users
+from samebits._inspect import bytecode
+from samebits._inspect.user_code import is_library, is_user_type
 
 _DRIVER = "samebits.train"
 """Whose loops call the user's functions (`Trainer`): then their order is read from there."""
@@ -36,7 +34,7 @@ class Program:
 
     def _add_module(self, module: types.ModuleType | None) -> None:
         file = getattr(module, "__file__", None)
-        if module is None or file is None or is_foreign(file) or module in self.modules:
+        if module is None or file is None or is_library(file) or module in self.modules:
             return
         if module.__name__.split(".")[0] == "samebits":
             return
@@ -54,7 +52,7 @@ class Program:
     def add_kind(self, kind: type) -> None:
         """The methods of a class and of its bases that are the user's."""
         for base in kind.__mro__:
-            if base not in self._kinds and is_users(base):
+            if base not in self._kinds and is_user_type(base):
                 self._kinds.add(base)
                 for code in methods(base):
                     self.add(code)
@@ -67,12 +65,10 @@ class Program:
 
     def add(self, code: types.CodeType) -> None:
         """A function and the functions inside it."""
-        if code in self._codes:
-            return
-        self._codes.add(code)
-        self.functions.setdefault(code.co_name, []).append(code)
-        for inner in nested(code):
-            self.add(inner)
+        for one in bytecode.whole(code):
+            if one not in self._codes:
+                self._codes.add(one)
+                self.functions.setdefault(one.co_name, []).append(one)
 
     def global_names(self, module: types.ModuleType) -> set[str]:
         """Names that functions of this module read as globals."""
@@ -80,13 +76,8 @@ class Program:
         used: set[str] = set()
         for code in self._codes:
             if code.co_filename == file and code.co_name != "<module>":
-                used.update(names_loaded(code))
+                used |= bytecode.globals_read(code)
         return used
-
-
-def nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The functions, lambdas and comprehensions written inside a function."""
-    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
 def methods(kind: type) -> list[types.CodeType]:
@@ -104,14 +95,6 @@ def codes_of(item: Any) -> list[types.CodeType]:
         return []
     inner = vars(item).get("__wrapped__")
     return [item.__code__, *(codes_of(inner) if inner is not None else [])]
-
-
-@functools.lru_cache(maxsize=1024)
-def names_loaded(code: types.CodeType) -> frozenset[str]:
-    """Global names that this code reads."""
-    return frozenset(
-        str(item.argval) for item in dis.get_instructions(code) if item.opname in {"LOAD_GLOBAL", "LOAD_NAME"}
-    )
 
 
 def _home(item: Any) -> str:

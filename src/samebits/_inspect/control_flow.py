@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bisect
 import dis
-from collections.abc import Collection, Iterable
-from types import CodeType
+import inspect
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from types import CodeType, FrameType
 from typing import NamedTuple
 
-_ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
-_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+from samebits._inspect.bytecode import end_of_for, followers, handlers, instructions
 
 Edge = tuple[int, int]
 """From an instruction, by number, to one that may run next."""
@@ -26,7 +27,7 @@ class Flow:
     """The instructions of `code`, by number; `head` is that at `offset`. Handlers around it lie outside of an iteration."""
 
     def __init__(self, code: CodeType, offset: int) -> None:
-        self.instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
+        self.instructions = instructions(code)
         starts = [item.offset for item in self.instructions]
         self.head = bisect.bisect_right(starts, offset) - 1
         self.cells = frozenset(code.co_freevars)
@@ -75,29 +76,34 @@ class Flow:
         return reached
 
 
-def followers(item: dis.Instruction, position: int, number: dict[int, int]) -> list[int]:
-    """The numbers of the instructions that may run after `item`, without those of handlers."""
-    found = [number[item.argval]] if item.opcode in _JUMPS and item.argval in number else []
-    always = item.opname.startswith("JUMP") and "IF" not in item.opname
-    if item.opname not in _ENDS and not always:
-        found.append(position + 1)
-    return found
+def is_outside_of_body(identity: int, code: CodeType, asked: int) -> bool:
+    """True if the program is not in the body of the `for` statement at `asked` any more, as far as one can tell.
 
-
-def _suppresses(instructions: list[dis.Instruction], position: int) -> bool:
-    """Whether this jump is taken only when a `with` block swallowed an exception: left out, it hardly ever does."""
-    if "JUMP" not in instructions[position].opname or "IF_TRUE" not in instructions[position].opname:
+    Args:
+        identity: of the frame (`id`) in which the statement was.
+        code: of that frame.
+        asked: the offset of the instruction that asked for the item of the body.
+    """
+    end = end_of_for(code, asked)
+    if end is None or code.co_flags & inspect.CO_GENERATOR:  # its consumer's body is not in sight
         return False
-    return any(item.opname == "WITH_EXCEPT_START" for item in instructions[max(0, position - 2) : position])
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (id(frame), frame.f_code) != (identity, code):
+        frame = frame.f_back
+    return frame is None or not asked < frame.f_lasti < end
+
+
+def _suppresses(items: Sequence[dis.Instruction], position: int) -> bool:
+    """True if this jump is taken only when a `with` block swallowed an exception: left out, it hardly ever does."""
+    if "JUMP" not in items[position].opname or "IF_TRUE" not in items[position].opname:
+        return False
+    return any(item.opname == "WITH_EXCEPT_START" for item in items[max(0, position - 2) : position])
 
 
 def _handlers(code: CodeType, starts: list[int], offset: int) -> dict[int, int]:
-    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
-    outside = {entry.target for entry in entries if entry.start <= offset < entry.end}
     return {
-        position: starts.index(entry.target)
-        for entry in entries
-        if entry.target not in outside
+        position: starts.index(target)
+        for protected, target in handlers(code, offset)
         for position, start in enumerate(starts)
-        if entry.start <= start < entry.end
+        if start in protected
     }

@@ -1,0 +1,203 @@
+"""What objects of Python's library hold that no `__dict__` shows: partials, buffers, queues, caches, files, C values."""
+
+from __future__ import annotations
+
+import array
+import contextvars
+import ctypes
+import functools
+import io
+import itertools
+import mmap
+import queue
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+
+from samebits._inspect.user_code import is_library
+
+_WHOLE_BYTES = 4096
+"""Longer buffers count by a hash of their two ends."""
+_END_BYTES = 1 << 16
+
+
+class Part(NamedTuple):
+    """A value inside another."""
+
+    kind: str
+    """"attr", or "item" of what is changed in place."""
+    path: str
+    """As it is written behind the path of the whole."""
+    value: Any
+
+
+Reader = Callable[[Any], Iterable[Part]]
+
+
+@functools.lru_cache(maxsize=4096)
+def reader_of(kind: type) -> Reader | None:
+    """The function that lists the parts of such objects; None for a class that is not known here.
+
+    It calls nothing of the user's, and changes nothing.
+
+        >>> [part.path for part in reader_of(functools.partial)(functools.partial(print, 1, end=""))]
+        ['.func', '.args', '.keywords']
+    """
+    for base in kind.__mro__:
+        found = _BY_TYPE.get(base) or _BY_NAME.get(f"{base.__module__}.{base.__qualname__}")
+        if found is not None:
+            return found
+    return None
+
+
+def _partial(value: functools.partial[Any]) -> Iterable[Part]:
+    yield Part("attr", ".func", value.func)
+    yield Part("attr", ".args", value.args)
+    yield Part("attr", ".keywords", value.keywords)
+
+
+def _buffer(value: Any) -> Iterable[Part]:
+    view = memoryview(value)
+    if view.nbytes > 2 * _END_BYTES:
+        flat = view.cast("B") if view.contiguous else memoryview(view.tobytes())
+        ends = flat[:_END_BYTES].tobytes() + flat[-_END_BYTES:].tobytes()
+    else:
+        ends = view.tobytes()
+    short = len(ends) <= _WHOLE_BYTES
+    return [Part("item", "", (view.nbytes, ends if short else xxhash.xxh3_64_digest(ends)))]
+
+
+def _mmap(value: mmap.mmap) -> Iterable[Part]:
+    return [] if value.closed else [*_buffer(value), Part("item", ".tell()", value.tell())]
+
+
+def _queue(value: queue.Queue[Any]) -> Iterable[Part]:
+    return [Part("item", "", list(value.queue))]
+
+
+def _sized_queue(value: queue.SimpleQueue[Any]) -> Iterable[Part]:
+    return [Part("item", ".qsize()", value.qsize())]
+
+
+def _memo(value: Any) -> Iterable[Part]:
+    """How many results a cache keeps: a function that draws gives others when it is asked anew."""
+    code = getattr(value.__wrapped__, "__code__", None)
+    if code is None or is_library(code.co_filename):
+        return []
+    return [Part("memo", ".cache_info()", value.cache_info().currsize), Part("attr", "", value.__wrapped__)]
+
+
+def _context_variable(value: contextvars.ContextVar[Any]) -> Iterable[Part]:
+    return [Part("attr", ".get()", value.get(None))]
+
+
+def _weak_values(value: Any) -> Iterable[Part]:
+    held = list(dict.items(value.data))
+    weak = isinstance(value, weakref.WeakValueDictionary)
+    return [Part("item", ".values()", [key for key, _ in held] if weak else [item for _, item in held])]
+
+
+def _weak_set(value: weakref.WeakSet[Any]) -> Iterable[Part]:
+    return [Part("item", "", len(value))]
+
+
+def _thread_local(value: threading.local) -> Iterable[Part]:
+    return [Part("attr", f".{name}", item) for name, item in vars(value).items()]
+
+
+def _file(value: Any) -> Iterable[Part]:
+    """The position of a file that is only read: one that is written is a log more often than a state."""
+    if value.closed or not value.readable() or value.writable() or not value.seekable():
+        return []
+    try:
+        return [Part("attr", ".tell()", value.tell())]
+    except OSError:  # "telling position disabled by next() call"
+        return [Part("attr", ".tell()", value.buffer.tell())]
+
+
+def _in_memory(value: Any) -> Iterable[Part]:
+    if value.closed:
+        return []
+    content = (
+        value.getbuffer() if isinstance(value, io.BytesIO) else value.getvalue().encode(errors="replace")
+    )
+    return [
+        Part("stream", ".tell()", value.tell()),
+        *(part._replace(kind="stream") for part in _buffer(content)),
+    ]
+
+
+def _cycle(value: Any) -> Iterable[Part]:
+    if not hasattr(value, "__reduce__") or "__reduce__" not in vars(itertools.cycle):
+        return []  # Python 3.14
+    _, (inner,), (saved, _) = value.__reduce__()
+    return [Part("attr", "", inner), Part("attr", ".saved", len(saved))]
+
+
+def _coroutine(value: types.CoroutineType[Any, Any, Any]) -> Iterable[Part]:
+    return [Part("attr", "", -1 if value.cr_frame is None else value.cr_frame.f_lasti)]
+
+
+def _decimal_context(value: Any) -> Iterable[Part]:
+    names = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+    return [Part("attr", f".{name}", getattr(value, name)) for name in names]
+
+
+def _database(value: Any) -> Iterable[Part]:
+    return [Part("rows", ".total_changes", value.total_changes)]
+
+
+def _cursor(value: Any) -> Iterable[Part]:
+    return [Part("rows", ".connection.total_changes", value.connection.total_changes)]
+
+
+def _synchronized(value: Any) -> Iterable[Part]:
+    return [Part("item", ".get_obj()", vars(value)["_obj"])]
+
+
+def _script_module(value: Any) -> Iterable[Part]:
+    """Plain attributes of a TorchScript module: they are in C++."""
+    known = vars(value).get("_concrete_type")
+    if known is None:
+        return
+    for name, _ in sorted(known.get_attributes().items()):
+        item = value._c.getattr(name)
+        if not isinstance(item, torch.Tensor | torch._C.ScriptObject):
+            yield Part("attr", f".{name}", item)
+
+
+_BY_TYPE: dict[type, Reader] = {
+    functools.partial: _partial,
+    bytearray: _buffer,
+    array.array: _buffer,
+    mmap.mmap: _mmap,
+    ctypes._SimpleCData.__mro__[1]: _buffer,
+    queue.Queue: _queue,
+    queue.SimpleQueue: _sized_queue,
+    functools._lru_cache_wrapper: _memo,
+    contextvars.ContextVar: _context_variable,
+    threading.local: _thread_local,
+    weakref.WeakKeyDictionary: _weak_values,
+    weakref.WeakValueDictionary: _weak_values,
+    weakref.WeakSet: _weak_set,
+    io.TextIOWrapper: _file,
+    io.BufferedIOBase: _file,
+    io.FileIO: _file,
+    io.BytesIO: _in_memory,
+    io.StringIO: _in_memory,
+    itertools.cycle: _cycle,
+    types.CoroutineType: _coroutine,
+}
+_BY_NAME: dict[str, Reader] = {
+    "decimal.Context": _decimal_context,
+    "sqlite3.Connection": _database,
+    "sqlite3.Cursor": _cursor,
+    "multiprocessing.sharedctypes.SynchronizedBase": _synchronized,
+    "torch.jit._script.RecursiveScriptModule": _script_module,
+}
+"""By name, since to look is no reason to import them."""

@@ -1,0 +1,253 @@
+"""The states of random generators: read, compared, hashed and put back.
+
+Of generator objects, and of the process-wide ones, which are read at every step and element: `of_process` takes a few us.
+NumPy's and Python's own functions make objects of 624 words, which costs ten times as much, so their memory is copied.
+Where it is was tried out on generators of our own; where it is not as expected (another Python, another bit generator),
+the libraries are asked after all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+
+from samebits import digest
+from samebits._inspect.tree import Leaves, leaf, plain
+
+TWISTER_WORDS = 624
+NOTHING = np.empty(0, np.uint32)
+_PYTHON: Any = random._inst  # type: ignore[attr-defined]
+_NUMPY: Any = np.random.get_state.__self__  # type: ignore[attr-defined]
+"""The global generators, whatever has been put in front of their functions."""
+_viewed: dict[Any, np.ndarray] = {}
+
+
+class HasRngState:
+    """A generator of samebits': it tells its state itself."""
+
+    def _rng_state(self) -> Any:
+        """The state, of plain values."""
+        raise NotImplementedError
+
+
+RESTORABLE = (
+    *(torch.Generator, random.Random),
+    *(np.random.Generator, np.random.RandomState, np.random.BitGenerator),
+)
+GENERATORS = (*RESTORABLE, np.random.SeedSequence, HasRngState)
+
+
+# Generator objects
+
+
+def state_of(generator: Any) -> Any:
+    """The state of one of `GENERATORS`, as its library gives it out; None for `random.SystemRandom`, which has none."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return None if isinstance(generator, random.SystemRandom) else generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    if isinstance(generator, np.random.SeedSequence):
+        return generator.n_children_spawned
+    if isinstance(generator, HasRngState):
+        return generator._rng_state()
+    return (generator.bit_generator if isinstance(generator, np.random.Generator) else generator).state
+
+
+def put_state(generator: Any, state: Any) -> None:
+    """Puts one of `RESTORABLE` back to where `state_of` found it."""
+    if isinstance(generator, random.Random):
+        if state is not None:
+            generator.setstate(state)
+    elif isinstance(generator, torch.Generator | np.random.RandomState):
+        generator.set_state(state)
+    else:
+        bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+        bits.state = state
+
+
+def of_generator(value: Any) -> bytes:
+    """Hash of a generator object's state."""
+    state = state_of(value)
+    if isinstance(state, torch.Tensor):
+        return leaf(state)
+    return plain(digest.of_value(state)) if isinstance(state, dict) else of_state(state) or plain(state)
+
+
+def of_state(value: Any) -> bytes | None:
+    """The hash that `of_generator` gives for a NumPy or Python generator whose state was taken; None for other values."""
+    if isinstance(value, dict) and "bit_generator" in value:
+        return plain(digest.of_value(value))
+    if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[1], list | tuple):
+        return plain(hash(tuple(value[1])))  # the hash of a tuple of integers is a fixed function
+    return None
+
+
+# The generators of the process
+
+
+class ProcessStates(NamedTuple):
+    """A place in the streams of all process-wide generators. Equal places: nobody drew or seeded in between."""
+
+    torch: bytes
+    numpy: Any
+    python: Any
+    cuda: tuple[bytes, ...]
+
+    def restore(self) -> None:
+        """Puts every generator back to here."""
+        torch.default_generator.set_state(_tensor(self.torch))
+        _NUMPY.set_state(self.numpy_state())
+        random.setstate(self.python_state())
+        for generator, state in zip(torch.cuda.default_generators, self.cuda, strict=False):
+            generator.set_state(_tensor(state))
+
+    def numpy_state(self) -> dict[str, Any]:
+        """As `numpy.random.get_state(legacy=False)` gives it out."""
+        words, kept = self.numpy
+        if isinstance(words, _Asked):
+            return words.state
+        twister = np.frombuffer(words, np.uint32)
+        has_gauss, gauss = struct.unpack(_KEPT, kept)
+        own = {"key": twister[:-1], "pos": int(twister[-1])}
+        return {"bit_generator": "MT19937", "state": own, "has_gauss": has_gauss, "gauss": gauss}
+
+    def python_state(self) -> tuple[Any, ...]:
+        """As `random.getstate()` gives it out."""
+        words, kept = self.python
+        if isinstance(words, tuple):
+            return words
+        position, *twister = np.frombuffer(words, np.uint32).tolist()
+        return _PYTHON.VERSION, (*twister, position), kept
+
+
+def of_process() -> ProcessStates:
+    """The states of all process-wide generators: torch's (and CUDA's, once it is used), NumPy's, Python's."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return ProcessStates(_bytes(torch.default_generator), _numpy(), _python(), tuple(map(_bytes, cuda)))
+
+
+def generators() -> Leaves:
+    """One leaf for each process-wide generator; NumPy's without its kept second normal."""
+    words = numpy_words()
+    version, twister, kept_normal = random.getstate()
+    names = ["torch", "numpy", "python"]
+    parts = [
+        leaf(torch.default_generator.get_state()),
+        xxhash.xxh3_64_digest(words) if words.size else plain(digest.of_value(_NUMPY._bit_generator.state)),  # type: ignore[arg-type]
+        plain((version, hash(twister), kept_normal)),
+    ]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        for number in range(torch.cuda.device_count()):
+            names.append(f"cuda{number}")
+            parts.append(leaf(torch.cuda.default_generators[number].get_state()))
+    return Leaves(tuple(names), b"".join(parts))
+
+
+def numpy_words() -> np.ndarray:
+    """NumPy's legacy generator in place: 624 words, then how many were drawn. Empty if a user put another one there."""
+    bits = _NUMPY._bit_generator
+    if bits in _viewed:
+        return _viewed[bits]
+    return view_of(bits, bits.ctypes.state_address) if type(bits) is np.random.MT19937 else NOTHING
+
+
+def python_words() -> np.ndarray:
+    """Python's `random` in place: how many words were drawn, then 624 words. A copy where CPython has them elsewhere."""
+    if _PYTHON_WORDS is not None:
+        return _PYTHON_WORDS
+    *twister, position = _PYTHON.getstate()[1]
+    return np.array([position, *twister], np.uint32)
+
+
+def view_of(owner: Any, address: int) -> np.ndarray:
+    """The 625 words there, which `owner` keeps."""
+    memory = (ctypes.c_uint32 * (1 + TWISTER_WORDS)).from_address(address)
+    _viewed[owner] = np.ctypeslib.as_array(memory)
+    return _viewed[owner]
+
+
+def _bytes(generator: torch.Generator) -> bytes:
+    state = generator.get_state()
+    return ctypes.string_at(state.data_ptr(), state.numel())
+
+
+def _tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _numpy() -> tuple[Any, bytes]:
+    """The words and position, and the kept normal; or what NumPy gives out."""
+    words = _viewed.get(_NUMPY._bit_generator)
+    if words is None:
+        words = numpy_words()
+    if not words.size or _KEPT_NORMAL is None:
+        return _Asked(_NUMPY.get_state(legacy=False)), b""
+    return words.tobytes(), _KEPT_NORMAL.raw
+
+
+def _python() -> tuple[Any, Any]:
+    """The position and words, and the kept normal; or what Python gives out."""
+    if _PYTHON_WORDS is None:
+        return random.getstate(), None
+    return _PYTHON_WORDS.tobytes(), _PYTHON.gauss_next
+
+
+class _Asked:
+    """A state that NumPy gave out, which can be compared."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        with np.printoptions(threshold=1 << 20):
+            return repr(self.state)
+
+
+_KEPT = "ixxxxd"
+"""A kept normal in a RandomState: 1 if there is one, and which."""
+
+
+def _kept_normal() -> Any:
+    """The memory of the kept normal of NumPy's global generator; None where it is not found."""
+    own, number = np.random.RandomState(0), 0.0625019073486328125
+    own.set_state({**own.get_state(legacy=False), "has_gauss": 1, "gauss": number})
+    place = _whole(own).find(struct.pack(_KEPT, 1, number)[8:]) - 8
+    if place < 0 or _whole(own)[place : place + 4] != struct.pack("i", 1):
+        return None
+    own.normal()  # takes it
+    if _whole(own)[place : place + 4] != struct.pack("i", 0):
+        return None
+    return (ctypes.c_char * 16).from_address(id(_NUMPY) + place)
+
+
+def _is_behind_the_head() -> bool:
+    """True if a `random.Random` has its words where CPython's has them."""
+    own = random.Random(7)
+    own.random()
+    size = 4 * (1 + TWISTER_WORDS)
+    if type(own).__basicsize__ < object.__basicsize__ + size:
+        return False
+    position, *twister = np.frombuffer(_whole(own)[object.__basicsize__ :][:size], np.uint32).tolist()
+    return own.getstate()[1] == (*twister, position)
+
+
+def _whole(found: Any) -> bytes:
+    return ctypes.string_at(id(found), type(found).__basicsize__)
+
+
+_KEPT_NORMAL = _kept_normal()
+_PYTHON_WORDS = view_of(_PYTHON, id(_PYTHON) + object.__basicsize__) if _is_behind_the_head() else None

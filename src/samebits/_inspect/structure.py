@@ -1,0 +1,127 @@
+"""How modules are built and what the process is set to: what a resumed program begins with, and no state_dict holds.
+
+A module's structure: its class and the names of its children, its hooks, methods that were replaced on the instance, and of
+torch's own layers the hyperparameters (`p`, `eps`). Modes, `requires_grad` and tensors are part of a commit.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from samebits._inspect.hooks import hooks_of
+from samebits._inspect.tree import PLAIN
+
+Structure = Mapping[str, Any]
+"""What is compared, by name, of one module or of the process: plain values only."""
+_OWN = frozenset(vars(torch.nn.Module()))
+_CHILDREN = "modules"
+_HOOKS = "hooks"
+_CLASS = "class"
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+
+
+def of_modules(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, Structure]:
+    """The structure of each module by its path, and of those inside it.
+
+    >>> of_modules([("net", torch.nn.Dropout(0.1))])["net"]["p"]
+    0.1
+    """
+    found: dict[str, Structure] = {}
+    waiting, seen = list(modules), set[int]()
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            found[path] = _of_module(module)
+            waiting += [
+                (f"{path}.{name}", part) for name, part in module._modules.items() if part is not None
+            ]
+    return found
+
+
+def _of_module(module: torch.nn.Module) -> Structure:
+    kind = type(module)
+    found: dict[str, Any] = {_CLASS: _name_of(kind), _CHILDREN: tuple(module._modules)}
+    torchs = kind.__module__.startswith("torch.nn.modules.")
+    own = vars(module)
+    for name in own.keys() - _OWN:
+        value = own[name]
+        if isinstance(value, _FUNCTIONS):
+            found[name] = described(value)
+        elif torchs and not name.startswith("_") and _is_plain(value):
+            found[name] = value
+    hooks = tuple([described(hook) for hook in hooks_of(module)])
+    if hooks:
+        found[_HOOKS] = hooks
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def of_process() -> Structure:
+    """Settings of the process that change what a program computes, and the variables of its environment."""
+    decimal = sys.modules.get("decimal")
+    settings: dict[str, Any] = {
+        "torch.get_default_dtype()": str(torch.get_default_dtype()),
+        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.backends.cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "torch.backends.cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled(),
+    }
+    if decimal is not None:
+        now = decimal.getcontext()
+        settings |= {"decimal.getcontext().prec": now.prec, "decimal.getcontext().rounding": now.rounding}
+    return settings | {f"os.environ[{name!r}]": value for name, value in os.environ.items()}
+
+
+def described(value: Any) -> str:
+    """A function, a class or an object, by its name and the place of its code; equal for one that was made anew."""
+    function = value.__func__ if isinstance(value, types.MethodType) else value
+    named = function if isinstance(function, _FUNCTIONS) else type(function)
+    code = getattr(function, "__code__", None)
+    line = f":{code.co_firstlineno}" if isinstance(code, types.CodeType) else ""
+    return f"{named.__module__}.{named.__qualname__}{line}"
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in PLAIN or (type(value) is tuple and {*map(type, value)} <= PLAIN)
+
+
+def differences(before: Structure, now: Structure) -> dict[str, str]:
+    """The names of what is another one, each with a text that says what it was and is."""
+    found = {
+        name: f"was {_shown(before[name])}, is {_shown(now[name])}"
+        for name in now
+        if name in before and before[name] != now[name] and name not in {_CHILDREN, _HOOKS}
+    }
+    for name in (_CHILDREN, _HOOKS):
+        old, new = before.get(name, ()), now.get(name, ())
+        if old != new:
+            found[name] = f"were {_listed(old)}, are {_listed(new)}"
+    replaced = {
+        name: f"is {_shown(now[name])} now, no longer the method of its class"
+        for name in now
+        if name not in before and name in {"forward", "__call__"}
+    }
+    return found | replaced
+
+
+def _listed(names: Iterable[str]) -> str:
+    few = list(itertools.islice(names, 9))
+    return ", ".join(name.rpartition(".<locals>.")[2] for name in few) if few else "none"
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.60}"

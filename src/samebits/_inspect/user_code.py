@@ -1,0 +1,191 @@
+"""Whose code it is, and the user's line of a call.
+
+Each file has one owner. Two questions are asked of it, and the answers differ only for installed packages:
+
+- What is the user's, so that its state counts? An installed package is not (`is_library`).
+- Where does a call come from? A line of an installed package counts, for the op is written there. Passed over is only
+  what stands between that line and samebits: torch, NumPy, the standard library (`calling_frame`, `user_frames`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterable
+from traceback import FrameSummary
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+
+Owner = Literal["user", "samebits", "framework", "installed", "standard"]
+
+_FRAMEWORK = ("torch", "triton", "numpy")
+INSTALLED = ("framework", "installed")
+_LIBRARIES = ("framework", "installed", "standard")
+_PASSED_OVER = ("samebits", "framework", "standard")
+_HOLDERS = ("samebits.callbacks", "samebits.train.trainer")
+"""Modules of samebits whose objects hold the user's objects."""
+_SITE = re.compile(r".*[/\\](site|dist)-packages(?=[/\\])")
+_BACKWARD = "_engine_run_backward"
+"""The one function of torch (torch/autograd/graph.py) that every backward goes through."""
+_LINE = re.compile(r'File "([^"]+)", line (\d+), in \S+\n(?!\s*File ")\s*(.*)')
+
+
+class Line(NamedTuple):
+    """A line of a program: its file, number and text."""
+
+    file: str
+    number: int
+    text: str
+
+
+def _folders(paths: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple({os.path.join(os.path.realpath(path), "") for path in paths if path})
+
+
+def _framework_folders() -> tuple[str, ...]:
+    """Wherever they are: torch built from source is not in site-packages."""
+    found = [importlib.util.find_spec(name) for name in _FRAMEWORK]
+    return _folders(folder for spec in found if spec for folder in spec.submodule_search_locations or ())
+
+
+_FOLDERS: tuple[tuple[Owner, tuple[str, ...]], ...] = (
+    ("samebits", _folders([os.path.dirname(os.path.dirname(__file__))])),
+    ("framework", _framework_folders()),
+    ("installed", _folders(sysconfig.get_path(name) for name in ("purelib", "platlib", "scripts"))),
+    ("standard", _folders([sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")])),
+)
+"""In this order: site-packages is often a folder of the standard library's. The whole prefix may hold projects, too."""
+
+
+@functools.lru_cache(maxsize=4096)
+def owner_of_file(file: str) -> Owner:
+    """The owner of the code of a file. An editable install is the user's; so is a cell, `<stdin>` and `<string>`."""
+    if file.startswith("<"):
+        return "standard" if file.startswith("<frozen") else _of_generated(file)
+    path = os.path.realpath(file)
+    owner: Owner = next((owner for owner, folders in _FOLDERS if path.startswith(folders)), "user")
+    return "installed" if owner == "user" and _is_in_another_site(path) else owner
+
+
+def _is_in_another_site(path: str) -> bool:
+    """True below a site-packages that Python searches: of the user, of Debian, of a cluster's modules in PYTHONPATH."""
+    site = _SITE.match(path)
+    return site is not None and site[0] in map(os.path.realpath, sys.path)
+
+
+def _of_generated(file: str) -> Owner:
+    """Torch calls the code of its graphs `<eval_with_key>.3`."""
+    return "framework" if file.startswith("<eval_with_key>") else "user"
+
+
+def owner_of_module(name: str) -> Owner | None:
+    """The owner of an imported module; None for one that is not imported or has no file."""
+    root = name.partition(".")[0]
+    if root in _FRAMEWORK:
+        return "framework"
+    if root in ("samebits", "__main__"):
+        return "samebits" if root == "samebits" else "user"
+    module = sys.modules.get(name)
+    places = (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
+    place = next((place for place in places if place), None)
+    return None if place is None else owner_of_file(place)
+
+
+def owner_of_frame(frame: FrameType) -> Owner:
+    """The owner of running code. Generated code belongs to the module whose global variables it has.
+
+    torch.compile writes its code into a cache folder, as modules of torch.
+    """
+    name, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
+    if name.partition(".")[0] in (*_FRAMEWORK, "samebits"):
+        return owner_of_module(name) or "user"
+    if file.startswith("<") and (owner := owner_of_file(file)) == "user":
+        return owner_of_module(name) or owner
+    return owner_of_file(file)
+
+
+def is_library(file: str) -> bool:
+    """True if the code of this file is neither the user's nor samebits'."""
+    return owner_of_file(file) in _LIBRARIES
+
+
+@functools.lru_cache(maxsize=4096)
+def is_user_type(kind: type) -> bool:
+    """True if instances of `kind` are the user's own objects, or samebits' holders of them."""
+    return kind.__module__.startswith(_HOLDERS) or owner_of_module(kind.__module__) == "user"
+
+
+def calling_frame() -> FrameType:
+    """The innermost frame outside of samebits, torch, NumPy and the standard library; in a backward, that which called it.
+
+    autograd runs a CUDA backward on a thread of its own, which has no frame of the user's: there it is the frame that
+    waits in another thread for this backward.
+    """
+    here = sys._getframe(1)
+    return _outside(here) or _waiting_for_backward() or here
+
+
+def calling_line() -> str:
+    """The line of `calling_frame` as `file:line`."""
+    frame = calling_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the line of `calling_frame`, as `warnings.warn` does with the `stacklevel` of that frame."""
+    frame = calling_frame()
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = str(frame.f_globals.get("__name__"))
+    warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+def user_frames(frames: Iterable[FrameSummary]) -> list[FrameSummary]:
+    """The frames of a traceback without those of samebits, torch, NumPy and the standard library.
+
+    Generated code without a text says nothing, and is left out, too: torch calls its tracer's `<string>`.
+    """
+    return [
+        frame
+        for frame in frames
+        if owner_of_file(frame.filename) not in _PASSED_OVER
+        and (frame.line or not frame.filename.startswith("<"))
+    ]
+
+
+def line_in(trace: str) -> Line | None:
+    """The innermost line of a traceback's text; None if there is none."""
+    lines = _LINE.findall(trace)
+    return Line(lines[-1][0], int(lines[-1][1]), lines[-1][2].strip()) if lines else None
+
+
+def line_of_node(node: Any) -> str:
+    """The user's line that a node of a torch.fx graph comes from, as `file:line: text`."""
+    line = line_in(node.meta.get("stack_trace") or "")
+    return "no source line" if line is None else f"{os.path.basename(line.file)}:{line.number}: {line.text}"
+
+
+def text_of_node(node: Any) -> str:
+    """The text of the user's line that a node comes from, wherever it is; empty if it is not known."""
+    line = line_in(node.meta.get("stack_trace") or "")
+    return "" if line is None else line.text
+
+
+def _outside(frame: FrameType | None) -> FrameType | None:
+    while frame and owner_of_frame(frame) in _PASSED_OVER and frame.f_globals.get("__name__") != "threading":
+        frame = frame.f_back
+    return frame
+
+
+def _waiting_for_backward() -> FrameType | None:
+    for stack in sys._current_frames().values():
+        frame: FrameType | None = stack
+        while frame:
+            if frame.f_code.co_name == _BACKWARD:
+                return _outside(frame)
+            frame = frame.f_back
+    return None

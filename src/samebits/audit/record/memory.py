@@ -1,0 +1,36 @@
+"""All that a walk can read of a program between two steps: it says what a resume has lost, where a loss alone differs."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+import torch
+
+from samebits._inspect import loop_locals, structure
+from samebits._inspect.reachable import Walk
+from samebits._inspect.tree import Leaves, plain
+
+
+class _Thorough(Walk):
+    most = 2000
+    thorough = True
+
+
+def take(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
+    """The values that the loop in `frame` holds, how its modules are built, and what the process is set to."""
+    frames = loop_locals.loop_frames(frame)
+    carried, _ = loop_locals.of_frames(frame)
+    held = {**loop_locals.script_globals(frame), **carried, **objects}
+    walk = _Thorough()
+    walk.skip(objects)
+    for name, value in sorted(held.items()):
+        walk.value(name, value, 0)
+    if loader is not None:
+        walk.value(loop_locals.name_of(loader, frames), loader, 0)
+    loop_locals.let_go(frames)
+    found = walk.leaves().by_name()
+    modules = [(name, value) for name, value in sorted(held.items()) if isinstance(value, torch.nn.Module)]
+    for path, parts in {**structure.of_modules(modules), "": structure.of_process()}.items():
+        found |= {f"{path}.{name}".lstrip("."): plain(repr(value)) for name, value in parts.items()}
+    return Leaves(tuple(found), b"".join(found.values()))
