@@ -81,8 +81,8 @@ def commits(
         )
     found, deleted = checkpoint.prune(run_dir, keep or KEPT, keep_best or 0) if prune_older else ([], [])
     if verify or not prune_older:
-        with cli.commits_text.reading(verify) as looked:
-            found = checkpoint.list_commits(run_dir, verify=verify, looked=looked)
+        with cli.commits_text.Progress("reading commits", shown=verify) as progress:
+            found = checkpoint.list_commits(run_dir, verify=verify, looked=progress.update)
     if json_file != "-":
         cli.commits_text.show(found, deleted)
         if prune_older and not deleted:

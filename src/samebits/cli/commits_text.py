@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from samebits._progress import Progress as Progress
 from samebits.checkpoint.listing import DAMAGED, NEWER, VALID, Listed
 from samebits.cli.printable import printable
 
@@ -46,18 +45,6 @@ def show(found: Sequence[Listed], deleted: Sequence[Listed]) -> None:
         console.print("no commits")
     if deleted:
         console.print(f"deleted: {', '.join(commit.folder.name for commit in deleted)}", soft_wrap=True)
-
-
-@contextmanager
-def reading(shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error that is told how many commits were read, of how many; none where it is no terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("reading commits"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
-    ) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _table(found: Sequence[Listed], width: int) -> Table:

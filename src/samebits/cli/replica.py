@@ -59,10 +59,10 @@ def replica(
             raise InvalidArgumentError(f"{option} {file}: there is no folder {file.absolute().parent}.")
     with cli.raised.told(f"replica {function}"):
         step, args, inputs = _made(function)
-        with cli.replica_text.looking("ranks captured") as looked:
-            captured = replicas.capture(step, *args, world_size=world_size, mesh=axes, looked=looked)
-        with cli.replica_text.looking("nodes analysed") as looked:
-            report = replicas.analyze(captured, inputs, looked=looked)
+        with cli.replica_text.Progress("ranks captured") as progress:
+            captured = replicas.capture(step, *args, world_size=world_size, mesh=axes, looked=progress.update)
+        with cli.replica_text.Progress("nodes analysed") as progress:
+            report = replicas.analyze(captured, inputs, looked=progress.update)
     cli.replica_text.show(report)
     if html_file is not None:
         replicas.write_html(report, html_file)

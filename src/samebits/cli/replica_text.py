@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from samebits._inspect.user_code import line_of_node
+from samebits._progress import Progress as Progress
 from samebits.replica import Report
 from samebits.replica.step import CONSTANT, STATE
 
@@ -44,16 +43,6 @@ def show(report: Report) -> None:
     for note in report.notes:
         console.print(Text(f"note: {note}", style="dim"), soft_wrap=True)
     console.print(_verdict(report))
-
-
-@contextmanager
-def looking(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error that is told how many were looked at, of how many; none where it is no terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str, str, str, str]]:

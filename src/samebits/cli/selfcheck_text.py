@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.status import Status
 
 from samebits import selfcheck as checking
+from samebits._progress import Progress
 from samebits.selfcheck.report import FAILED, PASSED, PartOutcome, SelfcheckReport
 
 MISSED = 3
@@ -16,10 +16,11 @@ MISSED = 3
 def run(report: SelfcheckReport, names: tuple[str, ...], seconds: float) -> int:
     """Runs the parts, writes and shows the report; the exit status."""
     console = Console(highlight=False)
-    with Status("", console=Console(stderr=True)) as status:
+    with Progress("selfcheck") as progress:
 
         def watch(outcome: PartOutcome) -> None:
-            status.update(f"{outcome.name}: {len(outcome.cases)} cases, {outcome.count('failed')} failed")
+            progress.describe(f"{outcome.name}: {len(outcome.cases)} cases, {outcome.count('failed')} failed")
+            progress.update(names.index(outcome.name), len(names))
             checking.text.write(report)
 
         checking.run(report, names, seconds, watch)
@@ -32,9 +33,10 @@ def run(report: SelfcheckReport, names: tuple[str, ...], seconds: float) -> int:
 def rehearse(names: tuple[str, ...]) -> int:
     """Plants wrong results in the parts and shows how many were found; the exit status."""
     found = []
-    with Status("", console=Console(stderr=True)) as status:
-        for name in names:
-            status.update(f"rehearsing {name}")
+    with Progress("selfcheck") as progress:
+        for done, name in enumerate(names):
+            progress.describe(f"rehearsing {name}")
+            progress.update(done, len(names))
             found += checking.rehearse([name])
     checking.text.show_rehearsal(found, Console(highlight=False))
     whole = all(one.planted and not one.missed and not one.broken for one in found)

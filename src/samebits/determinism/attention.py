@@ -11,17 +11,16 @@ from typing import Any
 
 import torch
 
-from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.overrides import Kernel
 from samebits.determinism.replacement import replacements
-from samebits.determinism.workers import mkl_threads, on_every_thread
+from samebits.kernels.openmp import on_single_thread, parallel, set_mkl_threads
 
 _FEW = 8
 """Queries; seen with 1 and with 3."""
 
 
 def _forward(kernel: Kernel) -> Kernel:
-    whole, shared = on_one_thread(kernel), _one_thread_for_mkl(kernel)
+    whole, shared = on_single_thread(kernel), _one_thread_for_mkl(kernel)
 
     def attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return (whole if query.shape[-2] <= _FEW else shared)(query, *args, **kwargs)
@@ -30,9 +29,9 @@ def _forward(kernel: Kernel) -> Kernel:
 
 
 def _one_thread_for_mkl(kernel: Kernel) -> Kernel:
-    if mkl_threads is None or on_every_thread is None:
+    if set_mkl_threads is None or parallel is None:
         return kernel
-    set_threads, everywhere = mkl_threads, on_every_thread
+    set_threads, everywhere = set_mkl_threads, parallel
     # Called as a function of one pointer, its one integer is where the pointer would be.
     function = ctypes.cast(set_threads, ctypes.c_void_p)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from samebits.determinism.overrides import Kernel
 from samebits.determinism.replacement import Replacement
-from samebits.determinism.workers import one_thread
+from samebits.kernels.openmp import single_thread
 
 _FEW = 1 << 14
 """Elements that are transformed on one thread: several do not gain, and small transforms vary in more ways than one."""
@@ -28,7 +28,7 @@ def _make(name: str, kernel: Kernel) -> Kernel:
     def transform(self: Tensor, dim: Sequence[int], normalization: int, last: Any, **kwargs: Any) -> Tensor:
         few = self.numel() <= _FEW
         if few or _is_alone(self.shape, dim) or _is_short(name, self.shape, dim, last):
-            with one_thread():
+            with single_thread():
                 return kernel(self, dim, normalization, last, **kwargs)
         return kernel(self, dim, normalization, last, **kwargs)
 

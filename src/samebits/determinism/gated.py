@@ -7,12 +7,11 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.outs import into
 from samebits.determinism.overrides import Kernel
 from samebits.determinism.replacement import replacements
 from samebits.determinism.vector_tails import GRAIN, block_of, head_of, layout, torch_kernel
-from samebits.determinism.workers import one_thread
+from samebits.kernels.openmp import on_single_thread, single_thread
 
 _ROWS = 16
 """With fewer rows, those that one thread does alone could take as long as the others: one thread does all."""
@@ -30,7 +29,7 @@ def _pieces_of_glu(write: Kernel, kernel: Kernel) -> Kernel:
         rows, elements, head = half.shape[outermost], half.numel(), 0
         if outermost != dim % half.dim() and rows >= _ROWS:
             head = head_of(elements, block_of(elements // rows)) * rows // elements
-        for start, stop, threads in ((0, head, nullcontext()), (head, rows, one_thread())):
+        for start, stop, threads in ((0, head, nullcontext()), (head, rows, single_thread())):
             if start < stop:
                 # Where the halves lie behind each other, the whole of them is the only piece.
                 whole = stop - start == rows
@@ -61,7 +60,7 @@ REPLACEMENTS = (
     *replacements(("glu.out",), _glu_out, _REASON + "kept in place", only_threads=True),
     *replacements(
         ("glu_backward", "glu_backward.grad_input"),
-        on_one_thread,
+        on_single_thread,
         _REASON + "on one thread",
         only_threads=True,
         serial=True,

@@ -8,20 +8,10 @@ from torch import Tensor
 
 from samebits.determinism.overrides import Kernel
 from samebits.determinism.replacement import replacements
-from samebits.determinism.workers import one_thread
+from samebits.kernels.openmp import on_single_thread
 
 _SMALL = 128
 """MKL's getrf factors matrices up to this size in one piece (measured: 150), the same in any thread."""
-
-
-def on_one_thread(kernel: Kernel) -> Kernel:
-    """The kernel at one intra-op thread."""
-
-    def serial(*args: Any, **kwargs: Any) -> Any:
-        with one_thread():
-            return kernel(*args, **kwargs)
-
-    return serial
 
 
 def _lu_factor(kernel: Kernel) -> Kernel:
@@ -30,7 +20,7 @@ def _lu_factor(kernel: Kernel) -> Kernel:
     With larger matrices that loop is not only different for each thread count: it gives wrong factors after any
     `torch.set_num_threads` (pytorch#142815, #141358), because MKL's row swaps are not safe there.
     """
-    serial = on_one_thread(kernel)
+    serial = on_single_thread(kernel)
 
     def lu_factor(matrices: Tensor, **kwargs: Any) -> Any:
         small = matrices.dim() > 2 and max(matrices.shape[-2:]) <= _SMALL
@@ -78,7 +68,7 @@ _OPS = (
 _REASON = "blocked factorisations and solves differ between thread counts (to 2e-4): run on one thread"
 
 REPLACEMENTS = (
-    *replacements(_OPS, on_one_thread, _REASON, only_threads=True, serial=True),
+    *replacements(_OPS, on_single_thread, _REASON, only_threads=True, serial=True),
     *replacements(
         ("linalg_lu_factor_ex", "linalg_lu_factor_ex.out"),
         _lu_factor,

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from samebits import kernels
-from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.overrides import Kernel
 from samebits.determinism.reductions.blocks import DOUBLE, INPUTS, SINGLE
 from samebits.determinism.replacement import replacements
+from samebits.kernels.openmp import on_single_thread
 from samebits.kernels.team import OnTeam, count_up, int64_at, on_team
 
 _SMALL = 1 << 14
@@ -65,7 +65,7 @@ def _kernel(dtype: torch.dtype) -> OnTeam:
 
 
 def _backward(kernel: Kernel) -> Kernel:
-    whole = on_one_thread(kernel)
+    whole = on_single_thread(kernel)
 
     def backward(
         grad_out: Tensor,

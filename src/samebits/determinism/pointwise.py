@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.overrides import Kernel, kernels, overload
 from samebits.determinism.replacement import Replacement
 from samebits.determinism.vector_tails import GRAIN, Pieces, is_dense, layout, torch_kernel
-from samebits.determinism.workers import one_thread
+from samebits.kernels.openmp import on_single_thread, single_thread
 
 _EVERY_THREAD = 1
 """The grain of gelu: from 16384 elements on every thread gets an equal share."""
@@ -47,7 +46,7 @@ def _functional(out_op: str, cut: Cut, kernel: Kernel) -> Kernel:
         elements, head = pieces.elements, pieces.head(cut.grain)
         if head == elements and not (cut.flat and _any_strided(args)):
             return kernel(*pieces.args, **kwargs)
-        with one_thread():
+        with single_thread():
             rest = pieces.call(kernel, head, elements, kwargs)
         result = pieces.empty(rest.dtype)
         pieces.of(result, head, elements).copy_(rest)
@@ -84,7 +83,7 @@ def _out(out_op: str, cut: Cut, kernel: Kernel) -> Kernel:
             return kernel(*args, **kwargs)
         if out.shape != shape:
             if out.numel():
-                return on_one_thread(kernel)(*args, **kwargs)  # warns that it resizes
+                return on_single_thread(kernel)(*args, **kwargs)  # warns that it resizes
             out.resize_(shape).as_strided_(shape, layout(args, shape))
         pieces = Pieces(args, shape, out, flat=cut.flat)
         result = out if pieces.result is None else pieces.result
@@ -102,7 +101,7 @@ def _uncut(operands: Callable[..., Sequence[Any]], out_op: str, kernel: Kernel) 
     For an op that gives something else for a piece of its operands than that piece of its result: the mean of a loss
     divides by the number of elements, and addr takes two vectors. `operands` makes them such as broadcast to the result.
     """
-    name, serial = _out_name(out_op), on_one_thread(kernel)
+    name, serial = _out_name(out_op), on_single_thread(kernel)
 
     def pointwise(*args: Any, **kwargs: Any) -> Tensor:
         broadcast = operands(*args)
@@ -140,7 +139,7 @@ def _rsub(_: Kernel) -> Kernel:
 
 def _counting(kernel: Kernel) -> Kernel:
     """arange: each vector adds its lanes to its first element, so that with a fraction as step the bits follow the cuts."""
-    serial = on_one_thread(kernel)
+    serial = on_single_thread(kernel)
 
     def arange_out(*args: Any, out: Tensor) -> Tensor:
         return (serial if out.is_floating_point() else kernel)(*args, out=out)
@@ -153,7 +152,7 @@ def _cuts(pieces: Pieces, grain: int) -> Iterator[tuple[int, int, AbstractContex
     if head:
         yield 0, head, nullcontext()
     if head < pieces.elements:
-        yield head, pieces.elements, one_thread()
+        yield head, pieces.elements, single_thread()
 
 
 def _shape(args: Sequence[Any], grain: int) -> torch.Size | None:

@@ -6,12 +6,12 @@ the steps of a sequence one after the other and gains next to nothing from a sec
 
 from __future__ import annotations
 
-from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.replacement import replacements
+from samebits.kernels.openmp import on_single_thread
 
 REPLACEMENTS = replacements(
     ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),
-    on_one_thread,
+    on_single_thread,
     "oneDNN's LSTM sums weight gradients by the number of threads, and its products block by it: run on one thread",
     only_threads=True,
     serial=True,

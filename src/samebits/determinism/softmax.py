@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from samebits import kernels
-from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.outs import into
 from samebits.determinism.overrides import Kernel
 from samebits.determinism.replacement import replacements
+from samebits.kernels.openmp import on_single_thread
 from samebits.kernels.team import float32_at, on_team
 
 _SMALL = 1 << 14
@@ -32,7 +32,7 @@ _PIECE = 1 << 14
 
 
 def _softmax(kernel: Kernel) -> Kernel:
-    whole = on_one_thread(kernel)
+    whole = on_single_thread(kernel)
 
     def softmax(self: Tensor, dim: int, half_to_float: bool, *, out: Tensor | None = None) -> Tensor:
         kwargs = {} if out is None else {"out": out}
@@ -48,7 +48,7 @@ def _softmax(kernel: Kernel) -> Kernel:
 
 
 def _gradient(kernel: Kernel) -> Kernel:
-    whole = on_one_thread(kernel)
+    whole = on_single_thread(kernel)
 
     def rows(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         ours = {grad.dtype, output.dtype, dtype} == {torch.float32} and output.shape[-1] % _LANES

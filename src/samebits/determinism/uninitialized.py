@@ -6,9 +6,9 @@ from typing import Any
 
 import torch.utils.deterministic
 
-from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.overrides import Kernel
 from samebits.determinism.replacement import replacements
+from samebits.kernels.openmp import on_single_thread
 
 memory_fill: Any = torch.utils.deterministic  # its flag is a property of the module, which no checker sees
 
@@ -28,7 +28,7 @@ def _with_memory_filled(kernel: Kernel) -> Kernel:
 
 def _serial(kernel: Kernel) -> Kernel:
     """On one thread, as all of LAPACK."""
-    return on_one_thread(_with_memory_filled(kernel))
+    return on_single_thread(_with_memory_filled(kernel))
 
 
 REPLACEMENTS = (

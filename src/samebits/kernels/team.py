@@ -1,7 +1,5 @@
 """Chunks of a kernel on torch's own OpenMP threads: no pool of ours, no hand-over to it, and no GIL.
 
-A second pool would share the cores with torch's threads, which spin after each op. `GOMP_parallel` of the OpenMP
-runtime that torch itself uses runs our code on the very threads that torch's next op will use; the call costs 2 us.
 The number of chunks never depends on the number of threads, so that the bits do not either.
 """
 
@@ -11,23 +9,13 @@ import ctypes
 import re
 from array import array
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from samebits import kernels
 from samebits.kernels.deferred import Deferred, instruction, making, resolved
-
-_LIBRARIES = Path(torch.__file__).parent / "lib"
-
-
-def _load(name: str) -> ctypes.CDLL | None:
-    """A library that torch has loaded, or None if this build of torch has none of that name."""
-    try:
-        return ctypes.CDLL(str(_LIBRARIES / name))
-    except OSError:
-        return None
+from samebits.kernels.openmp import parallel
 
 
 def symbol(library: ctypes.CDLL | None, name: str, result: str, *arguments: str) -> Deferred | None:
@@ -41,23 +29,6 @@ def symbol(library: ctypes.CDLL | None, name: str, result: str, *arguments: str)
         return None
     address = ctypes.cast(function, ctypes.c_void_p).value
     return Deferred(lambda: kernels.compile.external(f"samebits_{name}", address, result, arguments))
-
-
-torch_cpu = _load("libtorch_cpu.so")
-"""Where MKL's functions are, in builds of torch that have MKL."""
-_openmp = _load("libgomp.so.1")
-
-
-def _parallel_of(library: ctypes.CDLL | None) -> Any:
-    if library is None:
-        return None
-    run = library["GOMP_parallel"]
-    run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    run.restype = None
-    return run
-
-
-_run_in_parallel = _parallel_of(_openmp)
 
 
 @instruction
@@ -86,8 +57,8 @@ class OnTeam:
         address, _ = packed.buffer_info()
         threads = min(torch.get_num_threads(), chunks) if chunks > 1 else 1
         _, code, alone = self._compiled or self._compile()
-        if threads > 1 and _run_in_parallel is not None:
-            _run_in_parallel(code, address, threads, 0)
+        if threads > 1 and parallel is not None:
+            parallel(code, address, threads, 0)
         else:
             alone(address)
 

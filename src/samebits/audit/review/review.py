@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from samebits._progress import Progress
 from samebits.audit.review.cases import BATTERY
 from samebits.audit.review.catalogue import SOURCES
-from samebits.audit.review.progress import ReviewProgress
 from samebits.audit.review.report import Review
 from samebits.audit.review.row import Row
 from samebits.audit.review.workers import Worker, WorkerError
@@ -54,8 +54,8 @@ def review(
         SignalledError: this process was told to end; the workers have ended.
     """
     settings = {"switch": switch, "thread_invariant": thread_invariant}
-    with scratch_folder() as scratch, ReviewProgress(each_line=each_line) as progress:
-        work = _Work(settings, scratch, tuple(only), budget_s, progress, deque(sources))
+    with scratch_folder() as scratch, Progress("cases", "cases") as progress:
+        work = _Work(settings, scratch, tuple(only), budget_s, progress, deque(sources), each_line)
         begin = time.monotonic()
         run_until_signalled(work.run(jobs or min(2, os.cpu_count() or 1)))
     if not work.rows and not work.not_run:
@@ -77,8 +77,9 @@ class _Work:
     scratch: Path
     only: tuple[str, ...]
     budget_s: float | None
-    progress: ReviewProgress
+    progress: Progress
     sources: deque[str]
+    each_line: bool
     cases: deque[str] = field(default_factory=deque)
     rows: list[Row] = field(default_factory=list)
     not_run: list[str] = field(default_factory=list)
@@ -128,4 +129,7 @@ class _Work:
 
     def _ended(self, row: Row) -> None:
         self.rows.append(row)
-        self.progress.ended(row)
+        self.progress.describe(row.group)
+        self.progress.advance()
+        if self.each_line or (not row.equal and (row.runs is not None or row.refused or row.failed)):
+            self.progress.say(f"{row.full_name:<60} {row.result()}  ({row.seconds:.1f} s)")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from samebits._progress import Progress
 from samebits.audit.compare import Difference
 from samebits.audit.record.reading import Record
 from samebits.audit.verify.child import Outcome, Request, Runner
@@ -20,7 +23,6 @@ from samebits.audit.verify.folder import working_folder
 from samebits.audit.verify.judge import Judge, with_cause
 from samebits.audit.verify.links import WrittenError
 from samebits.audit.verify.plan import GROUPS, KILLS, Check, Facts, Process, checks_after, run_again
-from samebits.audit.verify.progress import VerifyProgress
 from samebits.audit.verify.report import Report, Row
 from samebits.determinism import environment_fingerprint
 from samebits.errors import InvalidArgumentError, VerifyError
@@ -47,7 +49,7 @@ def verify(request: Request) -> Report:
     while True:
         with (
             scratch_folder(keep=request.keep, outside=user) as scratch,
-            VerifyProgress() as progress,
+            Progress("baseline", "runs") as progress,
             ExitStack() as stack,
         ):
             if request.keep:
@@ -82,21 +84,22 @@ class _Verification:
 
     request: Request
     runner: Runner
-    progress: VerifyProgress
+    progress: Progress
     outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
 
     async def report(self) -> Report:
-        self.progress.begin((self.request.script, *self.request.args), self.request.seed)
+        command = shlex.join((self.request.script, *self.request.args))
+        self.progress.say(f"verifying: {command}   (--seed {self.request.seed})")
         first = await self.runner.run(Process(), self._root("baseline"))
         baseline = self._must_have_run(first)
         self.runner.forget(self._root("baseline"))
         if self.runner.timeout is None:
             self.runner.timeout = PATIENCE_S + PATIENCE * first.ended.seconds
-        self.runner.on_end = self.progress.one_ended
+        self.runner.on_end = self.progress.advance
         facts = facts_of(baseline)
         checks = checks_after(facts, self.request.groups, self.request.seed)
         processes = 1 + sum(len(check.processes) for check in checks)
-        self.progress.planned(first.ended.seconds, len(facts.steps), processes, self.request.jobs)
+        self._tell_plan(first.ended.seconds, len(facts.steps), processes)
         rows = await self._rows(baseline, run_again(), checks)
         return Report(
             script=self.request.script,
@@ -108,6 +111,17 @@ class _Verification:
             notes=tuple(self._notes(baseline, facts)),
             groups=self.request.groups,
         )
+
+    def _tell_plan(self, seconds: float, steps: int, processes: int) -> None:
+        """Says how long the checks will take, from the seconds of the baseline."""
+        jobs = self.request.jobs
+        self.progress.describe("checks")
+        self.progress.expect_more(processes)
+        more = (
+            f"{processes} more run{'' if processes == 1 else 's'}{'' if jobs == 1 else f', {jobs} at a time'}"
+        )
+        estimate = math.ceil(seconds * processes / jobs)
+        self.progress.say(f"baseline {seconds:.1f} s, {steps} steps; {more}, about {estimate} s")
 
     def _notes(self, baseline: Record, facts: Facts) -> list[str]:
         notes = [*baseline.notes, *(f"not seen: {item}" for item in (baseline.end or {}).get("not_seen", ()))]

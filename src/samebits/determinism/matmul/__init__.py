@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.matmul import short, tiles
 from samebits.determinism.matmul.tiles import TILED
 from samebits.determinism.outs import into
 from samebits.determinism.overrides import Kernel
 from samebits.determinism.replacement import Replacement, replacements
+from samebits.kernels.openmp import on_single_thread
 
 _SMALL = 1 << 18
 """Multiply-adds of a product that torch does as a whole on one thread: about 7 us, what sharing it out would cost."""
@@ -35,7 +35,7 @@ def _fits(*tensors: Tensor) -> bool:
 
 def _product(kernel: Kernel, *, is_out: bool) -> Kernel:
     """Mm and bmm; `is_out`: the form with `out=`."""
-    whole = on_one_thread(kernel)
+    whole = on_single_thread(kernel)
 
     def product(a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
         if _small(a, b):
@@ -51,7 +51,7 @@ def _product(kernel: Kernel, *, is_out: bool) -> Kernel:
 
 def _sum_and_product(kernel: Kernel, *, form: str) -> Kernel:
     """addmm, baddbmm and addmv; `form`: "" (a new tensor), "_" (in place) or "out"."""
-    whole = on_one_thread(kernel)
+    whole = on_single_thread(kernel)
 
     def product(
         self: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, **kwargs: Any
@@ -136,7 +136,7 @@ def _all() -> tuple[Replacement, ...]:
     if None in TILED.values():  # a torch without MKL: whole products on one thread are all we can promise
         ops = ("mm", "bmm", "addmm", "baddbmm", "addmv", "_addmm_activation")
         names = [op + form for op in ops for form in ("", ".out")]
-        return replacements(names, on_one_thread, _REASON, only_threads=True, serial=True)
+        return replacements(names, on_single_thread, _REASON, only_threads=True, serial=True)
     made: list[Replacement] = []
     for op in ("mm", "bmm"):
         for form, is_out in (("", False), (".out", True)):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from samebits.determinism import workers
-from samebits.kernels.team import torch_cpu
+from samebits.kernels.openmp import torch_cpu
 
 _PARTS = 8
 """Parts of a product, at most: each costs some 30 us of calls, and reads the first factor again."""

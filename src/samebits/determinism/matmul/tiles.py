@@ -11,7 +11,8 @@ from torch import Tensor
 
 from samebits import kernels
 from samebits.determinism.matmul.plan import ceil, plan
-from samebits.kernels.team import OnTeam, float32_at, float64_at, int64_at, on_team, symbol, torch_cpu
+from samebits.kernels.openmp import torch_cpu
+from samebits.kernels.team import OnTeam, float32_at, float64_at, int64_at, on_team, symbol
 
 
 def _gemm(name: str, itemsize: int) -> OnTeam | None:

@@ -16,9 +16,9 @@ from torch import Tensor
 from samebits._inspect.patching import replaced
 from samebits.determinism import verified
 from samebits.determinism.cuda_decompositions import REPLACEMENTS
-from samebits.determinism.lapack import on_one_thread
 from samebits.determinism.overrides import Overrides, has_kernel, overload
 from samebits.determinism.verified import Verification
+from samebits.kernels.openmp import on_single_thread
 from samebits.selfcheck.parts.switch.samples import Maker, Sample
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -116,7 +116,7 @@ def reference(sample: Sample, args: tuple[Any, ...]) -> list[Tensor]:
         image, grid, grad = args
         name, args = "aten::grid_sampler_2d_backward", (grad, image, grid, 0, 0, True, [True, True])
     with nondeterministic():
-        return on_one_thread(call)(name, args)
+        return on_single_thread(call)(name, args)
 
 
 @dataclass(frozen=True)
