@@ -194,6 +194,19 @@ ORDINARY = {
         "    def __exit__(self, *_): self.took = time.perf_counter() - self.begin\ntimer = Timer()",
         "\n        with timer: n = 0",
     ),
+    "a timer in a class and one in a module": (
+        "import time, string\nclass T: spent = 0.0\nstring.spent = 0.0",
+        "began = time.perf_counter(); model(a)\n        T.spent += time.perf_counter() - began\n"
+        "        string.spent += time.perf_counter() - began",
+    ),
+    "a best in a class and in run.state": (
+        "class Best: value = 9.0",
+        "Best.value = min(run.state.get('value', 9.0), 5.0 - step.number); run.state.value = Best.value; n = run.state.value / 99",
+    ),
+    "a learning rate in a module": (
+        "import string\nstring.rate = 0.1",
+        "string.rate = 0.1 * 0.9 ** step.number; n = string.rate",
+    ),
     "a constant of a class": (
         "class H:\n    k = 3\n    table = {1: 2}\n    def go(self): return self.k + self.table[1]\nh = H()",
         "n = h.go()",

@@ -78,3 +78,11 @@ def test_a_digest_is_a_function_of_the_value(value):
     assert dict(digest.leaves({"x": value})) == {
         f"x.{path}" if path else "x": number for path, number in digest.leaves(value)
     }
+
+
+def test_a_walk_gives_containers_before_their_parts_and_stops_at_its_depth():
+    """Paths join keys and indices by dots; what lies as deep as `levels` is a leaf, whatever it holds."""
+    state = {"a": [1, {"b": 2}], "c": ()}
+    seen = [(path, parts is None) for path, _, parts in digest.walk(state)]
+    assert seen == [("", False), ("a", False), ("a.0", True), ("a.1", False), ("a.1.b", True), ("c", False)]
+    assert [path for path, _, parts in digest.walk(state, levels=1) if parts is None] == ["a", "c"]

@@ -292,7 +292,9 @@ def _lines_storing(code: CodeType, name: str) -> list[set[str]]:
             stored.add(line)
         elif item.opname.startswith((*_ATTRIBUTE, *_GLOBAL)):
             lines.setdefault(line, set()).add(str(item.argval))
-        constant = item.opname == "LOAD_CONST" or (constant and item.opname.startswith(("COPY", "LOAD_FAST")))
+        constant = item.opname == "LOAD_CONST" or (
+            constant and item.opname.startswith(("COPY", "LOAD_FAST", *_GLOBAL))
+        )
     return [lines.get(line, set()) for line in stored]
 
 

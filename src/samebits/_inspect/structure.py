@@ -1,7 +1,7 @@
 """How modules are built and what the process is set to: what a resumed program begins with, and no state_dict holds.
 
-A module's structure: its class and the names of its children, its hooks, methods that were replaced on the instance, and of
-torch's own layers the hyperparameters (`p`, `eps`). Modes, `requires_grad` and tensors are part of a commit.
+A module's structure: its class, its hooks, methods that were replaced on the instance, and of torch's own layers the
+hyperparameters (`p`, `eps`). Modes, `requires_grad` and tensors are part of a commit; a resume refuses other numbers of modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from samebits._inspect.tree import PLAIN
 Structure = Mapping[str, Any]
 """What is compared, by name, of one module or of the process: plain values only."""
 _OWN = frozenset(vars(torch.nn.Module()))
-_CHILDREN = "modules"
 _HOOKS = "hooks"
 _CLASS = "class"
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
@@ -49,7 +48,7 @@ def of_modules(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[str, Stru
 
 def _of_module(module: torch.nn.Module) -> Structure:
     kind = type(module)
-    found: dict[str, Any] = {_CLASS: _name_of(kind), _CHILDREN: tuple(module._modules)}
+    found: dict[str, Any] = {_CLASS: _name_of(kind)}
     torchs = kind.__module__.startswith("torch.nn.modules.")
     own = vars(module)
     for name in own.keys() - _OWN:
@@ -104,12 +103,11 @@ def differences(before: Structure, now: Structure) -> dict[str, str]:
     found = {
         name: f"was {_shown(before[name])}, is {_shown(now[name])}"
         for name in now
-        if name in before and before[name] != now[name] and name not in {_CHILDREN, _HOOKS}
+        if name in before and before[name] != now[name] and name != _HOOKS
     }
-    for name in (_CHILDREN, _HOOKS):
-        old, new = before.get(name, ()), now.get(name, ())
-        if old != new:
-            found[name] = f"were {_listed(old)}, are {_listed(new)}"
+    old, new = before.get(_HOOKS, ()), now.get(_HOOKS, ())
+    if old != new:
+        found[_HOOKS] = f"were {_listed(old)}, are {_listed(new)}"
     replaced = {
         name: f"is {_shown(now[name])} now, no longer the method of its class"
         for name in now

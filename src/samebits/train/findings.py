@@ -122,11 +122,11 @@ class Judge:
     def unsettled(
         self, late: list[Late], frame: FrameType, own: user_functions.Program, taken: snapshot.Snapshot
     ) -> list[Late]:
-        """Those that no iteration sets anew."""
+        """Those that no iteration sets anew, and that are no readings of a clock."""
         if not late:
             return []
         order = _order(loop_locals.asking(frame), own, taken)
-        return [one for one in late if not order.settled(one.place)]
+        return [one for one in late if not order.settled(one.place) and not order.timed(one.place.name)]
 
     def _is_first(self, change: Change) -> bool:
         """None before: made when it was first needed, as a resumed run will make it. A local is no such cache."""
@@ -236,6 +236,8 @@ def _line(subject: str, group: list[Change]) -> str:
         return f'{subject}{inside}, a {name}: run.add("{root}", {root}) before the loop, or Run({root}={root}, ...).'
     if kind in {"plain", "container"}:
         return f"{subject}{inside} ({where}): use run.state.{root} for it, with run.state.setdefault({root!r}, ...) before the loop."
+    if kind == "library":
+        return f"{subject}{inside} (a {name}, {where}): keep what it holds in run.state.{root}, and put it back before the loop."
     return (
         f'{subject}{inside}: give {name} a state_dict and a load_state_dict, and it to the run: run.add("{root}", {root}); or keep '
         "the value in run.state."

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from samebits._inspect.bytecode import instructions
 from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN
+from samebits._inspect.user_code import is_user_type
 from samebits._inspect.user_functions import Program
 
 _NAMES = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF")
@@ -35,7 +36,10 @@ def values(frames: list[types.FrameType], program: Program) -> dict[str, Any]:
             if holder is not None and target.attribute in vars(holder):
                 value = vars(holder)[target.attribute]
                 path = ".".join((target.name, *target.inner, target.attribute))
-                found[path] = value if type(value) in PLAIN else described(value)
+                if type(value) not in PLAIN:
+                    found[path] = described(value)
+                elif not (isinstance(holder, type) and is_user_type(holder)):  # the walk reads those
+                    found[path] = value
     return found
 
 

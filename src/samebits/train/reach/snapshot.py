@@ -56,7 +56,7 @@ class Snapshot(Walk):
         self.fetching: set[type] = set()
         """Classes of what the loader fetches with."""
         self.roots: dict[str, tuple[str, str, bool, bool]] = {}
-        """What a name holds: "plain", "container" or "object"; its class; if it has a state_dict; if it is a generator."""
+        """What a name holds: "plain", "container", "iterator", "library" (no class of the user's) or "object"; its class; if it has a state_dict; if it is a generator."""
         self.structure: dict[str, structure.Structure] = {}
         """Of the modules that were met, by path."""
         self.modules: list[tuple[str, torch.nn.Module]] = []
@@ -87,7 +87,7 @@ class Snapshot(Walk):
         self.roots[name] = _described(value)
         self._places.append(place)
         self._note(name, value)
-        if kind in {"local", "global"} and self.roots[name][0] == "object":
+        if kind in {"local", "global"} and self.roots[name][0] in {"object", "library"}:
             self._add(name, plain(self._names_given.get(id(value)) or _named(value)))
         self.value(name, value, 0)
         self._places.pop()
@@ -289,6 +289,7 @@ def _described(value: Any) -> tuple[str, str, bool, bool]:
     group = (
         "plain" if held else "container" if issubclass(kind, (dict, list, tuple, set, deque)) else "object"
     )
+    group = "library" if group == "object" and not is_users(kind) else group
     group = "iterator" if hasattr(kind, "__next__") else group
     saves = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     return group, kind.__name__, saves, issubclass(kind, GENERATORS)
