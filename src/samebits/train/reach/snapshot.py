@@ -289,7 +289,7 @@ def _described(value: Any) -> tuple[str, str, bool, bool]:
     group = (
         "plain" if held else "container" if issubclass(kind, (dict, list, tuple, set, deque)) else "object"
     )
-    group = "library" if group == "object" and not is_users(kind) else group
+    group = "library" if group == "object" and not is_user_type(kind) else group
     group = "iterator" if hasattr(kind, "__next__") else group
     saves = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     return group, kind.__name__, saves, issubclass(kind, GENERATORS)
