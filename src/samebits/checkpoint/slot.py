@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import mmap
-import os
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 
+from samebits._shared_memory import SharedMemory
 from samebits.checkpoint.copying import copy
 from samebits.checkpoint.plan import Plan
 
@@ -20,11 +20,10 @@ class Slot:
     """One snapshot's memory, used again and again; it takes memory from its first use on."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("samebits-snapshot")
+        self._memory = SharedMemory("samebits-snapshot", reserved=True)
+        self.fd = self._memory.fd
         self.static: tuple[Plan, int] | None = None
         """The plan whose constant part lies behind the image, and its length."""
-        self._map: mmap.mmap | None = None
-        self._size = 0
         self._plan: Plan | None = None
         self._dense: tuple[list[int], np.ndarray, np.ndarray] = ([], _NONE, _NONE)
         """Tensors that are copied as bytes: where the plan has their addresses, where they go, how many bytes."""
@@ -62,9 +61,10 @@ class Slot:
     def close(self) -> None:
         """Lets go of the memory."""
         self._unpin()
-        self._plan, self._tensors, self._arrays, self._map = None, ([], []), [], None
+        self._plan, self._tensors, self._arrays = None, ([], []), []
         self._dense = ([], _NONE, _NONE)
-        os.close(self.fd)
+        self._memory.unmap()
+        self._memory.close()
 
     def _prepare(self, plan: Plan) -> None:
         if plan is self._plan:
@@ -101,23 +101,18 @@ class Slot:
         self._tensors, self._plan = (places, numbers), plan
 
     def _mapped(self, size: int) -> mmap.mmap:
-        if self._map is None or self._size < size:
+        if len(self._memory) < size:
             self._plan = self.static = None
             self._unpin()
-            self._size = -(-size * 9 // 8 // mmap.PAGESIZE) * mmap.PAGESIZE + mmap.PAGESIZE
-            os.posix_fallocate(
-                self.fd, 0, self._size
-            )  # else a lack of memory is a signal that ends the process
-            self._map = mmap.mmap(self.fd, self._size)
-        return self._map
+        return self._memory.mapped(size)
 
     def _pin(self) -> None:
         """Copies from a GPU into pinned memory need no buffer of the driver's in between."""
-        assert self._map is not None
         if self._pinned:  # a second time would be an error
             return
-        address = np.frombuffer(self._map, np.uint8).ctypes.data
-        if int(torch.cuda.cudart().cudaHostRegister(address, self._size, 0)) == 0:  # type: ignore[attr-defined]
+        size = len(self._memory)
+        address = np.frombuffer(self._memory.mapped(size), np.uint8).ctypes.data
+        if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[attr-defined]
             self._pinned = address
         else:
             _forget_error()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
+
+from samebits._shared_memory import SharedMemory
 
 ALIGNMENT = 64
 
@@ -23,8 +23,8 @@ class Slot:
     """One result's memory. It is made before the worker is started, and grows where a result needs more."""
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = os.memfd_create("samebits-slot") if fd is None else fd
-        self._map: mmap.mmap | None = None
+        self._memory = SharedMemory("samebits-slot", fd)
+        self.fd = self._memory.fd
         self._whole = np.empty(0, np.uint8)
         self._lent = False  # whether something may lie in it before it is encoded
         self.used = 0
@@ -58,7 +58,7 @@ class Slot:
 
     def lease(self, size: int, released: Callable[[], None] | None = None) -> np.ndarray:
         """The first `size` bytes; `released` is called when nothing refers to them any more."""
-        whole = np.frombuffer(self._mapped(size), np.uint8)
+        whole = np.frombuffer(self._memory.mapped(size), np.uint8)
         if released is not None:
             returned: Any = weakref.finalize(whole, released)
             returned.atexit = False
@@ -66,7 +66,7 @@ class Slot:
 
     def close(self) -> None:
         """Lets go of the file; what was leased stays readable."""
-        os.close(self.fd)
+        self._memory.close()
 
     @contextmanager
     def filled(self) -> Iterator[None]:
@@ -79,20 +79,9 @@ class Slot:
             _current = None
 
     def _array(self, size: int) -> np.ndarray:
-        self._mapped(size)
+        if self._whole.size < size:
+            self._whole = np.frombuffer(self._memory.mapped(size), np.uint8)
         return self._whole
-
-    def _mapped(self, size: int) -> mmap.mmap:
-        """A mapping of at least `size` bytes. An older one lives on as long as arrays refer to it: it is the same memory."""
-        if self._map is None or self._whole.size < size:
-            there = os.fstat(self.fd).st_size
-            length = max(there, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.PAGESIZE)
-            if length > there:
-                length = max(length, 2 * there)
-                os.ftruncate(self.fd, length)
-            self._map = mmap.mmap(self.fd, length)
-            self._whole = np.frombuffer(self._map, np.uint8)
-        return self._map
 
 
 @contextmanager

@@ -1,0 +1,60 @@
+"""Memory that several processes map: a file without a name, gone with the last process that has it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+
+class SharedMemory:
+    """One such file, which takes memory from its first use on, and grows.
+
+    Args:
+        name: what /proc shows of it.
+        fd: the file descriptor of one that another process has made; None: a new one is made.
+        reserved: growing takes the memory at once, and raises OSError when there is none. Else each page is taken when
+            it is first written, and a lack of memory is a signal that ends the process.
+    """
+
+    def __init__(self, name: str, fd: int | None = None, *, reserved: bool = False) -> None:
+        self.fd = os.memfd_create(name) if fd is None else fd
+        self._reserved = reserved
+        self._map: mmap.mmap | None = None
+
+    def __len__(self) -> int:
+        """Bytes that are mapped here."""
+        return 0 if self._map is None else len(self._map)
+
+    def mapped(self, size: int) -> mmap.mmap:
+        """A mapping of at least `size` bytes; the same as long as it is large enough.
+
+        What refers to an older one keeps it: it is the same memory.
+        """
+        if self._map is None or len(self._map) < size:
+            self._map = mmap.mmap(self.fd, self._grown(size))
+        return self._map
+
+    def unmap(self) -> None:
+        """Forgets the mapping; the file stays."""
+        self._map = None
+
+    def close(self) -> None:
+        """Lets go of the file; what refers to a mapping keeps that."""
+        os.close(self.fd)
+
+    def _grown(self, size: int) -> int:
+        """The length of the file, made large enough, with room for a result that is somewhat larger."""
+        there = os.fstat(self.fd).st_size
+        if self._reserved:
+            length = max(there, _pages(size + size // 8) + mmap.PAGESIZE)
+            os.posix_fallocate(self.fd, 0, length)
+        else:
+            length = max(there, _pages(size), mmap.PAGESIZE)
+            if length > there:
+                length = max(length, 2 * there)
+                os.ftruncate(self.fd, length)
+        return length
+
+
+def _pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
