@@ -31,6 +31,7 @@ with samebits.Run("runs/x", model=model, optimizer=opt, save=1) as run:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("carried", "path"),
     [

@@ -106,6 +106,22 @@ class Mine:
     """The test's own."""
 
 
+def test_a_link_from_one_site_packages_into_another_is_installed(tmp_path, monkeypatch):
+    """A folder of links to installed packages, which Python searches, holds installed packages; one that it does not search holds yours."""
+    real, links = tmp_path / "real" / "site-packages", tmp_path / "links" / "site-packages"
+    (real / "library").mkdir(parents=True)
+    links.mkdir(parents=True)
+    (links / "library").symlink_to(real / "library")
+    module = real / "library" / "module.py"
+    module.touch()
+    name = str(links / "library" / "module.py")
+    user_code.owner_of_file.cache_clear()
+    assert user_code.owner_of_file(name) == "user"
+    monkeypatch.syspath_prepend(links)
+    user_code.owner_of_file.cache_clear()
+    assert user_code.owner_of_file(name) == "installed"
+
+
 def test_the_users_types_are_those_of_the_users_files_and_of_main():
     """Classes of the user's modules and of `__main__` count as the user's; of libraries and of samebits they do not."""
     callback = importlib.import_module("samebits.callbacks").Callback

@@ -69,13 +69,17 @@ def owner_of_file(file: str) -> Owner:
         return "standard" if file.startswith("<frozen") else _of_generated(file)
     path = os.path.realpath(file)
     owner: Owner = next((owner for owner, folders in _FOLDERS if path.startswith(folders)), "user")
-    return "installed" if owner == "user" and _is_in_another_site(path) else owner
+    return "installed" if owner == "user" and _is_in_another_site(path, os.path.abspath(file)) else owner
 
 
-def _is_in_another_site(path: str) -> bool:
-    """True below a site-packages that Python searches: of the user, of Debian, of a cluster's modules in PYTHONPATH."""
-    site = _SITE.match(path)
-    return site is not None and site[0] in map(os.path.realpath, sys.path)
+def _is_in_another_site(path: str, name: str) -> bool:
+    """True below a site-packages that Python searches: of the user, of Debian, of a cluster's modules in PYTHONPATH.
+
+    What it has may be links into another one. A link to the user's own folder is the user's.
+    """
+    sites = [site[0] for site in (_SITE.match(path), _SITE.match(name)) if site]
+    is_below_one = _SITE.match(path) is not None
+    return is_below_one and not {*sys.path, *map(os.path.realpath, sys.path)}.isdisjoint(sites)
 
 
 def _of_generated(file: str) -> Owner:

@@ -145,7 +145,7 @@ def pinned(place: Target) -> Measured:
             began = time.perf_counter()
             slot.copy(plan, plan.read(state) or [])
             rates.append(count * 16 / (time.perf_counter() - began) / 1e9)
-        memory = torch.frombuffer(slot._map, dtype=torch.uint8)  # type: ignore[arg-type]
+        memory = torch.frombuffer(slot._memory.mapped(1), dtype=torch.uint8)  # type: ignore[arg-type]
         parts = {
             name: memory[begin:end].clone()
             for name, (begin, end) in zip(plan.layout.names, plan.layout.spans, strict=True)
