@@ -106,6 +106,7 @@ def outcome(tmp_path_factory):
     return folder, codes
 
 
+@pytest.mark.slow
 def test_two_uninterrupted_runs_are_equal(outcome):
     """The twin of every kill: the script itself gives the same record twice."""
     folder, codes = outcome

@@ -29,7 +29,7 @@ QUICK = {
 }
 """One of each kind, with the one check that must find it; the rest, with all checks, is `make soak`."""
 
-FAST = {"optimizer_missing", "listdir_shards"}
+FAST = {"listdir_shards"}
 
 
 def claim(script):

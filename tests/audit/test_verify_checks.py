@@ -147,6 +147,7 @@ def test_an_unseeded_script_fails_at_once(tmp_path):
     assert threads["equal"] is None and "measured" not in threads["note"]
 
 
+@pytest.mark.slow
 def test_run_seeds_what_the_script_does_not(tmp_path):
     """The same script as `samebits run` would start it is equal."""
     status, _, _, report = verify(tmp_path, UNSEEDED, "--run", "--checks", "run-again")

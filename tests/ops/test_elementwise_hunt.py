@@ -96,6 +96,7 @@ def test_without_ours_the_hunt_finds_each_gap():
     assert known <= with_nothing and len(with_nothing) > 20, known - with_nothing
 
 
+@pytest.mark.slow
 @needs_vectors
 def test_what_the_table_says_is_not_held_does_differ(switched_on):
     """Each elementwise op that the table's own lines leave out differs for some type and layout: no line is stale."""

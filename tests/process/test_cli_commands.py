@@ -50,6 +50,7 @@ def test_run_fixes_the_hash_seed_and_hands_on_everything_behind_the_script(recor
     assert first.stdout == second.stdout
 
 
+@pytest.mark.slow
 def test_run_seeds_a_script_that_seeds_nothing(recorded):
     """Two records of the same unseeded script end with the same digest; the last line holds it."""
     folder, _ = recorded

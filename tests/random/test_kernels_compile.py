@@ -182,6 +182,7 @@ def test_the_check_sees_a_math_library():
     assert calls(logarithm)
 
 
+@pytest.mark.slow
 def test_kernels_of_one_factory_keep_apart_in_the_cache(tmp_path):
     """Kernels that differ in free variables only, compiled in processes of their own, run their own code when loaded.
 

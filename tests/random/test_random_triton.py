@@ -21,6 +21,7 @@ from samebits.random.triton.kernels import elementary
 from samebits.selfcheck.draws import DRAWS, KEYS, key_of
 
 
+@pytest.mark.slow
 def test_the_interpreter_gives_the_bits_of_the_cpu(interpreted):
     """Every kernel has the bits of the CPU in Triton's interpreter."""
     interpreted(Path(__file__).with_name("interpreted_random_triton.py"))

@@ -104,6 +104,7 @@ def outcomes(told, phase, *, before):
     }
 
 
+@pytest.mark.slow
 def test_an_unseeded_draw_raises_when_the_graph_is_made(told):
     """make_fx, export, compile, script and trace raise, with the user's line; not in evaluation, nor with a generator.
 

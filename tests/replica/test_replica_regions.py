@@ -66,6 +66,7 @@ def test_regions_are_calls_and_have_the_bits_of_eager_code():
     assert all(torch.equal(a, b) for a, b in zip(own.parameters(), model.parameters()))
 
 
+@pytest.mark.slow
 def test_regions_are_followed():
     """Under DDP weights that are used in calls stay equal; without it they vary, with the line of the backward."""
     model = DataParallel(Net())

@@ -139,6 +139,7 @@ def test_replicas_stay_equal(ranks):
     assert len({rank["ddp"]["loss"] for rank in ranks}) == len(ranks)
 
 
+@pytest.mark.slow
 def test_a_seed_for_each_rank_drifts(ranks):
     """Negative control: with a seed of its own, every rank ends with other weights."""
     assert len(ends(ranks, "a seed for each rank")) == len(ranks)

@@ -93,6 +93,7 @@ def test_a_part_that_runs_no_case_fails(tmp_path, name):
     assert report.exit == 1 and report.outcomes[f"own.{name}"].verdict in {"no case ran", "failed"}
 
 
+@pytest.mark.slow
 def test_the_next_call_goes_on_where_the_time_ended(tmp_path):
     """When the time is over the rest stays: the next call runs only what is left, and the report ends as one run's."""
     first = checked(tmp_path, "slow", seconds=6.0)

@@ -220,6 +220,7 @@ with samebits.Run(sys.argv[1], allow_changes=sys.argv[3:]) as run:
 """
 
 
+@pytest.mark.slow
 def test_a_changed_script_is_told_and_written_down(tmp_path):
     """The script, or a module of the user's beside it, changed between two starts: a warning, and the step in the commits."""
 
