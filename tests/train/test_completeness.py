@@ -45,10 +45,13 @@ def test_an_ordinary_loop_is_left_alone(loop, make):
 
 @pytest.mark.parametrize(("loop", "paths"), loops.FORGETFUL.values(), ids=loops.FORGETFUL)
 def test_a_forgetful_loop_is_named(loop, paths, make):
-    """What a loop forgets is an error that names each place, and only those."""
+    """What a loop forgets is an error that names each place, and only those, and offers to ignore all that it shows."""
     with pytest.raises(IncompleteStateError) as error:
         loop(make)
     assert named(error) == set(paths)
+    offered = re.search(r"Run\(ignore=\[(.*?)\]\)", str(error.value))[1]
+    assert set(offered.replace('"', "").split(", ")) <= set(paths)
+    assert len(offered.split(", ")) == min(len(paths), 6)
 
 
 @pytest.mark.parametrize(("loop", "paths"), loops.FORGETFUL.values(), ids=loops.FORGETFUL)

@@ -186,13 +186,13 @@ def message(changes: list[Change], late: list[Late], position: Position) -> str:
     paths, shown = list(lines), list(lines.values())[:_SHOWN]
     if len(paths) > _SHOWN:
         shown.append(f"and {len(paths) - _SHOWN} more: {', '.join(paths[_SHOWN : _SHOWN + 10])}")
-    first = paths[0]
+    named = ", ".join(f'"{path}"' for path in paths[:_SHOWN])
     return (
         f"Run, loop {position.loop!r}, before step {position.step}: what follows changes from step to step and is in no commit, so "
         "that a resumed run would go on with other values:\n  - "
         + "\n  - ".join(shown)
-        + f'\nIf that does no harm (a log, a cache of what is computed again): run.ignore("{first}") before the loop (or '
-        f'Run(ignore=["{first}"]), Trainer.fit(ignore=["{first}"])). check_complete=False turns the check off.'
+        + f'\nIf that does no harm (a log, a cache of what is computed again): run.ignore("{paths[0]}") before the loop, or '
+        f"Run(ignore=[{named}]), Trainer.fit(ignore=[{named}]); a path stands for all below it. check_complete=False turns the check off."
     )
 
 
