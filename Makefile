@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-# Files go to whoever is idle; threads of a test that waits leave the cores to the other one.
+# Tests go to whichever process is idle. Threads that wait sleep, and leave their core to the other process.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: verify test test-all lint golden matrix bench bench-data bench-checkpoint chaos soak gpu clean

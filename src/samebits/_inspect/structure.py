@@ -24,6 +24,7 @@ Structure = Mapping[str, Any]
 _OWN = frozenset(vars(torch.nn.Module()))
 _HOOKS = "hooks"
 _CLASS = "class"
+_ENVIRON = "os.environ["
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 
 
@@ -82,7 +83,7 @@ def of_process() -> Structure:
     if decimal is not None:
         now = decimal.getcontext()
         settings |= {"decimal.getcontext().prec": now.prec, "decimal.getcontext().rounding": now.rounding}
-    return settings | {f"os.environ[{name!r}]": value for name, value in os.environ.items()}
+    return settings | {f"{_ENVIRON}{name!r}]": value for name, value in os.environ.items()}
 
 
 def described(value: Any) -> str:
@@ -101,7 +102,7 @@ def _is_plain(value: Any) -> bool:
 def differences(before: Structure, now: Structure) -> dict[str, str]:
     """The names of what is another one, each with a text that says what it was and is."""
     found = {
-        name: f"was {_shown(before[name])}, is {_shown(now[name])}"
+        name: _text(name, before[name], now[name])
         for name in now
         if name in before and before[name] != now[name] and name != _HOOKS
     }
@@ -114,6 +115,12 @@ def differences(before: Structure, now: Structure) -> dict[str, str]:
         if name not in before and name in {"forward", "__call__"}
     }
     return found | replaced
+
+
+def _text(name: str, before: Any, now: Any) -> str:
+    if name.startswith(_ENVIRON):  # often a secret, and the text goes into logs
+        return "has another value now"
+    return f"was {_shown(before)}, is {_shown(now)}"
 
 
 def _listed(names: Iterable[str]) -> str:
