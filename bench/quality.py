@@ -25,11 +25,11 @@ import torch
 from numba import types
 
 import samebits.random as sr
-from samebits.random import words
-from samebits.random.feistel import permute_indices
+from samebits.random import _int_keys as int_keys
+from samebits.random._draws.feistel import permute_indices
 
 CLEAR = 1e-10  # TestU01's own bound of a clear failure
-ROOT = words.fold(words.root(20261120), "bench/quality")
+ROOT = int_keys.fold(int_keys.root(20261120), "bench/quality")
 CHUNK = 1 << 18
 
 
@@ -47,7 +47,7 @@ def first_words(keys, number=1):
 
 def stream(name):
     """The words of one key, chunk by chunk."""
-    seed, offset = words.fold(ROOT, name)
+    seed, offset = int_keys.fold(ROOT, name)
     for block in itertools.count(0, CHUNK // 4):
         yield sr.bits(at(seed, (offset + block) % 2**64), CHUNK).numpy()
 
@@ -58,7 +58,7 @@ def one_key():
 
 def keys_one_bit_apart():
     """64 keys, each with another bit of the seed flipped: a word of each in turn."""
-    seed, offset = words.fold(ROOT, "one bit apart")
+    seed, offset = int_keys.fold(ROOT, "one bit apart")
     flipped = np.uint64(seed) ^ (np.uint64(1) << np.arange(64, dtype=np.uint64))
     for block in itertools.count(0, CHUNK // 256):
         yield first_words(at(flipped, (offset + block) % 2**64), CHUNK // 64).T
@@ -71,7 +71,7 @@ def seeds_0_1_2():
 
 def folded_0_1_2():
     """The first word of fold_in(key, i) for i = 0, 1, 2, ...; split(key, ...) from a later offset gives these keys."""
-    seed, offset = words.fold(ROOT, "folded")
+    seed, offset = int_keys.fold(ROOT, "folded")
     for i in itertools.count(0, CHUNK):
         yield first_words(sr.split(at(seed, (offset + i) % 2**64), CHUNK))
 
@@ -86,7 +86,7 @@ def folded_twice():
 def split_18_times():
     """The leaves of a tree: every key split in two, 18 levels deep."""
     for tree in itertools.count():
-        keys = at(*words.fold(ROOT, "split", tree)).view(1, 2)
+        keys = at(*int_keys.fold(ROOT, "split", tree)).view(1, 2)
         for _ in range(18):
             keys = sr.split(keys).transpose(0, 1).reshape(-1, 2)
         yield first_words(keys)
@@ -95,7 +95,7 @@ def split_18_times():
 def folded_strings():
     """16 words of each of fold_in(key, "layers.0.weight"), ..."""
     for layer in itertools.count(0, CHUNK // 16):
-        folded = [words.fold(ROOT, f"layers.{i}.weight") for i in range(layer, layer + CHUNK // 16)]
+        folded = [int_keys.fold(ROOT, f"layers.{i}.weight") for i in range(layer, layer + CHUNK // 16)]
         yield first_words(torch.from_numpy(np.array(folded, np.uint64)), 16)
 
 
@@ -115,7 +115,7 @@ def reversed_bits():
 
 def mantissas():
     """The 24 bits of float32 uniform numbers, packed without gaps."""
-    seed, offset = words.fold(ROOT, "uniform")
+    seed, offset = int_keys.fold(ROOT, "uniform")
     for block in itertools.count(0, CHUNK // 4):
         whole = (sr.uniform(at(seed, (offset + block) % 2**64), CHUNK) * 2**24).numpy().astype("<u4")
         yield whole.view(np.uint8).reshape(-1, 4)[:, :3].copy().reshape(-1).view(np.uint32)
@@ -123,7 +123,7 @@ def mantissas():
 
 def normals():
     """The normal distribution function of float64 normal numbers, 32 bits of it."""
-    seed, offset = words.fold(ROOT, "normal")
+    seed, offset = int_keys.fold(ROOT, "normal")
     for block in itertools.count(0, CHUNK // 2):
         drawn = sr.normal(at(seed, (offset + block) % 2**64), CHUNK, dtype=torch.float64)
         yield (torch.special.ndtr(drawn) * 2**32).numpy().astype(np.uint32)

@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 
 import samebits.random as sr
-from samebits.random import generators, words
+from samebits.random import _int_keys as int_keys
+from samebits.random._process import generator_states
 
 LARGE, SMALL, BILLION = 1 << 24, 1 << 10, 10**9
-KEY, PAIR = sr.key(1), words.root(1)
+KEY, PAIR = sr.key(1), int_keys.root(1)
 
 
 def backward_of(drop, n):
@@ -70,8 +71,8 @@ def rows(n):
 def process_rows():
     """What a step or an element pays to set the generators of the process."""
     return [
-        ("fold | manual_seed", lambda: words.fold(PAIR, 3), lambda: torch.manual_seed(3)),
-        ("fill | manual_seed", lambda: generators.fill(PAIR), lambda: torch.manual_seed(3)),
+        ("fold | manual_seed", lambda: int_keys.fold(PAIR, 3), lambda: torch.manual_seed(3)),
+        ("fill | manual_seed", lambda: generator_states.fill(PAIR), lambda: torch.manual_seed(3)),
     ]
 
 

@@ -22,8 +22,8 @@ from collections.abc import Callable
 import torch
 
 import samebits.random
-from samebits.audit.record.file import RecordFile
-from samebits.audit.record.recorder import Recorder, recording
+from samebits.audit._record.record_file import RecordFile
+from samebits.audit._record.recorder import Recorder, recording
 from samebits.train import Run
 
 STEPS = 40

@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import samebits
-from samebits.audit.review.case import Case, with_gradients
-from samebits.audit.review.evidence import disagreements
-from samebits.audit.review.measure import measure
+from samebits.audit._review.case import ReviewCase, with_gradients
+from samebits.audit._review.evidence import disagreements
+from samebits.audit._review.measure import measure
 
 COUNTS = (1, 2, 3, 4, 7)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -207,7 +207,7 @@ def _steps(name: str, kind: str, x: Tensor, grad: Tensor) -> Tensor:
 PARTS = {f.__name__: f for f in (unary, binary, ternary, gradients, foreach)}
 
 
-def cases(part: str, seed: int) -> Iterator[Case]:
+def cases(part: str, seed: int) -> Iterator[ReviewCase]:
     """Every case of a part, with the shapes in turn."""
     complex_too = () if part in {"ternary", "gradients"} else (torch.complex64,)
     for dtype, (turn, shape) in itertools.product((*FLOATS, *complex_too), enumerate(SHAPES)):
@@ -215,7 +215,7 @@ def cases(part: str, seed: int) -> Iterator[Case]:
             if (number + FLOATS.index(dtype) if dtype in FLOATS else number) % len(SHAPES) != turn:
                 continue
             label = f"{name} {'x'.join(map(str, shape))} {str(dtype)[6:]}"
-            yield Case(part, label, lambda call=call: iter([call]), 1, "sweep", counts=COUNTS)
+            yield ReviewCase(part, label, lambda call=call: iter([call]), 1, "sweep", counts=COUNTS)
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from gloo_ranks import ranks as ranks
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -100,15 +101,19 @@ def root():
 
 @pytest.fixture(autouse=True)
 def _process_as_before():
-    """A test that sets the switch, seeds or the run's position in this process leaves none of it behind."""
-    from samebits import context, determinism
+    """A test that sets the switch, seeds, threads or the run's position in this process leaves none of it behind."""
+    import torch
+
+    from samebits import _context as context, determinism
     from samebits._inspect import rng_states
 
     before = rng_states.of_process()  # not preserved(): a seed that a test sets is one that lasts
+    threads = torch.get_num_threads()
     yield
+    torch.set_num_threads(threads)
     before.restore()
     determinism.enable_op_determinism(False)
-    fresh = context._Process()
+    fresh = context._ProcessState()
     for name in vars(fresh):
         setattr(context.process, name, getattr(fresh, name))
 

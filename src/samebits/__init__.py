@@ -5,19 +5,19 @@
 
 from typing import TYPE_CHECKING
 
-from samebits.context import VERSION, note_numpy, note_random, note_torch
-from samebits.imports import attach, when_imported
+from samebits._context import VERSION, note_numpy, note_random, note_torch
+from samebits._lazy_imports import attach, when_imported
 
 if TYPE_CHECKING:
+    from samebits import _digest as _digest
+    from samebits import _native as _native
     from samebits import audit as audit
     from samebits import callbacks as callbacks
     from samebits import checkpoint as checkpoint
     from samebits import cli as cli
     from samebits import data as data
     from samebits import determinism as determinism
-    from samebits import digest as digest
     from samebits import errors as errors
-    from samebits import kernels as kernels
     from samebits import nn as nn
     from samebits import random as random
     from samebits import replica as replica
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from samebits import selfcheck as selfcheck
     from samebits import testing as testing
     from samebits import train as train
+    from samebits import trainer as trainer
     from samebits.determinism import declare_op as declare_op
     from samebits.determinism import enable_op_determinism as enable_op_determinism
     from samebits.determinism import op_determinism_enabled as op_determinism_enabled
     from samebits.random import set_random_seed as set_random_seed
     from samebits.train import Run as Run
     from samebits.train import Step as Step
-    from samebits.train import Trainer as Trainer
+    from samebits.trainer import Trainer as Trainer
 
 __all__ = [
     "Run",
@@ -58,23 +59,23 @@ __getattr__, __dir__ = attach(
     __name__,
     [
         *(
+            "_digest",
+            "_native",
             "audit",
             "callbacks",
             "checkpoint",
             "cli",
             "data",
             "determinism",
-            "digest",
             "errors",
-            "kernels",
             "nn",
         ),
-        *("random", "replica", "rounding", "selfcheck", "testing", "train"),
+        *("random", "replica", "rounding", "selfcheck", "testing", "train", "trainer"),
     ],
     {
         "Run": "samebits.train",
         "Step": "samebits.train",
-        "Trainer": "samebits.train",
+        "Trainer": "samebits.trainer",
         "declare_op": "samebits.determinism",
         "enable_op_determinism": "samebits.determinism",
         "op_determinism_enabled": "samebits.determinism",

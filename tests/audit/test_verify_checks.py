@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from samebits.audit.verify.child import Surroundings
+from samebits.audit._verify.check_process import CheckEnvironment
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -198,7 +198,7 @@ def test_thread_rows_of_a_plain_script_are_promised_if_asked(tmp_path, asked):
 
 def first_of_set(seed, variant):
     """Which of the two strings a set begins with in the process of that number."""
-    hash_seed = Surroundings.draw(seed, variant).hash_seed
+    hash_seed = CheckEnvironment.draw(seed, variant).hash_seed
     command = [sys.executable, "-c", "print(next(iter({'a', 'bbbb'})))"]
     return subprocess.check_output(command, env={"PYTHONHASHSEED": str(hash_seed)}, text=True)
 

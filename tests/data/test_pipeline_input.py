@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from samebits.data import DataLoader, Pipeline
-from samebits.errors import (
-    EmptyDatasetError,
-    InvalidArgumentError,
-    PipelineError,
-    PipelineMismatchError,
-)
+from samebits.errors import EmptyDatasetError, InvalidArgumentError, PipelineError, PipelineMismatchError
 from samebits.random import Generator
 
 numbers = Pipeline.range(10).with_options(seed=1)

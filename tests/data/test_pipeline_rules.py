@@ -17,14 +17,16 @@ import torch
 
 import samebits
 from samebits import random
-from samebits.data import Pipeline, purity, scope
-from samebits.data.engine import choice
-from samebits.data.engine.effects import functions
-from samebits.data.function import Function
-from samebits.data.generators import key_words
-from samebits.determinism import notices
+from samebits.data import Pipeline, _purity as purity
+from samebits.data._calls import draw_scope
+from samebits.data._workers import executor_choice
+from samebits.data._workers.side_effects import functions
+from samebits.data._calls.user_function import Function
+from samebits.data._calls.element_generators import key_words
+from samebits.determinism import _warn_once as warn_once
 from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError
-from samebits.random import generators, words
+from samebits.random._process import generator_states
+from samebits.random import _int_keys as int_keys
 from samebits._inspect import rng_states
 
 log = []
@@ -34,7 +36,7 @@ main = os.getpid()
 
 @pytest.fixture(autouse=True)
 def fresh():
-    notices._shown.clear()
+    warn_once._shown.clear()
     log.clear()
     offset[0] = 0
 
@@ -365,9 +367,9 @@ def test_auto_stays_inline_for_cheap_maps_and_starts_workers_for_slow_ones():
             Pipeline.range(40).map(function).batch(4).with_options(seed=1, num_parallel_calls="auto")
         )
         made = []
-        original = choice.reader
+        original = executor_choice.reader
         choice_made = lambda *arguments: made.append(original(*arguments)) or made[-1]
-        from samebits.data import iterator as module
+        from samebits.data import _pipeline_iterator as module
 
         module.reader = choice_made
         try:
@@ -420,11 +422,11 @@ def test_two_maps_with_the_same_function_draw_differently(function):
 
 def test_no_two_of_a_million_positions_share_a_generator_state():
     """10**6 keys are distinct, even in their first 64 bits; 32 bits of them are not, which the check sees."""
-    rows = key_words(words.fold(words.root(3), "pipeline"), range(10**6))
+    rows = key_words(int_keys.fold(int_keys.root(3), "pipeline"), range(10**6))
     assert len(np.unique(rows[:, 0])) == 10**6
     assert len(np.unique(rows[:, 0].astype(np.uint32))) < 10**6
     for n in (0, 7, 10**6 - 1):
-        assert tuple(rows[n].tolist()) == words.fold(words.fold(words.root(3), "pipeline"), n)
+        assert tuple(rows[n].tolist()) == int_keys.fold(int_keys.fold(int_keys.root(3), "pipeline"), n)
 
 
 def _seeded(a: int, b: int) -> np.random.Generator:
@@ -535,7 +537,7 @@ def test_a_pipeline_with_a_seed_of_its_own_needs_no_other():
     """Under the switch, in a process that nobody seeded, its functions draw; the program's own draws still raise."""
     program = """
 import random, numpy as np, torch, samebits
-from samebits.data import Pipeline, purity, scope
+from samebits.data import Pipeline, _purity as purity; from samebits.data._calls import draw_scope as scope
 samebits.enable_op_determinism()
 drawn = Pipeline.range(40).map(lambda x: x + np.random.rand() + torch.rand(1).item() + random.random()).batch(10)
 first = [batch.tolist() for batch in drawn.with_options(seed=1)]
@@ -553,7 +555,7 @@ for draw in (lambda: torch.rand(1), np.random.rand, random.random):
 UNSEEDED = """
 import random, numpy as np, torch, samebits
 from numpy.random import rand
-from samebits.data import DataLoader, Pipeline, purity
+from samebits.data import DataLoader, Pipeline, _purity as purity
 class Hidden:
     def __float__(self): return HOW()
 hidden = Hidden()
@@ -669,7 +671,7 @@ def test_an_element_changed_in_place_where_the_source_holds_it_is_a_side_effect(
         )
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            monkeypatch.setattr(notices, "_shown", {})
+            monkeypatch.setattr(warn_once, "_shown", {})
             read[workers] = [torch.stack([one.clone() for one in pipeline]) for _ in range(2)]
         assert any("in place" in str(one.message) for one in told) == bool(workers)
     assert all(map(torch.equal, read[0], read[2]))

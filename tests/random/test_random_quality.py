@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import samebits.random as sr
-from samebits.random import words
-from samebits.random.feistel import permute_indices
+from samebits.random import _int_keys as int_keys
+from samebits.random._draws.feistel import permute_indices
 
-ROOT = words.fold(words.root(1), "quality")
+ROOT = int_keys.fold(int_keys.root(1), "quality")
 PASS, FAIL = 5.0, 10.0
 """5 sigma: 6e-7 for one statistic, below 1e-3 for all of this file. What is broken lies far above."""
 ROWS, COLUMNS = 1024, 1024
@@ -31,7 +31,7 @@ def one_thread():
 
 
 def root(name):
-    return words.to_tensor(words.fold(ROOT, name))
+    return int_keys.to_tensor(int_keys.fold(ROOT, name))
 
 
 def tensor(seeds, offsets):
@@ -208,13 +208,13 @@ def rows_depend(a, b, lags=range(-8, 9)):
 
 
 def seeds_one_bit_apart(draw=draw):
-    seeds = np.array([words.fold(ROOT, "bits", bit)[0] for bit in range(64)], np.uint64)
+    seeds = np.array([int_keys.fold(ROOT, "bits", bit)[0] for bit in range(64)], np.uint64)
     other = seeds ^ (np.uint64(1) << np.arange(64, dtype=np.uint64))
     return draw(tensor(seeds, 5), 4096), draw(tensor(other, 5), 4096)
 
 
 def offsets_one_bit_apart():
-    pairs = np.array([words.fold(ROOT, "bits", bit) for bit in range(64)], np.uint64)
+    pairs = np.array([int_keys.fold(ROOT, "bits", bit) for bit in range(64)], np.uint64)
     other = pairs[:, 1] ^ (np.uint64(1) << np.arange(64, dtype=np.uint64))
     return draw(tensor(*pairs.T), 4096), draw(tensor(pairs[:, 0], other), 4096)
 
@@ -335,7 +335,7 @@ def orders_differ(orders):
 
 
 def orders(n, keys=6000, rounds=10):
-    return np.stack([permute_indices(words.fold(ROOT, n, k), 0, n, n, rounds=rounds) for k in range(keys)])
+    return np.stack([permute_indices(int_keys.fold(ROOT, n, k), 0, n, n, rounds=rounds) for k in range(keys)])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import samebits.random as sr
-from samebits.random import words
+from samebits.random import _int_keys as int_keys
 
 PASS, FAIL = 5.0, 10.0
 """5 sigma: 6e-7 for one statistic. What is broken lies far above."""
@@ -27,7 +27,7 @@ def one_thread():
 
 
 def root(name):
-    return words.to_tensor(words.fold(words.root(1), "quality", name))
+    return int_keys.to_tensor(int_keys.fold(int_keys.root(1), "quality", name))
 
 
 def normal_density(x):

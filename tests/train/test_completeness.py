@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional as F
 
 import samebits
-from samebits import digest
-from samebits.context import Overrides, process
+from samebits import _digest as digest
+from samebits._context import CheckOverrides, process
 from samebits.errors import IncompleteStateError, InvalidArgumentError
 
 TESTS = Path(__file__).parent.parent
@@ -68,7 +68,7 @@ def test_the_check_is_off_where_nothing_can_be_resumed_and_where_it_is_turned_of
     loop(lambda **given: samebits.Run(None, **given))
     loop(lambda **given: make(check_complete=False, **given))
     before = process.overrides
-    process.overrides = Overrides(check_complete=False)
+    process.overrides = CheckOverrides(check_complete=False)
     try:
         loop(lambda **given: samebits.Run(None, **given))
     finally:

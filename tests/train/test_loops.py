@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import samebits
-from samebits import digest
-from samebits.context import Observer, Overrides, process
+from samebits import _digest as digest
+from samebits._context import Observer, CheckOverrides, process
 from samebits.errors import DuplicateNameError, InvalidArgumentError
 
 torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
@@ -150,7 +150,7 @@ PROGRAMS = {
 
 def ran(program, run_dir, observer=None, commits=None):
     """What the program ends with; None when it was cut."""
-    process.overrides = Overrides(commit_steps=commits)
+    process.overrides = CheckOverrides(commit_steps=commits)
     process.observers[:] = [] if observer is None else [observer]
     try:
         return digest.of_value(program(run_dir))

@@ -23,7 +23,7 @@ class Ring(NamedTuple):
     exits: frozenset[Edge]
 
 
-class Flow:
+class ControlFlow:
     """The instructions of `code`, by number; `head` is that at `offset`. Handlers around it lie outside of an iteration."""
 
     def __init__(self, code: CodeType, offset: int) -> None:

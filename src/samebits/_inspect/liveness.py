@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import CodeType
 
 from samebits._inspect import bytecode
-from samebits._inspect.control_flow import Edge, Flow, Ring
+from samebits._inspect.control_flow import ControlFlow, Edge, Ring
 
 _VARIABLE = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|NAME|CLOSURE)")
 _Names = tuple[tuple[str, ...], tuple[str, ...]]
@@ -36,13 +36,13 @@ def drives(code: CodeType, offset: int) -> bool:
 def _found(code: CodeType, offset: int) -> tuple[CodeType, _Names, bool]:
     key = (id(code), offset)
     if key not in _FOUND:
-        flow = Flow(code, offset)
+        flow = ControlFlow(code, offset)
         ring = flow.ring()
         _FOUND[key] = (code, carried_names(flow, ring), ring is not None)
     return _FOUND[key]
 
 
-def carried_names(flow: Flow, ring: Ring | None) -> _Names:
+def carried_names(flow: ControlFlow, ring: Ring | None) -> _Names:
     """Names that are live when a FOR_ITER, or a call that fetches a batch, goes on to a body.
 
     Returns two groups: those that a following body may read, and those that only the code behind the loop reads
@@ -62,7 +62,7 @@ def _named(names: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if not name.startswith(".")))
 
 
-def _live(flow: Flow, closed: frozenset[Edge]) -> list[frozenset[str]]:
+def _live(flow: ControlFlow, closed: frozenset[Edge]) -> list[frozenset[str]]:
     """Names live before each instruction; the `closed` ways are not taken."""
     live: list[frozenset[str]] = [frozenset()] * (len(flow.instructions) + 1)
     changed = True

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from samebits._inspect.user_code import warn
-from samebits.imports import AfterImport, when_imported
+from samebits._lazy_imports import AfterImport, when_imported
 
 _ABSENT = object()
 """In place of a value: the owner inherits the attribute, or computes it."""

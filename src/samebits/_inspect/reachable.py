@@ -18,7 +18,7 @@ import torch
 import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from samebits import digest
+from samebits import _digest as digest
 from samebits._inspect.held import reader_of
 from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, of_nested, plain

@@ -14,7 +14,7 @@ from types import CodeType
 from typing import NamedTuple
 
 from samebits._inspect.bytecode import followers, inner, instructions
-from samebits._inspect.user_functions import Program
+from samebits._inspect.user_functions import UserFunctions
 
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
@@ -38,7 +38,7 @@ _CLOCKS = frozenset(
 )
 
 
-class Place(NamedTuple):
+class StoredPlace(NamedTuple):
     """Where a value is held: the attribute, the global or the container (by its name) that it is an item of."""
 
     kind: str
@@ -46,7 +46,7 @@ class Place(NamedTuple):
     name: str
 
 
-class _Seen(NamedTuple):
+class _Access(NamedTuple):
     """What running a piece of code may do with a place: read it before any write, and write it."""
 
     reads: bool
@@ -55,7 +55,7 @@ class _Seen(NamedTuple):
     """Of a loop: an iteration may end without a write."""
 
 
-class Order:
+class ReadBeforeWrite:
     """A loop, with everything that its body may call.
 
     Args:
@@ -66,7 +66,7 @@ class Order:
 
     def __init__(
         self,
-        program: Program,
+        program: UserFunctions,
         asking: list[tuple[CodeType, int]],
         callables: set[str],
         fetches: list[CodeType],
@@ -79,9 +79,9 @@ class Order:
         self._hooks = [
             hook for codes in program.functions.values() for one in codes for hook in _hooks(one, program)
         ]
-        self._memo: dict[tuple[int, Place], _Seen] = {}
+        self._memo: dict[tuple[int, StoredPlace], _Access] = {}
 
-    def recomputed(self, place: Place) -> bool:
+    def recomputed(self, place: StoredPlace) -> bool:
         """Whether each iteration writes the place before it reads it."""
         told = [self._of(code, place) for code in self._fetches if code.co_name == "set_epoch"]
         if any(seen.writes for seen in told):
@@ -94,7 +94,7 @@ class Order:
                 return not seen.reads
         return False
 
-    def settled(self, place: Place) -> bool:
+    def settled(self, place: StoredPlace) -> bool:
         """Whether each iteration writes the place on every way through it, and the user's code does not read it before.
 
         So it is with what is read where no bytecode shows it: torch reads the `p` of its Dropout.
@@ -151,14 +151,16 @@ class Order:
                 names |= self._names_before(called, len(instructions(called)), depth + 1)
         return names
 
-    def _of(self, code: CodeType, place: Place) -> _Seen:
+    def _of(self, code: CodeType, place: StoredPlace) -> _Access:
         key = (id(code), place)
         if key not in self._memo:
-            self._memo[key] = _Seen(reads=False, writes=False)  # a function that calls itself
+            self._memo[key] = _Access(reads=False, writes=False)  # a function that calls itself
             self._memo[key] = self._search(code, place, None)
         return self._memo[key]
 
-    def _search(self, code: CodeType, place: Place, offset: int | None, *, loops_run: bool = False) -> _Seen:
+    def _search(
+        self, code: CodeType, place: StoredPlace, offset: int | None, *, loops_run: bool = False
+    ) -> _Access:
         """`loops_run`: every `for` inside runs its body at least once."""
         items = instructions(code)
         number = {item.offset: at for at, item in enumerate(items)}
@@ -177,9 +179,9 @@ class Order:
             if not found.writes:
                 following = followers(items[at], at, number)
                 waiting += _once(following, items, at, head, number) if loops_run else following
-        return _Seen(reads, writes, passes)
+        return _Access(reads, writes, passes)
 
-    def _event(self, items: Sequence[dis.Instruction], at: int, place: Place) -> _Seen:
+    def _event(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> _Access:
         item = items[at]
         opname, name = item.opname, item.argval
         if opname == "LOAD_CONST" and isinstance(name, CodeType):
@@ -192,22 +194,22 @@ class Order:
                 "STORE_GLOBAL": "name",
                 "STORE_NAME": "name",
             }.get(opname, "name" if opname == "STORE_DEREF" else "")
-            return _Seen(reads=False, writes=bool(kind) and (kind, name) == tuple(place))
+            return _Access(reads=False, writes=bool(kind) and (kind, name) == tuple(place))
         names = name if isinstance(name, tuple) else (name,)
         if place.kind == "item" and place.name in names:
             filled = _is_filled(items, at) or _is_cleared(items, at)
-            return _Seen(reads=not filled, writes=filled)
+            return _Access(reads=not filled, writes=filled)
         if (
             place.name in names
             and place.kind == ("attr" if attribute else "name")
             and not opname.startswith("LOAD_FAST")
         ):
-            return _Seen(reads=True, writes=False)
+            return _Access(reads=True, writes=False)
         return self._calls(names, items, at, place)
 
     def _calls(
-        self, names: tuple[str, ...], items: Sequence[dis.Instruction], at: int, place: Place
-    ) -> _Seen:
+        self, names: tuple[str, ...], items: Sequence[dis.Instruction], at: int, place: StoredPlace
+    ) -> _Access:
         codes = [
             code for name in names for code in self._program.functions.get(name, ()) if code is not self._code
         ]
@@ -219,13 +221,13 @@ class Order:
         found = [self._of(code, place) for code in codes] + [
             _of_any_order([self._of(h, place) for h in hooks])
         ]
-        return _Seen(any(one.reads for one in found), any(one.writes for one in found))
+        return _Access(any(one.reads for one in found), any(one.writes for one in found))
 
 
-def _of_any_order(hooks: list[_Seen]) -> _Seen:
+def _of_any_order(hooks: list[_Access]) -> _Access:
     """Of hooks, which run in the order of the modules: what one of them only writes, the others read after it."""
     writes = any(one.writes and not one.reads for one in hooks)
-    return _Seen(any(one.reads for one in hooks) and not writes, writes or any(one.writes for one in hooks))
+    return _Access(any(one.reads for one in hooks) and not writes, writes or any(one.writes for one in hooks))
 
 
 def _once(
@@ -298,7 +300,7 @@ def _lines_storing(code: CodeType, name: str) -> list[set[str]]:
     return [lines.get(line, set()) for line in stored]
 
 
-def _hooks(code: CodeType, program: Program) -> list[CodeType]:
+def _hooks(code: CodeType, program: UserFunctions) -> list[CodeType]:
     """What a function registers as hooks of modules, and functions written inside that."""
     items, found = instructions(code), []
     for at, item in enumerate(items):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import xxhash
 
-from samebits import digest
+from samebits import _digest as digest
 from samebits._inspect.tree import Leaves, leaf, plain
 
 TWISTER_WORDS = 624

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import xxhash
 
-from samebits import digest
+from samebits import _digest as digest
 
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 _DEPTH = 6

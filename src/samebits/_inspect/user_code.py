@@ -27,7 +27,7 @@ _FRAMEWORK = ("torch", "triton", "numpy")
 INSTALLED = ("framework", "installed")
 _LIBRARIES = ("framework", "installed", "standard")
 _PASSED_OVER = ("samebits", "framework", "standard")
-_HOLDERS = ("samebits.callbacks", "samebits.train.trainer")
+_HOLDERS = ("samebits.callbacks", "samebits.trainer._trainer")
 """Modules of samebits whose objects hold the user's objects."""
 _SITE = re.compile(r".*[/\\](site|dist)-packages(?=[/\\])")
 _BACKWARD = "_engine_run_backward"

@@ -13,7 +13,7 @@ _DRIVER = "samebits.train"
 """Whose loops call the user's functions (`Trainer`): then their order is read from there."""
 
 
-class Program:
+class UserFunctions:
     """The functions of the modules that a loop's module uses, and those of the classes of the objects that it holds.
 
     Functions are found by name alone: who is called by `x.update()` is any user's function called `update`.

@@ -2,20 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from samebits.imports import attach
+from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.audit import compare as compare
-    from samebits.audit import comparison as comparison
-    from samebits.audit import kill as kill
-    from samebits.audit import launch as launch
-    from samebits.audit import loaders as loaders
-    from samebits.audit import perturb as perturb
-    from samebits.audit import record as record
-    from samebits.audit import review as review
-    from samebits.audit import verify as verify
+    from samebits.audit import _child as _child
+    from samebits.audit import _diff as _diff
+    from samebits.audit import _record as _record
+    from samebits.audit import _review as _review
+    from samebits.audit import _verify as _verify
 
-__getattr__, __dir__ = attach(
-    __name__,
-    ["compare", "comparison", "kill", "launch", "loaders", "perturb", "record", "review", "verify"],
-)
+__getattr__, __dir__ = attach(__name__, ["_child", "_diff", "_record", "_review", "_verify"])

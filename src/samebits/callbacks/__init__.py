@@ -2,32 +2,32 @@
 
 from typing import TYPE_CHECKING
 
-from samebits.imports import attach
+from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.callbacks.base import Callback as Callback
-    from samebits.callbacks.csvlog import CSVLogger as CSVLogger
-    from samebits.callbacks.functions import Lambda as Lambda
-    from samebits.callbacks.modelcheckpoint import ModelCheckpoint as ModelCheckpoint
-    from samebits.callbacks.progress import ProgressBar as ProgressBar
-    from samebits.callbacks.rates import LearningRateScheduler as LearningRateScheduler
-    from samebits.callbacks.rates import ReduceLROnPlateau as ReduceLROnPlateau
-    from samebits.callbacks.stopping import EarlyStopping as EarlyStopping
-    from samebits.callbacks.stopping import TerminateOnNaN as TerminateOnNaN
-    from samebits.callbacks.tensorboard import TensorBoard as TensorBoard
+    from samebits.callbacks._base import Callback as Callback
+    from samebits.callbacks._csv_logger import CSVLogger as CSVLogger
+    from samebits.callbacks._lambda import Lambda as Lambda
+    from samebits.callbacks._learning_rates import LearningRateScheduler as LearningRateScheduler
+    from samebits.callbacks._learning_rates import ReduceLROnPlateau as ReduceLROnPlateau
+    from samebits.callbacks._model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from samebits.callbacks._progress_bar import ProgressBar as ProgressBar
+    from samebits.callbacks._stopping import EarlyStopping as EarlyStopping
+    from samebits.callbacks._stopping import TerminateOnNaN as TerminateOnNaN
+    from samebits.callbacks._tensorboard import TensorBoard as TensorBoard
 
 __getattr__, __dir__ = attach(
     __name__,
     names={
-        "CSVLogger": "samebits.callbacks.csvlog",
-        "Callback": "samebits.callbacks.base",
-        "EarlyStopping": "samebits.callbacks.stopping",
-        "Lambda": "samebits.callbacks.functions",
-        "LearningRateScheduler": "samebits.callbacks.rates",
-        "ModelCheckpoint": "samebits.callbacks.modelcheckpoint",
-        "ProgressBar": "samebits.callbacks.progress",
-        "ReduceLROnPlateau": "samebits.callbacks.rates",
-        "TensorBoard": "samebits.callbacks.tensorboard",
-        "TerminateOnNaN": "samebits.callbacks.stopping",
+        "CSVLogger": "samebits.callbacks._csv_logger",
+        "Callback": "samebits.callbacks._base",
+        "EarlyStopping": "samebits.callbacks._stopping",
+        "Lambda": "samebits.callbacks._lambda",
+        "LearningRateScheduler": "samebits.callbacks._learning_rates",
+        "ModelCheckpoint": "samebits.callbacks._model_checkpoint",
+        "ProgressBar": "samebits.callbacks._progress_bar",
+        "ReduceLROnPlateau": "samebits.callbacks._learning_rates",
+        "TensorBoard": "samebits.callbacks._tensorboard",
+        "TerminateOnNaN": "samebits.callbacks._stopping",
     },
 )

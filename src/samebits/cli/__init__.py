@@ -2,17 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from samebits.cli.start import main as main
-from samebits.imports import attach
+from samebits._lazy_imports import attach
+from samebits.cli._start import main as main
 
 if TYPE_CHECKING:
-    from samebits.cli import app as app
-    from samebits.cli import commits_text as commits_text
-    from samebits.cli import ops_text as ops_text
-    from samebits.cli import raised as raised
-    from samebits.cli import replica_text as replica_text
-    from samebits.cli import selfcheck_text as selfcheck_text
+    from samebits.cli import _app as _app
+    from samebits.cli import _reports as _reports
+    from samebits.cli import _user_errors as _user_errors
 
-__getattr__, __dir__ = attach(
-    __name__, ["app", "commits_text", "ops_text", "raised", "replica_text", "selfcheck_text"]
-)
+__getattr__, __dir__ = attach(__name__, ["_app", "_reports", "_user_errors"])

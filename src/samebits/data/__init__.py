@@ -1,5 +1,5 @@
 """Input: batches that are a function of (pipeline, seed, epoch, number)."""
 
-from samebits.data.loader import DataLoader as DataLoader
-from samebits.data.pipeline import Pipeline as Pipeline
-from samebits.data.selfcheck import check as check
+from samebits.data._check import check as check
+from samebits.data._loader import DataLoader as DataLoader
+from samebits.data._pipeline import Pipeline as Pipeline

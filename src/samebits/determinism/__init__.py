@@ -2,27 +2,27 @@
 
 from typing import TYPE_CHECKING
 
-from samebits.imports import attach
+from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.determinism import cuda_decompositions as cuda_decompositions
+    from samebits.determinism import _cuda_decompositions as _cuda_decompositions
     from samebits.determinism import table as table
-    from samebits.determinism.custom import declare_op as declare_op
-    from samebits.determinism.environment import UntestedVersionWarning as UntestedVersionWarning
-    from samebits.determinism.environment import environment_fingerprint as environment_fingerprint
-    from samebits.determinism.switch import OpDeterminism as OpDeterminism
-    from samebits.determinism.switch import enable_op_determinism as enable_op_determinism
-    from samebits.determinism.switch import op_determinism_enabled as op_determinism_enabled
+    from samebits.determinism._environment import UntestedVersionWarning as UntestedVersionWarning
+    from samebits.determinism._environment import environment_fingerprint as environment_fingerprint
+    from samebits.determinism._guards.custom_ops import declare_op as declare_op
+    from samebits.determinism._switch import OpDeterminism as OpDeterminism
+    from samebits.determinism._switch import enable_op_determinism as enable_op_determinism
+    from samebits.determinism._switch import op_determinism_enabled as op_determinism_enabled
 
 __getattr__, __dir__ = attach(
     __name__,
-    ["cuda_decompositions", "table"],
+    ["_cuda_decompositions", "table"],
     {
-        "OpDeterminism": "samebits.determinism.switch",
-        "UntestedVersionWarning": "samebits.determinism.environment",
-        "declare_op": "samebits.determinism.custom",
-        "enable_op_determinism": "samebits.determinism.switch",
-        "environment_fingerprint": "samebits.determinism.environment",
-        "op_determinism_enabled": "samebits.determinism.switch",
+        "OpDeterminism": "samebits.determinism._switch",
+        "UntestedVersionWarning": "samebits.determinism._environment",
+        "declare_op": "samebits.determinism._guards.custom_ops",
+        "enable_op_determinism": "samebits.determinism._switch",
+        "environment_fingerprint": "samebits.determinism._environment",
+        "op_determinism_enabled": "samebits.determinism._switch",
     },
 )

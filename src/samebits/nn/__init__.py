@@ -2,56 +2,56 @@
 
 from typing import TYPE_CHECKING
 
-from samebits.imports import attach
+from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.nn.attention import MultiheadAttention as MultiheadAttention
-    from samebits.nn.compiled import compiled as compiled
-    from samebits.nn.dropout import AlphaDropout as AlphaDropout
-    from samebits.nn.dropout import Dropout as Dropout
-    from samebits.nn.dropout import Dropout1d as Dropout1d
-    from samebits.nn.dropout import Dropout2d as Dropout2d
-    from samebits.nn.dropout import Dropout3d as Dropout3d
-    from samebits.nn.dropout import FeatureAlphaDropout as FeatureAlphaDropout
-    from samebits.nn.initialisation import reset_parameters as reset_parameters
-    from samebits.nn.keyed import OwnsRandomness as OwnsRandomness
-    from samebits.nn.keyed import name_layers as name_layers
-    from samebits.nn.keyed import set_aside as set_aside
-    from samebits.nn.keyed import set_step as set_step
-    from samebits.nn.noise import FractionalMaxPool2d as FractionalMaxPool2d
-    from samebits.nn.noise import FractionalMaxPool3d as FractionalMaxPool3d
-    from samebits.nn.noise import GaussianNoise as GaussianNoise
-    from samebits.nn.noise import RReLU as RReLU
-    from samebits.nn.noise import StochasticDepth as StochasticDepth
-    from samebits.nn.own import own_randomness as own_randomness
-    from samebits.nn.recurrent import GRU as GRU
-    from samebits.nn.recurrent import LSTM as LSTM
-    from samebits.nn.recurrent import RNN as RNN
+    from samebits.nn._compiled import compiled as compiled
+    from samebits.nn._dropout import AlphaDropout as AlphaDropout
+    from samebits.nn._dropout import Dropout as Dropout
+    from samebits.nn._dropout import Dropout1d as Dropout1d
+    from samebits.nn._dropout import Dropout2d as Dropout2d
+    from samebits.nn._dropout import Dropout3d as Dropout3d
+    from samebits.nn._dropout import FeatureAlphaDropout as FeatureAlphaDropout
+    from samebits.nn._layer_keys import OwnsRandomness as OwnsRandomness
+    from samebits.nn._layer_keys import name_layers as name_layers
+    from samebits.nn._layer_keys import set_aside as set_aside
+    from samebits.nn._layer_keys import set_step as set_step
+    from samebits.nn._multihead_attention import MultiheadAttention as MultiheadAttention
+    from samebits.nn._noise import FractionalMaxPool2d as FractionalMaxPool2d
+    from samebits.nn._noise import FractionalMaxPool3d as FractionalMaxPool3d
+    from samebits.nn._noise import GaussianNoise as GaussianNoise
+    from samebits.nn._noise import RReLU as RReLU
+    from samebits.nn._noise import StochasticDepth as StochasticDepth
+    from samebits.nn._own_randomness import own_randomness as own_randomness
+    from samebits.nn._reset_parameters import reset_parameters as reset_parameters
+    from samebits.nn._rnn import GRU as GRU
+    from samebits.nn._rnn import LSTM as LSTM
+    from samebits.nn._rnn import RNN as RNN
 
 __getattr__, __dir__ = attach(
     __name__,
     names={
-        "AlphaDropout": "samebits.nn.dropout",
-        "Dropout": "samebits.nn.dropout",
-        "Dropout1d": "samebits.nn.dropout",
-        "Dropout2d": "samebits.nn.dropout",
-        "Dropout3d": "samebits.nn.dropout",
-        "FeatureAlphaDropout": "samebits.nn.dropout",
-        "FractionalMaxPool2d": "samebits.nn.noise",
-        "FractionalMaxPool3d": "samebits.nn.noise",
-        "GRU": "samebits.nn.recurrent",
-        "GaussianNoise": "samebits.nn.noise",
-        "LSTM": "samebits.nn.recurrent",
-        "MultiheadAttention": "samebits.nn.attention",
-        "OwnsRandomness": "samebits.nn.keyed",
-        "RNN": "samebits.nn.recurrent",
-        "RReLU": "samebits.nn.noise",
-        "StochasticDepth": "samebits.nn.noise",
-        "compiled": "samebits.nn.compiled",
-        "name_layers": "samebits.nn.keyed",
-        "own_randomness": "samebits.nn.own",
-        "reset_parameters": "samebits.nn.initialisation",
-        "set_aside": "samebits.nn.keyed",
-        "set_step": "samebits.nn.keyed",
+        "AlphaDropout": "samebits.nn._dropout",
+        "Dropout": "samebits.nn._dropout",
+        "Dropout1d": "samebits.nn._dropout",
+        "Dropout2d": "samebits.nn._dropout",
+        "Dropout3d": "samebits.nn._dropout",
+        "FeatureAlphaDropout": "samebits.nn._dropout",
+        "FractionalMaxPool2d": "samebits.nn._noise",
+        "FractionalMaxPool3d": "samebits.nn._noise",
+        "GRU": "samebits.nn._rnn",
+        "GaussianNoise": "samebits.nn._noise",
+        "LSTM": "samebits.nn._rnn",
+        "MultiheadAttention": "samebits.nn._multihead_attention",
+        "OwnsRandomness": "samebits.nn._layer_keys",
+        "RNN": "samebits.nn._rnn",
+        "RReLU": "samebits.nn._noise",
+        "StochasticDepth": "samebits.nn._noise",
+        "compiled": "samebits.nn._compiled",
+        "name_layers": "samebits.nn._layer_keys",
+        "own_randomness": "samebits.nn._own_randomness",
+        "reset_parameters": "samebits.nn._reset_parameters",
+        "set_aside": "samebits.nn._layer_keys",
+        "set_step": "samebits.nn._layer_keys",
     },
 )

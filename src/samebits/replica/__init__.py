@@ -7,36 +7,36 @@ report.expect_equal("model.fc.weight")
 
 from typing import TYPE_CHECKING
 
-from samebits.imports import attach
+from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.replica.analysis import analyze as analyze
-    from samebits.replica.built import PerRank as PerRank
-    from samebits.replica.capture import capture as capture
-    from samebits.replica.declarations import Equal as Equal
-    from samebits.replica.declarations import Partition as Partition
-    from samebits.replica.declarations import PerReplica as PerReplica
-    from samebits.replica.listing import listing as listing
-    from samebits.replica.parallel import DataParallel as DataParallel
-    from samebits.replica.picture import write_html as write_html
-    from samebits.replica.report import Report as Report
-    from samebits.replica.step import CapturedStep as CapturedStep
-    from samebits.replica.witness import Witness as Witness
+    from samebits.replica._analysis.fixpoint import analyze as analyze
+    from samebits.replica._capture.capture import capture as capture
+    from samebits.replica._capture.captured_step import CapturedStep as CapturedStep
+    from samebits.replica._capture.data_parallel import DataParallel as DataParallel
+    from samebits.replica._capture.per_rank import PerRank as PerRank
+    from samebits.replica._declarations import Equal as Equal
+    from samebits.replica._declarations import Partition as Partition
+    from samebits.replica._declarations import PerReplica as PerReplica
+    from samebits.replica._report.html_page import write_html as write_html
+    from samebits.replica._report.report import Report as Report
+    from samebits.replica._report.step_listing import listing as listing
+    from samebits.replica._witness import Witness as Witness
 
 __getattr__, __dir__ = attach(
     __name__,
     names={
-        "CapturedStep": "samebits.replica.step",
-        "DataParallel": "samebits.replica.parallel",
-        "Equal": "samebits.replica.declarations",
-        "Partition": "samebits.replica.declarations",
-        "PerRank": "samebits.replica.built",
-        "PerReplica": "samebits.replica.declarations",
-        "Report": "samebits.replica.report",
-        "Witness": "samebits.replica.witness",
-        "analyze": "samebits.replica.analysis",
-        "capture": "samebits.replica.capture",
-        "listing": "samebits.replica.listing",
-        "write_html": "samebits.replica.picture",
+        "CapturedStep": "samebits.replica._capture.captured_step",
+        "DataParallel": "samebits.replica._capture.data_parallel",
+        "Equal": "samebits.replica._declarations",
+        "Partition": "samebits.replica._declarations",
+        "PerRank": "samebits.replica._capture.per_rank",
+        "PerReplica": "samebits.replica._declarations",
+        "Report": "samebits.replica._report.report",
+        "Witness": "samebits.replica._witness",
+        "analyze": "samebits.replica._analysis.fixpoint",
+        "capture": "samebits.replica._capture.capture",
+        "listing": "samebits.replica._report.step_listing",
+        "write_html": "samebits.replica._report.html_page",
     },
 )

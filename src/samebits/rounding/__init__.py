@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from samebits.imports import attach
+from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
     from samebits.rounding import optim as optim
-    from samebits.rounding.stochastic import stochastic_round as stochastic_round
-    from samebits.rounding.transform import LoweredStep as LoweredStep
-    from samebits.rounding.transform import Method as Method
-    from samebits.rounding.transform import assign_methods as assign_methods
-    from samebits.rounding.transform import clear_methods as clear_methods
-    from samebits.rounding.transform import lower as lower
-    from samebits.rounding.transform import verify_methods as verify_methods
+    from samebits.rounding._stochastic_round import stochastic_round as stochastic_round
+    from samebits.rounding._transform import LoweredStep as LoweredStep
+    from samebits.rounding._transform import Method as Method
+    from samebits.rounding._transform import assign_methods as assign_methods
+    from samebits.rounding._transform import clear_methods as clear_methods
+    from samebits.rounding._transform import lower as lower
+    from samebits.rounding._transform import verify_methods as verify_methods
 
 __all__ = [
     "LoweredStep",
@@ -29,12 +29,12 @@ __getattr__, __dir__ = attach(
     __name__,
     ["optim"],
     {
-        "stochastic_round": "samebits.rounding.stochastic",
-        "LoweredStep": "samebits.rounding.transform",
-        "Method": "samebits.rounding.transform",
-        "assign_methods": "samebits.rounding.transform",
-        "clear_methods": "samebits.rounding.transform",
-        "lower": "samebits.rounding.transform",
-        "verify_methods": "samebits.rounding.transform",
+        "stochastic_round": "samebits.rounding._stochastic_round",
+        "LoweredStep": "samebits.rounding._transform",
+        "Method": "samebits.rounding._transform",
+        "assign_methods": "samebits.rounding._transform",
+        "clear_methods": "samebits.rounding._transform",
+        "lower": "samebits.rounding._transform",
+        "verify_methods": "samebits.rounding._transform",
     },
 )

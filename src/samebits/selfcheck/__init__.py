@@ -5,7 +5,7 @@ A part is a file in `parts`; `case` says what it is made of.
 
 from typing import TYPE_CHECKING
 
-from samebits.imports import attach
+from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
     from samebits.selfcheck import machine as machine

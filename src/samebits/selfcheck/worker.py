@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from samebits.audit.launch import die_with_parent
+from samebits.audit._child.launch import die_with_parent
 from samebits.selfcheck import faults, parts
 from samebits.selfcheck.case import Case, Target
 

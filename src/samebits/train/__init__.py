@@ -1,19 +1,17 @@
-"""Training that can be killed anywhere: `Run` for own loops, `Trainer` on top of it."""
+"""Training that can be killed anywhere: `Run`, around your own loop."""
 
 from typing import TYPE_CHECKING
 
-from samebits.imports import attach
+from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.train.run import Run as Run
-    from samebits.train.steps import Step as Step
-    from samebits.train.trainer import Trainer as Trainer
+    from samebits.train._loop.steps import Step as Step
+    from samebits.train._run import Run as Run
 
 __getattr__, __dir__ = attach(
     __name__,
     names={
-        "Run": "samebits.train.run",
-        "Step": "samebits.train.steps",
-        "Trainer": "samebits.train.trainer",
+        "Run": "samebits.train._run",
+        "Step": "samebits.train._loop.steps",
     },
 )

@@ -6,20 +6,20 @@ table.lookup("aten::sum.dim_IntList", "cpu").verdict
 
 from typing import TYPE_CHECKING
 
-from samebits.imports import attach
+from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.determinism.table.snapshot import reviewed as reviewed
-    from samebits.determinism.table.verdicts import Entry as Entry
-    from samebits.determinism.table.verdicts import entries as entries
-    from samebits.determinism.table.verdicts import lookup as lookup
+    from samebits.determinism.table._snapshot import reviewed as reviewed
+    from samebits.determinism.table._verdicts import Entry as Entry
+    from samebits.determinism.table._verdicts import entries as entries
+    from samebits.determinism.table._verdicts import lookup as lookup
 
 __getattr__, __dir__ = attach(
     __name__,
     names={
-        "Entry": "samebits.determinism.table.verdicts",
-        "entries": "samebits.determinism.table.verdicts",
-        "lookup": "samebits.determinism.table.verdicts",
-        "reviewed": "samebits.determinism.table.snapshot",
+        "Entry": "samebits.determinism.table._verdicts",
+        "entries": "samebits.determinism.table._verdicts",
+        "lookup": "samebits.determinism.table._verdicts",
+        "reviewed": "samebits.determinism.table._snapshot",
     },
 )

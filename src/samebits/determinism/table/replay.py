@@ -12,8 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from samebits import digest
-from samebits.determinism.table.snapshot import reviewed
+from samebits import _digest as digest
+from samebits.determinism.table._snapshot import reviewed
 
 THREADS = (2, 2, 1, 3)
 LARGE = 200_003

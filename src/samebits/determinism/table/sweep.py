@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from samebits.determinism.switch import enable_op_determinism
+from samebits.determinism._switch import enable_op_determinism
 from samebits.determinism.table.calls import calls_of
 from samebits.determinism.table.replay import Outcome, Replay
 

@@ -20,15 +20,16 @@ from typing import Any
 
 import torch
 
-from samebits.determinism.catalogue import REPLACEMENTS
-from samebits.determinism.table import native_functions, seen
-from samebits.determinism.table.live import Live, live_overloads, unreviewed
-from samebits.determinism.table.snapshot import (
+from samebits.determinism._replacements import REPLACEMENTS
+from samebits.determinism.table import _thread_evidence as thread_evidence
+from samebits.determinism.table import native_functions
+from samebits.determinism.table._running_torch import Live, live_overloads, unreviewed
+from samebits.determinism.table._snapshot import (
     FILE,
     FILE_OTHERS,
     NOTHING,
-    Row,
-    Snapshot,
+    OverloadRow,
+    ReviewedOverloads,
     every_review,
     reviewed,
     write,
@@ -39,8 +40,8 @@ _CPU_KEYS = ("CPU", "MkldnnCPU", "NestedTensorCPU", "QuantizedCPU", "SparseCPU",
 
 
 def updated(
-    before: Snapshot, live: Mapping[str, Live], evidence: Iterable[Mapping[str, Any]] = ()
-) -> Snapshot:
+    before: ReviewedOverloads, live: Mapping[str, Live], evidence: Iterable[Mapping[str, Any]] = ()
+) -> ReviewedOverloads:
     """The snapshot of the live overloads. What a file measured replaces what was known of that overload.
 
     What was measured of an overload whose schema changed since is dropped.
@@ -56,17 +57,17 @@ def updated(
         if name in rows:
             names = {one.removeprefix("aten::") for one in called} | set(rows[name].calls)
             rows[name] = replace(rows[name], calls=tuple(sorted(names - {name, *NOTHING})) or NOTHING)
-    return Snapshot(torch.__version__.split("+")[0], rows)
+    return ReviewedOverloads(torch.__version__.split("+")[0], rows)
 
 
-def _row(live: Live, listed: tuple[str, ...], before: Row | None) -> Row:
+def _row(live: Live, listed: tuple[str, ...], before: OverloadRow | None) -> OverloadRow:
     here = {key for key in _CPU_KEYS if _has(live.name, key)}
     if not listed:
         here |= {word for key, word in native_functions.COMPOSITES.items() if _has(live.name, key)}
     keys = here | {key for key in listed if not key.endswith("CPU")}
     facts = (live.schema, live.traits, tuple(sorted(keys)), live.form_of)
     if before is None or before.schema != live.schema:
-        return Row(live.name, *facts)
+        return OverloadRow(live.name, *facts)
     schema, traits, found, form_of = facts
     return replace(before, schema=schema, traits=traits, kernels=found, form_of=form_of)
 
@@ -92,7 +93,9 @@ def _together(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def cases(
-    before: Mapping[str, tuple[str, ...]], reviews: Iterable[Snapshot], files: Iterable[Mapping[str, Any]]
+    before: Mapping[str, tuple[str, ...]],
+    reviews: Iterable[ReviewedOverloads],
+    files: Iterable[Mapping[str, Any]],
 ) -> dict[str, tuple[str, ...]]:
     """The cases by which each overload was seen equal over threads: those of the files, else those of before."""
     known = dict(before)
@@ -116,7 +119,9 @@ def main(arguments: list[str]) -> None:
     write(pinned, FILE)
     if "--pin" in arguments or after is not pinned:  # else what the others have otherwise is as it was
         write_others((one for one in every.values() if one is not pinned), FILE_OTHERS, pinned)
-    seen.write(cases(seen.read(seen.FILE), every.values(), files), seen.FILE)
+    thread_evidence.write(
+        cases(thread_evidence.read(thread_evidence.FILE), every.values(), files), thread_evidence.FILE
+    )
     measured = sum(bool(row.runs) for row in after.rows.values())
     print(f"torch {after.torch}: {len(after.rows)} overloads, {measured} measured; pinned: {pinned.torch}")
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from samebits.context import Words
-from samebits.kernels import inlined
-from samebits.kernels.team import bfloat16_of, float32_at, uint16_at
-from samebits.random import words
-from samebits.random._fill import as_argument
-from samebits.random._halves import of_float16
-from samebits.rounding._numbers import FORMATS, bfloat16_by, rounding_to
-from samebits.rounding._tiles import random_half, random_word
-from samebits.rounding.stochastic import round_into
+from samebits._context import Words
+from samebits._native import inlined
+from samebits._native.parallel_kernel import bfloat16_of, float32_at, uint16_at
+from samebits.random import _int_keys as int_keys
+from samebits.random._cpu.float16 import of_float16
+from samebits.random._cpu.tiles import as_argument
+from samebits.rounding._cpu.number_formats import FORMATS, bfloat16_by, rounding_to
+from samebits.rounding._cpu.tile_passes import random_half, random_word
+from samebits.rounding._stochastic_round import round_into
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def store(out: torch.Tensor, x: torch.Tensor, key: Words) -> None:
     if out.dtype is torch.float32:
         out.copy_(x)
     else:
-        round_into(out, x, words.to_tensor(key, out.device))
+        round_into(out, x, int_keys.to_tensor(key, out.device))
 
 
 def packed(numbers: Sequence[float]) -> tuple[int, ...]:

@@ -14,33 +14,34 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits.context import Words, process
+from samebits._context import Words, process
+from samebits._native import kernel
 from samebits.errors import UnseededError
-from samebits.kernels import kernel
-from samebits.random import seeds, words
-from samebits.random._philox import block
+from samebits.random import _int_keys as int_keys
+from samebits.random._cpu.philox import block
+from samebits.random._process import seeds
 
-_STREAM = words.as_uint64("samebits.rounding.optim")
+_STREAM = int_keys.as_uint64("samebits.rounding.optim")
 _1, _2, _32 = np.uint64(1), np.uint64(2), np.uint64(32)
 
 
 def of_process(what: str) -> Words:
     """The key for all parameters: of the run, else of the process's seed. Raises `UnseededError` without either."""
     if process.run_key is not None:
-        return words.fold(process.run_key, _STREAM)
+        return int_keys.fold(process.run_key, _STREAM)
     seed = seeds.root_seed()
     if seed is None:
         raise UnseededError(
             f"{what}.step(): nobody has set a seed, so replicas would round differently and drift apart. Call "
             "samebits.set_random_seed(seed), with one seed on all ranks, before."
         )
-    return words.fold(words.root(seed), _STREAM)
+    return int_keys.fold(int_keys.root(seed), _STREAM)
 
 
 def keys(base: Words, step: int, name: int | str, shard: Sequence[int], number: int) -> tuple[int, ...]:
     """Keys of `number` (at most 3) tensors of one parameter, its own, then those of its state, as uint64 one after the other."""
     *before, last = name, *shard
-    return _of_tensors(*words.fold(_stepped(base, step), *before), words.as_uint64(last))[: 2 * number]
+    return _of_tensors(*int_keys.fold(_stepped(base, step), *before), int_keys.as_uint64(last))[: 2 * number]
 
 
 @kernel("UniTuple(uint64, 6)(uint64, uint64, uint64)")
@@ -57,7 +58,7 @@ def _of_tensors(seed: Any, offset: Any, last: Any) -> Any:
 @lru_cache(maxsize=64)
 def _stepped(base: Words, step: int) -> Words:
     """The same for all parameters of one step."""
-    return words.fold(base, step)
+    return int_keys.fold(base, step)
 
 
 def shard(param: Any) -> list[int]:

@@ -13,20 +13,22 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import increment_version
 
-from samebits.context import Words
-from samebits.kernels.team import OnTeam
-from samebits.random._fill import address
-from samebits.rounding._tiles import run_rows
-from samebits.rounding.optim import _adamw, _sgd, _streams
+from samebits._context import Words
+from samebits._native.parallel_kernel import OnTeam
+from samebits.random._cpu.tiles import address
+from samebits.rounding._cpu.tile_passes import run_rows
+from samebits.rounding.optim import _adamw_step as adamw_step
+from samebits.rounding.optim import _sgd_step as sgd_step
+from samebits.rounding.optim import _streams
 
 HALVES = (torch.bfloat16, torch.float16)
 STATE_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_FORMS: dict[str, ModuleType] = {"AdamW": _adamw, "SGD": _sgd}
+_FORMS: dict[str, ModuleType] = {"AdamW": adamw_step, "SGD": sgd_step}
 Place = tuple[int | str, Sequence[int]]
 """Name, or else number, of a parameter, and the shard of it that this rank holds."""
 
 
-class Job(NamedTuple):
+class ParameterUpdate(NamedTuple):
     """What this rank does of the step of one parameter."""
 
     tensors: list[torch.Tensor]
@@ -36,7 +38,7 @@ class Job(NamedTuple):
     numbers: Sequence[float]
 
 
-def update(rule: str, jobs: Sequence[Job], base: Words) -> None:
+def update(rule: str, jobs: Sequence[ParameterUpdate], base: Words) -> None:
     """Steps of `rule`, by kernels where they read the tensors, one call for all that are small; else by tensor ops."""
     form = _FORMS[rule]
     rows: dict[OnTeam, list[Any]] = {}
@@ -75,7 +77,7 @@ def _lies_plain(tensors: list[torch.Tensor]) -> bool:
     return tensors[0].is_cpu and all(one.is_contiguous() and not one.is_neg() for one in tensors)
 
 
-def update_in_graph(rule: str, jobs: Sequence[Job]) -> None:
+def update_in_graph(rule: str, jobs: Sequence[ParameterUpdate]) -> None:
     """`update` as ops: `rounding_step_` where the weight is rounded, `exact_step_` where it is float32."""
     for (weight, gradient, *others), step, (name, shard), numbers in jobs:
         op = torch.ops.samebits.rounding_step_ if weight.dtype in HALVES else torch.ops.samebits.exact_step_
@@ -97,7 +99,7 @@ def _run(
 ) -> None:
     base = _streams.of_process(f"{rule} in a graph") if weight.dtype in HALVES else (0, 0)
     place = name if number < 0 else number, shard
-    update(rule, [Job([weight, gradient, *state], step, place, numbers)], base)
+    update(rule, [ParameterUpdate([weight, gradient, *state], step, place, numbers)], base)
 
 
 _LIBRARY = torch.library.Library("samebits", "FRAGMENT")

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from samebits import digest
-from samebits.audit.launch import die_with_parent
+from samebits import _digest as digest
+from samebits.audit._child.launch import die_with_parent
 from samebits.data import DataLoader
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed

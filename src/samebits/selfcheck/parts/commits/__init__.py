@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from samebits import digest
+from samebits import _digest as digest
 from samebits.checkpoint import CommitStore
-from samebits.checkpoint.plan import Plan
-from samebits.checkpoint.slot import Slot
+from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
+from samebits.checkpoint._async_writer.state_layout import StateLayout
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 from samebits.selfcheck.agreement import same
@@ -28,7 +28,7 @@ _SAVES: dict[str, Any] = {"none": "explicit", "every 10": 10, "each step": 1, "3
 _ROUNDS = 3
 
 
-class Task:
+class TrainingTask:
     """An MLP with Adam on rows of 64 numbers."""
 
     def __init__(self, hidden: int, device: str) -> None:
@@ -53,11 +53,11 @@ class Task:
         return digest.of_value([self.model.state_dict(), self.optimizer.state_dict()])
 
 
-def _run(task: Task, folder: Path, save: Any) -> Any:
+def _run(task: TrainingTask, folder: Path, save: Any) -> Any:
     return Run(folder, model=task.model, optimizer=task.optimizer, save=save, check_complete=False)
 
 
-def _trained(task: Task, folder: Path, save: Any, steps: int) -> float:
+def _trained(task: TrainingTask, folder: Path, save: Any, steps: int) -> float:
     """Milliseconds per step, the device waited for, without the first steps."""
     set_random_seed(7)
     batches = [task.data[begin : begin + 32] for begin in range(0, len(task.data), 32)]
@@ -73,7 +73,7 @@ def _trained(task: Task, folder: Path, save: Any, steps: int) -> float:
     return (ended - began) / steps * 1e3
 
 
-def _now(task: Task) -> float:
+def _now(task: TrainingTask) -> float:
     if next(task.model.parameters()).is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -88,7 +88,7 @@ def cost(hidden: int, place: Target) -> Measured:
         for name, save in _SAVES.items():
             folder = place.folder / "run"
             shutil.rmtree(folder, ignore_errors=True)
-            task = Task(hidden, place.device)
+            task = TrainingTask(hidden, place.device)
             times[name].append(_trained(task, folder, save, steps))
             _, saved = CommitStore(folder).newest() or (None, {})
             objects = saved["objects"]
@@ -97,7 +97,9 @@ def cost(hidden: int, place: Target) -> Measured:
     median = {name: statistics.median(values) for name, values in times.items()}
     figures: dict[str, float | str] = {f"ms/step, {name}": value for name, value in median.items()}
     figures["each step / none"] = median["each step"] / median["none"]
-    size = sum(p.numel() * p.element_size() for p in Task(hidden, "cpu").model.parameters()) * 3 / 2**20
+    size = (
+        sum(p.numel() * p.element_size() for p in TrainingTask(hidden, "cpu").model.parameters()) * 3 / 2**20
+    )
     return Measured(results, {"MiB": size, **figures})
 
 
@@ -105,11 +107,11 @@ def restored(place: Target) -> Measured:
     """The bits of a state of 600 MB before and after a restore, and how long that takes."""
     hidden, folder = (8 if place.small else 7000), place.folder / "run"
     set_random_seed(7)
-    task = Task(hidden, place.device)
+    task = TrainingTask(hidden, place.device)
     with _run(task, folder, "explicit") as run:
         for _, batch in run.steps([task.data[:32]], epochs=1):
             task.step(batch)
-    began, other = time.perf_counter(), Task(hidden, place.device)
+    began, other = time.perf_counter(), TrainingTask(hidden, place.device)
     made = time.perf_counter() - began
     began = time.perf_counter()
     with _run(other, folder, "explicit"):
@@ -132,14 +134,14 @@ PINNED: Results = {
 
 def pinned(place: Target) -> Measured:
     """Copies into memory that grows, for states that change: it stays pinned, the bits are right, and kernels go on."""
-    slot, copies, originals, rates = Slot(), [], [], []
+    slot, copies, originals, rates = SnapshotMemory(), [], [], []
     unit = 10 if place.small else 10**6
     for count in (unit, unit + 1, 100 * unit):
         state = {
             "x": torch.arange(count, device=place.device),
             "y": torch.ones(count, 2, device=place.device).t(),
         }
-        plan = Plan(state)
+        plan = StateLayout(state)
         for _ in range(3):
             state["x"] += 1
             began = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from samebits import digest
+from samebits import _digest as digest
 from samebits.determinism import enable_op_determinism
 from samebits.errors import SamebitsError
 from samebits.selfcheck.agreement import same

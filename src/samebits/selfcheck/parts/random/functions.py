@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from samebits import random
-from samebits.random.triton import launchers
+from samebits.random._triton import launchers
 from samebits.selfcheck.agreement import agree
 from samebits.selfcheck.case import Case, Measured, Target, equal, expected
 from samebits.selfcheck.draws import DRAWS, KEYS, key_of

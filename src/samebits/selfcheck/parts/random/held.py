@@ -8,7 +8,7 @@ import torch
 
 from samebits import nn, random
 from samebits._inspect import rng_states
-from samebits.random import accounting, generators
+from samebits.random._process import draw_counts, generator_states
 from samebits.selfcheck.agreement import agree
 from samebits.selfcheck.case import Case, Measured, Results, Target, expected
 from samebits.selfcheck.draws import numbers
@@ -108,7 +108,7 @@ def _initialised(place: Target) -> Measured:
         nn.reset_parameters(model, random.key(8, device="cpu"))
         return {name: value.detach().cpu() for name, value in model.state_dict().items()}
 
-    with generators.preserved():
+    with generator_states.preserved():
         return Measured({"weights": {"once": made(1), "again": made(1000)}})
 
 
@@ -119,27 +119,27 @@ def _process(place: Target) -> Measured:
         return [torch.rand(1001, device=place.device).cpu(), torch.randn(77, device=place.device).cpu()]
 
     torch.zeros(1, device=place.device)  # CUDA's generators are filled once it is initialised
-    with generators.preserved() as before:
-        generators.fill((3, 4))
+    with generator_states.preserved() as before:
+        generator_states.fill((3, 4))
         filled = {"once": draw()}
-        states, digest = rng_states.of_process(), generators.digest()
+        states, digest = rng_states.of_process(), generator_states.digest()
         put_back = {"once": draw()}
         states.restore()
-        digests = {"once": digest, "put back": generators.digest()}
+        digests = {"once": digest, "put back": generator_states.digest()}
         put_back["put back"] = draw()
-        generators.fill((3, 4))
+        generator_states.fill((3, 4))
         filled["again"] = draw()
         seeded = {}
         for name in ("once", "again"):
             torch.manual_seed(9)
             seeded[name] = draw()
-        with generators.preserved():
+        with generator_states.preserved():
             draw()
-        inside = {"once": generators.digest()}
-        with generators.preserved():
+        inside = {"once": generator_states.digest()}
+        with generator_states.preserved():
             torch.manual_seed(10)
             draw()
-        inside["after a block"] = generators.digest()
+        inside["after a block"] = generator_states.digest()
     results = {"fill": filled, "restore": put_back, "digest": digests, "manual_seed": seeded, "block": inside}
     states = {"before": before, "after": rng_states.of_process()}
     after = {
@@ -152,14 +152,14 @@ def _process(place: Target) -> Measured:
 def _counted(place: Target) -> Measured:
     """`draws()` reads the offset of a CUDA generator."""
     torch.zeros(1, device=place.device)
-    with generators.preserved():
-        accounting.begin((1, 2))
-        results: Results = {"at first": accounting.draws()["cuda:0"]}
+    with generator_states.preserved():
+        draw_counts.begin((1, 2))
+        results: Results = {"at first": draw_counts.draws()["cuda:0"]}
         torch.rand(5, device=place.device)
-        counted = accounting.draws()["cuda:0"]
+        counted = draw_counts.draws()["cuda:0"]
         results["after a draw"] = "more" if isinstance(counted, int) and counted > 0 else counted
         torch.cuda.manual_seed(3)
-        results["after a seed"] = accounting.draws()["cuda:0"]
+        results["after a seed"] = draw_counts.draws()["cuda:0"]
     return Measured(results)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from samebits import random, replica, rounding
-from samebits.random import generators
+from samebits.random._process import generator_states
 from samebits.selfcheck.agreement import agree
 from samebits.selfcheck.case import Case, Measured, Target
 
@@ -36,7 +36,7 @@ def train(
 
 def arguments(width: int, batch: int, device: str) -> tuple[Any, ...]:
     """Of `train`: a model in bfloat16, AdamW with state, and a batch; the same ones each time."""
-    with generators.preserved():
+    with generator_states.preserved():
         torch.manual_seed(3)
         layers = torch.nn.Linear(width, width), torch.nn.LayerNorm(width), torch.nn.ReLU()
         model = torch.nn.Sequential(*layers, torch.nn.Linear(width, 10)).to(torch.bfloat16)

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from samebits import digest, random
-from samebits.random import generators
+from samebits import _digest as digest
+from samebits import random
+from samebits.random._process import generator_states
 from samebits.rounding import optim
-from samebits.rounding.optim._update import Job, update
+from samebits.rounding.optim._update import ParameterUpdate, update
 from samebits.selfcheck.agreement import agree
 from samebits.selfcheck.case import Case, Measured, Results, Target, equal, expected
 
@@ -105,7 +106,7 @@ def _held(
 
 def _seeded(work: Callable[[], Results]) -> Results:
     """The random numbers come from the seed of the process, which stays as it was."""
-    with generators.preserved():
+    with generator_states.preserved():
         random.set_random_seed(5)
         return work()
 
@@ -155,7 +156,7 @@ def _other(place: Target) -> Measured:
         weight = weight.detach()
         state = [torch.zeros_like(weight, dtype=_F32) for _ in range(2 if rule == "AdamW" else 1)]
         count, numbers = torch.tensor(before + 1), _NUMBERS[rule]
-        update(rule, [Job([weight, weight * 0.1, *state], count, (name, shard), numbers)], (7, 8))
+        update(rule, [ParameterUpdate([weight, weight * 0.1, *state], count, (name, shard), numbers)], (7, 8))
         return weight.cpu()
 
     found = {}

@@ -8,7 +8,7 @@ from importlib import import_module
 import torch
 
 from samebits import random
-from samebits.random import generators
+from samebits.random._process import generator_states
 from samebits.rounding import optim, stochastic_round
 from samebits.selfcheck.case import Case, Measured, Target, expected
 from samebits.selfcheck.parts.rounding import lowered
@@ -36,7 +36,7 @@ def cases() -> Iterator[Case]:
 def _case(name: str, rows: Callable[[int, str], Rows], elements: int, needs: tuple[str, ...]) -> Case:
     def measure(place: Target) -> Measured:
         count = 1 << 10 if place.small else elements
-        with generators.preserved():
+        with generator_states.preserved():
             random.set_random_seed(1)
             return _timed(rows(count, place.device), count, place)
 

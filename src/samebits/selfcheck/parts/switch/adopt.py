@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samebits.determinism import verified
-from samebits.determinism.table import gpus
-from samebits.determinism.verified import Verification
+from samebits.determinism import _verified_on_gpu as verified_on_gpu
+from samebits.determinism._verified_on_gpu import GpuVerification
+from samebits.determinism.table import _gpu_evidence as gpu_evidence
 from samebits.errors import InvalidArgumentError
 from samebits.selfcheck.parts.switch.battery import EQUAL, VARYING
 from samebits.selfcheck.parts.switch.formulations import COVERS, PREFIX, RATIO, SOURCES, SOURCES_CASE, sources
-from samebits.selfcheck.parts.switch.samples import SAMPLES, Sample
+from samebits.selfcheck.parts.switch.samples import SAMPLES, FormulationSample
 from samebits.selfcheck.report import PartOutcome, SelfcheckReport
 
 PART = "switch"
@@ -24,7 +24,7 @@ PART = "switch"
 class Adopted:
     """What a report says of the formulations."""
 
-    entries: list[Verification] = field(default_factory=list)
+    entries: list[GpuVerification] = field(default_factory=list)
     """Of each overload all of whose samples have passed."""
     failed: dict[str, str] = field(default_factory=dict)
     """Overloads of which a sample has failed, and what was wrong."""
@@ -34,7 +34,9 @@ class Adopted:
     """Overloads with equal bits in every case of the battery that dispatched them."""
 
 
-def adopt(report: SelfcheckReport, file: Path = verified.FILE, table: Path = gpus.FILE) -> Adopted:
+def adopt(
+    report: SelfcheckReport, file: Path = verified_on_gpu.FILE, table: Path = gpu_evidence.FILE
+) -> Adopted:
     """Writes what the report has verified into the file; older entries of the same GPU go where it failed now.
 
     What the battery has seen equal goes into the op table's file, in place of what this GPU has shown before.
@@ -50,10 +52,10 @@ def adopt(report: SelfcheckReport, file: Path = verified.FILE, table: Path = gpu
     machine, gpu = report.machine, report.machine["gpu"]
     found = adopted({case["case"]: case for case in outcome.cases}, machine, str(report.folder))
     found.seen = _ops(outcome, EQUAL) - _ops(outcome, VARYING)
-    verified.record(found.entries, file, failed=[(op, gpu) for op in found.failed])
+    verified_on_gpu.record(found.entries, file, failed=[(op, gpu) for op in found.failed])
     if found.seen:
         ops = frozenset(op.removeprefix("aten::") for op in found.seen)
-        gpus.record(gpus.Seen(gpu, machine["torch"], _date(machine), ops), table)
+        gpu_evidence.record(gpu_evidence.GpuEvidence(gpu, machine["torch"], _date(machine), ops), table)
     return found
 
 
@@ -80,7 +82,7 @@ def adopted(cases: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any], 
             found.untried[op] = f"not tried there: {', '.join(untried)}"
         else:
             ratio = max(float(case["figures"][RATIO]) for _, case in outcomes if case)
-            found.entries.append(Verification(op, machine["gpu"], _date(machine), machine["torch"], ratio))
+            found.entries.append(GpuVerification(op, machine["gpu"], _date(machine), machine["torch"], ratio))
     return found
 
 
@@ -88,8 +90,8 @@ def _covered(case: Mapping[str, Any] | None, op: str) -> bool:
     return case is not None and case["state"] == "passed" and op in case["figures"].get(COVERS, "").split()
 
 
-def _by_overload() -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
+def _by_overload() -> dict[str, list[FormulationSample]]:
+    found: dict[str, list[FormulationSample]] = {}
     for sample in SAMPLES:
         for op in sample.covers:
             found.setdefault(op, []).append(sample)

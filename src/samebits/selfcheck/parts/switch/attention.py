@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from samebits.audit.review.case import ALL_DTYPES, BF16, F32, Case, backward, forward, integers, normal
+from samebits.audit._review.case import ALL_DTYPES, BF16, F32, ReviewCase, backward, forward, integers, normal
 
 _G = "attention on a GPU"
 _BACKENDS = {
@@ -28,7 +28,7 @@ def _by(backend: SDPBackend, *, causal: bool) -> Callable[[Tensor, Tensor, Tenso
     return attend
 
 
-def _attentions() -> Iterator[Case]:
+def _attentions() -> Iterator[ReviewCase]:
     for name, (backend, dtypes) in _BACKENDS.items():
         for causal in (False, True):
             attend = _by(backend, causal=causal)
@@ -49,7 +49,7 @@ def _lstm(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 
 _gates = (normal(256, 64), normal(256, 64), normal(256), normal(256))
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[ReviewCase, ...] = (
     *_attentions(),
     *backward(_G, "LSTM, both directions, dropout", _lstm, normal(50, 32, 64), *_gates, *_gates, dtypes=(F32, BF16)),
     *forward(_G, "bmm 2x16x65536x16", torch.bmm, normal(2, 16, 65536), normal(2, 65536, 16), dtypes=ALL_DTYPES),

@@ -13,16 +13,16 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from samebits.audit.review.case import Case as Reviewed
-from samebits.audit.review.case import Run, built_on
-from samebits.audit.review.cases import BATTERY
-from samebits.audit.review.trace import Names
+from samebits.audit._review.case import ReviewCase as Reviewed
+from samebits.audit._review.case import Run, built_on
+from samebits.audit._review.cases import BATTERY
+from samebits.audit._review.trace import Names
 from samebits.determinism import enable_op_determinism
 from samebits.errors import UnimplementedError
 from samebits.random import set_random_seed
 from samebits.selfcheck.case import Case, Measured, Results, Target
 from samebits.selfcheck.parts.switch import attention
-from samebits.selfcheck.parts.switch.repeating import Repeated, alike, raised, repeated, unless_fault
+from samebits.selfcheck.parts.switch.repeating import RepeatedCase, alike, raised, repeated, unless_fault
 
 SAME, REFUSED, ELSEWHERE = "the same bits", "refused with the way out", "does not run on this device"
 NO_BACKEND = "torch offers no such backend under the switch"
@@ -86,7 +86,7 @@ def _measure(some: Sequence[Reviewed], place: Target) -> Measured:
     return Measured(results, {**_figures(results, on, off), **_evidence(overloads, on)})
 
 
-def _repeated(name: str, runs: Sequence[Run], place: Target) -> Repeated:
+def _repeated(name: str, runs: Sequence[Run], place: Target) -> RepeatedCase:
     """As `repeated`; a fault of the device says in which of the cases it came up."""
     try:
         return repeated(runs, place)
@@ -106,7 +106,7 @@ def _overloads(runs: Sequence[Run], place: Target) -> set[str]:
     return set(names.seen)
 
 
-def _evidence(overloads: Mapping[str, set[str]], on: Mapping[str, Repeated]) -> dict[str, float | str]:
+def _evidence(overloads: Mapping[str, set[str]], on: Mapping[str, RepeatedCase]) -> dict[str, float | str]:
     """The overloads that were dispatched in cases with equal bits, and those in cases with others."""
     found: dict[bool, set[str]] = {True: set(), False: set()}
     for name, names in overloads.items():
@@ -115,7 +115,7 @@ def _evidence(overloads: Mapping[str, set[str]], on: Mapping[str, Repeated]) -> 
     return {title: " ".join(sorted(names)) for title, names in titles.items() if names}
 
 
-def word(on: Repeated, off: Repeated) -> str:
+def word(on: RepeatedCase, off: RepeatedCase) -> str:
     """What the judge looks at."""
     if on.error is None:
         return f"{on.others} of {len(on.seconds)} further runs had other bits" if on.varied else SAME
@@ -130,7 +130,7 @@ def word(on: Repeated, off: Repeated) -> str:
 
 
 def _figures(
-    results: Results, on: Mapping[str, Repeated], off: Mapping[str, Repeated]
+    results: Results, on: Mapping[str, RepeatedCase], off: Mapping[str, RepeatedCase]
 ) -> dict[str, float | str]:
     """Counts, names, and what the switch costs: the time of a run over that without it, medians."""
     varied = [name for name, one in off.items() if one.varied]

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from samebits._inspect.patching import replaced
-from samebits.determinism import verified
-from samebits.determinism.cuda_decompositions import REPLACEMENTS
-from samebits.determinism.overrides import Overrides, has_kernel, overload
-from samebits.determinism.verified import Verification
-from samebits.kernels.openmp import on_single_thread
-from samebits.selfcheck.parts.switch.samples import Maker, Sample
+from samebits._native.openmp import on_single_thread
+from samebits.determinism import _verified_on_gpu as verified_on_gpu
+from samebits.determinism._cuda_decompositions import REPLACEMENTS
+from samebits.determinism._dispatcher import KernelOverrides, has_kernel, overload
+from samebits.determinism._verified_on_gpu import GpuVerification
+from samebits.selfcheck.parts.switch.samples import FormulationSample, Maker
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 """Largest error allowed, over the largest value."""
@@ -29,7 +29,7 @@ _ROUNDS = 3
 @contextmanager
 def installed(device: str) -> Iterator[None]:
     """All formulations stand in front of torch's kernels on "cpu" or "cuda", verified or not, and the switch's flag is on."""
-    key, overrides = device.upper(), Overrides()
+    key, overrides = device.upper(), KernelOverrides()
     was = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     for replacement in REPLACEMENTS:
@@ -46,12 +46,12 @@ def installed(device: str) -> Iterator[None]:
 @contextmanager
 def assuming(ops: Iterable[str]) -> Iterator[None]:
     """The switch, turned on inside, takes these overloads, and no others, for verified by a GPU."""
-    entries = [Verification(op, "assumed", dt.date(2026, 1, 1), torch.__version__, 1.0) for op in ops]
-    with replaced(verified, "read", lambda: entries):
+    entries = [GpuVerification(op, "assumed", dt.date(2026, 1, 1), torch.__version__, 1.0) for op in ops]
+    with replaced(verified_on_gpu, "read", lambda: entries):
         yield
 
 
-def runs_on(sample: Sample, device: str) -> bool:
+def runs_on(sample: FormulationSample, device: str) -> bool:
     """Whether torch has kernels there for all that the sample covers (cuDNN's is for CUDA only, Lanczos for the CPU)."""
     return all(has_kernel(op, device.upper()) for op in sample.covers)
 
@@ -106,7 +106,7 @@ def _error(got: Tensor, exact: Tensor) -> float:
     return float((got - exact)[finite].abs().max() / exact[finite].abs().max().clamp(min=1e-30))
 
 
-def reference(sample: Sample, args: tuple[Any, ...]) -> list[Tensor]:
+def reference(sample: FormulationSample, args: tuple[Any, ...]) -> list[Tensor]:
     """Torch's own kernel on the CPU in float64 for the same values (cuDNN's sampler: torch's, with its fixed modes).
 
     On one thread, where torch writes equal places in the order of the index too.
@@ -131,7 +131,7 @@ class Found:
     """The largest error that is allowed: a tolerance, or half as much again as torch's own kernel has."""
 
 
-def found(sample: Sample, maker: Maker, runs: int) -> Found:
+def found(sample: FormulationSample, maker: Maker, runs: int) -> Found:
     """Runs the formulation `runs` times on the maker's device."""
     args = sample.make(maker)
     with installed(maker.device):
@@ -148,7 +148,9 @@ def found(sample: Sample, maker: Maker, runs: int) -> Found:
     return Found(len(different), wrong, allowed)
 
 
-def failures(sample: Sample, device: str, runs: int = 5, *, large: bool = False, seed: int = 0) -> list[str]:
+def failures(
+    sample: FormulationSample, device: str, runs: int = 5, *, large: bool = False, seed: int = 0
+) -> list[str]:
     """What is wrong with the formulation on the device, per dtype: bits over `runs` runs, values against float64."""
     lines = []
     for dtype in sample.dtypes:
@@ -160,7 +162,7 @@ def failures(sample: Sample, device: str, runs: int = 5, *, large: bool = False,
     return lines
 
 
-def ratio(sample: Sample, maker: Maker, seconds: float) -> float:
+def ratio(sample: FormulationSample, maker: Maker, seconds: float) -> float:
     """Our time over that of torch's nondeterministic kernel: the least of interleaved rounds, `seconds` each."""
     args, op = sample.make(maker), overload(sample.call)
     best: dict[str, float] = {}
@@ -188,7 +190,7 @@ def per_call(function: Callable[[], Any], device: str, seconds: float) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def _torchs_error(sample: Sample, args: tuple[Any, ...], exact: list[Tensor]) -> float:
+def _torchs_error(sample: FormulationSample, args: tuple[Any, ...], exact: list[Tensor]) -> float:
     """How far torch's nondeterministic kernel is from float64 (`ctc_loss` subtracts large logarithms)."""
     with nondeterministic():
         return error(call(sample.call, args), exact)

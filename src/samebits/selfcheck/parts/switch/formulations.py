@@ -11,14 +11,15 @@ from pathlib import Path
 
 import torch
 
-from samebits.determinism import cuda_decompositions, enable_op_determinism
-from samebits.determinism.cuda_decompositions import REPLACEMENTS
-from samebits.determinism.overrides import has_kernel
-from samebits.digest import of_bytes
+from samebits._digest import of_bytes
+from samebits.determinism import _cuda_decompositions as cuda_decompositions
+from samebits.determinism import enable_op_determinism
+from samebits.determinism._cuda_decompositions import REPLACEMENTS
+from samebits.determinism._dispatcher import has_kernel
 from samebits.random import set_random_seed
 from samebits.selfcheck.case import Case, Measured, Results, Target
 from samebits.selfcheck.parts.switch import check
-from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker, Sample
+from samebits.selfcheck.parts.switch.samples import SAMPLES, FormulationSample, Maker
 
 PREFIX = "formulation: "
 COVERS, RATIO = "covers", "ratio to the refused kernel"
@@ -45,7 +46,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"{PREFIX}{sample.name}", partial(_measure, sample), judge, 240)
 
 
-def _measure(sample: Sample, place: Target) -> Measured:
+def _measure(sample: FormulationSample, place: Target) -> Measured:
     if not check.runs_on(sample, place.device):
         return Measured({"checked": _NO_KERNEL})
     results: Results = {"different results": {}, "error over what is allowed": {}, "forms": {}}
@@ -85,7 +86,7 @@ def judge(results: Results) -> Iterator[str]:
             yield f"{op} has not the bits of the functional form"
 
 
-def _forms(sample: Sample, device: str) -> dict[str, bool]:
+def _forms(sample: FormulationSample, device: str) -> dict[str, bool]:
     """Whether each overload that the sample covers, through the dispatcher, has the bits of the one that is called."""
     args = sample.make(Maker(device, torch.float32))
     with check.installed(device):

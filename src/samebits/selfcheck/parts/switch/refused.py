@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.determinism import enable_op_determinism, refusals
-from samebits.determinism.overrides import kernels, overload
+from samebits.determinism import enable_op_determinism
+from samebits.determinism._dispatcher import kernels, overload
+from samebits.determinism._guards import refused_ops
 from samebits.errors import UnimplementedError
 from samebits.random import set_random_seed
 from samebits.selfcheck.case import Case, Measured, Results, Target
@@ -47,7 +48,7 @@ def judge(results: Results) -> Iterator[str]:
 
 def refused(key: str) -> list[str]:
     """The overloads with a kernel for the dispatch key that are on the list of refusals (some of their arguments are)."""
-    return sorted(name for name in kernels(key) if refusals.cure_of(name, "CUDA") is not None)
+    return sorted(name for name in kernels(key) if refused_ops.cure_of(name, "CUDA") is not None)
 
 
 def _outcome(op: str, device: str) -> str:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from samebits.audit.review.case import Run
-from samebits.audit.review.outcome import SEED, disturb, with_memory
+from samebits.audit._review.case import Run
+from samebits.audit._review.outcome import SEED, disturb, with_memory
 from samebits.selfcheck.case import Target, equal
 from samebits.selfcheck.faults import is_fault
 
@@ -24,7 +24,7 @@ _FILL = 1 << 26
 
 
 @dataclass
-class Repeated:
+class RepeatedCase:
     """One case of the battery, run again and again with the switch on, or off."""
 
     others: int = 0
@@ -38,9 +38,9 @@ class Repeated:
         return self.others > 0
 
 
-def repeated(runs: Sequence[Run], place: Target) -> Repeated:
+def repeated(runs: Sequence[Run], place: Target) -> RepeatedCase:
     """Runs the samples of a case `_RUNS` times each. What one raises is kept; a fault of the device is raised."""
-    found = Repeated()
+    found = RepeatedCase()
     try:
         for run in runs:
             _repeat(run, found, place)
@@ -62,7 +62,7 @@ def unless_fault(error: Exception) -> Exception:
     return error
 
 
-def _repeat(run: Run, found: Repeated, place: Target) -> None:
+def _repeat(run: Run, found: RepeatedCase, place: Target) -> None:
     first: list[Tensor] | None = None
     with torch.device(place.device):
         for number in range(_FEW if place.small else _RUNS):

@@ -42,7 +42,7 @@ class Maker:
 
 
 @dataclass(frozen=True)
-class Sample:
+class FormulationSample:
     """One way to call an op, and the overloads that it speaks for."""
 
     name: str
@@ -56,12 +56,12 @@ class Sample:
 
 def _sample(
     name: str, op: str, make: Callable[[Maker], tuple[Any, ...]], *more: str, dtypes: tuple[Any, ...] = ()
-) -> Sample:
+) -> FormulationSample:
     covers = (f"aten::{op}", *(f"aten::{other}" for other in more))
-    return Sample(name, covers[0], covers, make, dtypes or Sample.dtypes)
+    return FormulationSample(name, covers[0], covers, make, dtypes or FormulationSample.dtypes)
 
 
-def _resizes() -> Iterator[Sample]:
+def _resizes() -> Iterator[FormulationSample]:
     modes = {
         "upsample_linear1d_backward": 1,
         "upsample_bilinear2d_backward": 2,
@@ -85,7 +85,7 @@ def _resizes() -> Iterator[Sample]:
             yield _sample(f"{op} {name}", op, make, f"{op}.grad_input", dtypes=dtypes)
 
 
-def _pools() -> Iterator[Sample]:
+def _pools() -> Iterator[FormulationSample]:
     def average(m: Maker) -> tuple[Any, ...]:
         side = m.n(7, 32)
         x = m.normal(m.n(2, 8), m.n(2, 16), *[side] * 3)
@@ -120,7 +120,7 @@ def _pools() -> Iterator[Sample]:
             yield _sample(op, op, make, f"{op}.grad_input", dtypes=(torch.float64, torch.float32))
 
 
-def _pads_and_unpools() -> Iterator[Sample]:
+def _pads_and_unpools() -> Iterator[FormulationSample]:
     for dims in (1, 2, 3):
 
         def pad(m: Maker, dims: int = dims) -> tuple[Any, ...]:
@@ -141,7 +141,7 @@ def _pads_and_unpools() -> Iterator[Sample]:
         yield _sample(f"max_unpool{dims}d", f"max_unpool{dims}d", unpool, f"max_unpool{dims}d.out")
 
 
-def _losses() -> Iterator[Sample]:
+def _losses() -> Iterator[FormulationSample]:
     for name, reduction in (("mean", 1), ("sum", 2)):
 
         def nll(m: Maker, reduction: int = reduction) -> tuple[Any, ...]:
@@ -172,7 +172,7 @@ def _losses() -> Iterator[Sample]:
     yield _sample("embedding_bag max", "_embedding_bag_dense_backward", bag, dtypes=dtypes)
 
 
-def _samplers() -> Iterator[Sample]:
+def _samplers() -> Iterator[FormulationSample]:
     for dims, mode, padding in ((2, 0, 0), (2, 0, 1), (2, 0, 2), (2, 1, 0), (2, 2, 0), (3, 0, 0), (3, 1, 2)):
 
         def grid(m: Maker, dims: int = dims, mode: int = mode, padding: int = padding) -> tuple[Any, ...]:
@@ -194,7 +194,7 @@ def _samplers() -> Iterator[Sample]:
     yield _sample("cudnn_grid_sampler", "cudnn_grid_sampler_backward", cudnn, dtypes=dtypes)
 
 
-def _places() -> Iterator[Sample]:
+def _places() -> Iterator[FormulationSample]:
     def write(m: Maker) -> tuple[Any, ...]:
         n = m.n(20, 1 << 20)
         return m.normal(n), m.integers(n, n // 2, 2), m.normal(n // 2, 2), False
@@ -223,7 +223,7 @@ def _places() -> Iterator[Sample]:
     yield _sample("scatter_reduce prod", "scatter_reduce.two", product, *more, dtypes=wide)
 
 
-def _ranks() -> Iterator[Sample]:
+def _ranks() -> Iterator[FormulationSample]:
     for op, replaced in (
         ("median.dim", "median.dim_values"),
         ("nanmedian.dim", "nanmedian.dim_values"),
@@ -235,10 +235,10 @@ def _ranks() -> Iterator[Sample]:
             x[0, :: m.n(2, 7)] = math.nan if op != "kthvalue" else 1.0
             return (x, 3, 1) if op == "kthvalue" else (x, 1)
 
-        yield Sample(op, f"aten::{op}", (f"aten::{replaced}",), ties)
+        yield FormulationSample(op, f"aten::{op}", (f"aten::{replaced}",), ties)
 
 
-SAMPLES: tuple[Sample, ...] = (
+SAMPLES: tuple[FormulationSample, ...] = (
     *_resizes(),
     *_pools(),
     *_pads_and_unpools(),

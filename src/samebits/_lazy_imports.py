@@ -1,0 +1,103 @@
+"""What is imported when: parts of a package at their first use, and what is to happen once another module is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+def attach(
+    package: str, modules: Sequence[str] | Mapping[str, str] = (), names: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` (PEP 562) of a package whose parts are imported when they are first asked for.
+
+    A type checker does not see them: the package imports the same names under `if TYPE_CHECKING:`.
+
+    ```python
+    __getattr__, __dir__ = attach(__name__, ["train"], {"Run": "samebits.train"})
+    ```
+
+    Args:
+        package: its `__name__`.
+        modules: its modules and packages; as a mapping, where those are that lie deeper.
+        names: what else it has, and the module where each is.
+    """
+    places = modules if isinstance(modules, Mapping) else {name: f"{package}.{name}" for name in modules}
+    where = {**places, **(names or {})}
+
+    def getattribute(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = import_module(where[name])
+        value = found if name in modules else getattr(found, name)
+        setattr(sys.modules[package], name, value)  # the next one asks the module alone
+        return value
+
+    def directory() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *where})
+
+    return getattribute, directory
+
+
+class AfterImport:
+    """Finds one module as Python would, and calls `action(module)` when the module's code has run.
+
+    `when_imported` makes one. It waits through searches that import nothing (`importlib.util.find_spec`) and through
+    imports that fail; nothing of it is left in the module or its loader.
+    """
+
+    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
+        self._name, self._action = name, action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """What `sys.meta_path` is asked."""
+        if fullname != self._name:
+            return None
+        spec = self._found_behind(path, target)
+        if spec is not None and spec.loader is not None:
+            loader, load = spec.loader, spec.loader.exec_module
+
+            def load_then_act(module: ModuleType) -> None:
+                vars(loader).pop("exec_module", None)
+                load(module)
+                if self in sys.meta_path:
+                    self.withdraw()
+                    self._action(module)
+
+            loader.exec_module = load_then_act  # type: ignore[method-assign]
+        return spec
+
+    def _found_behind(self, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        """What the finders say that Python would ask after this one."""
+        finders = list(sys.meta_path)
+        for finder in finders[finders.index(self) + 1 :] if self in finders else ():
+            spec = finder.find_spec(self._name, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+    def withdraw(self) -> None:
+        """Waits no longer; harmless when it does not."""
+        if self in (sys.meta_path or ()):  # None when the interpreter ends
+            sys.meta_path.remove(self)
+
+
+def when_imported(name: str, action: Callable[[ModuleType], None]) -> AfterImport | None:
+    """Calls `action(module)` now if the module `name` is imported, else at the end of its import.
+
+    A module whose import is under way has no end that could be waited for: that is now.
+    Returns what waits, for `withdraw`; None if nothing does.
+    """
+    module = sys.modules.get(name)
+    if module is not None:
+        action(module)
+        return None
+    finder = AfterImport(name, action)
+    sys.meta_path.insert(0, finder)
+    return finder

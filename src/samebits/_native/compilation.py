@@ -1,0 +1,184 @@
+"""Numba's part of kernels: compilation, kept in a cache that never gets in the way.
+
+Imported by the first call of a kernel, for Numba takes 0.3 s; what is written down before is in `deferred`.
+Rules for a kernel: no libm (log, exp, sin, ...), so that its bits depend on IEEE arithmetic alone and Intel's SVML has
+nothing to replace; no prange and no threads, so that it may be called after a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy.ma  # noqa: F401 (Numba imports it at the first call, outside its lock; see the end of `deferred`)
+import xxhash
+from llvmlite import ir as ir
+from numba import carray as carray
+from numba import types as types
+from numba.core import cgutils as cgutils
+from numba.core.caching import _Cache
+from numba.core.ccallback import CFunc
+from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.runtime import rtsys
+from numba.core.serialize import dumps
+from numba.extending import intrinsic as intrinsic
+from numba.extending import typeof_impl
+
+from samebits._native.lazy_kernel import Deferred, making
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_CHECKSUM_BYTES = 16
+
+
+@lru_cache(maxsize=1)
+def cache_folder() -> Path | None:
+    """The folder of compiled kernels, created if need be; None if there is none that can be written.
+
+    `$SAMEBITS_CACHE_DIR`, else `$XDG_CACHE_HOME/samebits`, else `~/.cache/samebits`; below it one folder per
+    digest of all kernel sources, Numba, llvmlite and Python.
+    """
+    try:
+        folder = _cache_root() / f"kernels-{_sources_digest()}"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
+        return None
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def _cache_root() -> Path:
+    if named := os.environ.get("SAMEBITS_CACHE_DIR"):
+        return Path(named)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base, "samebits")
+    return Path.home() / ".cache" / "samebits"
+
+
+def _sources_digest() -> str:
+    """Every file that defines a kernel counts: Numba's own cache misses an edit of a callee in another file."""
+    hasher = xxhash.xxh3_64(repr((numba.__version__, llvmlite.__version__, sys.version_info[:3])).encode())
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        source = path.read_bytes()
+        marks = (
+            b"@kernel",
+            b"@inlined",
+            b"@instruction",
+            b"on_team",
+        )  # team.py has the loop around every chunk
+        if any(mark in source for mark in marks):
+            hasher.update(path.relative_to(_PACKAGE).as_posix().encode())
+            hasher.update(source)
+    return hasher.hexdigest()
+
+
+class _KernelCache(_Cache):
+    """One file per kernel, signature and CPU: a checksum and the pickled code. Whatever fails is a miss."""
+
+    cache_path = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled overload, or None if it is absent, corrupt, or from another CPU."""
+        rtsys.initialize(target_context)  # not refresh(): loaded code needs no compiler, and that saves 0.4 s
+        try:
+            stored = self._path(sig, target_context).read_bytes()
+            checksum, code = stored[:_CHECKSUM_BYTES], stored[_CHECKSUM_BYTES:]
+            if xxhash.xxh3_128_digest(code) != checksum:
+                return None
+            return CompileResult._rebuild(target_context, *pickle.loads(code))  # noqa: S301 (our own cache)
+        except Exception:
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Writes beside and renames, so that a reader or a second writer never sees half a file."""
+        if data.library.has_dynamic_globals:
+            return
+        try:
+            path = self._path(sig, data.target_context)
+            code = dumps(data._reduce())
+            beside = path.with_suffix(f".{os.getpid()}")
+            beside.write_bytes(xxhash.xxh3_128_digest(code) + code)
+            beside.replace(path)
+        except Exception:
+            return
+
+    def _path(self, sig: Any, target_context: Any) -> Path:
+        folder = cache_folder()
+        if folder is None:
+            raise FileNotFoundError
+        # magic_tuple: target triple, CPU name and features.
+        where = (self.name, str(sig), target_context.codegen().magic_tuple())
+        key = xxhash.xxh3_128_hexdigest(repr(where).encode())
+        return folder / f"{self.name.rpartition('.')[2]}-{key}.kernel"
+
+    def enable(self) -> None: ...
+
+    def disable(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A part of kernels, expanded where it is called."""
+    return numba.njit(inline="always")(function)
+
+
+def dispatcher(function: Callable[..., Any]) -> Any:
+    """A kernel, compiled for the types of its arguments when it is called."""
+    made: Any = numba.njit(nogil=True, error_model="numpy", fastmath=False)(function)
+    made._cache = _KernelCache(f"{function.__module__}.{function.__qualname__}")
+    return made
+
+
+def only(function: Callable[..., Any], signature: str) -> Any:
+    """A kernel for one signature, compiled when it is called."""
+    made = dispatcher(function)
+
+    def compile_for_args(*args: Any) -> Any:
+        with making(), global_compiler_lock:  # it imports the rest of Numba
+            if not made.overloads:  # else another thread was here first
+                made.compile(signature)
+                made.disable_compile()
+            (overload,) = made.overloads.values()
+        return overload.entry_point  # Numba's C dispatcher calls it with the arguments
+
+    made._compile_for_args = compile_for_args
+    return made
+
+
+def part(function: Callable[..., Any], fastmath: set[str]) -> Any:
+    """What a chunk of a kernel of `team` does, which `callback` calls."""
+    return numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+
+
+def callback(function: Callable[..., Any], name: str) -> Any:
+    """A function of a pointer to int64 as C calls it, compiled now; `name` is that of its file in the cache."""
+    signature = types.void(types.CPointer(types.int64))
+    options = {"nogil": True, "error_model": "numpy"}
+    with global_compiler_lock:
+        made: Any = CFunc(function, (signature.args, signature.return_type), {}, options)
+        made._cache = _KernelCache(name)
+        made.compile()
+        return made
+
+
+def external(name: str, address: int | None, result: str, arguments: Sequence[str]) -> Any:
+    """The C function at an address, with types by their names in Numba."""
+    llvmlite.binding.add_symbol(name, address)
+    kinds = [getattr(types, kind) for kind in arguments]
+    return types.ExternalFunction(name, getattr(types, result)(*kinds))
+
+
+@typeof_impl.register(Deferred)
+def _type_of_deferred(value: Deferred, context: Any) -> Any:
+    """For a part that a kernel names as an attribute of a module (`_halves.to_float16`), which `resolved` does not see."""
+    return typeof_impl(value.get(), context)

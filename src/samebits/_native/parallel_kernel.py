@@ -1,0 +1,142 @@
+"""Chunks of a kernel on torch's own OpenMP threads: no pool of ours, no hand-over to it, and no GIL.
+
+The number of chunks never depends on the number of threads, so that the bits do not either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from samebits import _native as native
+from samebits._native.lazy_kernel import Deferred, instruction, making, resolved
+from samebits._native.openmp import parallel
+
+
+def symbol(library: ctypes.CDLL | None, name: str, result: str, *arguments: str) -> Deferred | None:
+    """A C function of a loaded library as kernels call it; None if the library does not have it.
+
+    Types are given by their names in Numba ("int64"). Registered under a name of ours, so that compiled code can be
+    cached and linked again in another process.
+    """
+    function = getattr(library, name, None)
+    if function is None:
+        return None
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    return Deferred(lambda: native.compilation.external(f"samebits_{name}", address, result, arguments))
+
+
+@instruction
+def count_up(typing_context: Any, counter: Any) -> Any:
+    """Adds 1 to the integer at a pointer, atomically; returns what it was. What was written before is seen after."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        one = context.get_constant(native.types.int64, 1)
+        return builder.atomic_rmw("add", arguments[0], one, "acq_rel")
+
+    return native.types.int64(native.types.CPointer(native.types.int64)), build
+
+
+class OnTeam:
+    """A kernel `part(chunk, args)` whose chunks are shared out among the threads; see `on_team`."""
+
+    def __init__(self, part: Callable[[int, Any], None], name: str, fastmath: set[str]) -> None:
+        self._part = part
+        self._name = re.sub(r"\W", "_", name)
+        self._fastmath = fastmath
+        self._compiled: tuple[Any, int, Any] | None = None  # what keeps the code, its address, the call of it
+
+    def __call__(self, chunks: int, *args: int) -> None:
+        """Runs the chunks 0 to `chunks` - 1 on as many threads as torch would use. `args`: integers and addresses."""
+        packed = array("q", (0, chunks, *args))
+        address, _ = packed.buffer_info()
+        threads = min(torch.get_num_threads(), chunks) if chunks > 1 else 1
+        _, code, alone = self._compiled or self._compile()
+        if threads > 1 and parallel is not None:
+            parallel(code, address, threads, 0)
+        else:
+            alone(address)
+
+    def _compile(self) -> tuple[Any, int, Any]:
+        # A fork waits for this lock. (That of a cached_property would stay taken for ever in a child.)
+        with making():
+            if self._compiled is None:
+                code = native.compilation.callback(self._body(), f"{self._part.__module__}.{self._name}")
+                self._compiled = (code, code.address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address))
+            return self._compiled
+
+    def _body(self) -> Any:
+        part = native.compilation.part(_renamed(self._part, self._name), self._fastmath)
+
+        def body(packed: Any) -> None:
+            args = native.carray(packed, (1 << 20,))[1:]  # the true length is the kernel's to know
+            # A thread that the system has put aside holds nobody up: each takes the next chunk when it is free.
+            chunk = count_up(packed)
+            while chunk < args[0]:
+                part(chunk, args)
+                chunk = count_up(packed)
+
+        return _renamed(body, f"{self._part.__module__}.{self._name}")
+
+
+def _renamed(function: Any, name: str) -> Any:
+    """A copy under a name of its own, which becomes that of its compiled code.
+
+    Code from two cache files that has one name is linked as if it were one: a kernel would run another's loop.
+    """
+    copy = resolved(function)
+    copy.__name__ = copy.__qualname__ = re.sub(r"\W", "_", name)
+    return copy
+
+
+def on_team(part: Callable[[int, Any], None], *, name: str = "", reassociate: bool = False) -> OnTeam:
+    """Compiles `part(chunk, args)` at first use; calling the result with (chunks, *args) runs all chunks.
+
+    `args[0]` is the number of chunks and `args[1:]` what the caller gave: integers, and addresses that
+    `float32_at` and its like make pointers of. Chunks must write to different places; nothing orders them.
+
+    Args:
+        part: a function that Numba can compile.
+        name: of the compiled code in the cache, where one function is compiled with several free variables.
+        reassociate: LLVM may reorder the sums of a loop, as vectorising them needs (once, when it compiles).
+    """
+    return OnTeam(part, name or part.__qualname__, {"reassoc", "contract"} if reassociate else set())
+
+
+def _pointer_to(element: str) -> Any:
+    @instruction
+    def pointer(typing_context: Any, address: Any) -> Any:
+        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        types = native.types
+        return types.CPointer(getattr(types, element))(types.int64), build
+
+    return pointer
+
+
+float32_at = _pointer_to("float32")
+float64_at = _pointer_to("float64")
+uint8_at = _pointer_to("uint8")
+uint16_at = _pointer_to("uint16")
+uint32_at = _pointer_to("uint32")
+uint64_at = _pointer_to("uint64")
+int64_at = _pointer_to("int64")
+
+
+@instruction
+def bfloat16_of(typing_context: Any, word: Any) -> Any:
+    """The float32 with the value of a bfloat16, given as its 16 bits."""
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        types = native.types
+        wide = builder.zext(arguments[0], context.get_value_type(types.uint32))
+        high = builder.shl(wide, context.get_constant(types.uint32, 16))
+        return builder.bitcast(high, context.get_value_type(types.float32))
+
+    return native.types.float32(native.types.uint16), build

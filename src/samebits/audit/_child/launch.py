@@ -1,0 +1,224 @@
+"""Executes a script as `python SCRIPT ARGS` would, with a recorder beside it.
+
+`python -m samebits.audit._child.launch SPEC.json SCRIPT [ARGS...]` is one process of `samebits verify`; `execute` is the
+same in this process, for `samebits run`. By itself it moves no generator, seed or thread count.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import importlib.machinery
+import os
+import signal
+import sys
+import types
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from samebits import _context as context
+from samebits import audit
+from samebits.audit._child.folder_renames import folders_renamed_by_copy
+from samebits.audit._child.launch_spec import LaunchSpec, read_spec
+from samebits.determinism import enable_op_determinism
+from samebits.errors import SamebitsError
+from samebits.random import set_random_seed
+
+if TYPE_CHECKING:
+    from samebits.audit._record.recorder import Recorder
+
+EXIT_USAGE = 2
+_PR_SET_PDEATHSIG = 1
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`SPEC.json SCRIPT [ARGS...]`; returns the exit code of the script."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if len(arguments) < 2:
+        print("usage: python -m samebits.audit._child.launch SPEC.json SCRIPT [ARGS...]", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        spec = read_spec(arguments[0])
+    except SamebitsError as error:
+        print(f"samebits: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if spec.die_with_parent:
+        die_with_parent()
+    return execute(arguments[1], arguments[2:], spec)
+
+
+def execute(script: str | os.PathLike[str], args: Sequence[str], spec: LaunchSpec) -> int:
+    """Runs `script` as `__main__` and returns its exit code; uncaught exceptions are printed as Python prints them.
+
+    A script that is missing, a folder, or no Python is one line on stderr and exit code 2. `sys.argv`, `sys.path`
+    and `__main__` stay the script's afterwards (its exit handlers may need them); everything else is undone.
+    """
+    script = os.fspath(script)
+    try:
+        code = compile_script(script)
+        with ExitStack() as stack:
+            recorder = _prepare(stack, script, spec)
+            return _run(code, script, list(args), recorder)
+    except (_UnusableScriptError, SamebitsError) as error:
+        print(f"samebits: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+class _UnusableScriptError(Exception):
+    """The script cannot be started."""
+
+
+def compile_script(script: str) -> types.CodeType:
+    """The script's code. Raises an error of one line for what is no Python program."""
+    try:
+        source = Path(script).read_bytes()
+        return compile(source, os.path.abspath(script), "exec", dont_inherit=True)
+    except OSError as error:
+        reason = (
+            "is a folder" if isinstance(error, IsADirectoryError) else (error.strerror or str(error)).lower()
+        )
+        raise _UnusableScriptError(f"cannot run {script}: {reason}") from error
+    except SyntaxError as error:
+        at = f" (line {error.lineno})" if error.lineno else ""
+        raise _UnusableScriptError(f"cannot run {script}: not a Python program: {error.msg}{at}") from error
+    except ValueError as error:
+        raise _UnusableScriptError(f"cannot run {script}: not a Python program: {error}") from error
+
+
+def die_with_parent() -> None:
+    """SIGKILL for this process when the thread that started it ends (Linux; elsewhere nothing)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:
+    """Everything that stands around the script; the stack undoes it."""
+    before = context.process.overrides
+    stack.callback(setattr, context.process, "overrides", before)
+    context.process.overrides = context.CheckOverrides(
+        run_root=None if spec.run_root is None else Path(spec.run_root).absolute(),
+        stop_after_steps=spec.stop_after_steps,
+        batches_per_epoch=spec.batches_per_epoch,
+        num_workers=spec.num_workers,
+        commit_steps=spec.commit_steps,
+        check_complete=spec.run_root is None,
+    )
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)  # the environment alone gives no more than there are cores
+    if spec.switch:
+        stack.enter_context(enable_op_determinism(thread_invariant=spec.thread_invariant))
+        if spec.seed is not None:
+            set_random_seed(spec.seed)
+    recorder = _record(stack, script, spec)
+    if spec.overlaid:
+        stack.enter_context(folders_renamed_by_copy())
+    if spec.kill is not None:
+        killer = audit._child.kill.Killer(
+            spec.kill["at"], spec.kill["step"], lambda at, step: _last_words(recorder, at, step)
+        )
+        stack.enter_context(context.observed(killer))
+        stack.enter_context(audit._record.torch_hooks.torch_hooks(killer))
+    if recorder is not None or spec.num_workers is not None:
+        note, own = (recorder.note, recorder.loaders) if recorder else (_ignore, [])
+        stack.enter_context(audit._child.loader_workers.loader_workers(spec.num_workers, note, own))
+    if spec.slow:
+        slow = audit._child.perturb.SlowMachine()
+        stack.enter_context(context.observed(slow))
+        stack.enter_context(audit._record.torch_hooks.torch_hooks(slow))
+    if spec.listing_seed is not None:
+        stack.enter_context(audit._child.perturb.listing_order(spec.listing_seed))
+    return recorder
+
+
+def _record(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:
+    if spec.record_dir is None:
+        return None
+    file = audit._record.record_file.RecordFile(spec.record_dir)
+    stack.callback(file.close)
+    recorder = audit._record.recorder.Recorder(
+        file,
+        level=spec.level,
+        every=spec.every,
+        stop_after_steps=spec.stop_after_steps,
+        all_memory=spec.all_memory,
+    )
+    allowed = (spec.record_dir, spec.run_root)
+    stack.enter_context(
+        audit._record.recorder.recording(
+            recorder, script, level=spec.level, every=spec.every, allowed=allowed
+        )
+    )
+    return recorder
+
+
+def _run(code: types.CodeType, script: str, args: list[str], recorder: Recorder | None) -> int:
+    module = _become_main(script, args)
+    threads = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+    status, failure = 0, None
+    try:
+        exec(code, module.__dict__)  # noqa: S102 (it is what this module is for)
+    except SystemExit as leaving:
+        status = _exit_code(leaving)
+        failure = leaving if status else None
+    except BaseException as error:
+        if recorder is None or not isinstance(error, audit._record.recorder.StopScript):
+            failure = error
+            status = 130 if isinstance(error, KeyboardInterrupt) else 1
+            _print_exception(error, code.co_filename)
+    if recorder is not None:
+        for name, value in threads.items():
+            if os.environ.get(name) != value:
+                recorder.note(f"sets {name} itself: too late here, torch was imported before; set it outside")
+        recorder.finish(failure)
+    return status
+
+
+def _become_main(script: str, args: list[str]) -> types.ModuleType:
+    """A `__main__` as the interpreter makes it: pickling, spawned workers and dataclasses find it."""
+    module = types.ModuleType("__main__")
+    path = os.path.abspath(script)
+    module.__dict__.update(
+        __file__=path,
+        __cached__=None,
+        __builtins__=builtins,
+        __annotations__={},
+        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+    )
+    sys.modules["__main__"] = module
+    sys.argv = [script, *args]
+    if not sys.flags.safe_path and sys.path:
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    return module
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None or isinstance(leaving.code, int):
+        return int(leaving.code or 0)
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
+def _print_exception(error: BaseException, script: str) -> None:
+    """Prints a traceback that begins in the script, through the hook that the script may have set."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _last_words(recorder: Recorder | None, at: str, step: int) -> None:
+    if recorder is not None:
+        recorder.file.write({"kind": "killed", "at": at, "step": step}, durable=True)
+
+
+def _ignore(text: Any) -> None:
+    """Notes of a process that records nothing."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""Two records side by side: the first step at which they part, and in it the component that parts first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from samebits.audit._diff.difference import Difference as Difference
+from samebits.audit._record.read_record import Record, RecordLine
+from samebits.audit._record.read_record import merged as merged
+from samebits.audit._record.read_record import read_record as read_record
+from samebits.audit._record.read_record import read_segments as read_segments
+from samebits.errors import RecordError as RecordError
+
+_MADE = ("batch", "loss", "lr", "buffers", "optimizer", "model", "eval", "output", "state")
+AFTER_A_BODY = ("generators", "data", *_MADE, "scalars", "locals", "locals_at_exit")
+"""Causal order inside a step. A line is taken after the body, so locals are mostly consequences there ("data", the
+locals inside a loader, come first: they make the batch)."""
+BEFORE_A_BODY = ("generators", "data", "scalars", "locals", "state", *_MADE[:-1])
+"""Causal order in the first line of a process: a local that is not restored is the cause."""
+_OBJECTS = frozenset({"data", "locals"})
+"""The user's objects: liveness does not prove that what they hold is read before it is written."""
+_IN_A_LOADER = re.compile(r"(^|\.|\()(dataset|sampler|batch_sampler|collate_fn)\b")
+_AT_EXIT = "locals_at_exit"
+"""Locals that only the code behind the loop reads; they count in a loop's last line."""
+_LOCALS = ("scalars", "locals", _AT_EXIT)
+_MEMORY = "memory"
+"""All that could be read of the program (`record.memory`): it tells causes, and is no difference by itself."""
+_EFFECTS = frozenset({"loss", "model", "output"})
+"""Components that only show that something before them differs."""
+_SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
+"""In the first line of a resumed process, objects that no `Run` knows have not shown up yet."""
+
+
+def first_difference(a: Record, b: Record, *, ignore: frozenset[str] = frozenset()) -> Difference | None:
+    """Where `b` first differs from `a`, or None: over the steps that both have, their number, the final digest.
+
+    Args:
+        a: a record from a run's beginning to its end.
+        b: the same; a run that was interrupted is better compared by `first_difference_of_segments`.
+        ignore: paths of locals that do not count (see `unstable`).
+    """
+    return first_difference_of_segments(a, [b], ignore=ignore)
+
+
+def first_difference_of_segments(
+    baseline: Record, segments: list[Record], *, ignore: frozenset[str] = frozenset()
+) -> Difference | None:
+    """Where the processes of one run, killed and resumed, first differ from an uninterrupted run of it."""
+    for segment in segments:
+        found = _initial_difference(baseline, segment, ignore) or _step_difference(baseline, segment, ignore)
+        if found is not None:
+            return _by_memory(found, baseline, segment, ignore) if found.component in _EFFECTS else found
+    return _end_difference(baseline, segments)
+
+
+def _by_memory(found: Difference, a: Record, b: Record, ignore: frozenset[str]) -> Difference:
+    """The difference with what a resumed process held otherwise when it began, and still holds one step later."""
+    for theirs in b.initial:
+        mine = a.steps.get(theirs.key)
+        later = next((key for key in b.steps if key[0] == theirs.loop and key[1] > theirs.step), None)
+        if mine is None or later is None or later not in a.steps or theirs.step >= found.step:
+            continue
+        still = {*_paths(_MEMORY, a.steps[later], b.steps[later])}
+        lost = tuple(path for path in _paths(_MEMORY, mine, theirs) if path in still and path not in ignore)
+        if lost:
+            others = ((found.component, found.paths), *found.others)
+            at = theirs.epoch, theirs.batch_index
+            return Difference(theirs.step, _MEMORY, lost, "", others, *at, "resumed")
+    return found
+
+
+def steps_compared(a: Record, b: Record) -> int:
+    """The number of steps that both records have."""
+    return len(a.steps.keys() & b.steps.keys())
+
+
+def unstable(a: Record, b: Record) -> frozenset[str]:
+    """Paths of locals that differ between two uninterrupted equal runs (the wall clock, a scratch folder's name)."""
+    pairs = [*_pairs(a, b), *zip(a.initial, b.initial, strict=False)]
+    return frozenset(
+        path for mine, theirs in pairs for name in (*_LOCALS, _MEMORY) for path in _paths(name, mine, theirs)
+    )
+
+
+def _pairs(a: Record, b: Record) -> Iterator[tuple[RecordLine, RecordLine]]:
+    return ((line, b.steps[key]) for key, line in a.steps.items() if key in b.steps)
+
+
+def _step_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference | None:
+    ignore |= _unused_generators(a, b)
+    last = dict(a.steps.keys())
+    for mine, theirs in _pairs(a, b):
+        parts = _parts(mine, theirs, ignore, at_exit=last[mine.loop] == mine.step)
+        if parts and not _is_cache(parts, mine, theirs):
+            return _difference(mine, theirs, parts, AFTER_A_BODY, "step")
+    return None
+
+
+def _initial_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference | None:
+    """Before the first body: against the same line, or the line of the step before in an uninterrupted run."""
+    starts = {line.key: line for line in a.initial}
+    ignore |= _unused_generators(a, b)
+    for theirs in b.initial:
+        mine = starts.get(theirs.key) or a.steps.get(theirs.key)
+        if mine is None:
+            continue
+        fresh = mine.key in starts
+        parts = _parts(mine, theirs, ignore, shared_only=not fresh)
+        if not fresh:
+            parts.pop("generators", None)  # set anew at each step of a run
+            parts = _lasting(parts, a, b, theirs, ignore)
+        if parts and not (_is_cache(parts, mine, theirs) and _equal_from_here(a, b, ignore)):
+            place = "start" if theirs.step < 0 else "resumed"
+            return _difference(mine, theirs, parts, BEFORE_A_BODY, place)
+    return None
+
+
+def _equal_from_here(a: Record, b: Record, ignore: frozenset[str]) -> bool:
+    return _step_difference(a, b, ignore) is None and (b.final is None or a.final == b.final)
+
+
+def _is_cache(parts: dict[str, tuple[str, ...]], mine: RecordLine, theirs: RecordLine) -> bool:
+    """Whether all that differs is which keys mappings of the user's have: what both have is equal.
+
+    A process that begins anew has an emptier cache. That counts only if something else differs, too.
+    """
+    if not parts.keys() <= _OBJECTS:
+        return False
+    a, b = mine.leaves.get("locals", {}), theirs.leaves.get("locals", {})
+    paths = [path for part in parts.values() for path in part]
+    mappings = tuple(
+        path.removesuffix("keys()").rstrip(".") + "[" for path in paths if path.endswith(".keys()")
+    )
+    return all(
+        path.endswith(".keys()") or (path.startswith(mappings) and not (path in a and path in b))
+        for path in paths
+    )
+
+
+def _unused_generators(a: Record, b: Record) -> frozenset[str]:
+    """Generators that stand in both records' last steps where the processes began: nobody seeds or draws them."""
+    unused = [
+        {f"generators.{name}" for name, hashed in began.items() if hashed == last.get(name)}
+        for record in (a, b)
+        for began in [record.start.get("generators") or {}]
+        for last in [next((line.leaves.get("generators", {}) for line in _backwards(record)), {})]
+    ]
+    return frozenset(unused[0] & unused[1])
+
+
+def _backwards(record: Record) -> list[RecordLine]:
+    return [*reversed(record.steps.values()), *record.initial]
+
+
+def _lasting(
+    parts: dict[str, tuple[str, ...]], a: Record, b: Record, initial: RecordLine, ignore: frozenset[str]
+) -> dict[str, tuple[str, ...]]:
+    """`parts` without what is equal again one step later: the body wrote it before it read it, so it is no state.
+
+    A plain local is told by liveness alone. Where no body follows, no local can matter.
+    """
+    following = next((key for key in b.steps if key[0] == initial.loop and key[1] > initial.step), None)
+    if following is None or following not in a.steps:
+        return {name: paths for name, paths in parts.items() if name not in _OBJECTS | {"scalars"}}
+    later = _parts(a.steps[following], b.steps[following], ignore)
+    if not later.keys() <= _OBJECTS:
+        return parts
+    still = {path for paths in later.values() for path in paths}
+    kept = {name: tuple(path for path in parts[name] if path in still) for name in _OBJECTS & parts.keys()}
+    return {name: paths for name, paths in (parts | kept).items() if paths or name not in kept}
+
+
+def _end_difference(a: Record, segments: list[Record]) -> Difference | None:
+    keys = [key for segment in segments for key in segment.steps]
+    last = segments[-1]
+    if a.end is not None and last.end is None:
+        at = max((step for _, step in keys), default=-1)
+        return Difference(at, "end", (), detail="the script's end was not reached", place="end")
+    if (
+        a.start["every"] == last.start["every"]
+        and set(keys) != set(a.steps)
+        and not _starts_later(a, segments)
+    ):
+        at = min(step for _, step in set(keys) ^ set(a.steps))
+        return Difference(at, "steps", (), detail=f"{len(a.steps)} against {len(set(keys))}", place="end")
+    if a.end is not None and last.end is not None and a.final != last.final:
+        return Difference(
+            int(a.end["steps"]), "final", (), detail=f"{a.final} against {last.final}", place="end"
+        )
+    return None
+
+
+def _starts_later(a: Record, segments: list[Record]) -> bool:
+    """Whether the segments begin in the middle of the run (a commit made by a process that is not among them)."""
+    first = segments[0].resumed_from
+    keys = {key for segment in segments for key in segment.steps}
+    return first is not None and keys == {key for key in a.steps if key[1] >= first}
+
+
+def _parts(
+    mine: RecordLine,
+    theirs: RecordLine,
+    ignore: frozenset[str],
+    *,
+    shared_only: bool = False,
+    at_exit: bool = False,
+) -> dict[str, tuple[str, ...]]:
+    """Component to the paths that differ, for all components that both lines have (an evaluation: that one has).
+
+    Generators count only together with something else: a draw that changes nothing is no difference.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for component in {*mine.values, *theirs.values} - {_MEMORY}:
+        a, b = mine.values.get(component), theirs.values.get(component)
+        if (
+            a == b
+            or (component != "eval" and (a is None or b is None))
+            or (component == "eval" and shared_only)
+        ):
+            continue
+        if component not in mine.leaves or component not in theirs.leaves:
+            found[component] = ()
+            continue
+        if component == _AT_EXIT and not at_exit:
+            continue
+        shared = shared_only and component in _SHARED_ONLY
+        prefix = "generators." if component == "generators" else ""
+        paths = tuple(
+            p
+            for p in _paths(component, mine, theirs, shared=shared)
+            if not (component in {*_LOCALS, "generators"} and prefix + p in ignore)
+        )
+        if component == "locals":
+            _split_locals(found, paths)
+        elif paths or not (shared or component in {*_LOCALS, "generators"}):
+            found[component] = paths
+    if "optimizer" in mine.values and "optimizer" in theirs.values:
+        found.pop("lr", None)
+    return {} if found.keys() == {"generators"} else found
+
+
+def _split_locals(found: dict[str, tuple[str, ...]], paths: tuple[str, ...]) -> None:
+    data = tuple(path for path in paths if _IN_A_LOADER.search(path))
+    others = tuple(path for path in paths if path not in data)
+    found |= {name: part for name, part in (("data", data), ("locals", others)) if part}
+
+
+def _paths(component: str, mine: RecordLine, theirs: RecordLine, *, shared: bool = False) -> list[str]:
+    a, b = mine.leaves.get(component, {}), theirs.leaves.get(component, {})
+    if a == b:
+        return []
+    missing = [] if shared else [path for path in b if path not in a]
+    return [
+        path for path in a if (path in b and a[path] != b[path]) or (path not in b and not shared)
+    ] + missing
+
+
+def _difference(
+    mine: RecordLine,
+    theirs: RecordLine,
+    parts: dict[str, tuple[str, ...]],
+    order: tuple[str, ...],
+    place: str,
+) -> Difference:
+    known = sorted(parts, key=lambda name: (order.index(name) if name in order else len(order), name))
+    cause = known[0]
+    detail = _numbers(mine, theirs, cause) if cause in {"loss", "lr"} else ""
+    detail = "read behind the loop only" if cause == _AT_EXIT else detail
+    others = tuple((_public(name), parts[name]) for name in known[1:])
+    return Difference(
+        theirs.step, _public(cause), parts[cause], detail, others, theirs.epoch, theirs.batch_index, place
+    )
+
+
+def _public(component: str) -> str:
+    return "locals" if component in {"data", *_LOCALS} else component
+
+
+def _numbers(mine: RecordLine, theirs: RecordLine, component: str) -> str:
+    a, b = mine.values[component], theirs.values[component]
+    if len(a) != len(b):
+        return f"{len(a)} values against {len(b)}"
+    at = next(number for number, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+    return f"{_readable(a[at])} against {_readable(b[at])}"
+
+
+def _readable(number: str) -> str:
+    try:
+        return repr(float.fromhex(number))
+    except ValueError:
+        return number

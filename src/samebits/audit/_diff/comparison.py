@@ -1,0 +1,80 @@
+"""Two recorded runs beside each other, for a person: equal, where they differ, or why that cannot be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from samebits.audit._diff.compare import first_difference, steps_compared
+from samebits.audit._diff.difference import Difference
+from samebits.audit._record.read_record import Record
+
+EQUAL, DIFFERENT, CANNOT_TELL = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `samebits diff` says."""
+
+    steps: int
+    """The number of steps that both runs have."""
+    difference: Difference | None
+    unfinished: tuple[str, ...]
+    """How the runs ended that did not end well."""
+    level: str = "state"
+    """What was recorded of both: "loss" or "state"."""
+    recorded: tuple[int, int] = (0, 0)
+    """The number of steps of each."""
+
+    @property
+    def exit(self) -> int:
+        """0 equal; 1 different; 2: nothing was compared, or not to the end."""
+        if self.difference is not None:
+            return DIFFERENT
+        return CANNOT_TELL if self.unfinished or not self.steps else EQUAL
+
+    def sentence(self) -> str:
+        """One line."""
+        if self.difference is not None:
+            return f"{self.difference.sentence()} [{self._compared()}]"
+        ended = "; ".join(self.unfinished)
+        if not self.steps:
+            return f"not compared: the two records have no step in common ({self._numbers()}{ended and f'; {ended}'})"
+        if ended:
+            return f"not compared to the end: {ended}; no difference in the {self._compared()}"
+        return f"equal: {self._compared()}, and the model at the end"
+
+    def _numbers(self) -> str:
+        a, b = (f"{number or 'none'}" for number in self.recorded)
+        return "neither has one" if a == b == "none" else f"the first has {a}, the second {b}"
+
+    def _compared(self) -> str:
+        steps = f"{self.steps} step{'' if self.steps == 1 else 's'} compared"
+        return f"{steps} (losses and learning rates)" if self.level == "loss" else steps
+
+
+def compare(a: Record, b: Record) -> Comparison:
+    """Compares two runs from their beginning to their end.
+
+    That one failed and the other did not is a difference. Where both failed, or one was killed, or no step is in both,
+    that they end elsewhere says nothing.
+    """
+    ends = [_end(record) for record in (a, b)]
+    difference = first_difference(a, b)
+    if a.end is not None and b.end is not None and bool(ends[0]) != bool(ends[1]):
+        difference = difference or Difference(-1, "end", (), detail="".join(ends), place="end")
+    elif any(ends) and difference is not None and difference.place == "end":
+        difference = None
+    if difference is not None and difference.place == "end" and not steps_compared(a, b):
+        difference = None  # a run that had finished before, say, and now only ran the code behind its loop
+    level = "loss" if "loss" in (a.start.get("level"), b.start.get("level")) else "state"
+    return Comparison(
+        steps_compared(a, b), difference, tuple(filter(None, ends)), level, (len(a.steps), len(b.steps))
+    )
+
+
+def _end(record: Record) -> str:
+    """How the run ended, if it did not end well."""
+    if record.end is None:
+        return f"{record.path} ends before its run did (it was killed, or is still running)"
+    error = record.end.get("error")
+    return f"{record.path} ended with {error}" if error else ""

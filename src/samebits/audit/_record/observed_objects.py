@@ -1,0 +1,147 @@
+"""What a record is about: the models, optimizers and other objects of a run or of a plain script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from samebits._digest import of_bytes
+from samebits._inspect.tree import Leaves, of_nested
+from samebits.audit._record.parameter_hashes import ModelLeaves, OptimizerLeaves
+
+_MOST_ROOTS = 64
+
+
+class Subjects:
+    """Collects objects as they show up; objects given to `Run` come first, under the names given there."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._run: Any = None
+        self._given: dict[str, Any] = {}
+        self._run_state: Any = None
+        self._roots: list[torch.nn.Module] = []
+        self._trained: list[torch.nn.Module] = []
+        self._stepped: list[torch.optim.Optimizer] = []
+        self._models: ModelLeaves | None = None
+        self._optimizers: OptimizerLeaves | None = None
+        self._size = -1
+
+    def open_run(self, run: Any) -> None:
+        """Takes the objects of a `Run`."""
+        self._run = run
+        self._given = run.objects
+        self._run_state = run.state
+        self._models = self._optimizers = None
+
+    def see_root(self, module: torch.nn.Module, *, trains: bool) -> None:
+        """A top-level module was called."""
+        if not _contains(self._roots, module) and len(self._roots) < _MOST_ROOTS:
+            self._roots.append(module)
+        if trains and not _contains(self._trained, module) and len(self._trained) < _MOST_ROOTS:
+            self._trained.append(module)
+            self._models = None
+
+    def see_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer took a step."""
+        if not _contains(self._stepped, optimizer):
+            self._stepped.append(optimizer)
+            self._optimizers = None
+
+    def take(self) -> dict[str, Leaves]:
+        """The components `buffers`, `optimizer`, `model` and `state` as they are now."""
+        models, optimizers = self._refreshed()
+        parameters, buffers = models.take()
+        taken = {"buffers": buffers, "optimizer": optimizers.take(), "model": parameters}
+        if self._run_state is not None:
+            taken["state"] = of_nested(self._state())
+        return taken
+
+    def parameters(self) -> Leaves:
+        """The component `model` alone."""
+        return self._refreshed()[0].take()[0]
+
+    def learning_rates(self) -> list[float]:
+        """The learning rate of every parameter group."""
+        return [
+            float(group["lr"])
+            for o in self.optimizers().values()
+            for group in o.param_groups
+            if "lr" in group
+        ]
+
+    def final(self) -> str:
+        """Digest of the parameters and buffers of the models, whatever they are by now."""
+        parameters, buffers = ModelLeaves(self.models() or _prefixed(self._roots)).take()
+        return of_bytes(
+            "\n".join(parameters.names + buffers.names).encode(), parameters.hashes, buffers.hashes
+        )
+
+    def objects(self) -> dict[str, Any]:
+        """What was given to `Run`, by name."""
+        return dict(self._given)
+
+    def loader(self) -> Any:
+        """What the current loop of the run iterates over."""
+        loops = getattr(self._run, "_loops", None)
+        return getattr(getattr(getattr(loops, "current", None), "source", None), "_loader", None)
+
+    def models(self) -> dict[str, torch.nn.Module]:
+        """Prefix of the names, and module: those given to `Run`, then others that were trained."""
+        given = {name: thing for name, thing in self._given.items() if isinstance(thing, torch.nn.Module)}
+        owned = {id(parameter) for module in given.values() for parameter in module.parameters()}
+        others = [m for m in self._trained if not all(id(parameter) in owned for parameter in m.parameters())]
+        if given:
+            self._tell_others("model", others)
+        return _merged(given, others)
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Prefix of the names, and optimizer: those given to `Run`, then others that took a step."""
+        given = {
+            name: thing for name, thing in self._given.items() if isinstance(thing, torch.optim.Optimizer)
+        }
+        others = [o for o in self._stepped if not _contains(list(given.values()), o)]
+        if self._given:
+            self._tell_others("optimizer", others)
+        return _merged(given, others)
+
+    def summary(self) -> list[str]:
+        """One line for each object that was seen."""
+        things = [*self.models().items(), *self.optimizers().items()] or list(_prefixed(self._roots).items())
+        return [f"{prefix.rstrip('.')} {type(thing).__name__}".strip() for prefix, thing in things]
+
+    def _refreshed(self) -> tuple[ModelLeaves, OptimizerLeaves]:
+        if len(self._given) != self._size:  # Run.add
+            self._models = self._optimizers = None
+            self._size = len(self._given)
+        self._models = self._models or ModelLeaves(self.models())
+        self._optimizers = self._optimizers or OptimizerLeaves(self.optimizers())
+        return self._models, self._optimizers
+
+    def _state(self) -> dict[str, Any]:
+        own = (torch.nn.Module, torch.optim.Optimizer)
+        others = {name: t.state_dict() for name, t in self._given.items() if not isinstance(t, own)}
+        return {"run.state": dict(self._run_state), **others}
+
+    def _tell_others(self, kind: str, others: list[Any]) -> None:
+        for thing in others:
+            self._note(f"{kind} {type(thing).__name__} is used in training but was not given to Run")
+
+
+def _merged(given: Mapping[str, Any], others: list[Any]) -> dict[str, Any]:
+    if not given:
+        return _prefixed(others)
+    named = {"" if len(given) == 1 else f"{name}.": thing for name, thing in given.items()}
+    return named | {f"{type(thing).__name__}{number or ''}.": thing for number, thing in enumerate(others)}
+
+
+def _prefixed(things: list[Any]) -> dict[str, Any]:
+    if len(things) == 1:
+        return {"": things[0]}
+    return {f"{type(thing).__name__}{number}.": thing for number, thing in enumerate(things)}
+
+
+def _contains(things: list[Any], thing: Any) -> bool:
+    return any(other is thing for other in things)

@@ -1,0 +1,56 @@
+"""What was seen of one training step, until its line is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from samebits._context import Position
+from samebits._digest import ALGORITHM
+from samebits._inspect.tree import Leaves
+
+
+@dataclass
+class ObservedStep:
+    """A step under way."""
+
+    position: Position
+    due: bool
+    """Whether its number is one that is recorded."""
+    ends: bool
+    """Whether the loop may end after this step: the end of an epoch."""
+    components: dict[str, Leaves] = field(default_factory=dict)
+    losses: list[Any] = field(default_factory=list)
+    differentiated: list[Any] = field(default_factory=list)
+    """Numbers whose gradient `torch.autograd.grad` gave."""
+    inputs: list[Leaves] = field(default_factory=list)
+    """Of a plain script: what each training forward got."""
+    outputs: list[bytes] = field(default_factory=list)
+    """The hashes of what evaluations gave."""
+
+    def batch(self) -> Leaves:
+        """The inputs of all forwards as one component: those of the second one behind the number of leaves before them."""
+        names: tuple[str, ...] = ()
+        for seen in self.inputs:
+            prefix = str(len(names)) if names else ""
+            names += tuple(".".join(filter(None, (prefix, name))) for name in seen.names)
+        return Leaves(names, b"".join(seen.hashes for seen in self.inputs))
+
+    def evaluations(self) -> str:
+        """One digest of all evaluations."""
+        return digest_of(self.outputs)
+
+    def join(self, later: ObservedStep) -> None:
+        """Takes what was seen in `later`: the two were one step, which ends where that one does."""
+        self.losses += later.losses
+        self.differentiated += later.differentiated
+        self.inputs += later.inputs
+        self.outputs += later.outputs
+        self.components = later.components
+
+
+def digest_of(hashes: list[bytes]) -> str:
+    """One digest of hashes in their order."""
+    return f"{ALGORITHM}:{xxhash.xxh3_128(b''.join(hashes)).hexdigest()}"

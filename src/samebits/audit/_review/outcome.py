@@ -1,0 +1,124 @@
+"""One sample run at every thread count: the digests of its outputs, and how far they are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from samebits import _digest as digest
+from samebits.audit._review.case import Run
+
+REPEATED_AT = 2
+"""The thread count at which a case is repeated."""
+SEED = 0
+
+
+class SampleDigests:
+    """The digests of one sample at every thread count."""
+
+    def __init__(self, run: Run, repeats: int, counts: Sequence[int]) -> None:
+        self.largest = 0.0
+        """The largest difference between two outputs, relative to the largest value."""
+        self.only_nan = True
+        """Whether outputs that differ do so in the bits of a NaN only; no op promises these."""
+        self._first: tuple[Any, str] | None = None
+        self._seen: dict[int, dict[str, None]] = {count: {} for count in counts}
+        for count in counts:
+            for number in range(repeats if count == REPEATED_AT else 1):
+                self._once(run, count, number)
+
+    def _once(self, run: Run, count: int, number: int) -> None:
+        moved = disturb(number)
+        output = run_at(run, count)
+        del moved
+        found = digest.of_value(output)
+        if self._first is None:
+            self._first = output, found
+        elif found != self._first[1]:
+            self.largest = max(self.largest, _relative(self._first[0], output))
+            self.only_nan = self.only_nan and _same_but_for_nan(self._first[0], output)
+        self._seen[count][found] = None
+
+    @property
+    def runs_equal(self) -> bool:
+        """Whether the runs at the same thread count gave the same bytes."""
+        return all(len(found) == 1 for found in self._seen.values())
+
+    @property
+    def threads_equal(self) -> bool:
+        """Whether the first runs at all thread counts gave the same bytes."""
+        return len({next(iter(found)) for found in self._seen.values()}) == 1
+
+    def classes(self) -> str:
+        """Thread counts that agree, as `1 | 2 4 | 3 | 8`."""
+        groups: dict[str, list[str]] = {}
+        for count, found in self._seen.items():
+            groups.setdefault(next(iter(found)), []).append(str(count))
+        return " | ".join(" ".join(group) for group in groups.values())
+
+
+def run_at(run: Run, count: int) -> Any:
+    """Runs once at a thread count, from the same state of torch's generator."""
+    torch.set_num_threads(count)
+    torch.default_generator.manual_seed(
+        SEED
+    )  # 20 times faster than torch.manual_seed, which tells all devices
+    return pytree.tree_map(_detached, run())
+
+
+def disturb(number: int) -> list[torch.Tensor]:
+    """Leaves other bytes in freed blocks of many sizes, and holds blocks that move the next allocations."""
+    for size in (2, 4, 8, 16, 32, 64, 1024, 16384):
+        torch.full((size,), 7.0 * number + size)
+    return [torch.empty(1 + 7919 * (number + place)) for place in range(number % 3)]
+
+
+def _detached(leaf: Any) -> Any:
+    return with_memory(leaf.detach()) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def with_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; autograd's zeros that have no memory, and so no bytes, are written out."""
+    return tensor.clone() if tensor._is_zerotensor() else tensor
+
+
+def _relative(one: Any, other: Any) -> float:
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
+    return max((_gap(mine, theirs) for mine, theirs in pairs if isinstance(mine, torch.Tensor)), default=0.0)
+
+
+def _same_but_for_nan(one: Any, other: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=False)
+    return all(
+        mine.layout is theirs.layout is torch.strided
+        and mine.shape == theirs.shape
+        and not differ(mine, theirs).any()
+        for mine, theirs in pairs
+        if isinstance(mine, torch.Tensor)
+    )
+
+
+def differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Where the bits differ; two NaN are equal."""
+    different = (_bytes(one) != _bytes(other)).any(-1)
+    return different & ~(one.isnan() & other.isnan())
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    row = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+    return row.view(torch.uint8).reshape(*tensor.shape, tensor.element_size())
+
+
+def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference relative to the largest value; NaN bits alone give 0."""
+    if one.layout is not torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    if not one.numel() or one.shape != other.shape:
+        return 0.0
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    one, other = one.to(wide), other.to(wide)
+    scale = one.abs().nan_to_num(0.0, 0.0).max().item() or 1.0
+    return (one - other).abs().nan_to_num(0.0, 0.0).max().item() / scale

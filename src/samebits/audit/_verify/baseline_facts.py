@@ -1,0 +1,27 @@
+"""What a baseline's record tells about the script, as far as the plan of checks depends on it."""
+
+from __future__ import annotations
+
+from samebits.audit._record.read_record import Record, RecordLine
+from samebits.audit._verify.check_plan import BaselineFacts
+
+
+def facts_of(record: Record) -> BaselineFacts:
+    """Steps, ends of epochs, validations inside a body, use of `Run`, loader workers, thread invariance."""
+    lines = list(record.steps.values())
+    end = record.end or {}
+    return BaselineFacts(
+        steps=tuple(sorted(line.step for line in lines)),
+        epoch_firsts=frozenset(line.step for line in lines if line.batch_index == 0),
+        epoch_lasts=_epoch_lasts(lines),
+        validations=tuple(sorted(line.step for line in lines if "eval" in line.values)),
+        uses_run=any(seen.startswith("loop ") for seen in end.get("seen", ())),
+        loaders=end.get("loaders"),
+        thread_invariant=bool(end.get("thread_invariant")),
+    )
+
+
+def _epoch_lasts(lines: list[RecordLine]) -> frozenset[int]:
+    """The last step of every epoch, of the run's too."""
+    newest = {(line.loop, line.epoch): line.step for line in lines}
+    return frozenset(newest.values())

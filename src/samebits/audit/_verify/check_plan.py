@@ -1,0 +1,197 @@
+"""What `verify` varies: the checks of one script, drawn from what its first run (the baseline) was seen to do."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+GROUPS = ("run-again", "kill", "workers", "threads")
+"""What `--checks` selects from, in the order of the table."""
+KILLS = ("kill-mid-epoch", "kill-epoch-end", "kill-twice")
+"""The rows of "kill", each of which `--checks` takes by itself, too."""
+
+WORKERS, THREADS = (0, 1, 3), (1, 3)
+KILL_NAMES = (
+    "killed mid-epoch, resumed",
+    "killed at an epoch's last step, resumed",
+    "killed in a validation, then in a save, resumed twice",
+)
+
+
+@dataclass(frozen=True)
+class BaselineFacts:
+    """What the baseline did. Step numbers are global and count from `first`."""
+
+    steps: tuple[int, ...]
+    epoch_lasts: frozenset[int]
+    epoch_firsts: frozenset[int]
+    validations: tuple[int, ...]
+    uses_run: bool
+    loaders: list[int] | None = None
+    """The script's own number of workers of each of its loaders; None: not known."""
+    thread_invariant: bool = False
+    """Whether the switch was on, thread counts included, in every step."""
+
+
+_PLACES = {
+    "body": "in step {}",
+    "optimizer": "in step {}'s optimizer",
+    "after_body": "after step {}",
+    "validation": "in step {}'s validation",
+    "commit": "while saving before step {}",
+}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL from inside: `at` is "body", "optimizer", "after_body", "validation" or "commit" of `step`."""
+
+    at: str
+    step: int
+
+    def told(self) -> str:
+        """Where, in words."""
+        return _PLACES[self.at].format(self.step)
+
+
+@dataclass(frozen=True)
+class ProcessVariation:
+    """What one process of a check gets that the baseline did not get."""
+
+    kill: Kill | None = None
+    commit_steps: tuple[int, ...] | None = None
+    num_workers: int | None = None
+    threads: int | None = None
+    moved: bool = False
+    """It finds the current folder under another path."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row: its processes run one after another in the same run root, and must give the baseline's bits."""
+
+    group: str
+    name: str
+    varied: str = ""
+    processes: tuple[ProcessVariation, ...] = ()
+    promised: bool = True
+    does_not_apply: str = ""
+    note: str = ""
+
+
+def run_again() -> Check:
+    """The first row: the same command a second time."""
+    return Check(
+        "run-again",
+        "run again",
+        "hash seed, TMPDIR, the folder's path, order of directory listings, speed",
+        (ProcessVariation(moved=True),),
+    )
+
+
+def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> list[Check]:
+    """Every row after the first two runs, for those of `groups` that were asked for."""
+    found: list[Check] = []
+    kills = zip(KILLS, kill_checks(facts, random.Random(seed)), strict=True)
+    found += [check for name, check in kills if name in groups or "kill" in groups]
+    if "workers" in groups:
+        found += [_workers(facts, number) for number in WORKERS]
+    if "threads" in groups:
+        found += [_threads(facts, number) for number in THREADS]
+    return found
+
+
+def kill_checks(facts: BaselineFacts, draw: random.Random) -> list[Check]:
+    """Three rows: killed mid-epoch; at an epoch's last step; and twice, the first time in a validation."""
+    if not facts.uses_run:
+        why = "the script does not use samebits.Run"
+        return [Check("kill", name, does_not_apply=why) for name in KILL_NAMES]
+    if facts.steps[-1] == facts.steps[0]:
+        why = "a run of one step has no boundary to resume from"
+        return [Check("kill", name, does_not_apply=why) for name in KILL_NAMES]
+    return [_mid_epoch(facts, draw), _epoch_end(facts, draw), _twice(facts, draw)]
+
+
+def _mid_epoch(facts: BaselineFacts, draw: random.Random) -> Check:
+    """A commit strictly inside an epoch, and one to three steps later, in the same epoch, the kill.
+
+    In the second half of the run where there is one: what a resume loses has had time to matter. The commit is at
+    an odd step where it can be: gradients summed over 2, 4 or 8 batches are never empty there.
+    """
+    inside = set(facts.steps[1:]) - facts.epoch_firsts
+    middle = inside - facts.epoch_lasts
+    pairs = [
+        (commit, step)
+        for step in middle
+        for commit in _before(step, inside, facts.epoch_lasts)
+        if commit < step
+    ]
+    # Epochs of three, two, one batches have less of a middle: take what comes nearest.
+    pairs = pairs or [(step, step) for step in middle or inside or facts.steps[1:]]
+    half = facts.steps[len(facts.steps) // 2]
+    late = [pair for pair in pairs if pair[0] >= half] or pairs
+    commit, step = draw.choice(sorted([pair for pair in late if pair[0] % 2] or late))
+    kill = Kill(draw.choice(("body", "optimizer")), step)
+    return Check(
+        "kill", KILL_NAMES[0], _told(kill, commit), (ProcessVariation(kill, (commit,)), ProcessVariation())
+    )
+
+
+def _before(step: int, inside: set[int], lasts: frozenset[int]) -> list[int]:
+    """Boundaries up to three steps before `step` that no epoch's end separates from it."""
+    found = []
+    for boundary in range(step, step - 4, -1):
+        if boundary not in inside or (boundary < step and boundary in lasts):
+            break
+        found.append(boundary)
+    return found
+
+
+def _epoch_end(facts: BaselineFacts, draw: random.Random) -> Check:
+    """Killed at the last step of an epoch, of one that others follow where there is one."""
+    lasts = [step for step in facts.steps[1:] if step in facts.epoch_lasts] or [facts.steps[-1]]
+    step = draw.choice(lasts[:-1] or lasts)
+    commit = max(facts.steps[1], step - draw.randrange(4))
+    kill = Kill(draw.choice(("optimizer", "after_body")), step)
+    return Check(
+        "kill", KILL_NAMES[1], _told(kill, commit), (ProcessVariation(kill, (commit,)), ProcessVariation())
+    )
+
+
+def _twice(facts: BaselineFacts, draw: random.Random) -> Check:
+    """Killed in a validation (or an optimizer step), then, further on, between a save's tensors and its manifest."""
+    first, end = facts.steps[1], facts.steps[-1] + 1
+    validations = [step for step in facts.validations if step >= first]
+    early = validations[:-1] or validations
+    step = draw.choice(early or list(facts.steps[1:-1]) or [first])
+    kill = Kill("validation" if early else "optimizer", step)
+    commit = max(first, step - draw.randrange(4))
+    save = draw.randrange(step + 1, end) if step + 1 < end else end
+    name = KILL_NAMES[2] if early else KILL_NAMES[2].replace("a validation", "a step")
+    second = Kill("commit", save)
+    varied = f"{_told(kill, commit)}; then SIGKILL {second.told()}"
+    resumed = ProcessVariation(second, (save,))
+    return Check("kill", name, varied, (ProcessVariation(kill, (commit,)), resumed, ProcessVariation()))
+
+
+def _told(kill: Kill, commit: int) -> str:
+    return f"SIGKILL {kill.told()}, saved before step {commit}"
+
+
+def _workers(facts: BaselineFacts, number: int) -> Check:
+    name = f"{number} loader worker{'' if number == 1 else 's'}"
+    if facts.loaders == []:
+        return Check("workers", name, does_not_apply="the script makes no torch or samebits loader")
+    note = "the script's own number" if facts.loaders and {*facts.loaders} == {number} else ""
+    return Check("workers", name, f"num_workers={number}", (ProcessVariation(num_workers=number),), note=note)
+
+
+def _threads(facts: BaselineFacts, number: int) -> Check:
+    name = f"{number} thread{'' if number == 1 else 's'}"
+    return Check(
+        "threads",
+        name,
+        "intra-op threads",
+        (ProcessVariation(threads=number),),
+        promised=facts.thread_invariant,
+    )

@@ -1,0 +1,149 @@
+"""Child processes of a check: each in its own session, with a time limit, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from samebits.audit._verify import reaper
+from samebits.errors import VerifyError
+
+T = TypeVar("T")
+
+
+LONGEST_TMPDIR = 40
+"""A UNIX socket's path has at most 107 characters. Python's loader workers open some below TMPDIR, in folders of
+their own; where the path is longer, the batch that they send is lost, and the training waits for it for ever."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child process ended; `returncode` is minus the signal when a signal ended it."""
+
+    returncode: int
+    seconds: float
+    log: Path
+    timed_out: bool = False
+
+    def tail(self, lines: int) -> str:
+        """The last lines that the child printed and that are not empty."""
+        printed = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return "\n".join(printed[-lines:]) or "(it printed nothing)"
+
+
+class SignalledError(Exception):
+    """Signal `number` told this process to end; its children are gone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextlib.contextmanager
+def scratch_folder(*, keep: bool = False, outside: Path | None = None) -> Iterator[Path]:
+    """An empty folder for one check. When the block, or this process, ends, so do the children that work in it.
+
+    It does not lie in `outside`. Raises `VerifyError` when every place for temporary files does.
+    """
+    folder = tempfile.mkdtemp(prefix="samebits-", dir=_temporary(outside))
+    command = [sys.executable, "-I", "-S", reaper.__file__, folder, "keep" if keep else "remove"]
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield Path(folder)
+    finally:
+        watcher.communicate()
+
+
+def _temporary(outside: Path | None) -> str:
+    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        real = Path(os.path.realpath(place))
+        if (
+            len(place) <= LONGEST_TMPDIR
+            and not (outside and real.is_relative_to(outside))
+            and os.access(real, os.W_OK)
+        ):
+            return place
+    raise VerifyError(
+        f"verify: {outside} holds every folder for temporary files; start verify from the script's own folder."
+    )
+
+
+async def run_child(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    limit_s: float | None,
+    folder: Path | None = None,
+) -> Ended:
+    """Runs `command` in `folder` to its end, in a session of its own, with standard output and error in `log`.
+
+    When it ends, is cancelled or takes more than `limit_s` seconds, its whole process group is killed: a
+    killed training run leaves its loader workers behind.
+    """
+    begin = time.monotonic()
+    with log.open("wb") as output:
+        child = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    timed_out = False
+    try:
+        await asyncio.wait_for(child.wait(), limit_s)
+    except TimeoutError:
+        timed_out = True
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        returncode = await _reaped(child)
+    return Ended(returncode, time.monotonic() - begin, log, timed_out)
+
+
+async def _reaped(child: asyncio.subprocess.Process) -> int:
+    """Waits for a killed child however often it is cancelled: the loop that closes before complains on stderr."""
+    cancelled = None
+    while child.returncode is None:
+        try:
+            await child.wait()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return child.returncode
+
+
+def run_until_signalled(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` in an event loop; SIGINT, SIGTERM and SIGHUP cancel it and raise `SignalledError`."""
+    return asyncio.run(_cancelled_by_signals(work))
+
+
+async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    received: list[int] = []
+
+    def cancel(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, cancel, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if received:
+            raise SignalledError(received[0]) from None
+        raise

@@ -1,0 +1,1 @@
+"""The user's working directory as each check sees it."""

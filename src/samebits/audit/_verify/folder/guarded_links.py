@@ -1,0 +1,191 @@
+"""The current folder where no overlay can be mounted: copies of what is written, guarded links to what is only read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samebits.audit._verify import reaper
+from samebits.audit._verify.folder.folder_contents import entries, is_environment, script_below, stand_in
+from samebits.audit._verify.process_start import Start
+from samebits.errors import VerifyError
+
+MOST_BYTES, MOST_FILES = 200 * 10**6, 20_000
+"""A folder up to this size is copied as a whole; of a larger one, what has to be copied may be as large."""
+FEW_BYTES, FEW_FILES = 20 * 10**6, 2_000
+"""Of a larger one, the smallest files are copied up to this size: programs, settings, logs."""
+_SPARE = 64
+"""Descriptors that a process which guards files needs besides."""
+
+
+class WrittenError(Exception):
+    """The script wanted to write `files`, to which it had links; it was stopped before."""
+
+    def __init__(self, files: Collection[str]) -> None:
+        super().__init__(", ".join(sorted(files)))
+        self.files = frozenset(files)
+
+
+@dataclass
+class Links:
+    """A tree for each run root: folders are made, small files copied from `snapshot`, the others are links."""
+
+    user: Path
+    scratch: Path
+    copied: list[str] = field(default_factory=list)
+    linked: dict[str, os.stat_result] = field(default_factory=dict)
+    """Files that all processes read from the user's folder, and what they looked like."""
+    folders: list[str] = field(default_factory=list)
+    symlinks: dict[str, str] = field(default_factory=dict)
+    """Links of the user's, and whole environments: where they lead."""
+
+    @classmethod
+    @contextmanager
+    def of(cls, user: Path, scratch: Path, written: Collection[str], reason: str) -> Iterator[Links]:
+        """Takes the snapshot, and guards what is linked for as long as the block lasts.
+
+        `written` names files that the script is known to write. Raises `VerifyError` where what has to be copied is
+        too much; `reason` says why there is no overlay.
+        """
+        links = cls(user, scratch)
+        files = links._look()
+        links._divide(files, written)
+        with contextlib.ExitStack() as guards:
+            refused = [
+                file for part in links._parts() for file in guards.enter_context(_guard(scratch, part))
+            ]
+            for file in refused:
+                links.copied.append(file.removeprefix(f"{user}/"))
+                del links.linked[links.copied[-1]]
+            _check_size(user, [files[name] for name in links.copied], reason)
+            links._fill(scratch / "snapshot", user)
+            yield links
+
+    def start(self, layer: Path, script: str, *, moved: bool) -> Start:
+        """The tree of `layer`, made by the first process that works in it. It always lies under another path."""
+        copy = stand_in(self.user, layer)
+        if not copy.is_dir():
+            self._fill(copy, self.scratch / "snapshot")
+            for name in self.linked:
+                os.symlink(f"{self.user}/{name}", f"{copy}/{name}")  # a Path for each takes twice as long
+        inside = script_below(self.user, copy, script)
+        return Start((), copy, inside if (copy / inside).exists() else str(Path(script).absolute()))
+
+    def check(self) -> None:
+        """Raises `WrittenError` for linked files that a process wanted to write; gives back their modes and times."""
+        found = set()
+        note = self.scratch / reaper.WRITTEN
+        if note.exists():
+            found = {
+                os.fsdecode(file).removeprefix(f"{self.user}/")
+                for file in note.read_bytes().split(b"\0")[:-1]
+            }
+        for name, was in self.linked.items():
+            if _changed(f"{self.user}/{name}", was):
+                found.add(name)
+        if found:
+            raise WrittenError(found)
+
+    def _look(self) -> dict[str, os.stat_result]:
+        """Notes folders and links, and returns the files."""
+        files = {}
+        for entry in entries(self.user):
+            name = entry.path.removeprefix(f"{self.user}/")
+            if entry.is_symlink():
+                self.symlinks[name] = _destination(self.user, Path(entry.path))
+            elif entry.is_dir() and is_environment(entry.path):
+                self.symlinks[name] = entry.path
+            elif entry.is_dir():
+                self.folders.append(name)
+            elif entry.is_file():
+                files[name] = entry.stat()
+        return files
+
+    def _divide(self, files: dict[str, os.stat_result], written: Collection[str]) -> None:
+        """The smallest files are copied, and those that are written; all where all are little."""
+        small = sum(found.st_size for found in files.values()) <= MOST_BYTES and len(files) <= MOST_FILES
+        most_bytes, most_files = (MOST_BYTES, MOST_FILES) if small else (FEW_BYTES, FEW_FILES)
+        size = 0
+        for name, found in sorted(files.items(), key=lambda item: item[1].st_size):
+            size += found.st_size
+            if name in written or (size <= most_bytes and len(self.copied) < most_files):
+                self.copied.append(name)
+            else:
+                self.linked[name] = found
+
+    def _parts(self) -> list[list[str]]:
+        """The paths to guard, as many to a process as it may have open. What we cannot write needs no guard."""
+        paths = [path for name in self.linked if os.access(path := f"{self.user}/{name}", os.W_OK)]
+        each = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - _SPARE)
+        return [paths[at : at + each] for at in range(0, len(paths), each)]
+
+    def _fill(self, target: Path, source: Path) -> None:
+        target.mkdir(parents=True)
+        for name in self.folders:
+            (target / name).mkdir()
+        for name, leads_to in self.symlinks.items():
+            (target / name).symlink_to(leads_to)
+        for name in self.copied:
+            with contextlib.suppress(FileNotFoundError):  # the user's programs go on meanwhile
+                shutil.copy2(source / name, target / name)
+
+
+@contextmanager
+def _guard(scratch: Path, paths: list[str]) -> Iterator[list[str]]:
+    """Guards the files as long as the block, or this process, lasts; gives those that cannot be guarded."""
+    names = scratch / f"guarded from {len(list(scratch.glob('guarded from *')))}"
+    names.write_bytes(b"\0".join(map(os.fsencode, paths)))
+    command = [sys.executable, "-I", "-S", reaper.__file__, str(scratch), "hold", str(names)]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    assert guard.stdin is not None
+    assert guard.stdout is not None
+    try:
+        yield [os.fsdecode(path) for path in guard.stdout.read().split(b"\0") if path]
+    finally:
+        guard.stdin.close()
+        guard.stdout.close()
+        guard.wait()
+
+
+def _changed(path: str, was: os.stat_result) -> bool:
+    """Whether a file is not what it was. A changed mode is put back: it can be changed through a link."""
+    try:
+        now = os.stat(path)
+    except OSError:
+        return False
+    if now.st_ino != was.st_ino:
+        return False  # the user has put another file in its place
+    if stat.S_IMODE(now.st_mode) != stat.S_IMODE(was.st_mode):
+        os.chmod(path, stat.S_IMODE(was.st_mode))
+    elif now.st_mtime_ns != was.st_mtime_ns and now.st_size == was.st_size:
+        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    else:
+        return False
+    return True
+
+
+def _check_size(user: Path, copied: list[os.stat_result], reason: str) -> None:
+    size = sum(found.st_size for found in copied)
+    if size > MOST_BYTES or len(copied) > MOST_FILES:
+        raise VerifyError(
+            f"verify: each check works in a view of {user} of its own, but there can be no overlay ({reason}), and "
+            f"{size / 1e6:.0f} MB in {len(copied)} files would have to be copied, more than "
+            f"{MOST_BYTES / 1e6:.0f} MB or {MOST_FILES} files: they are written, open elsewhere, or another user's. Start "
+            "verify from a smaller folder, or with --in-place (then files that the script writes itself are overwritten)."
+        )
+
+
+def _destination(user: Path, link: Path) -> str:
+    """Where the copy of a link leads: to the copy of what is in the folder, else to the very thing."""
+    leads_to = Path(os.path.normpath(link.parent / os.readlink(link)))
+    inside = leads_to.is_relative_to(user)
+    return os.path.relpath(leads_to, link.parent) if inside else str(leads_to)

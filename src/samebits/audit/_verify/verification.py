@@ -1,0 +1,215 @@
+"""`verify`: the script runs again and again under what must not matter; every step is compared with the first run."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samebits._progress import Progress
+from samebits.audit._diff.compare import Difference
+from samebits.audit._record.read_record import Record
+from samebits.audit._verify.baseline_facts import facts_of
+from samebits.audit._verify.check_plan import (
+    GROUPS,
+    KILLS,
+    BaselineFacts,
+    Check,
+    ProcessVariation,
+    checks_after,
+    run_again,
+)
+from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
+from samebits.audit._verify.child_processes import run_until_signalled, scratch_folder
+from samebits.audit._verify.folder.guarded_links import WrittenError
+from samebits.audit._verify.folder.working_folder import working_folder
+from samebits.audit._verify.verdict import BaselineComparison, with_cause
+from samebits.audit._verify.verify_report import CheckRow, VerifyReport
+from samebits.determinism import environment_fingerprint
+from samebits.errors import InvalidArgumentError, VerifyError
+
+PATIENCE_S, PATIENCE = 60.0, 10.0
+"""A process may take this many seconds, and this many times as long as the first run."""
+
+
+def verify(request: Request) -> VerifyReport:
+    """Runs every check of `request` in fresh processes and reports which gave the bits of the first run.
+
+    The script works in a view of the working directory (unless `request.in_place`), which keeps what it writes; its run directories and temporary
+    files are moved into a scratch folder, too. The output of a script that fails at its first run is left in a log
+    file that the error names.
+
+    Raises:
+        VerifyError: the script is missing, the working directory can be neither overlaid nor copied, the script raised in its first run, or it made no step that can be seen.
+        SignalledError: this process was told to end; all child processes have ended, and the scratch is gone.
+
+    """
+    _check(request)
+    user = None if request.in_place else Path.cwd()
+    written: frozenset[str] = frozenset()
+    while True:
+        with (
+            scratch_folder(keep=request.keep, outside=user) as scratch,
+            Progress("baseline", "runs") as progress,
+            ExitStack() as stack,
+        ):
+            if request.keep:
+                progress.say(f"scratch: {scratch}")
+            view = (
+                None
+                if user is None
+                else stack.enter_context(working_folder(user, scratch, written, progress.say))
+            )
+            runner = Runner(request, scratch, request.timeout, view)
+            try:
+                return run_until_signalled(_Verification(request, runner, progress).report())
+            except WrittenError as found:
+                written |= found.files
+                progress.say(f"begins again, with copies of what the script writes: {found}")
+
+
+def _check(request: Request) -> None:
+    if not Path(request.script).is_file():
+        is_folder = Path(request.script).is_dir()
+        why = "is a folder; name the script in it" if is_folder else "there is no such file"
+        raise VerifyError(f"verify {request.script}: {why}.")
+    if unknown := set(request.groups) - {*GROUPS, *KILLS}:
+        raise InvalidArgumentError(
+            f"--checks {','.join(sorted(unknown))}: choose from {','.join((*GROUPS, *KILLS))}."
+        )
+
+
+@dataclass
+class _Verification:
+    """One `verify` under way."""
+
+    request: Request
+    runner: Runner
+    progress: Progress
+    outcomes: dict[str, list[ProcessOutcome]] = field(default_factory=dict)
+
+    async def report(self) -> VerifyReport:
+        command = shlex.join((self.request.script, *self.request.args))
+        self.progress.say(f"verifying: {command}   (--seed {self.request.seed})")
+        first = await self.runner.run(ProcessVariation(), self._root("baseline"))
+        baseline = self._must_have_run(first)
+        self.runner.forget(self._root("baseline"))
+        if self.runner.timeout is None:
+            self.runner.timeout = PATIENCE_S + PATIENCE * first.ended.seconds
+        self.runner.on_end = self.progress.advance
+        facts = facts_of(baseline)
+        checks = checks_after(facts, self.request.groups, self.request.seed)
+        processes = 1 + sum(len(check.processes) for check in checks)
+        self._tell_plan(first.ended.seconds, len(facts.steps), processes)
+        rows = await self._rows(baseline, run_again(), checks)
+        return VerifyReport(
+            script=self.request.script,
+            args=self.request.args,
+            seed=self.request.seed,
+            final=baseline.final or "(no model was seen)",
+            environment=environment_fingerprint(),
+            rows=tuple(rows),
+            notes=tuple(self._notes(baseline, facts)),
+            groups=self.request.groups,
+        )
+
+    def _tell_plan(self, seconds: float, steps: int, processes: int) -> None:
+        """Says how long the checks will take, from the seconds of the baseline."""
+        jobs = self.request.jobs
+        self.progress.describe("checks")
+        self.progress.expect_more(processes)
+        more = (
+            f"{processes} more run{'' if processes == 1 else 's'}{'' if jobs == 1 else f', {jobs} at a time'}"
+        )
+        estimate = math.ceil(seconds * processes / jobs)
+        self.progress.say(f"baseline {seconds:.1f} s, {steps} steps; {more}, about {estimate} s")
+
+    def _notes(self, baseline: Record, facts: BaselineFacts) -> list[str]:
+        notes = [*baseline.notes, *(f"not seen: {item}" for item in (baseline.end or {}).get("not_seen", ()))]
+        if self.request.in_place:
+            notes.append(
+                f"--in-place: files that the script itself writes below {Path.cwd()} were overwritten"
+            )
+        if self.request.steps is not None and not facts.uses_run:
+            notes.append(
+                "the script has no samebits.Run: its epochs were not shortened, so validation may not have been reached"
+            )
+        return notes
+
+    def _must_have_run(self, first: ProcessOutcome) -> Record:
+        failure = first.failure()
+        if failure or first.record is None or not first.record.steps:
+            failure = (
+                failure
+                or "no step was seen, of a Run, of an optimizer, or of parameters that change between two calls of a module: "
+                "there is nothing to compare"
+            )
+            log = self._saved_log(first)
+            raise VerifyError(f"verify {self.request.script}: {failure} (its output: {log})")
+        return first.record
+
+    def _saved_log(self, first: ProcessOutcome) -> Path:
+        """The log where it survives the scratch."""
+        if self.request.keep:
+            return first.ended.log
+        handle, name = tempfile.mkstemp(prefix="samebits-verify-", suffix=".log")
+        os.close(handle)
+        return Path(shutil.copyfile(first.ended.log, name))
+
+    async def _rows(self, baseline: Record, again: Check, checks: Sequence[Check]) -> list[CheckRow]:
+        await self._run(again)
+        judge = BaselineComparison.of(baseline, self.outcomes[again.name][0].record)
+        first = judge.row(again, self.outcomes[again.name])
+        if judge.nothing_left:
+            return [first, *(CheckRow(check, overshadowed=True) for check in checks)]
+        await asyncio.gather(*(self._run(check) for check in checks))
+        rows = [judge.row(check, self.outcomes[check.name]) for check in checks]
+        return await self._same_but_for_surroundings(judge, [first, *rows])
+
+    async def _run(self, check: Check) -> None:
+        """The check's processes one after another, in one run root, until one does not end as planned."""
+        ended = self.outcomes[check.name] = []
+        for process in check.processes:
+            outcome = await self.runner.run(process, self._root(check.name))
+            ended.append(outcome)
+            if outcome.failure() or (process.kill is not None and not outcome.killed_as_planned):
+                break
+        self.runner.forget(self._root(check.name))
+
+    async def _same_but_for_surroundings(
+        self, judge: BaselineComparison, rows: list[CheckRow]
+    ) -> list[CheckRow]:
+        """Tells a difference by the varied thing from one by the hash seed, which happened to do nothing before.
+
+        A script that iterates over a set of two strings passes "run again" half of the time.
+        """
+        if rows[0].equal is False:
+            return rows
+        first_of_group = {row.check.group: row for row in reversed(rows) if row.equal is False}
+        for row in first_of_group.values():
+            for outcome in self.outcomes[row.check.name]:
+                self.progress.expect_more(1)
+                root = self._root(f"control {outcome.variant}")
+                plain = await self.runner.run(ProcessVariation(), root, outcome.variant)
+                self.runner.forget(root)
+                found = judge.difference([plain.record] if plain.record else [])
+                if found is not None:
+                    return self._again_differs(judge, rows, found)
+        return rows
+
+    def _again_differs(
+        self, judge: BaselineComparison, rows: list[CheckRow], found: Difference
+    ) -> list[CheckRow]:
+        judge = BaselineComparison(judge.baseline, judge.ignore, found)
+        later = [judge.row(row.check, self.outcomes[row.check.name]) for row in rows[1:]]
+        return [with_cause(rows[0], found), *later]
+
+    def _root(self, name: str) -> Path:
+        return self.runner.scratch / f"root of {name}"

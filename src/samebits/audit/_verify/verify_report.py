@@ -1,0 +1,210 @@
+"""What `verify` found: one row per check, the verdict, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from samebits.audit._diff.compare import Difference
+from samebits.audit._verify.check_plan import GROUPS, Check
+from samebits.audit._verify.hints import cure_of
+
+SCHEMA = "samebits.verify/1"
+
+ALL_EQUAL, DIFFERENT, COULD_NOT_RUN = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """The outcome of one check."""
+
+    check: Check
+    steps_compared: int = 0
+    difference: Difference | None = None
+    failed: str = ""
+    """How a process of the check ended that the baseline ended without: its exception, a time-out."""
+    output: str = ""
+    """The last lines of that process."""
+    could_not: str = ""
+    """Why the check proves nothing: a kill that hit nothing, a resume that started over, no step compared."""
+    remark: str = ""
+    """What the processes' recorders noted and the baseline's did not, such as a variation without effect."""
+    overshadowed: bool = False
+    """It differs no earlier than "run again" does: its own cause cannot be told."""
+
+    @property
+    def applies(self) -> bool:
+        """Whether the check says anything about this script."""
+        return not self.check.does_not_apply
+
+    @property
+    def equal(self) -> bool | None:
+        """Whether every step had the baseline's bits; None where that was not found out."""
+        if (self.difference is not None or self.failed) and not self.overshadowed:
+            return False
+        return True if self.applies and not (self.could_not or self.overshadowed) else None
+
+    @property
+    def decides(self) -> bool:
+        """Whether the row has a say in the exit status."""
+        return self.check.promised and self.applies
+
+    def result(self) -> str:
+        """One sentence for the table."""
+        if self.check.does_not_apply:
+            return f"does not apply: {self.check.does_not_apply}"
+        if self.overshadowed:
+            return (
+                "not judged: no earlier than in 'run again'"
+                if self.difference
+                else "not run: 'run again' differs"
+            )
+        if self.difference is not None and not self.check.promised and self.difference.place == "step":
+            return f"differs first at step {self.difference.step}"
+        if self.difference is not None:
+            return replace(self.difference, others=()).sentence()
+        return self.failed or self.could_not or "equal"
+
+    def cause(self) -> str:
+        """The result with what differs besides in the same step."""
+        return self.difference.sentence() if self.difference else self.result()
+
+    def notes(self) -> str:
+        """What a reader must know beside the result."""
+        unmeasured = self.overshadowed and self.difference is None
+        promised = "" if self.check.promised else "not promised" if unmeasured else "measured, not promised"
+        return "; ".join(filter(None, (promised, self.check.note, self.remark)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain values, for `--json`."""
+        found = self.difference
+        return {
+            "check": self.check.name,
+            "varied": self.check.varied,
+            "promised": self.check.promised,
+            "steps_compared": self.steps_compared,
+            "equal": self.equal,
+            "difference": found
+            and {
+                "step": found.step,
+                "component": found.component,
+                "paths": list(found.paths),
+                "sentence": found.sentence(),
+            },
+            "note": "; ".join(
+                filter(None, (self.notes(), "" if self.equal is False and found else self.result()))
+            ),
+        }
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """All rows of one `verify`."""
+
+    script: str
+    args: tuple[str, ...]
+    seed: int
+    final: str
+    environment: dict[str, Any]
+    rows: tuple[CheckRow, ...]
+    notes: tuple[str, ...] = ()
+    """What the recorder noted in the first run, and what it could not see."""
+    groups: tuple[str, ...] = GROUPS
+    """What `--checks` asked for."""
+
+    @property
+    def exit(self) -> int:
+        """0: all promised rows equal; 1: one is not; 2: none is unequal, but one proves nothing."""
+        deciding = [row for row in self.rows if row.decides]
+        if any(row.equal is False for row in deciding):
+            return DIFFERENT
+        proves_nothing = not deciding or self._asked_in_vain or any(row.could_not for row in deciding)
+        return COULD_NOT_RUN if proves_nothing else ALL_EQUAL
+
+    @property
+    def _asked_in_vain(self) -> bool:
+        """Whether no row that was asked for applies: "run again", which is always there, was not asked for."""
+        asked = [row for row in self.rows if row.check.group != "run-again"]
+        return "run-again" not in self.groups and bool(asked) and not any(row.applies for row in asked)
+
+    def verdict(self) -> str:
+        """One sentence; where it is bad news, with the cure."""
+        if self.exit == COULD_NOT_RUN:
+            why = next(
+                (f"{row.check.name}: {row.could_not}" for row in self.rows if row.could_not),
+                self._in_vain(),
+            )
+            return f"NOT VERIFIED: {why}."
+        if self.exit == ALL_EQUAL:
+            return self._proven()
+        row = next(row for row in self.rows if row.decides and row.equal is False and not row.overshadowed)
+        return (
+            f"NOT REPRODUCIBLE: {row.check.name}: {row.cause()}. {cure_of(row.check, row.difference)}".strip()
+        )
+
+    def _proven(self) -> str:
+        """What the rows have shown, in words. VERIFIED is said of a run that was killed and resumed, and of no other."""
+        rows = [row for row in self.rows if row.decides]
+        ways = [
+            way for group in GROUPS if (way := _way(group, [r.check for r in rows if r.check.group == group]))
+        ]
+        word = "VERIFIED" if any(row.check.group == "kill" for row in rows) else "REPRODUCED"
+        steps = min(row.steps_compared for row in rows)
+        said = f"{word}: the same bits in {'all ' if steps > 1 else ''}{steps} step{'' if steps == 1 else 's'}, {_listed(ways)}."
+        return f"{said} Not proven: {'; '.join(missing)}." if (missing := self._not_proven()) else said
+
+    def _not_proven(self) -> list[str]:
+        """The groups with a row that has no say, and why."""
+        reasons = {
+            row.check.group: row.check.does_not_apply or "measured, not promised"
+            for row in self.rows
+            if not row.decides
+        }
+        return [f"{_TITLES[group]} ({reason})" for group, reason in reasons.items()]
+
+    def _in_vain(self) -> str:
+        reasons = dict.fromkeys(row.check.does_not_apply for row in self.rows if not row.applies)
+        return "no check that was asked for applies" + (f": {'; '.join(reasons)}" if reasons else "")
+
+    def to_json(self) -> str:
+        """The report as JSON: what the table shows, and the environment it holds for."""
+        content = {
+            "schema": SCHEMA,
+            "script": self.script,
+            "args": list(self.args),
+            "verdict": self.verdict(),
+            "exit": self.exit,
+            "proven": [row.check.name for row in self.rows if row.decides and row.equal],
+            "final": self.final,
+            "seed": self.seed,
+            "environment": self.environment,
+            "notes": list(self.notes),
+            "rows": [row.to_dict() for row in self.rows],
+        }
+        return json.dumps(content, indent=2) + "\n"
+
+    def write_json(self, file: Path) -> None:
+        """Writes `to_json` to `file`."""
+        file.write_text(self.to_json(), encoding="utf-8")
+
+
+_TITLES = {"kill": "killed and resumed", "workers": "loader workers", "threads": "number of threads"}
+
+
+def _way(group: str, checks: list[Check]) -> str:
+    """In which way the bits were shown to be the same; empty without a check."""
+    if not checks or group == "run-again":
+        return "run again" if checks else ""
+    if group == "kill":
+        return f"killed and resumed in {len(checks)} way{'' if len(checks) == 1 else 's'}"
+    varied = [check.processes[0] for check in checks]
+    if group == "workers":
+        return f"with {_listed([str(process.num_workers) for process in varied])} loader workers"
+    return f"with {_listed([str(process.threads) for process in varied])} threads"
+
+
+def _listed(items: list[str]) -> str:
+    """As a sentence lists them: `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))

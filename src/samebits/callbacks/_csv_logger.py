@@ -1,0 +1,135 @@
+"""`CSVLogger`: a text file that holds each epoch, or each step, exactly once, however often the training was killed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from samebits._inspect import user_code
+from samebits.callbacks._base import AttributeState, TrainerView
+from samebits.callbacks._callback_arguments import check
+from samebits.callbacks._write_errors import named_disk_errors
+from samebits.checkpoint._async_writer.writer.commit_folder import sync_folder
+
+_TAIL_BYTES = 1 << 14
+
+
+class CSVLogger(AttributeState):
+    """Writes one row per epoch (or step) as soon as it is there; the columns are those of Keras's CSVLogger.
+
+    A commit keeps the last rows themselves and how many bytes of the file precede them, which are on disk for good.
+    A resume cuts the file back to those bytes and writes the rows again: it needs neither the rows behind the commit,
+    which come again, nor luck with what the system had not written yet when it lost power.
+
+    Args:
+        filename: made with its folders; a new training starts it anew.
+        separator: one character.
+        append: a new training goes on behind what the file holds.
+        update_freq: "epoch": `epoch` (from 0) and the logs, sorted; a metric that an epoch lacks is NA.
+            "batch": `step` (of the whole run, from 0) and the batch's logs.
+
+    Raises:
+        InvalidArgumentError: an argument is not what its place asks for.
+        RecordError: the disk refuses the file.
+    """
+
+    _state = ("_fields", "_base", "_tail")
+
+    every_rank = False
+
+    def __init__(
+        self,
+        filename: str | os.PathLike[str],
+        separator: str = ",",
+        append: bool = False,
+        update_freq: str = "epoch",
+    ) -> None:
+        check("CSVLogger", filename=filename, separator=separator, update_freq=update_freq)
+        self.path = Path(filename)
+        self.separator = separator
+        self.append = append
+        self.update_freq = update_freq
+        self._file: BinaryIO | None = None
+        self._fields: list[str] | None = None
+        self._base = 0
+        """Bytes of the file that precede `_tail`, and are durable."""
+        self._tail = ""
+
+    def on_train_begin(self, trainer: TrainerView) -> None:
+        """Opens the file, as the commit knows it."""
+        with named_disk_errors(self._call):
+            self._begin(trainer)
+
+    def _begin(self, trainer: TrainerView) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not trainer.resumed:
+            self._fields, self._tail = None, ""
+            self._base = self.path.stat().st_size if self.append and self.path.exists() else 0
+            if self._base:
+                trainer.commit()  # before the first row: else a restart could not tell ours from those of before
+        self._file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+        sync_folder(self.path.parent)
+        size = os.fstat(self._file.fileno()).st_size
+        if size < self._base:
+            user_code.warn(
+                f"{self._call}: the commit knows of {self._base} bytes, the file has {size}. Somebody "
+                "has shortened it; the log goes on behind what is left.",
+            )
+            self._base = size
+        self._file.truncate(self._base)
+        self._file.seek(self._base)
+        self._put(self._tail)
+
+    def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
+        """With update_freq="batch": the step's row."""
+        if self.update_freq == "batch":
+            self._write("step", step, logs, sorted(logs))
+
+    def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
+        """With update_freq="epoch": the epoch's row."""
+        if self.update_freq == "epoch":
+            names = sorted(logs)
+            if trainer.validates and not any(name.startswith("val_") for name in names):
+                names += [f"val_{name}" for name in names]  # Keras's: the first validation may come later
+            self._write("epoch", epoch, logs, names)
+
+    def on_exit(self, trainer: TrainerView) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            with suppress(OSError):  # a row that the disk refused is in the buffer still, and was named
+                self._file.close()
+            self._file = None
+
+    def _write(self, counter: str, number: int, logs: dict[str, Any], names: list[str]) -> None:
+        assert self._file is not None
+        text = ""
+        if self._fields is None:
+            self._fields = names
+            if self._base == 0:
+                text = self._line([counter, *names])
+        text += self._line([number, *(logs.get(name, "NA") for name in self._fields)])
+        with named_disk_errors(self._call):
+            if len(self._tail) > _TAIL_BYTES:
+                os.fsync(self._file.fileno())
+                self._base, self._tail = self._base + len(self._tail.encode()), ""
+            self._tail += text
+            self._put(text)
+
+    def _put(self, text: str) -> None:
+        assert self._file is not None
+        self._file.write(text.encode())
+        self._file.flush()  # a kill of this process, unlike a loss of power, takes nothing that the system has
+
+    @property
+    def _call(self) -> str:
+        return f"CSVLogger({str(self.path)!r})"
+
+    def _line(self, cells: Sequence[Any]) -> str:
+        line = io.StringIO()
+        csv.writer(line, delimiter=self.separator, lineterminator="\n").writerow(cells)
+        return line.getvalue()

@@ -1,0 +1,44 @@
+"""`Lambda`: hooks from functions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from samebits.callbacks._base import Callback
+from samebits.callbacks._callback_arguments import check
+from samebits.errors import InvalidArgumentError
+
+_HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+class Lambda(Callback):
+    """Calls functions as hooks: `Lambda(on_epoch_end=lambda trainer, epoch, logs: print(epoch, logs))`.
+
+    Args:
+        state: what the functions remember from one call to the next; part of every commit, and filled in place by a
+            resume. What they remember elsewhere is lost.
+        hooks: functions by the name of their hook, with the arguments of `Callback`'s method.
+    """
+
+    def __init__(self, state: dict[str, Any] | None = None, **hooks: Callable[..., None]) -> None:
+        check("Lambda", state=state)
+        for name, hook in hooks.items():
+            if name not in _HOOKS:
+                raise InvalidArgumentError(
+                    f"Lambda({name}=...): there is no such hook. Hooks are {', '.join(_HOOKS)}."
+                )
+            if not callable(hook):
+                raise InvalidArgumentError(f"Lambda({name}={hook!r:.60}): give a function.")
+        self.state = {} if state is None else state
+        vars(self).update(hooks)  # an attribute of the instance comes before the class's method
+
+    def state_dict(self) -> dict[str, Any]:
+        """The given dict's values."""
+        return dict(self.state)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Fills the given dict."""
+        self.state.clear()
+        self.state.update(copy.deepcopy(state_dict))

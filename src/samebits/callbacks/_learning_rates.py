@@ -1,0 +1,153 @@
+"""Callbacks that set learning rates; their rules are those of Keras 3's callbacks of the same names.
+
+Keras keeps a rate in float32, torch in a Python float: the values are equal up to that rounding.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import torch
+
+from samebits.callbacks._base import Callback, TrainerView
+from samebits.callbacks._callback_arguments import check
+from samebits.callbacks._monitored_metric import Monitored
+from samebits.errors import InvalidArgumentError
+
+
+class ReduceLROnPlateau(Monitored):
+    """Multiplies the learning rates by `factor` when the metric has not improved for `patience` epochs.
+
+    Adds `learning_rate`, the first group's rate in this epoch, to the logs.
+
+    Args:
+        optimizer: whose param_groups are changed.
+        monitor: name in the epoch's logs.
+        factor: below 1.
+        patience: epochs without improvement before the rate is reduced; 0 is the same as 1.
+        mode: "min", "max", or "auto" (by the name: losses and errors are to fall, accuracies to rise).
+        min_delta: what counts as an improvement must exceed it.
+        cooldown: epochs after a reduction in which nothing is counted.
+        min_lr: lower bound of the rates.
+    """
+
+    _state = ("best", "wait", "cooldown_counter")
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        check(
+            self._call,
+            optimizer=optimizer,
+            factor=factor,
+            patience=patience,
+            cooldown=cooldown,
+            min_lr=min_lr,
+        )
+        self.optimizer = optimizer
+        self.factor = factor
+        self.patience = patience
+        self.cooldown = cooldown
+        self.min_lr = min_lr
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best = None
+        self.wait = 0
+        self.cooldown_counter = 0
+
+    def on_train_begin(self, trainer: TrainerView) -> None:
+        """A new training starts afresh; a resumed one goes on."""
+        if not trainer.resumed:
+            self._reset()
+
+    def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
+        """Keras 3's rule, `ReduceLROnPlateau.on_epoch_end`."""
+        logs["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
+        value = self._value(trainer, logs)
+        if value is None:
+            return
+        if self.cooldown_counter > 0:
+            self.cooldown_counter -= 1
+            self.wait = 0
+        if self._improves(value, self.best):
+            self.best = value
+            self.wait = 0
+        elif self.cooldown_counter == 0:
+            self.wait += 1
+            if self.wait >= self.patience:
+                self._reduce()
+
+    def _reduce(self) -> None:
+        """Rates that are at `min_lr` already stay, and then (Keras's rule) no cooldown begins."""
+        groups = [group for group in self.optimizer.param_groups if float(group["lr"]) > self.min_lr]
+        for group in groups:
+            _set_rate(group, max(float(group["lr"]) * self.factor, self.min_lr))
+        if groups:
+            self.cooldown_counter = self.cooldown
+            self.wait = 0
+
+
+class LearningRateScheduler(Callback):
+    """Sets the learning rates at the beginning of each epoch: `schedule(epoch, rate)`, or `schedule(epoch)`.
+
+    `schedule` is asked once per group of the trainer's optimizer, with the group's rate. It must be a function of its
+    arguments alone: what else it remembers is not saved. Adds `learning_rate`, the first group's, to the logs.
+    """
+
+    def __init__(self, schedule: Callable[..., float]) -> None:
+        if not callable(schedule):
+            raise InvalidArgumentError(
+                f"LearningRateScheduler({schedule!r:.60}): give a function of the epoch."
+            )
+        self.schedule = schedule
+        self._takes_rate = _takes_two(schedule)
+
+    def on_epoch_begin(self, trainer: TrainerView, epoch: int) -> None:
+        """Asks for all rates, then sets them."""
+        groups = trainer.optimizer.param_groups
+        rates = [self._rate(epoch, float(group["lr"])) for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            _set_rate(group, rate)
+
+    def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
+        """Notes the rate."""
+        logs["learning_rate"] = float(trainer.optimizer.param_groups[0]["lr"])
+
+    def _rate(self, epoch: int, rate: float) -> float:
+        new = self.schedule(epoch, rate) if self._takes_rate else self.schedule(epoch)
+        if isinstance(new, bool) or not isinstance(new, Real) or not math.isfinite(float(new)):
+            raise InvalidArgumentError(
+                f"LearningRateScheduler: schedule(epoch={epoch}) returned {new!r:.60}. Return a finite number."
+            )
+        return float(new)
+
+
+def _takes_two(schedule: Callable[..., float]) -> bool:
+    try:
+        inspect.signature(schedule).bind(0, 0.1)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not say
+        return True
+    return True
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], torch.Tensor):  # a captured graph reads this very tensor
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

@@ -1,0 +1,201 @@
+"""`ModelCheckpoint`: files of weights for others to read; after a resume they are those that the commit knows."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from samebits._inspect import user_code
+from samebits.callbacks._base import TrainerView
+from samebits.callbacks._callback_arguments import check
+from samebits.callbacks._monitored_metric import Monitored
+from samebits.callbacks._write_errors import named_disk_errors
+from samebits.checkpoint._exchange.weights_file import SUFFIXES, save_weights
+from samebits.errors import InvalidArgumentError
+
+
+class ModelCheckpoint(Monitored):
+    """Writes the state_dict of `trainer.eval_model` after epochs; each file appears whole, by a rename.
+
+    It does not take part in resuming (commits do that). But what it has kept is as exact as the rest: a file that is
+    replaced or dropped is set aside in a hidden folder until a commit knows of it, and a resume brings it back.
+
+    Args:
+        filepath: ends in .safetensors, or in .pt or .pth (`torch.load(..., weights_only=True)` reads it). It may hold
+            `{epoch}` (from 1, as in Keras) and names of metrics: `"best/{epoch:02d}-{val_loss:.3f}.safetensors"`.
+        monitor: name in the epoch's logs; looked at with `save_best_only` and `keep_best` only.
+        mode: "min", "max", or "auto" (by the name: losses and errors are to fall, accuracies to rise).
+        save_best_only: write only when the metric is better than in all epochs before; Keras's rule.
+        keep_best: keep the files of this many best epochs only (of equal ones the earlier, a NaN last). It may not
+            go with `save_best_only`.
+        initial_value_threshold: with `save_best_only`, what the first file must be better than.
+
+    Raises:
+        InvalidArgumentError: an argument is not what its place asks for.
+        RecordError: the disk refuses the file.
+    """
+
+    _state = ("best", "kept", "_step")
+
+    every_rank = False
+
+    def __init__(
+        self,
+        filepath: str | os.PathLike[str],
+        monitor: str = "val_loss",
+        mode: str = "auto",
+        save_best_only: bool = False,
+        keep_best: int | None = None,
+        initial_value_threshold: float | None = None,
+    ) -> None:
+        check(
+            self._call,
+            filepath=filepath,
+            keep_best=keep_best,
+            initial_value_threshold=initial_value_threshold,
+        )
+        self._watches = save_best_only or keep_best is not None
+        if mode == "auto" and not self._watches:
+            mode = "min"  # nothing is compared, so the name need not tell
+        super().__init__(monitor, mode, 0.0)
+        self.filepath = os.fspath(filepath)
+        _check(self.filepath, save_best_only, keep_best)
+        self.save_best_only = save_best_only
+        self.keep_best = keep_best
+        self.initial_value_threshold = initial_value_threshold
+        self.best = initial_value_threshold
+        self.kept: dict[str, list[Any]] = {}
+        """Per file, by its path below the folder that all have in common: its epoch and its metric."""
+        fixed = self.filepath.split("{")[0]
+        self._folder = Path(fixed if fixed.endswith("/") else os.path.dirname(fixed) or ".")
+        self._aside = self._folder / f".{Path(self.filepath).name}.superseded"
+        """Files that only older commits know, named after their epoch and the step that gave them up."""
+        self._step = 0
+
+    def on_train_begin(self, trainer: TrainerView) -> None:
+        """Brings back the files that the commit knows, and removes the rest of what was set aside."""
+        if not trainer.resumed:
+            self.best, self.kept = self.initial_value_threshold, {}
+        with named_disk_errors(f"ModelCheckpoint({self.filepath!r})"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        for name, (epoch, _) in self.kept.items():
+            path = self._folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for hidden in self._aside.glob(f"{epoch}-*"):
+                hidden.replace(path)
+            if not path.exists():
+                user_code.warn(
+                    f"ModelCheckpoint: {path}, written after epoch {epoch + 1}, is gone. Training goes on to the same weights; "
+                    "the file counts as written, and comes again only in its turn. Stop and put a copy of it back if you need "
+                    "it, or write the weights of a commit: samebits commits RUN_DIR --export newest FILE.",
+                )
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
+        """Notes the step."""
+        self._step = step
+
+    def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
+        """Writes the weights if they are wanted, and drops the file that is wanted no more."""
+        value = self._value(trainer, logs) if self._watches else None
+        if self._watches and (value is None or not self._wanted(value)):
+            return
+        with named_disk_errors(f"ModelCheckpoint({self.filepath!r})"):
+            self._save(trainer, epoch, value, self._name(epoch, logs))
+
+    def _save(self, trainer: TrainerView, epoch: int, value: float | None, name: str) -> None:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name in self.kept:
+            self._supersede(trainer, name, replaced=True)
+        save_weights(trainer.eval_model.state_dict(), path)
+        if self.keep_best is not None and len(self.kept) >= self.keep_best:
+            self._supersede(trainer, self._worst())
+        self.kept[name] = [epoch, value]
+        if self.save_best_only:
+            self.best = value
+
+    def on_commit(self, trainer: TrainerView, step: int) -> None:
+        """No resume can ask for files any more that were given up before this commit."""
+        for path in self._aside.glob("*-*"):
+            if int(path.stem.split("-")[1]) < step:
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # not there, or not empty
+            self._aside.rmdir()
+
+    def _wanted(self, value: float) -> bool:
+        if self.keep_best is None:
+            return self._improves(value, self.best)
+        if len(self.kept) < self.keep_best:
+            return True
+        worst = self.kept[self._worst()][1]
+        return self._improves(value, worst) or (math.isnan(worst) and not math.isnan(value))
+
+    def _worst(self) -> str:
+        def badness(name: str) -> tuple[bool, float, int]:
+            epoch, value = self.kept[name]
+            return math.isnan(value), 0.0 if math.isnan(value) else -value if self._rises else value, epoch
+
+        return max(self.kept, key=badness)
+
+    def _name(self, epoch: int, logs: dict[str, float]) -> str:
+        try:
+            path = self.filepath.format(epoch=epoch + 1, **logs)
+        except (KeyError, IndexError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"ModelCheckpoint(filepath={self.filepath!r}): cannot be filled in ({error!r}). "
+                f"Names are epoch, {', '.join(sorted(logs))}."
+            ) from error
+        return os.path.relpath(path, self._folder)
+
+    def _supersede(self, trainer: TrainerView, name: str, *, replaced: bool = False) -> None:
+        """Gives up a file: at once where nothing is ever resumed, else not before a commit knows of it."""
+        path, epoch = self._folder / name, self.kept.pop(name)[0]
+        if trainer.run_dir is None:
+            if not replaced:
+                path.unlink(missing_ok=True)
+            return
+        hidden = self._aside / f"{epoch}-{self._step}{path.suffix}"
+        hidden.parent.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            if replaced:  # readers find the old file until the new one is there
+                _link(path, hidden)
+            else:
+                path.replace(hidden)
+
+
+def _link(path: Path, other: Path) -> None:
+    other.unlink(missing_ok=True)
+    try:
+        os.link(path, other)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, other)
+
+
+def _check(filepath: str, save_best_only: bool, keep_best: int | None) -> None:
+    call = f"ModelCheckpoint(filepath={filepath!r}"
+    if not filepath.endswith(SUFFIXES):
+        raise InvalidArgumentError(f"{call}): must end in one of {', '.join(SUFFIXES)}.")
+    try:
+        list(Formatter().parse(filepath))
+    except ValueError as error:
+        raise InvalidArgumentError(f"{call}): cannot be filled in ({error}).") from error
+    if keep_best is None:
+        return
+    if save_best_only:
+        raise InvalidArgumentError(
+            f"{call}, keep_best={keep_best}, save_best_only=True): choose one. save_best_only keeps every file that was "
+            "the best when it was written."
+        )
+    if keep_best > 1 and "{epoch" not in filepath:
+        raise InvalidArgumentError(
+            f"{call}, keep_best={keep_best}): the files need names of their own. Put {{epoch}} into the path."
+        )

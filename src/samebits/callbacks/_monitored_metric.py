@@ -1,0 +1,71 @@
+"""What the callbacks that watch a metric share: its direction, its comparison, and the error when it is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samebits.callbacks._base import AttributeState, TrainerView
+from samebits.callbacks._callback_arguments import check
+from samebits.errors import InvalidArgumentError
+
+_RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1", "f1_score", "iou", "r2", "r2_score")
+_FALLING = ("loss", "error", "mae", "mse", "rmse", "crossentropy", "cross_entropy", "perplexity")
+
+
+class Monitored(AttributeState):
+    """Compares a metric with the best so far, by the rule of Keras 3's `MonitorCallback`.
+
+    Two of its properties are odd, and kept: values are compared as float32, and the first value is the best so far
+    whatever it is. So a NaN that comes first is never improved on, and one that comes later is no improvement.
+    """
+
+    best: float | None
+
+    def __init__(self, monitor: str, mode: str, min_delta: float) -> None:
+        check(self._call, monitor=monitor, mode=mode, min_delta=min_delta)
+        self.monitor = monitor
+        self.min_delta = abs(min_delta)
+        self._rises = mode == "max" or (mode == "auto" and self._guess_rises())
+        self.best = None
+
+    @property
+    def _call(self) -> str:
+        return type(self).__name__
+
+    def _guess_rises(self) -> bool:
+        name = self.monitor.removeprefix("val_")
+        if not name.endswith(_RISING + _FALLING):
+            raise InvalidArgumentError(
+                f"{self._call}(monitor={self.monitor!r}, mode='auto'): the name does not tell whether the metric is to "
+                "rise or to fall. Pass mode='max' or mode='min'."
+            )
+        return name.endswith(_RISING)
+
+    def _improves(self, value: float, reference: float | None) -> bool:
+        if reference is None:
+            return True
+        with np.errstate(over="ignore"):
+            if self._rises:
+                return bool(np.float32(value - self.min_delta) > np.float32(reference))
+            return bool(np.float32(value + self.min_delta) < np.float32(reference))
+
+    def _value(self, trainer: TrainerView, logs: dict[str, Any]) -> float | None:
+        """The metric; None in an epoch without validation.
+
+        Raises `InvalidArgumentError` when no epoch will have it.
+        """
+        if self.monitor in logs:
+            return float(logs[self.monitor])
+        if self.monitor.startswith("val_"):
+            if not trainer.validates:
+                self._unknown(logs, "Pass validation_data to fit, or monitor='loss'.")
+            if not any(name.startswith("val_") for name in logs):
+                return None
+        return self._unknown(logs, "Choose one of them.")
+
+    def _unknown(self, logs: dict[str, Any], cure: str) -> None:
+        raise InvalidArgumentError(
+            f"{self._call}(monitor={self.monitor!r}): the metrics are {', '.join(sorted(logs))}. {cure}"
+        )

@@ -1,0 +1,79 @@
+"""`ProgressBar`: a rich bar on a terminal, one plain line per epoch elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from samebits.callbacks._base import Callback, TrainerView
+from samebits.callbacks._callback_arguments import check
+from samebits.errors import InvalidArgumentError
+
+
+class ProgressBar(Callback):
+    """Shows epoch, step, and the logs. It holds no state: after a resume it continues at the run's position.
+
+    Args:
+        file: where to; None: stderr.
+        bar: False: on a terminal too the line per epoch alone.
+    """
+
+    every_rank = False
+
+    def __init__(self, file: TextIO | None = None, *, bar: bool = True) -> None:
+        check("ProgressBar", file=file)
+        self._file = file
+        self._bar = bar
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def on_train_begin(self, trainer: TrainerView) -> None:
+        """Starts the bar, on a terminal."""
+        console = Console(file=self._file or sys.stderr)
+        if not self._bar or not console.is_terminal:
+            return
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[logs]}"), console=console, transient=True,
+        )  # fmt: skip
+        self._progress.start()
+
+    def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
+        """Moves the bar to the step."""
+        if self._progress is None:
+            return
+        if (
+            self._task is None
+        ):  # begins where the run stands: steps of earlier processes are no part of the speed
+            epochs = trainer.epochs - trainer.initial_epoch
+            total = None if trainer.steps_per_epoch is None else trainer.steps_per_epoch * epochs
+            self._task = self._progress.add_task("training", total=total, completed=step, logs="")
+        self._progress.update(self._task, completed=step + 1, logs=_text(logs))
+
+    def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
+        """Prints the epoch's line."""
+        line = f"epoch {epoch + 1}/{trainer.epochs}: {_text(logs)}"
+        if self._progress is not None:
+            self._progress.console.print(line, highlight=False)
+        else:
+            print(line, file=self._file or sys.stderr, flush=True)
+
+    def on_exit(self, trainer: TrainerView) -> None:
+        """Takes the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = self._task = None
+
+
+def bars(verbose: str | int) -> list[ProgressBar]:
+    """What `fit(verbose=...)` stands for, Keras's numbers: 0 nothing, 1 or "auto" a bar, 2 a line per epoch."""
+    if verbose not in ("auto", 0, 1, 2):
+        raise InvalidArgumentError(f"fit(verbose={verbose!r}): one of 'auto', 0, 1, 2.")
+    return [ProgressBar(bar=verbose != 2)] if verbose else []
+
+
+def _text(logs: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in logs.items())

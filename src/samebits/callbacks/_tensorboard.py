@@ -1,0 +1,85 @@
+"""`TensorBoard`: event files that show each step exactly once, however often the training was killed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from samebits.callbacks._base import AttributeState, TrainerView
+from samebits.callbacks._callback_arguments import check
+
+
+class TensorBoard(AttributeState):
+    """Writes the logs as scalars, through `torch.utils.tensorboard` (needs the package `tensorboard`).
+
+    Each process writes a file of its own, which begins with a purge: whatever earlier files hold from the step on at
+    which this process started was not part of the commit, and TensorBoard leaves it out. That is a comparison of step
+    numbers, so all scalars lie on one axis, the run's steps: an epoch's at its last step.
+
+    What a commit counts as done has left this process before, so no kill takes it. A loss of power may.
+
+    Args:
+        log_dir: of this run alone. A training that starts at step 0 purges all of it.
+        update_freq: "epoch": the epochs' logs, by their names. "batch": each step's too, as `batch/loss`.
+
+    Raises:
+        InvalidArgumentError: an argument is not what its place asks for.
+        ModuleNotFoundError: the package `tensorboard` is not installed.
+    """
+
+    _state = ("_step",)
+
+    every_rank = False
+
+    def __init__(self, log_dir: str | os.PathLike[str], update_freq: str = "epoch") -> None:
+        check("TensorBoard", log_dir=log_dir, update_freq=update_freq)
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (an optional package)
+        except ImportError as error:
+            raise ModuleNotFoundError(
+                f"TensorBoard({os.fspath(log_dir)!r}): the package tensorboard is not installed ({error}). "
+                "pip install tensorboard, or use CSVLogger.",
+                name="tensorboard",
+            ) from error
+        self.log_dir = Path(log_dir)
+        self.update_freq = update_freq
+        self._open: Any = SummaryWriter
+        self._writer: Any = None
+        self._step = 0
+
+    def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
+        """Purges from the first step of this process on; with update_freq="batch" writes the step's logs."""
+        self._step = step
+        if self._writer is None:
+            _await_next_second(self.log_dir)
+            self._writer = self._open(str(self.log_dir), purge_step=step)
+        if self.update_freq == "batch":
+            self._write({f"batch/{name}": value for name, value in logs.items()})
+
+    def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
+        """Writes the epoch's logs."""
+        self._write(logs)
+
+    def on_exit(self, trainer: TrainerView) -> None:
+        """Closes the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step; and what a commit counts as done has left this process."""
+        if self._writer is not None:
+            self._writer.flush()
+        return super().state_dict()
+
+    def _write(self, logs: dict[str, float]) -> None:
+        for name, value in logs.items():
+            self._writer.add_scalar(name, value, self._step)
+
+
+def _await_next_second(folder: Path) -> None:
+    """TensorBoard reads files in the order of their names, which hold the second: the newest must come last."""
+    while any(folder.glob(f"events.out.tfevents.{int(time.time())}.*")):
+        time.sleep(0.02)

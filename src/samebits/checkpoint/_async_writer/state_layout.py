@@ -1,0 +1,240 @@
+"""The structure of a state that is saved again and again: compared at each snapshot, encoded anew when it has changed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict, defaultdict, deque
+from itertools import count
+from types import NoneType
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+
+from samebits.checkpoint import _safetensors_file as safetensors_file
+from samebits.checkpoint._codec import SMALL, TENSORS, Encoder
+from samebits.checkpoint._manifest import canonical
+from samebits.checkpoint._tensor_layout import FileLayout
+
+_NUMBERS = {int, float, bool, NoneType}
+_MUTABLE = {list, set, deque, bytearray, defaultdict, Counter}
+_Path = tuple[Any, ...]
+
+
+class PlanError(Exception):
+    """The state has tensors where a plan does not look for them."""
+
+
+class StateLayout:
+    """Of one state: where in it the tensors are, which plain values there are, and the text between them.
+
+    The state's values lie in one flat list: each container's behind those before it.
+
+    Raises:
+        UnsavableStateError: the state holds something that cannot be saved.
+        PlanError: it can be saved, but not by a plan.
+    """
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        values, paths, self._containers = _flat(state)
+        self._types = list(map(type, values))
+        leaves = {path: number for number, path in enumerate(paths)}
+        for number, _, _ in self._containers:
+            del leaves[paths[number]]
+        encoder = _Template(leaves)
+        pieces = re.split(f'"{encoder.token}([0-9]+)"', canonical(encoder.node(state)))
+        self._text = pieces
+        self._plain = [(place, int(pieces[place])) for place in range(1, len(pieces), 2)]
+        self._known: list[Any] = [_NEVER] * len(self._plain)
+        self._tensors = [number for number, kind in enumerate(self._types) if kind in TENSORS]
+        self._arrays = [number for number, kind in enumerate(self._types) if kind is np.ndarray]
+        self._kinds = _kinds([values[number] for number in self._tensors])
+        self._array_kinds = _array_kinds([values[number] for number in self._arrays])
+        self.memory = _addresses([values[number] for number in self._tensors])
+        """Where the tensors of the state that was read last lie."""
+        self._ties = _partition(self.memory)
+        self.dense = {
+            number: place for place, number in enumerate(self._tensors) if _is_dense(values[number])
+        }
+        """Of the tensors whose bytes lie in memory as in the file: flat number -> place in `memory`."""
+        self.layout = FileLayout({name: safetensors_file.describe(t) for name, t in encoder.tensors.items()})
+        named: dict[str, int] = {}
+        for number in (*self._tensors, *self._arrays):
+            named.setdefault(encoder.placed[paths[number]], number)
+        if len(named) != len(self.layout.names):
+            raise PlanError
+        self.sources = [named[name] for name in self.layout.names]
+        """Where in the flat list the tensors of the file are, in its order."""
+        self.tensors = {
+            name: self._kinds[self._tensors.index(number)][:2]
+            for name, number in named.items()
+            if self._types[number] in TENSORS
+        }
+        self.arrays = {
+            name: self._array_kinds[self._arrays.index(number)][:2]
+            for name, number in named.items()
+            if self._types[number] is np.ndarray
+        }
+        """By name: dtype and shape."""
+        self.number = next(_numbers)
+        """No other plan of this process has it."""
+        self.on_cuda = any(device.type == "cuda" for _, _, _, device, _ in self._kinds)
+
+    def read(self, state: dict[str, Any]) -> list[Any] | None:
+        """The flat values of a state with this structure; None for any other."""
+        values: list[Any] = [state]
+        for number, kind, keys in self._containers:
+            value = values[number]
+            if type(value) is not kind:
+                return None
+            if kind is dict or kind is OrderedDict:
+                if tuple(value) != keys:
+                    return None
+                values += value.values()
+                if kind is OrderedDict:
+                    values.append(vars(value))
+            else:
+                if len(value) != keys:
+                    return None
+                values += value
+        if list(map(type, values)) != self._types:
+            return None
+        return values if self._same_tensors(values) else None
+
+    def text(self, values: list[Any]) -> str | None:
+        """The tree of the state as canonical JSON; None when a list has become a structure."""
+        text, known = self._text, self._known
+        for index, (place, number) in enumerate(self._plain):
+            value = values[number]
+            if value is known[index] and type(value) not in _MUTABLE:
+                continue
+            written = _written(value)
+            if written is None:
+                return None
+            text[place], known[index] = written, value
+        return "".join(text)
+
+    def _same_tensors(self, values: list[Any]) -> bool:
+        tensors = [values[number] for number in self._tensors]
+        try:
+            if _kinds(tensors) != self._kinds:
+                return False
+            memory = _addresses(tensors)
+        except (RuntimeError, NotImplementedError):  # sparse by now, or nested
+            return False
+        if memory != self.memory:
+            self.memory = memory
+            if _partition(memory) != self._ties:
+                return False
+        return (
+            not self._arrays or _array_kinds([values[number] for number in self._arrays]) == self._array_kinds
+        )
+
+
+_numbers = count(1)
+
+
+class _Never:
+    """What no state holds."""
+
+
+_NEVER = _Never()
+
+
+class _Template(Encoder):
+    """Encodes a state with a mark in place of each plain leaf."""
+
+    def __init__(self, leaves: dict[_Path, int]) -> None:
+        super().__init__()
+        self.leaves = leaves
+        self.token = f"samebits-{uuid4().hex}-"
+
+    def child(self, key: Any, value: Any) -> Any:
+        number = self.leaves.get((*self.path, key))
+        node = super().child(key, value)
+        if number is None or type(value) in TENSORS or type(value) is np.ndarray:
+            return node
+        if _written(value) is None:
+            raise PlanError
+        return f"{self.token}{number}"
+
+
+def _flat(state: dict[str, Any]) -> tuple[list[Any], list[_Path], list[tuple[int, type, Any]]]:
+    """The values, the path to each, and (number, type, keys or length) of the containers."""
+    values: list[Any] = [state]
+    paths: list[_Path] = [()]
+    containers: list[tuple[int, type, Any]] = []
+    for number, value in enumerate(values):  # it grows meanwhile
+        kind, path = type(value), paths[number]
+        if kind is dict or kind is OrderedDict:
+            containers.append((number, kind, tuple(value)))
+            values += value.values()
+            paths += [(*path, key) for key in value]
+            if kind is OrderedDict:
+                values.append(vars(value))
+                paths.append((*path, "__dict__"))
+        elif (kind is list or kind is tuple) and not set(map(type, value)) <= _NUMBERS:
+            containers.append((number, kind, len(value)))
+            values += value
+            paths += [(*path, index) for index in range(len(value))]
+        if len(path) > _DEEP:
+            raise PlanError
+    return values, paths, containers
+
+
+_DEEP = 100
+
+
+def _kinds(tensors: list[torch.Tensor]) -> list[Any]:
+    return [(t.dtype, t.shape, t.stride(), t.device, t.is_conj() or t.is_neg()) for t in tensors]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not lazy
+
+
+def _array_kinds(arrays: list[np.ndarray]) -> list[Any]:
+    return [(array.dtype, array.shape, array.flags.fnc) for array in arrays]
+
+
+def _addresses(tensors: list[torch.Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def _partition(memory: list[int]) -> list[int]:
+    """Which of them are the same: per address the place where it comes first."""
+    first: dict[int, int] = {}
+    return [first.setdefault(address, place) for place, address in enumerate(memory)]
+
+
+def _written(value: Any) -> str | None:
+    """The canonical JSON of a value without tensors; None for one that has some."""
+    kind = type(value)
+    if kind is int and -SMALL <= value < SMALL:
+        return repr(value)
+    if kind is float and value - value == 0:
+        return repr(value)
+    if (kind is list or kind is tuple) and not _plain_numbers(value):
+        return None if any(type(item) not in _NUMBERS for item in value) else _encoded(value)
+    if kind is list or kind is tuple:
+        try:
+            text = canonical(value)
+        except ValueError:  # NaN or infinite
+            return _encoded(value)
+        return text if kind is list else f'{{"tuple":{text}}}'
+    return _encoded(value)
+
+
+def _plain_numbers(values: Any) -> bool:
+    kinds = set(map(type, values))
+    if not kinds <= _NUMBERS:
+        return False
+    return int not in kinds or all(-SMALL <= value < SMALL for value in values if type(value) is int)
+
+
+def _encoded(value: Any) -> str | None:
+    encoder = Encoder()
+    text = canonical(encoder.node(value))
+    return None if encoder.tensors else text

@@ -1,0 +1,196 @@
+"""The folder of a run's commits: one is written beside, fsynced, renamed; old ones go, the best and the newest stay."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import mmap
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from .manifest_template import Commit, Draft, digest
+
+TENSORS = "tensors.safetensors"
+MANIFEST = "manifest.json"
+NAME = re.compile(r"([0-9]{12,19})-([0-9a-f]{8})")
+TMP = "tmp-"
+BUFFER_BYTES = 1 << 20
+
+
+class Shelf:
+    """The commits in the folder `commits`: the newest `keep` of them, and the `keep_best` of the smallest value."""
+
+    def __init__(self, commits: Path, keep: int = 2, keep_best: int = 0) -> None:
+        self.commits, self.keep, self.keep_best = commits, keep, keep_best
+        self.last: Commit | None = None
+        """The newest valid commit."""
+        self.corrupt: set[str] = set()
+        """Names of commits that do not hold."""
+        self.troubles: list[str] = []
+        """What could not be deleted, and why."""
+        self.identity: list[int] | None = None
+        """Device and inode of the folder, once the run has locked it."""
+        self._values: dict[str, float | None] = {}
+
+    def write(
+        self,
+        draft: Draft,
+        head: memoryview,
+        tensors: Sequence[memoryview],
+        image: memoryview | None = None,
+        on_tensors_written: Callable[[], None] | None = None,
+    ) -> Commit:
+        """Makes a commit durable and drops what need not stay; one that says the same as the last is not written.
+
+        `head` and `tensors` make up the file; `image` is both in one, where they lie so. Raises OSError.
+        """
+        commit, manifest = draft.signed(
+            self.last.digest if self.last else None, [digest(data) for data in tensors]
+        )
+        if self.last and (self.last.step, self.last.content) == (commit.step, commit.content):
+            return self.last
+        renamed = self.identity is not None and self.identity != identity_of(self.commits)
+        if renamed:  # another run may be at its place
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.commits))
+        temporary = self.commits / f"{TMP}{os.urandom(16).hex()}"
+        try:
+            temporary.mkdir()
+            if image is None:
+                write_file(temporary / TENSORS, (head, *tensors))
+            else:
+                write_image(temporary / TENSORS, image)
+            if on_tensors_written is not None:
+                on_tensors_written()
+            write_file(temporary / MANIFEST, (memoryview(manifest),))
+            sync_folder(temporary)
+            final = self.commits / commit.name
+            if final.exists():  # the same bits, of which some were corrupt when this process looked
+                final.rename(self.commits / f"{TMP}{os.urandom(16).hex()}")
+            temporary.rename(final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        self.corrupt.discard(commit.name)
+        sync_folder(self.commits)
+        self.last = commit
+        self._prune(commit)
+        return commit
+
+    def values(self) -> dict[str, float | None]:
+        """What the commits that are there say of their value, by name."""
+        return {name: self._value(name) for name in names_in(self.commits)}
+
+    def sweep(self) -> None:
+        """Deletes what is being deleted, and what kills left half-written."""
+        for path in self.commits.glob(f"{TMP}*"):
+            try:
+                path.unlink() if path.is_symlink() else shutil.rmtree(path)
+            except OSError as error:
+                self.troubles.append(f"{path} cannot be deleted: {error}")
+
+    def _prune(self, newest: Commit) -> None:
+        older = [
+            name for name in names_in(self.commits) if step_of(name) <= newest.step and name != newest.name
+        ]
+        valid = [name for name in older if name not in self.corrupt and step_of(name) < newest.step]
+        stay = set(valid[: self.keep - 1])
+        if self.keep_best:
+            stay |= best({name: self._value(name) for name in (newest.name, *valid)}, self.keep_best)
+        try:
+            for name in older:
+                if name not in stay:
+                    (self.commits / name).rename(self.commits / f"{TMP}{name}")
+        except OSError as error:
+            self.troubles.append(f"old commits in {self.commits.parent} cannot be deleted: {error}")
+        self.sweep()
+
+    def _value(self, name: str) -> float | None:
+        if name not in self._values:
+            try:
+                manifest = json.loads((self.commits / name / MANIFEST).read_bytes())
+                self._values[name] = None if manifest["value"] is None else float(manifest["value"])
+            except (OSError, ValueError, TypeError, KeyError):
+                return None
+        return self._values[name]
+
+
+def identity_of(folder: Path) -> list[int]:
+    """Device and inode: the folder itself, whatever its name. Raises OSError."""
+    status = os.stat(folder)
+    return [status.st_dev, status.st_ino]
+
+
+def best(values: Mapping[str, float | None], count: int) -> set[str]:
+    """The commits of the `count` smallest values; of equal values the earlier."""
+    valued = sorted((value, step_of(name), name) for name, value in values.items() if value is not None)
+    return {name for _, _, name in valued[:count]}
+
+
+def names_in(commits: Path) -> list[str]:
+    """The folders that look like commits, the one of the latest step first."""
+    found = os.listdir(commits) if commits.is_dir() and not commits.is_symlink() else []
+    return sorted(filter(NAME.fullmatch, found), key=step_of, reverse=True)
+
+
+def step_of(name: str) -> int:
+    """The step of the commit in a folder of that name."""
+    return int(name.split("-", maxsplit=1)[0])
+
+
+def write_file(path: Path, blocks: Sequence[memoryview]) -> None:
+    """Writes `blocks` to a new file and fsyncs it. Raises OSError."""
+    with path.open("xb", buffering=BUFFER_BYTES) as file:
+        for block in blocks:
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_image(path: Path, image: memoryview) -> None:
+    """As `write_file`, of memory that begins at a page; where it can, past the page cache (of 18 MB, for a seventh of the processor time).
+
+    Raises OSError.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        descriptor = os.open(path, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        path.unlink(missing_ok=True)  # refused, and made
+        write_file(path, (image,))
+        return
+    try:
+        done = _write_pages(descriptor, image)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)  # the rest is not a whole page
+        while done < len(image):
+            done += os.write(descriptor, image[done:])
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_pages(descriptor: int, image: memoryview) -> int:
+    """Writes as many whole pages as go past the page cache; how many bytes that is."""
+    done, whole = 0, len(image) // mmap.PAGESIZE * mmap.PAGESIZE
+    while done < whole and done % mmap.PAGESIZE == 0:
+        try:
+            done += os.write(descriptor, image[done:whole])
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # its file system opens files so, and does not write so
+                break
+            raise
+    return done
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names in a folder durable. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

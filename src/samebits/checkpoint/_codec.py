@@ -1,0 +1,280 @@
+"""Nested state to a JSON-able tree plus a flat dict of tensors, and back, exactly. No pickle.
+
+In the tree None, bools, strings, 64-bit integers, finite floats and lists stand for themselves; everything
+else is an object with one key, the tag that says how to read it. Mappings are flat lists of keys and values:
+their order is state, and their keys need not be strings.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits.checkpoint._unsavable import unsavable
+
+MAX_DEPTH = 100
+SMALL = 2**63
+FACTORIES = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
+KEYS = (str, int, bool, NoneType, float, bytes, tuple)
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+Tensors = dict[str, torch.Tensor]
+
+
+def encode(value: Any) -> tuple[Any, Tensors]:
+    """The JSON-able tree of `value` and its tensors by dotted path; `decode` gives back equal values and types.
+
+    Takes nestings of dict, OrderedDict, defaultdict, Counter, list, tuple, deque, set and frozenset with None,
+    bool, int, float, complex, str, bytes, bytearray, dense tensors of any dtype, NumPy arrays and scalars,
+    torch.Size, torch.dtype and torch.device. The tensors are the given ones, not copies; tied ones (the same
+    memory seen the same way) come once. A parameter is saved as its tensor, without `requires_grad`.
+
+    Errors:
+        UnsavableStateError: a value is anything else; the message names its path and the cure.
+    """
+    encoder = Encoder()
+    return encoder.node(value), encoder.tensors
+
+
+def decode(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The value whose `encode` gave `plain` and `tensors`. Tied tensors come back as one tensor.
+
+    Arrays and tensors share memory with `tensors`. Raises KeyError, TypeError or ValueError for a tree that
+    `encode` did not make.
+    """
+    if isinstance(plain, list):
+        return [decode(item, tensors) for item in plain]
+    if isinstance(plain, dict):
+        ((tag, body),) = plain.items()
+        return _DECODERS[tag](body, tensors)
+    return plain
+
+
+class Encoder:
+    """One walk over a state; `path` holds the keys that lead to the value under the cursor."""
+
+    def __init__(self) -> None:
+        self.tensors: Tensors = {}
+        self.names: dict[tuple[Any, ...], str] = {}
+        self.path: list[Any] = []
+        self.placed: dict[tuple[Any, ...], str] = {}
+        """The name of the tensor or array at each path."""
+
+    def node(self, value: Any) -> Any:
+        """The tree of one value."""
+        encode_kind = _ENCODERS.get(type(value))
+        if encode_kind is None:
+            raise unsavable(self.path, value)
+        return encode_kind(self, value)
+
+    def child(self, key: Any, value: Any) -> Any:
+        """The tree of the value at `key` of the one under the cursor."""
+        self.path.append(key)
+        if len(self.path) > MAX_DEPTH:
+            raise unsavable(
+                self.path[:5], value, f"nested deeper than {MAX_DEPTH} levels, or contains itself"
+            )
+        node = self.node(value)
+        self.path.pop()
+        return node
+
+    def items(self, values: Sequence[Any] | deque[Any]) -> list[Any]:
+        """The trees of a sequence."""
+        if set(map(type, values)) == {int} and min(values) >= -SMALL and max(values) < SMALL:
+            return list(values)  # the state of Python's generator is 625 of them
+        return [self.child(number, value) for number, value in enumerate(values)]
+
+    def pairs(self, mapping: Mapping[Any, Any]) -> list[Any]:
+        """The trees of keys and values in turn."""
+        flat: list[Any] = []
+        for key, value in mapping.items():
+            if not _is_key(key):
+                raise unsavable([*self.path, f"<key {type(key).__name__}>"], key)
+            flat += (self.node(key), self.child(key, value))
+        return flat
+
+    def ordered(self, value: OrderedDict[Any, Any]) -> dict[str, Any]:
+        """The tree of an OrderedDict and its attributes."""
+        # A module's state_dict carries the version of each module in the attribute `_metadata`.
+        return {"ordered": [self.pairs(value), self.child("__dict__", vars(value)) if vars(value) else None]}
+
+    def defaults(self, value: defaultdict[Any, Any]) -> dict[str, Any]:
+        """The tree of a defaultdict; its factory is one of FACTORIES."""
+        factory = value.default_factory
+        if factory is not None and FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
+            raise unsavable([*self.path, "default_factory"], factory)
+        return {"default": [factory and factory.__name__, self.pairs(value)]}
+
+    def members(self, value: Iterable[Any]) -> list[Any]:
+        """The trees of a set."""
+        # Sorted, since the order of a set of strings differs from process to process.
+        return sorted((self.child(f"<{item!r}>", item) for item in value), key=repr)
+
+    def tensor(self, value: torch.Tensor) -> dict[str, Any]:
+        """Keeps a tensor; tied ones once."""
+        if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.is_meta:
+            kind = "nested" if value.is_nested else "quantized" if value.is_quantized else value.layout
+            raise unsavable(self.path, value, f"a {'meta' if value.is_meta else kind} tensor")
+        memory = (value.untyped_storage().data_ptr(), value.device, value.storage_offset())
+        view = (value.shape, value.stride(), value.dtype, value.is_conj(), value.is_neg())
+        name = self.names.get(memory + view)
+        if name is None:
+            name = self.names[memory + view] = self.add(value.detach())
+        self.placed[tuple(self.path)] = name
+        return {"tensor": name}
+
+    def array(self, value: np.ndarray) -> dict[str, Any]:
+        """Keeps an array as a tensor."""
+        if value.dtype.kind in "OV" or not value.dtype.itemsize:
+            raise unsavable(self.path, value, f"a NumPy array of dtype {value.dtype}")
+        order = "F" if value.flags.fnc else "C"  # sums follow the memory order
+        name = self.add(_tensor_of(np.array(value, order="C")))
+        self.placed[tuple(self.path)] = name
+        return {"array": [name, value.dtype.str, list(value.shape), order]}
+
+    def add(self, tensor: torch.Tensor) -> str:
+        """Keeps `tensor` under the dotted path, made unique. A name is for readers; identity is in the tree."""
+        dotted = ".".join(map(str, self.path)).encode("utf-8", "replace").decode() or "value"
+        name, number = dotted, 1
+        while (
+            name in self.tensors or name == "__metadata__"
+        ):  # the one name that safetensors keeps for itself
+            name, number = f"{dotted}#{number}", number + 1
+        self.tensors[name] = tensor
+        return name
+
+
+def _is_key(key: Any) -> bool:
+    return type(key) in KEYS and (type(key) is not tuple or all(map(_is_key, key)))
+
+
+def _int(_: Encoder, value: int) -> Any:
+    return value if -SMALL <= value < SMALL else {"int": hex(value)}
+
+
+def _float(_: Encoder, value: float) -> Any:
+    bits = struct.pack(">d", value)
+    return value if value - value == 0 else {"float": bits.hex()}
+
+
+def _str(_: Encoder, value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # lone surrogates, as in the names of files with odd bytes
+        return {"str": value.encode("utf-8", "surrogatepass").hex()}
+    return value
+
+
+def _scalar(_: Encoder, value: np.generic) -> dict[str, Any]:
+    return {"scalar": [value.dtype.str, value.tobytes().hex()]}
+
+
+def _tensor_of(array: np.ndarray) -> torch.Tensor:
+    """`array` (C order, own memory) as a tensor, or its bytes where torch has no such dtype."""
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        return torch.from_numpy(array.reshape(-1).view(np.uint8))
+
+
+def _to_array(body: list[Any], tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
+    name, text, shape, order = body
+    raw, dtype = tensors[name].numpy().reshape(-1).view(np.uint8), _to_numpy_dtype(text)
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != raw.nbytes:
+        raise ValueError(f"an array of shape {shape} and dtype {text} over {raw.nbytes} bytes")
+    array = np.ndarray(shape, dtype, buffer=raw)
+    return np.asfortranarray(array) if order == "F" else array
+
+
+def _to_scalar(body: list[str], _: Any) -> Any:
+    return np.frombuffer(bytes.fromhex(body[1]), _to_numpy_dtype(body[0]))[0]
+
+
+def _to_numpy_dtype(text: str) -> np.dtype:
+    dtype = np.dtype(text)
+    # Of dtype O the bytes would be taken for addresses of objects; without bytes any shape would fit.
+    if dtype.kind in "OV" or not dtype.itemsize:
+        raise ValueError(f"an array of dtype {text}")
+    return dtype
+
+
+def _to_dtype(name: str, _: Any) -> torch.dtype:
+    dtype = vars(torch)[name]
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"torch.{name} is no dtype")
+    return dtype
+
+
+def _to_pairs(flat: list[Any], tensors: Mapping[str, torch.Tensor]) -> list[tuple[Any, Any]]:
+    nodes = [decode(node, tensors) for node in flat]
+    return list(zip(nodes[::2], nodes[1::2], strict=True))
+
+
+def _to_ordered(body: list[Any], tensors: Mapping[str, torch.Tensor]) -> OrderedDict[Any, Any]:
+    value = OrderedDict(_to_pairs(body[0], tensors))
+    vars(value).update(decode(body[1], tensors) or {})
+    return value
+
+
+def _to_default(body: list[Any], tensors: Mapping[str, torch.Tensor]) -> defaultdict[Any, Any]:
+    return defaultdict(body[0] and FACTORIES[body[0]], _to_pairs(body[1], tensors))
+
+
+_ENCODERS: dict[type, Callable[[Encoder, Any], Any]] = {
+    NoneType: lambda _, value: value,
+    bool: lambda _, value: value,
+    int: _int,
+    float: _float,
+    complex: lambda _, value: {"complex": [_float(_, value.real), _float(_, value.imag)]},
+    str: _str,
+    bytes: lambda _, value: {"bytes": value.hex()},
+    bytearray: lambda _, value: {"bytearray": value.hex()},
+    list: lambda encoder, value: encoder.items(value),
+    tuple: lambda encoder, value: {"tuple": encoder.items(value)},
+    deque: lambda encoder, value: {"deque": [encoder.items(value), value.maxlen]},
+    set: lambda encoder, value: {"set": encoder.members(value)},
+    frozenset: lambda encoder, value: {"frozenset": encoder.members(value)},
+    dict: lambda encoder, value: {"dict": encoder.pairs(value)},
+    Counter: lambda encoder, value: {"counter": encoder.pairs(value)},
+    OrderedDict: Encoder.ordered,
+    defaultdict: Encoder.defaults,
+    torch.Size: lambda _, value: {"size": list(value)},
+    torch.dtype: lambda _, value: {"dtype": str(value).removeprefix("torch.")},
+    torch.device: lambda _, value: {"device": str(value)},
+    np.ndarray: Encoder.array,
+    **dict.fromkeys(TENSORS, Encoder.tensor),
+    **dict.fromkeys(set(np.sctypeDict.values()) - {np.object_, np.void}, _scalar),
+    np.str_: lambda _, value: {"np.str": _str(_, value[:])},
+    np.bytes_: lambda _, value: {"np.bytes": value.hex()},
+}
+
+_DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
+    "int": lambda body, _: int(body, 16),
+    "float": lambda body, _: struct.unpack(">d", bytes.fromhex(body))[0],
+    "complex": lambda body, _: complex(*decode(body, {})),
+    "str": lambda body, _: bytes.fromhex(body).decode("utf-8", "surrogatepass"),
+    "bytes": lambda body, _: bytes.fromhex(body),
+    "bytearray": lambda body, _: bytearray.fromhex(body),
+    "tuple": lambda body, tensors: tuple(decode(body, tensors)),
+    "deque": lambda body, tensors: deque(decode(body[0], tensors), body[1]),
+    "set": lambda body, tensors: set(decode(body, tensors)),
+    "frozenset": lambda body, tensors: frozenset(decode(body, tensors)),
+    "dict": lambda body, tensors: dict(_to_pairs(body, tensors)),
+    "counter": lambda body, tensors: Counter(dict(_to_pairs(body, tensors))),
+    "ordered": _to_ordered,
+    "default": _to_default,
+    "size": lambda body, _: torch.Size(body),
+    "dtype": _to_dtype,
+    "device": lambda body, _: torch.device(body),
+    "tensor": lambda body, tensors: tensors[body],
+    "array": _to_array,
+    "scalar": _to_scalar,
+    "np.str": lambda body, _: np.str_(decode(body, {})),
+    "np.bytes": lambda body, _: np.bytes_(bytes.fromhex(body)),
+}

@@ -1,0 +1,48 @@
+"""What to say when the disk refuses a commit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from samebits.checkpoint._async_writer.writer.manifest_template import Commit
+from samebits.errors import CommitError
+
+CURES = {
+    errno.ENOSPC: "Free some space",
+    errno.EDQUOT: "Free some of your quota",
+    errno.EFBIG: "Raise the limit on file sizes (ulimit -f)",
+    errno.EROFS: "Mount the file system writable again",
+    errno.EIO: "The disk is failing: copy the run directory to another one",
+    errno.ESTALE: "The run directory was renamed, and another folder has its name now: put it back",
+    errno.EACCES: "Give this user write permission",
+}
+
+
+def commit_error(error: OSError, run_dir: Path, step: int, wanted: int, last: Commit | None) -> CommitError:
+    """One line: which commit, why, bytes wanted and free, what is safe, the cure."""
+    if not run_dir.exists():
+        return CommitError(
+            f"commit of step {step} to {run_dir} failed: the run directory was removed, or its disk is gone. Put it back "
+            "and run again: it resumes from the newest commit in it, or starts at the first step where there is none."
+        )
+    safe = f"The commit of step {last.step} is safe" if last else "There is no earlier commit"
+    cure = CURES.get(error.errno or 0, "Remove the cause")
+    after = f"resumes from step {last.step}" if last else "starts at the first step"
+    return CommitError(
+        f"commit of step {step} to {run_dir} failed: {error.strerror or error} "
+        f"({_size(wanted)} wanted, {_free(run_dir)} free). {safe}. {cure} and run again: it {after}."
+    )
+
+
+def _free(run_dir: Path) -> str:
+    try:
+        return _size(shutil.disk_usage(run_dir).free)
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e6:.3f} MB"

@@ -1,0 +1,1 @@
+"""Commits for other programs, and weights from them."""

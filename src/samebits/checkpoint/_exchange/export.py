@@ -1,0 +1,266 @@
+"""Commits for other programs, and weights from them: safetensors, torch.save, torch.distributed.checkpoint."""
+
+# ruff: noqa: A002 - `object` is what it is called in a Run
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samebits import _digest as digest
+from samebits._context import is_url
+from samebits.checkpoint._async_writer.writer.commit_folder import step_of, sync_folder
+from samebits.checkpoint._exchange.safe_unpickling import read_foreign
+from samebits.checkpoint._exchange.weights_file import PICKLED, TENSORS_ONLY, held, save_pickled, save_tensors
+from samebits.checkpoint._open_store import check_path, commit_folders
+from samebits.checkpoint._rank_states import KEY as RANKS
+from samebits.checkpoint._rank_states import of_rank
+from samebits.checkpoint._reading import newest_valid, none_valid
+from samebits.checkpoint._run_directory import MARKER
+from samebits.errors import InvalidArgumentError, UnsavableStateError, WeightsMismatchError
+
+MODEL = "model"
+RUN_STATE = "run.state"
+
+
+def load_commit(run_dir: str | os.PathLike[str], step: int | None = None, *, rank: int = 0) -> dict[str, Any]:
+    """The state that a run committed, every digest verified, tensors on the CPU.
+
+    Args:
+        run_dir: path or URL of a `Run`. A live run may write to it meanwhile.
+        step: of the commit; None: the newest valid one.
+        rank: whose state, of a run of several processes.
+
+    Returns:
+        `objects` (name -> state_dict), `run_state`, `grads` and what else `Run` saves.
+
+    Errors:
+        RunDirectoryError: there is no run directory.
+        InvalidArgumentError: there is no commit, none of that step (the message names those there are), or no such rank.
+        CorruptCommitError: it is damaged.
+    """
+    folders = commit_folders(run_dir)
+    steps = sorted({step_of(folder.name) for folder in folders})
+    chosen = [folder for folder in folders if step in (None, step_of(folder.name))]
+    if not chosen:
+        raise InvalidArgumentError(
+            f"load_commit({os.fspath(run_dir)!r}, step={step}): there is no such commit. "
+            f"There are those of steps {', '.join(map(str, steps))}." if steps else
+            f"load_commit({os.fspath(run_dir)!r}): the run has not committed anything yet."
+        )  # fmt: skip
+    found, skipped = newest_valid(chosen)
+    if found is None:
+        raise none_valid(run_dir, skipped)
+    state, world_size = found[2], len(found[2].get(RANKS, [])) + 1
+    if not 0 <= rank < world_size:
+        raise InvalidArgumentError(
+            f"load_commit(rank={rank}): {os.fspath(run_dir)} was made by {world_size} processes."
+        )
+    return of_rank(state, rank, world_size, os.fspath(run_dir))
+
+
+def export(
+    run_dir: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    object: str | None = None,
+    step: int | None = None,
+) -> Path:
+    """Writes a commit in the format that the suffix of `path` tells (.safetensors, .pt, .pth, none: DCP); returns the path."""
+    suffix = Path(path).suffix
+    if suffix == TENSORS_ONLY:
+        return export_safetensors(run_dir, path, object=MODEL if object is None else object, step=step)
+    if suffix in PICKLED:
+        return export_torch(run_dir, path, object=object, step=step)
+    if suffix:
+        raise InvalidArgumentError(
+            f"export to {os.fspath(path)}: the name must end in {TENSORS_ONLY}, {' or '.join(PICKLED)}; without an ending "
+            "it is a folder for torch.distributed.checkpoint."
+        )
+    return export_dcp(run_dir, path, object=object, step=step)
+
+
+def export_safetensors(
+    run_dir: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    object: str = MODEL,
+    step: int | None = None,
+) -> Path:
+    """Writes the tensors of one object's state_dict as a safetensors file, bit for bit; returns its path.
+
+    The format keeps neither strides (channels_last comes back contiguous, with equal values) nor ties (each name gets
+    its own copy): a module that loads it has both already.
+
+    Errors:
+        InvalidArgumentError: there is no such commit, object or folder, or it holds more than tensors.
+        Those of `load_commit`; OSError.
+    """
+    _check_folder("export_safetensors", Path(path))
+    save_tensors(_object(load_commit(run_dir, step), object, run_dir), Path(path))
+    return Path(path)
+
+
+def export_torch(
+    run_dir: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    object: str | None = None,
+    step: int | None = None,
+) -> Path:
+    """Writes what `load_commit` gives, or one object's state_dict, as a file for `torch.load(weights_only=True)`.
+
+    It is read back before it gets its name: strides, ties and every bit are those of the commit.
+
+    Errors:
+        InvalidArgumentError: there is no such commit, object or folder.
+        UnsavableStateError: it holds a type that `weights_only=True` refuses (arrays, deques, frozensets).
+        Those of `load_commit`; OSError.
+    """
+    _check_folder("export_torch", Path(path))
+    state: Any = load_commit(run_dir, step)
+    state = state if object is None else _object(state, object, run_dir)
+    whole, proof = Path(path), Path(path).with_name(f".{Path(path).name}.proof")
+    try:
+        save_pickled(state, proof)
+        _prove(state, proof, whole)
+        proof.replace(whole)
+        sync_folder(whole.parent)
+    finally:
+        proof.unlink(missing_ok=True)
+    return whole
+
+
+def export_dcp(
+    run_dir: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    object: str | None = None,
+    step: int | None = None,
+) -> Path:
+    """Writes the objects' state_dicts by name as a new folder for `torch.distributed.checkpoint` (one rank); returns it.
+
+    `torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=path)` reads it.
+
+    Errors:
+        InvalidArgumentError: `path` is there already, or there is no such commit, object or folder.
+        Those of `load_commit`; OSError.
+    """
+    import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - half a second, and not in every build of torch
+
+    target = Path(path)
+    _check_folder("export_dcp", target)
+    if target.exists():
+        raise InvalidArgumentError(f"export_dcp to {target}: it is there already. Choose another folder.")
+    state = load_commit(run_dir, step)
+    objects = state.get("objects", state) if object is None else {object: _object(state, object, run_dir)}
+    fresh = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as no_dist=True says
+            dcp.save(objects, storage_writer=dcp.FileSystemWriter(fresh), no_dist=True)
+        fresh.rename(target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    sync_folder(target.parent)
+    return target
+
+
+def _check_folder(call: str, path: Path) -> None:
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        why = "is a file" if folder.exists() else "is not there"
+        raise InvalidArgumentError(
+            f"{call} to {path}: the folder {folder} {why}. Make it, or choose another path."
+        )
+
+
+def load_weights(
+    module: torch.nn.Module,
+    source: str | os.PathLike[str],
+    object: str = MODEL,
+    *,
+    strict: bool = True,
+    step: int | None = None,
+) -> Any:
+    """Starts `module` from the weights of another run or of a file. Nothing in the source is executed.
+
+    Call it before the new `Run` is entered: a resume puts the new run's own state over it.
+
+    Args:
+        module: gets the weights, on its device, in its dtypes (as `Module.load_state_dict` does).
+        source: a run_dir or its URL, a .safetensors file, a file of `torch.save` (a state_dict, or a dict that holds
+            it under `object`), or a folder of `torch.distributed.checkpoint`.
+        object: what the module is called there.
+        strict: as in `Module.load_state_dict`.
+        step: of the commit, where `source` is a run; None: the newest valid one.
+
+    Returns:
+        What `load_state_dict` returns: missing and unexpected keys.
+
+    Errors:
+        InvalidArgumentError: `module` is no module, or `source` no path.
+        WeightsMismatchError: names or shapes do not fit; the module is as it was.
+        WeightsFileError: the file is damaged, or cannot be read without executing it.
+        Those of `load_commit`.
+    """
+    check_path(source, "load_weights: source")
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidArgumentError(
+            f"load_weights({type(module).__name__}, ...): the first argument is the module that gets the weights."
+        )
+    state = _state_of(source, object, step)
+    before = {
+        name: value.clone() for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)
+    }
+    try:
+        return module.load_state_dict(state, strict=strict)
+    except RuntimeError as error:  # what fitted has been loaded by now
+        for name, value in module.state_dict().items():
+            if name in before:
+                value.copy_(before[name])
+        raise WeightsMismatchError(
+            f"load_weights({type(module).__name__}, {os.fspath(source)!r}, object={object!r}): {error}"
+        ) from error
+
+
+def _state_of(source: str | os.PathLike[str], object: str, step: int | None) -> Mapping[str, Any]:
+    path = Path(source).expanduser()
+    if is_url(source) or (path / MARKER).is_file() or not (path.exists() or path.suffix):
+        return _object(load_commit(source, step), object, source)
+    if step is not None:
+        raise InvalidArgumentError(
+            f"load_weights(..., {os.fspath(source)!r}, step={step}): it is a file, not a run."
+        )
+    return read_foreign(path, object)
+
+
+def _object(state: Mapping[str, Any], name: str, where: Any) -> Mapping[str, Any]:
+    """The state_dict of an object by its name; `run.state`, or `run.state.weights` of what is kept in it."""
+    kept = state.get("run_state", {})
+    found = {**state.get("objects", {})}
+    if kept:
+        found |= {RUN_STATE: kept, **{f"{RUN_STATE}.{key}": value for key, value in kept.items()}}
+    if name not in found:
+        raise InvalidArgumentError(
+            f"{os.fspath(where)} has no object {name!r}. It has {', '.join(map(repr, found))}."
+        )
+    return found[name] if isinstance(found[name], Mapping) else {name.rpartition(".")[2]: found[name]}
+
+
+def _prove(state: Any, file: Path, path: Path) -> None:
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UnsavableStateError(
+            f"export_torch to {path}: torch.load(weights_only=True) would refuse the file: {held(error)}. "
+            "Export one object (object=...), or as safetensors."
+        ) from None  # torch advises to execute it
+    if digest.of_value(found) != digest.of_value(state):
+        raise UnsavableStateError(f"export_torch to {path}: the file does not come back bit for bit.")

@@ -1,0 +1,187 @@
+"""Reading weights that other programs wrote, without executing anything: safetensors, torch.save files, DCP folders."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import stat
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors.torch
+import torch
+
+from samebits.checkpoint._exchange.weights_file import TENSORS_ONLY, held
+from samebits.checkpoint._reading import open_regular
+from samebits.errors import SamebitsError, WeightsFileError
+
+DCP_METADATA = ".metadata"
+MAX_METADATA_BYTES = 1 << 28
+_DCP = "torch.distributed.checkpoint"
+_RECORDS = {
+    f"{_DCP}.metadata": (
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+    ),
+    f"{_DCP}.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("Path", "PosixPath", "WindowsPath", "PurePosixPath"),
+}  # fmt: skip
+"""What the metadata of a DCP folder is made of."""
+
+
+def read_foreign(path: Path, name: str) -> Mapping[str, Any]:
+    """The state_dict of object `name` in a file or folder of weights, on the CPU.
+
+    A file may hold it alone, in a dict under that name, or as the export of a whole commit; a DCP folder by dotted
+    names ("model.0.weight").
+
+    Errors:
+        WeightsFileError: it is damaged, of no known kind, or cannot be read without executing it.
+        OSError: it cannot be opened.
+    """
+    if not path.is_dir():
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise WeightsFileError(f"{path} is neither a file nor a folder.")
+        path.open("rb").close()  # what it raises is about the path; what reading raises, about the content
+    try:
+        if path.is_dir():
+            return read_dcp(path, name)
+        if path.suffix == TENSORS_ONLY:
+            return safetensors.torch.load_file(path)
+        with path.open("rb") as file:
+            return _of_object(_load(file), name, path)
+    except (SamebitsError, MemoryError):
+        raise
+    except pickle.UnpicklingError as error:
+        raise WeightsFileError(
+            f"{path} cannot be read: {held(error)}. If you trust it, save the weights alone where it was made: "
+            "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors'), or torch.save(model.state_dict(), path)."
+        ) from None  # torch advises to execute it
+    except Exception as error:
+        raise WeightsFileError(
+            f"{path} cannot be read: {error!r:.500}. Known are {TENSORS_ONLY} files, files of torch.save that "
+            "torch.load(weights_only=True) takes, and folders of torch.distributed.checkpoint."
+        ) from error
+
+
+def read_dcp(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """The tensors of object `name` in a `torch.distributed.checkpoint` folder, or all where it has no such object.
+
+    Other values in it are pickled, and left out.
+    """
+    if not (folder / DCP_METADATA).exists():
+        raise WeightsFileError(
+            f"{folder} is neither a run directory nor a folder of torch.distributed.checkpoint (there is no {DCP_METADATA})."
+        )
+    file, size = open_regular(folder / DCP_METADATA)
+    with file:
+        if size > MAX_METADATA_BYTES:
+            raise WeightsFileError(f"{folder / DCP_METADATA} is larger than {MAX_METADATA_BYTES} bytes")
+        found = _InertUnpickler(file).load()
+    chunks: dict[str, list[tuple[Any, Any]]] = {}
+    for index, place in found.storage_data.items():
+        chunks.setdefault(index.fqn, []).append((index, place))
+    entries = {key: entry for key, entry in found.state_dict_metadata.items() if hasattr(entry, "chunks")}
+    wanted = {key: key[len(name) + 1 :] for key in entries if key.startswith(f"{name}.")} or {
+        key: key for key in entries
+    }
+    return {own: _read_tensor(folder, key, entries[key], chunks.get(key, [])) for key, own in wanted.items()}
+
+
+def _read_tensor(folder: Path, name: str, entry: Any, chunks: list[tuple[Any, Any]]) -> torch.Tensor:
+    shape, dtype = tuple(entry.size), entry.properties.state[0]
+    wanted = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or wanted > sum(place.length for _, place in chunks):
+        raise WeightsFileError(f"{folder}: {name!r} of shape {shape} is larger than the bytes that are there")
+    whole, filled = torch.empty(shape, dtype=dtype), torch.zeros(shape, dtype=torch.bool)
+    for index, place in chunks:
+        part = _read_chunk(folder, place)
+        target, mark = whole, filled
+        for dimension, (start, length) in enumerate(
+            zip(index.offset or [0] * part.dim(), part.shape, strict=True)
+        ):
+            target, mark = target.narrow(dimension, start, length), mark.narrow(dimension, start, length)
+        target.copy_(part)
+        mark.fill_(True)
+    if not filled.all():
+        raise WeightsFileError(f"{folder}: parts of {name!r} are not there")
+    return whole
+
+
+def _read_chunk(folder: Path, place: Any) -> torch.Tensor:
+    if Path(place.relative_path).name != place.relative_path or getattr(place, "transform_descriptors", None):
+        raise WeightsFileError(
+            f"{folder} has a part in {place.relative_path!r}, which is no plain file in it"
+        )
+    file, size = open_regular(folder / place.relative_path)
+    with file:
+        if not 0 <= place.offset <= place.offset + place.length <= size:
+            raise WeightsFileError(f"{folder / place.relative_path} is cut off")
+        file.seek(place.offset)
+        return _load(io.BytesIO(file.read(place.length)))
+
+
+def _load(file: BinaryIO) -> Any:
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise WeightsFileError(
+                    f"{getattr(file, 'name', 'a part')} is compressed, as files of torch.jit.save are and those of torch.save "
+                    "never: its size cannot be trusted. Save the state_dict with torch.save, or as safetensors."
+                )
+    file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+class _Inert:
+    """Stands for any class in a pickle: takes whatever it is given, and does nothing."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, Mapping):
+            self.__dict__.update(state)
+        else:
+            self.state = state
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class _InertUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
+    """Makes inert records of what DCP puts into its metadata, which its own reader unpickles with all that may be in it.
+
+    The one in Python: the one in C allocates what a forged index asks for.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._kinds: dict[str, type] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Never a class of this process that a pickle could call or change."""
+        if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
+            return vars(torch)[name]
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        if name in _RECORDS.get(module, ()):
+            return self._kinds.setdefault(name, type(name, (_Inert,), {"offset": None}))
+        raise WeightsFileError(
+            f"its metadata asks for {module}.{name}, which has no place in a checkpoint; nothing was executed"
+        )
+
+
+def _of_object(found: Any, name: str, path: Path) -> Mapping[str, Any]:
+    if not isinstance(found, Mapping):
+        raise WeightsFileError(f"{path} holds a {type(found).__name__}, not a state_dict.")
+    if isinstance(found.get("objects"), Mapping):
+        found = found["objects"]
+    return found[name] if isinstance(found.get(name), Mapping) else found

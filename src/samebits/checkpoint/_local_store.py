@@ -1,0 +1,186 @@
+"""Commits of one run: written beside, fsynced, renamed; read back newest valid first.
+
+run_dir/samebits-run.json                   says that the folder is ours
+run_dir/lock                                one writer
+run_dir/commits/000000000120-1a2b3c4d/      step and digest: tensors.safetensors, manifest.json
+run_dir/commits/tmp-*                       being written or deleted; never read
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from samebits._inspect import user_code
+from samebits.checkpoint._async_writer.writer.commit_folder import Shelf, identity_of, names_in
+from samebits.checkpoint._async_writer.writer.manifest_template import Commit
+from samebits.checkpoint._disk_errors import commit_error
+from samebits.checkpoint._manifest import Manifest
+from samebits.checkpoint._reading import LocalFolder, newest_valid, none_valid, read_manifest
+from samebits.checkpoint._remote.assembly import assemble
+from samebits.checkpoint._run_directory import COMMITS, RunDirectory
+from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError, SamebitsError
+
+
+class CommitStore:
+    """The commits in `run_dir/commits`; the newest `keep` of them stay, and the `keep_best` of the smallest value.
+
+    Write between `open()` and `close()` (or in a `with` block). `newest()` also works on a store that is not
+    open, as long as no other process writes to it at the same time.
+    """
+
+    def __init__(self, run_dir: Path, keep: int = 2, keep_best: int = 0) -> None:
+        if keep < 1:
+            raise InvalidArgumentError(f"CommitStore(keep={keep}): at least the newest commit must stay")
+        self.skipped: list[tuple[Path, str]] = []
+        """Commits that the last `newest()` could not use, and why."""
+        self._directory = RunDirectory(Path(run_dir))
+        self.shelf = Shelf(self._directory.commits, keep, keep_best)
+        self._looked = False
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run."""
+        return self._directory.path
+
+    @property
+    def last(self) -> Commit | None:
+        """The newest valid commit, once `newest()` or `commit()` has been called."""
+        return self.shelf.last
+
+    def open(self) -> None:
+        """Creates the folder if need be and takes the one-writer lock.
+
+        Errors:
+            RunDirectoryError: the folder holds other things, cannot be written, or a live process writes here.
+        """
+        self._directory.open()
+        self.shelf.identity = identity_of(self.shelf.commits)
+        self.shelf.sweep()
+        self.warn()
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        self._directory.close()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def commit(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        position: Mapping[str, Any],
+        finished: bool,
+        program: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        rolling: str | None = None,
+        value: float | None = None,
+        on_tensors_written: Callable[[], None] | None = None,
+    ) -> Manifest:
+        """Makes `state` durable as the commit of `step`; returns when it would survive a power failure.
+
+        `position`, `program` and `environment` are plain JSON: dicts with string keys, lists, finite numbers.
+        Nobody may write to the tensors meanwhile. `on_tensors_written` is called when the tensors are on disk
+        and the manifest is not. A commit equal to the last one is not written again; one of the same step that
+        differs replaces it. `rolling` and `value` are those of `Manifest`.
+
+        Errors:
+            UnsavableStateError: the state holds something that cannot be saved; nothing was written.
+            CommitError: the disk refused; earlier commits are untouched, the half-written one is removed.
+            RunDirectoryError: this process has not opened the store.
+            InvalidArgumentError: `step` lies before the last commit.
+        """
+        self.check_step(step)
+        made = assemble(
+            step, state, position=position, finished=finished, program=program, environment=environment,
+            rolling=rolling, value=value,
+        )  # fmt: skip
+        try:
+            commit = self.shelf.write(
+                made.draft, made.head, made.tensors, on_tensors_written=on_tensors_written
+            )
+        except OSError as error:
+            raise self.refused(error, made.draft.step, made.nbytes) from error
+        self.warn()
+        return read_manifest(LocalFolder(self.shelf.commits / commit.name))
+
+    def refused(self, error: OSError, step: int, wanted: int) -> CommitError:
+        """What to raise when the disk refuses the commit of `step`, of `wanted` bytes."""
+        return commit_error(error, self.run_dir, step, wanted, self.last)
+
+    def warn(self) -> None:
+        """Warns of what the shelf could not delete."""
+        troubles, self.shelf.troubles = self.shelf.troubles, []
+        for trouble in troubles:
+            user_code.warn(trouble)
+
+    def newest(self) -> tuple[Manifest, Any] | None:
+        """The newest commit whose every digest holds, with its state (tensors on the CPU); None without commits.
+
+        Nothing is executed and nothing deleted. Newer commits that do not hold are listed in `skipped`.
+
+        Errors:
+            CorruptCommitError: there are commits and none is valid; the message says why for each.
+            NewerCommitError: a later samebits wrote one of them.
+        """
+        self.shelf.last, self.shelf.corrupt, self._looked = None, set(), True
+        found, skipped = newest_valid(map(LocalFolder, self._commits()))
+        self.skipped = [(folder.path, why) for folder, why in skipped]
+        if found is not None:
+            _, manifest, state = found
+            self.shelf.last = manifest.commit
+            self.shelf.corrupt = {path.name for path, _ in self.skipped}
+            return manifest, state
+        if skipped:
+            raise none_valid(self.run_dir, skipped)
+        return None
+
+    def values(self) -> dict[str, float | None]:
+        """`Manifest.value` of the commits that are there, by name."""
+        return self.shelf.values()
+
+    def look_again(self) -> None:
+        """Finds the newest commit where another process may have made one. Its tensors are not read."""
+        for path in self._commits():
+            try:
+                found = read_manifest(LocalFolder(path)).commit
+            except (OSError, SamebitsError):
+                continue
+            if self.last is None or found.step >= self.last.step:
+                self.shelf.last = found
+            return
+
+    def check_step(self, step: int) -> None:
+        """Raises unless this process may commit `step` next."""
+        if not self._directory.owned:
+            raise RunDirectoryError(
+                f"commit to {self.run_dir}, which this process (pid {os.getpid()}) has not opened. "
+                "Call open() first, in the process that commits."
+            )
+        if not self._looked:
+            self.newest()
+        if step < 0 or (self.last and step < self.last.step):
+            raise InvalidArgumentError(
+                f"commit(step={step}) to {self.run_dir}, which is at step {self.last.step if self.last else 0}. "
+                "Load the newest commit and go on from there, or use another run directory."
+            )
+
+    def _commits(self) -> list[Path]:
+        return local_commits(self._directory.path)
+
+
+def local_commits(run_dir: Path) -> list[Path]:
+    """The folders in `run_dir` with names of commits, newest step first."""
+    folder = run_dir / COMMITS
+    return [folder / name for name in names_in(folder)]

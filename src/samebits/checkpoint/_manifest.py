@@ -1,0 +1,192 @@
+"""The manifest of a commit: what is in it and the digest of every bit. Written last, it makes the commit real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
+
+from samebits import _digest as digests
+from samebits._context import VERSION
+from samebits.checkpoint._async_writer.writer.commit_folder import TENSORS
+from samebits.checkpoint._async_writer.writer.manifest_template import Commit, Draft
+from samebits.checkpoint._manifest_schema import check_fields
+from samebits.checkpoint._tensor_layout import FileLayout
+from samebits.checkpoint._unsavable import unsavable
+from samebits.errors import CorruptCommitError, NewerCommitError, UnsavableStateError
+
+SCHEMA = 1
+MAX_MANIFEST_BYTES = 1 << 28
+
+
+@cache
+def samebits_version() -> str:
+    """The version of the installed package, or that of the sources where it is not installed."""
+    try:
+        return version("samebits")
+    except PackageNotFoundError:
+        return VERSION
+
+
+def marker_text() -> str:
+    """What the file says that marks a run directory."""
+    return json.dumps({"samebits": samebits_version()}) + "\n"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What one commit holds. Two manifests are equal exactly when their digests are."""
+
+    step: int
+    """Batches of the whole run that this commit stands after."""
+    position: Mapping[str, Any]
+    finished: bool
+    program: Mapping[str, Any]
+    """What the commit belongs to: objects, shapes, seed, pipeline."""
+    environment: Mapping[str, Any]
+    tree: Any
+    """The plain half of the state, as `encode` gives it."""
+    tensors: Mapping[str, Mapping[str, Any]]
+    """Name -> dtype, shape, digest of the bytes, and stride where it is not the contiguous one."""
+    files: Mapping[str, Mapping[str, int]]
+    parent: str | None
+    """Digest of the commit before this one."""
+    samebits: str = ""
+    """The version that wrote it."""
+    schema: int = SCHEMA
+    rolling: str | None = None
+    """Rolling digest of the batches and losses of the run up to here."""
+    value: float | None = None
+    """What `keep_best` compares, smaller is better; None where this state was not measured."""
+
+    @cached_property
+    def _body(self) -> bytes:
+        return canonical({field.name: getattr(self, field.name) for field in fields(self)}).encode()
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the canonical JSON (sorted keys, no spaces) of all fields."""
+        return digests.of_bytes(self._body)
+
+    def to_bytes(self) -> bytes:
+        """The file: the canonical JSON of all fields and `digest`, which sorts first."""
+        return _file(self.digest, self._body)
+
+    @property
+    def commit(self) -> Commit:
+        """What the next commit needs to know of this one."""
+        return Commit(self.step, self.digest, replace(self, parent=None).digest)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, file: object = "manifest.json") -> Manifest:
+        """The manifest that was written as `data`; `file` is named in errors.
+
+        Errors:
+            CorruptCommitError: not one bit may differ from what `to_bytes` writes.
+            NewerCommitError: it is whole, and of a later schema.
+        """
+        values = _parse(data, file)
+        values.pop("digest", None)
+        try:
+            body = canonical(values).encode()
+        except (ValueError, RecursionError) as error:
+            raise CorruptCommitError(f"{file} is no manifest: {error!r}") from error
+        if _file(digests.of_bytes(body), body) != data:  # with a key twice, too
+            raise CorruptCommitError(f"{file} does not have the digest it was written with")
+        if values.get("schema") != SCHEMA:
+            raise _other_schema(values, file)
+        try:
+            check_fields(values)
+            return cls(**values)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise CorruptCommitError(f"{file} is no manifest: {error!r}") from error
+
+
+def _file(digest: str, body: bytes) -> bytes:
+    return b'{"digest":"' + digest.encode() + b'",' + body[1:]
+
+
+def _other_schema(values: Mapping[str, Any], file: object) -> CorruptCommitError:
+    schema = values.get("schema")
+    kind = NewerCommitError if type(schema) is int and schema > SCHEMA else CorruptCommitError
+    return kind(
+        f"{file} has schema version {schema!r}, written by samebits {values.get('samebits')!r}; this samebits "
+        f"{samebits_version()} reads version {SCHEMA}. Read it with the samebits that wrote it."
+    )
+
+
+def draft(
+    layout: FileLayout,
+    *,
+    step: int,
+    finished: bool,
+    tree: str,
+    position: str,
+    program: str,
+    environment: str,
+    rolling: str | None,
+    value: float | None,
+) -> Draft:
+    """The manifest of tensors that lie as `layout` says; texts are canonical JSON.
+
+    Errors:
+        UnsavableStateError: the plain part of the state is too large.
+    """
+    made = Draft(
+        step,
+        f'{{"environment":{environment},"files":{{"{TENSORS}":{{"bytes":{layout.size}}}}},'
+        f'"finished":{"true" if finished else "false"},"parent":',
+        f',"position":{position},"program":{program},"rolling":{canonical(rolling)},"samebits":'
+        f'{canonical(samebits_version())},"schema":{SCHEMA},"step":{step},"tensors":',
+        f',"tree":{tree},"value":{canonical(value)}}}',
+        layout.pieces,
+        layout.order,
+    )
+    if made.size > MAX_MANIFEST_BYTES:
+        raise UnsavableStateError(
+            f"the plain part of the state takes {made.size} bytes, more than {MAX_MANIFEST_BYTES}. "
+            "Keep long lists of numbers as tensors or NumPy arrays."
+        )
+    return made
+
+
+def canonical(value: Any) -> str:
+    """The one JSON of a value: sorted keys, no spaces. Raises ValueError for NaN."""
+    return _ENCODER.encode(value)
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def check_plain(value: Any, path: tuple[Any, ...]) -> None:
+    """Raises UnsavableStateError unless `value` comes back from JSON equal: tuples, NaN and odd keys do not."""
+    kind = type(value)
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise unsavable((*path, key), key, "a key that is not a string")
+            check_plain(item, (*path, key))
+    elif kind is list:
+        for number, item in enumerate(value):
+            check_plain(item, (*path, number))
+    elif kind is float and value - value != 0:
+        raise unsavable(path, value, f"the float {value}, which JSON does not have")
+    elif kind not in (str, int, bool, float, type(None)):
+        raise unsavable(path, value)
+
+
+def _parse(data: bytes, file: object) -> dict[str, Any]:
+    try:
+        values = json.loads(data, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise CorruptCommitError(f"{file} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CorruptCommitError(f"{file} is no manifest")
+    return values
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")

@@ -1,0 +1,112 @@
+"""The states of several ranks in one commit: that of rank 0 whole, of each other one what differs from it.
+
+What differs is found by the digests of the tensors and of the plain half, so replicas take no more room than one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from samebits import _digest as digest
+from samebits.checkpoint._codec import Tensors, decode, encode
+from samebits.errors import CorruptCommitError, RunMismatchError
+
+KEY = "ranks"
+"""The entry of a commit's state that holds the parts of the other ranks; a run of one process has none."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One rank's state, taken apart by `encode`, with a hash of everything in it."""
+
+    tree: Any
+    tensors: Tensors
+    hashes: Mapping[str, int]
+    """Of each tensor: dtype, shape, stride and bits."""
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Encoded:
+        """Raises `UnsavableStateError` as `encode` does."""
+        tree, tensors = encode(dict(state))
+        return cls(tree, tensors, {name: _hash(tensor) for name, tensor in tensors.items()})
+
+    def digest(self) -> int:
+        """63 bits, equal where the whole state is."""
+        return digest.leaf(self.outline()) >> 1
+
+    def outline(self) -> str:
+        """What another rank needs to tell what it has differently: the plain half and the hashes, as JSON."""
+        return json.dumps([self.tree, self.hashes])
+
+    def part(self, outline: str) -> dict[str, Any]:
+        """What is different here from the state with that outline."""
+        tree, hashes = json.loads(outline)
+        own = {name: tensor for name, tensor in self.tensors.items() if hashes.get(name) != self.hashes[name]}
+        return {"nodes": json.dumps(_changes(tree, self.tree, [])), "tensors": own}
+
+
+def joined(first: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state of a commit of several ranks, from that of rank 0 and the parts of ranks 1, 2, ..."""
+    return {**first, KEY: list(parts)}
+
+
+def of_rank(saved: Mapping[str, Any], rank: int, world_size: int, where: str) -> dict[str, Any]:
+    """The state of one rank.
+
+    Raises:
+        RunMismatchError: the commit is one of another number of processes.
+        CorruptCommitError: a part does not fit to the state of rank 0.
+    """
+    parts = saved.get(KEY, [])
+    if len(parts) + 1 != world_size:
+        raise RunMismatchError(
+            f"{where} was made by {_processes(len(parts) + 1)}, and this is {_processes(world_size)}. The batches and the order "
+            f"of sums follow their number, so start as many (torchrun --nproc-per-node), or use another run directory."
+        )
+    first = {name: value for name, value in saved.items() if name != KEY}
+    if rank == 0 or not (parts[rank - 1]["tensors"] or json.loads(parts[rank - 1]["nodes"])):
+        return first
+    try:
+        tree, tensors = encode(first)
+        for path, node in json.loads(parts[rank - 1]["nodes"]):
+            tree = _replaced(tree, path, node)
+        return decode(tree, {**tensors, **parts[rank - 1]["tensors"]})
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CorruptCommitError(f"{where}: the part of rank {rank} cannot be read: {error!r}") from error
+
+
+def _hash(tensor: torch.Tensor) -> int:
+    return digest.leaf((tensor, tuple(tensor.stride())))
+
+
+def _processes(number: int) -> str:
+    return "one process" if number == 1 else f"{number} processes"
+
+
+def _changes(old: Any, new: Any, path: list[int | str]) -> list[list[Any]]:
+    """Pairs of a path and the node to put there that make `old` into `new` (trees of dicts and lists)."""
+    if type(old) is type(new) is dict and old.keys() == new.keys():
+        return [change for name in new for change in _changes(old[name], new[name], [*path, name])]
+    if type(old) is type(new) is list and len(old) == len(new):
+        return [
+            change
+            for number in range(len(new))
+            for change in _changes(old[number], new[number], [*path, number])
+        ]
+    # 1, 1.0 and True are equal for Python, 0.0 and -0.0 too
+    return [] if json.dumps(old) == json.dumps(new) else [[path, new]]
+
+
+def _replaced(tree: Any, path: Sequence[int | str], node: Any) -> Any:
+    if not path:
+        return node
+    owner = tree
+    for part in path[:-1]:
+        owner = owner[part]
+    owner[path[-1]] = node
+    return tree

@@ -1,0 +1,1 @@
+"""Commits behind an fsspec URL."""

@@ -1,0 +1,249 @@
+"""Commits of one run behind an fsspec URL (s3://, gs://, memory://, file://): a written manifest makes a commit real.
+
+url/samebits-run.json                   says that the folder is ours
+url/lease.json                          one writer (see `lease`)
+url/commits/000000000120-1a2b3c4d/      tensors.safetensors first, manifest.json last
+
+Object stores have no rename and no folders, but an object that is written in one call appears whole. A storage where
+it does not (file://, killed in the middle) leaves a manifest whose digest does not hold, and the commit before is
+read. How durable a written object is, is the storage's word. On a disk a plain path is better: faster, and locked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from samebits._inspect import user_code
+from samebits.checkpoint._async_writer.writer.commit_folder import MANIFEST, NAME, TENSORS, best, step_of
+from samebits.checkpoint._async_writer.writer.manifest_template import Commit
+from samebits.checkpoint._manifest import Manifest, marker_text
+from samebits.checkpoint._reading import newest_valid, none_valid, read_manifest
+from samebits.checkpoint._remote.assembly import assemble
+from samebits.checkpoint._remote.fsspec_files import FsspecFiles
+from samebits.checkpoint._remote.lease import LEASE, SECONDS, Lease
+from samebits.checkpoint._run_directory import COMMITS, MARKER
+from samebits.errors import (
+    CommitError,
+    InvalidArgumentError,
+    RemoteStorageError,
+    RunDirectoryError,
+    SamebitsError,
+)
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A commit behind a URL."""
+
+    bucket: FsspecFiles
+    name: str
+
+    def open(self, file: str) -> tuple[BinaryIO, int]:
+        """A file of the commit, and its size."""
+        return self.bucket.open(f"{COMMITS}/{self.name}/{file}")
+
+    def written(self) -> float | None:
+        """When the manifest was written."""
+        return self.bucket.modified(f"{COMMITS}/{self.name}/{MANIFEST}")
+
+    def delete(self) -> None:
+        """The manifest first: without it nobody takes the rest for a commit."""
+        for file in (MANIFEST, TENSORS):
+            self.bucket.remove(f"{COMMITS}/{self.name}/{file}")
+        self.bucket.remove_folder(f"{COMMITS}/{self.name}")
+
+    def __str__(self) -> str:
+        return f"{self.bucket.url}/{COMMITS}/{self.name}"
+
+
+def remote_folders(bucket: FsspecFiles) -> list[RemoteFolder]:
+    """The commits that have a manifest, newest step first."""
+    return _survey(bucket)[0]
+
+
+class RemoteStore:
+    """What `CommitStore` is for a folder, for a URL. A commit is durable when `commit` returns, as far as the storage is.
+
+    Args:
+        url: any URL that an installed fsspec implementation opens.
+        keep: how many commits stay.
+        keep_best: how many more, those of the smallest `Manifest.value`.
+        lease_seconds: how long a lease of another machine must stand still before it is taken over.
+    """
+
+    def __init__(self, url: str, keep: int = 2, keep_best: int = 0, lease_seconds: float = SECONDS) -> None:
+        if keep < 1:
+            raise InvalidArgumentError(f"RemoteStore(keep={keep}): at least the newest commit must stay")
+        self.run_dir = url
+        self.keep, self.keep_best = keep, keep_best
+        self.skipped: list[tuple[RemoteFolder, str]] = []
+        self.last: Commit | None = None
+        self._values: dict[str, float | None] = {}
+        self._bucket = FsspecFiles(url)
+        self._lease = Lease(self._bucket, lease_seconds)
+        self._corrupt: set[str] = set()
+        self._looked = False
+
+    def open(self) -> None:
+        """Makes sure that the place is ours or empty, and takes its lease.
+
+        Errors:
+            RunDirectoryError: it holds other things, or a live process writes there.
+            RemoteStorageError: it does not answer, or cannot be written.
+        """
+        top = self._bucket.names()
+        foreign = top - {MARKER, LEASE, COMMITS}
+        if MARKER not in top and foreign:
+            raise RunDirectoryError(
+                f"{self.run_dir} is not empty and not a run directory of samebits (it has {min(foreign)!r} and no "
+                f"{MARKER}). Choose a URL where nothing is; nothing was written."
+            )
+        self._lease.take()
+        try:
+            if MARKER not in top:
+                self._bucket.write(MARKER, [marker_text().encode()])
+            for folder in _survey(self._bucket)[1]:
+                folder.delete()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives the lease back."""
+        self._lease.release()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def commit(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        position: Mapping[str, Any],
+        finished: bool,
+        program: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        rolling: str | None = None,
+        value: float | None = None,
+        on_tensors_written: Callable[[], None] | None = None,
+    ) -> Manifest:
+        """As `CommitStore.commit`.
+
+        Errors:
+            UnsavableStateError: the state holds something that cannot be saved; nothing was written.
+            CommitError: the storage failed, or another process took over; earlier commits are untouched.
+            RunDirectoryError: this process has not opened the store.
+            InvalidArgumentError: `step` lies before the last commit.
+        """
+        self._check_step(step)
+        made = assemble(
+            step, state, position=position, finished=finished, program=program, environment=environment,
+            rolling=rolling, value=value,
+        )  # fmt: skip
+        commit, text = made.signed(self.last.digest if self.last else None)
+        if self.last and (self.last.step, self.last.content) == (commit.step, commit.content):
+            return read_manifest(RemoteFolder(self._bucket, self.last.name))
+        folder = RemoteFolder(self._bucket, commit.name)
+        where = f"{COMMITS}/{folder.name}"
+        try:
+            if folder.name in self._corrupt:
+                folder.delete()  # the same bits, of which some are damaged
+            self._bucket.write(f"{where}/{TENSORS}", made.blocks)
+            if on_tensors_written is not None:
+                on_tensors_written()
+            self._lease.check()
+            self._bucket.write(f"{where}/{MANIFEST}", [text])
+        except RunDirectoryError as error:  # what others did to the earlier ones is not known
+            raise CommitError(f"commit of step {step} failed: {error}") from error
+        except (RemoteStorageError, OSError) as error:
+            safe = (
+                f"The commit of step {self.last.step} is safe" if self.last else "There is no earlier commit"
+            )
+            raise CommitError(f"commit of step {step} to {self.run_dir} failed. {safe}. {error}") from error
+        self.last = commit
+        self._corrupt.discard(folder.name)
+        self._prune(commit)
+        return Manifest.from_bytes(text, folder)
+
+    def newest(self) -> tuple[Manifest, Any] | None:
+        """As `CommitStore.newest`.
+
+        Errors:
+            CorruptCommitError: there are commits and none is valid; the message says why for each.
+            NewerCommitError: a later samebits wrote one of them.
+            RemoteStorageError: the storage failed: what it holds is unknown, so nothing is skipped.
+        """
+        self.skipped, self.last, self._corrupt, self._looked = [], None, set(), True
+        found, self.skipped = newest_valid(remote_folders(self._bucket))
+        if found is not None:
+            _, manifest, state = found
+            self.last = manifest.commit
+            self._corrupt = {folder.name for folder, _ in self.skipped}
+            return manifest, state
+        if self.skipped:
+            raise none_valid(self.run_dir, self.skipped)
+        return None
+
+    def values(self) -> dict[str, float | None]:
+        """`Manifest.value` of the commits that are there, by name."""
+        return {folder.name: self._value(folder) for folder in remote_folders(self._bucket)}
+
+    def refused(self, error: Exception, step: int, wanted: int = 0) -> CommitError:
+        """What to raise when the storage refuses the commit of `step`."""
+        safe = f"The commit of step {self.last.step} is safe" if self.last else "There is no earlier commit"
+        return CommitError(f"commit of step {step} to {self.run_dir} failed. {safe}. {error}")
+
+    def _check_step(self, step: int) -> None:
+        if not self._lease.owned:
+            raise RunDirectoryError(
+                f"commit to {self.run_dir}, which this process (pid {os.getpid()}) has not opened. "
+                "Call open() first, in the process that commits."
+            )
+        if not self._looked:
+            self.newest()
+        if step < 0 or (self.last and step < self.last.step):
+            raise InvalidArgumentError(
+                f"commit(step={step}) to {self.run_dir}, which is at step {self.last.step if self.last else 0}. "
+                "Load the newest commit and go on from there, or use another run directory."
+            )
+
+    def _prune(self, newest: Commit) -> None:
+        """Deletes commits beyond `keep`, corrupt and replaced ones, and what kills left half-written."""
+        try:
+            whole, half = _survey(self._bucket)
+            older = [f for f in whole if step_of(f.name) <= newest.step and f.name != newest.name]
+            valid = [f for f in older if f.name not in self._corrupt and step_of(f.name) < newest.step]
+            stay = {folder.name for folder in valid[: self.keep - 1]}
+            if self.keep_best:
+                values = {f.name: self._value(f) for f in (RemoteFolder(self._bucket, newest.name), *valid)}
+                stay |= best(values, self.keep_best)
+            for folder in [f for f in older if f.name not in stay] + half:
+                folder.delete()
+        except (SamebitsError, OSError) as error:
+            user_code.warn(f"old commits in {self.run_dir} cannot be deleted: {error}")
+
+    def _value(self, folder: RemoteFolder) -> float | None:
+        if folder.name not in self._values:
+            self._values[folder.name] = read_manifest(folder).value
+        return self._values[folder.name]
+
+
+def _survey(bucket: FsspecFiles) -> tuple[list[RemoteFolder], list[RemoteFolder]]:
+    """The folders with names of commits, newest step first: those that have a manifest, and those that have none."""
+    names = sorted(
+        filter(NAME.fullmatch, bucket.names(COMMITS, links=False)), key=lambda name: (step_of(name), name)
+    )
+    folders = [RemoteFolder(bucket, name) for name in reversed(names)]
+    whole = [folder for folder in folders if MANIFEST in bucket.names(f"{COMMITS}/{folder.name}")]
+    return whole, [folder for folder in folders if folder not in whole]

@@ -1,0 +1,223 @@
+"""A run directory: made or recognised, proven writable, and locked for one run and the one process that writes for it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from samebits.checkpoint._async_writer.writer.commit_folder import sync_folder
+from samebits.checkpoint._manifest import marker_text
+from samebits.errors import RunDirectoryError
+
+MARKER = "samebits-run.json"
+LOCK = "lock"
+WRITER_LOCK = "writer.lock"
+"""Held by the process that writes for the run, beyond a kill of the run: until its last snapshot is durable."""
+COMMITS = "commits"
+PROBE = ".samebits-probe"
+OURS = {MARKER, LOCK, WRITER_LOCK, COMMITS, PROBE, "lost+found"}
+"""A volume's root folder is born with lost+found."""
+
+CURES = {
+    errno.EROFS: "The file system is mounted read-only: remount it, or choose another folder.",
+    errno.EACCES: "Give this user write permission, or choose another folder.",
+    errno.EPERM: "Give this user write permission, or choose another folder.",
+    errno.ENOTDIR: "Something in the path is a file: remove it, or choose another folder.",
+    errno.EEXIST: "Something in the path is a file: remove it, or choose another folder.",
+    errno.ELOOP: "It is a symbolic link, or links lead in a circle: remove it, or choose another folder.",
+    errno.ENOSPC: "Free some space, or choose a folder on another disk.",
+    errno.EDQUOT: "Your quota is used up: free some space, or choose a folder on another disk.",
+}
+
+_PATIENCE = 60.0
+"""Seconds that the writer of a killed run may take to finish the snapshot that it has."""
+
+_held: dict[str, int] = {}
+"""Folders that are locked, and the process that did it: a record lock does not exclude its own process."""
+
+
+class RunDirectory:
+    """`open` makes the folder usable for this process alone, `close` gives it back."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.commits = path / COMMITS
+        self._lock: int | None = None
+        self._pid = 0
+
+    @property
+    def owned(self) -> bool:
+        """Whether this very process (not one that it was forked from) holds the lock."""
+        return self._lock is not None and self._pid == os.getpid()
+
+    def open(self) -> None:
+        """Raises RunDirectoryError: not a run directory, not writable, or another process writes here."""
+        try:
+            _check_ours(self.path)
+            _make(self.path)
+            descriptor = self._lock_for_us()
+            try:
+                self._prepare(descriptor)
+            except BaseException:
+                self.close()
+                raise
+        except OSError as error:
+            cure = CURES.get(error.errno or 0, "Choose another folder.")
+            raise RunDirectoryError(
+                f"run directory {self.path} cannot be used: {error.strerror or error} "
+                f"({error.filename or self.path}). {cure}"
+            ) from error
+
+    def close(self) -> None:
+        """Releases the lock; in a forked child, where the lock is not ours, only forgets it."""
+        if self._lock is None:
+            return
+        if self.owned:
+            _held.pop(os.path.realpath(self.path), None)
+        os.close(self._lock)
+        self._lock = None
+
+    def _lock_for_us(self) -> int:
+        # A POSIX record lock ends with the process. flock's would live on in forked loader workers after a
+        # SIGKILL of their parent. Its trap: closing *any* descriptor of the file here gives the lock up.
+        key, pid = os.path.realpath(self.path), os.getpid()
+        if _held.get(key) == pid:
+            raise RunDirectoryError(
+                f"run directory {self.path} is already open in this process (pid {pid}). "
+                "Close the other run first, or give each run a folder of its own."
+            )
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        try:
+            check_own_file(descriptor, self.path / LOCK)
+            _lock_or_say_who(descriptor, self.path)
+            _await_writer(self.path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        _held[key], self._lock, self._pid = pid, descriptor, pid
+        return descriptor
+
+    def _prepare(self, descriptor: int) -> None:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{self._pid} {socket.gethostname()}\n".encode(), 0)
+        self.commits.mkdir(exist_ok=True)
+        if self.commits.is_symlink():
+            raise RunDirectoryError(
+                f"{self.commits} is a symbolic link: what it leads to may be another run's. Link the whole run "
+                "directory instead, or move the commits to where the link is."
+            )
+        for folder in (self.path, self.commits):
+            _write_new(folder / PROBE, "").unlink()
+        marker = self.path / MARKER
+        if not marker.exists():
+            _write_new(self.path / PROBE, marker_text()).replace(marker)
+        sync_folder(self.path)
+
+
+def _write_new(path: Path, text: str) -> Path:
+    """Writes a file that was not there: what is there may be a link to something that is not ours."""
+    path.unlink(missing_ok=True)
+    with path.open("x") as file:
+        file.write(text)
+    return path
+
+
+def check_own_file(descriptor: int, path: Path) -> None:
+    """Raises RunDirectoryError for an open file that nobody may write to as if it were the run's alone."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        raise RunDirectoryError(
+            f"{path} is no file of its own (a pipe, or a second name of another file). Remove it."
+        )
+
+
+def _check_ours(path: Path) -> None:
+    try:
+        names = set(os.listdir(path))
+    except FileNotFoundError:
+        return
+    if MARKER not in names and names - OURS:
+        raise RunDirectoryError(
+            f"{path} is not empty and not a run directory of samebits (it has {min(names - OURS)!r} and no "
+            f"{MARKER}). Choose a folder that is empty or does not exist; nothing was written."
+        )
+
+
+def _make(path: Path) -> None:
+    for place in (path, *path.parents):
+        if place.is_symlink() and _leads_nowhere(place):
+            raise RunDirectoryError(
+                f"run directory {path} cannot be used: {place} is a symbolic link to {os.readlink(place)}, which is not "
+                "there. Make that folder (is its disk mounted?), or remove the link; nothing was written."
+            )
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def _leads_nowhere(link: Path) -> bool:
+    try:
+        link.stat()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _lock_or_say_who(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        text = ascii(os.pread(descriptor, 256, 0).decode(errors="replace").strip())[1:-1]
+        owner: list[Any] = text.split() or ["?", "?"]
+        raise RunDirectoryError(
+            f"run directory {path} is in use by process {owner[0]} on host {owner[-1]}. "
+            "Wait until it ends or stop it; two processes cannot write one run."
+        ) from None
+
+
+def _await_writer(path: Path) -> None:
+    """The run before was killed, and its writer finishes its last snapshot, from which this one resumes."""
+    if not (path / WRITER_LOCK).exists():
+        return
+    began, told = time.monotonic(), False
+    while (descriptor := lock_for_writer(path)) is None:
+        waited = time.monotonic() - began
+        if waited > _PATIENCE:
+            raise RunDirectoryError(
+                f"run directory {path}: the writer process of a run that was killed still writes there, for "
+                f"{waited:.0f} s now. Is the disk stuck? Wait until it ends, or kill it (samebits-writer in `ps`)."
+            )
+        if waited > 1 and not told:
+            told = True
+            print(f"samebits: waiting for the last commit of the killed run in {path}", file=sys.stderr)
+        time.sleep(0.002)
+    os.close(descriptor)
+
+
+def lock_for_writer(path: Path) -> int | None:
+    """A descriptor that keeps every other writer out while a copy of it is open, in whichever process; None: one is in.
+
+    Only who has the run directory open may call it. Raises OSError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path / WRITER_LOCK, flags, 0o644)
+    try:
+        check_own_file(descriptor, path / WRITER_LOCK)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,170 @@
+"""`samebits replica`: whether a training step keeps its replicas equal, and if not, the line where they part."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from samebits import cli
+from samebits import replica as replicas
+from samebits.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from samebits.replica import Report
+
+SCHEMA = "samebits.replica/1"
+
+
+def replica(
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION|FILE.py:FUNCTION",
+            help="A function without arguments that returns (step, args), or (step, args, declarations).",
+        ),
+    ],
+    *,
+    world_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="The number of ranks.")] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="AXIS=N,...", help="A mesh instead: dp=2,tp=4; first axis slowest.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write the graph as a page.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
+    ] = None,
+) -> None:
+    """Prove that a training step keeps its replicas equal, or name the line where they part. No GPU, no second process.
+
+    FUNCTION is imported from the current folder, or that of FILE.py, and called once; `step(*args)` is captured as it runs on every rank.
+    `declarations` says of inputs what samebits.replica.analyze takes: {"x": Equal()}.
+
+    Exit status: 0 parameters, buffers and optimizer state stay as equal as declared, 1 one does not or a collective
+    hangs, 2 it could not be found out.
+    """
+    if (world_size is None) == (mesh is None):
+        raise InvalidArgumentError("replica: give --world-size 8, or --mesh dp=2,tp=4.")
+    axes = None if mesh is None else _axes(mesh)
+    for option, file in (("--html", html_file), ("--json", json_file)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise InvalidArgumentError(f"{option} {file}: there is no folder {file.absolute().parent}.")
+    with cli._user_errors.told(f"replica {function}"):
+        step, args, inputs = _made(function)
+        with cli._reports.replica_report.Progress("ranks captured") as progress:
+            captured = replicas.capture(step, *args, world_size=world_size, mesh=axes, looked=progress.update)
+        with cli._reports.replica_report.Progress("nodes analysed") as progress:
+            report = replicas.analyze(captured, inputs, looked=progress.update)
+    cli._reports.replica_report.show(report)
+    if html_file is not None:
+        replicas.write_html(report, html_file)
+    if json_file is not None:
+        json_file.write_text(json.dumps(_content(function, report), indent=1) + "\n", encoding="utf-8")
+    raise typer.Exit(1 if report.drifting or any(one.kind == "hang" for one in report.findings) else 0)
+
+
+def _axes(text: str) -> dict[str, int]:
+    axes = {}
+    for word in text.split(","):
+        name, equals, size = word.partition("=")
+        if not (name and equals and size.isdecimal() and int(size)) or name in axes:
+            raise InvalidArgumentError(f"--mesh {text!r}: give axes and their sizes as dp=2,tp=4.")
+        axes[name] = int(size)
+    return axes
+
+
+def _made(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] | None]:
+    """What the user's function returns: the step, its arguments, and declarations or None."""
+    module_name, colon, name = text.partition(":")
+    if not (module_name and colon and name):
+        raise InvalidArgumentError(
+            f"replica {text!r}: give MODULE:FUNCTION, as in train:replica_step or steps/train.py:replica_step."
+        )
+    module = _of_file(Path(module_name)) if module_name.endswith(".py") else _of_name(module_name, text)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InvalidArgumentError(f"replica {text}: module {module_name!r} has no function {name!r}.")
+    made = function()
+    if not (
+        isinstance(made, tuple)
+        and len(made) in {2, 3}
+        and callable(made[0])
+        and isinstance(made[1], tuple | list)
+    ):
+        raise InvalidArgumentError(
+            f"replica {text}: {name}() must return (step, args) or (step, args, declarations), not {_kind(made)}."
+        )
+    return made[0], tuple(made[1]), made[2] if len(made) == 3 else None
+
+
+def _kind(made: Any) -> str:
+    return (
+        f"({', '.join(type(one).__name__ for one in made)})"
+        if isinstance(made, tuple)
+        else type(made).__name__
+    )
+
+
+def _of_name(name: str, text: str) -> ModuleType:
+    folder = Path.cwd()
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # one that the user's module imports
+        raise InvalidArgumentError(
+            f"replica {text}: there is no module {name!r} in {folder} or on sys.path."
+        ) from None
+
+
+def _of_file(file: Path) -> ModuleType:
+    """The module of just this file: another of its name (`profile`, `queue`) may be imported already."""
+    if not file.is_file():
+        raise InvalidArgumentError(f"replica: there is no file {file.absolute()}.")
+    sys.path.insert(0, str(file.absolute().parent))
+    spec = spec_from_file_location(file.stem, file.absolute())
+    module = module_from_spec(spec)  # type: ignore[arg-type]
+    if file.stem not in sys.modules:  # what pickles by name finds it there
+        sys.modules[file.stem] = module
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
+def _content(function: str, report: Report) -> dict[str, Any]:
+    step, text = report.step, report.partitions.text
+    values = [
+        {
+            "name": name,
+            "kind": kind,
+            "start": text(report.starts[name].partition),
+            "end": text(report.ends[name].partition),
+            "as_declared": name not in report.drifting,
+        }
+        for name, kind in step.kinds.items()
+    ]
+    values += [
+        {"name": name, "kind": "output", "end": text(report.values[name].partition)}
+        for name in step.output_names
+    ]
+    return {
+        "schema": SCHEMA,
+        "function": function,
+        "world_size": step.world_size,
+        "mesh": dict(step.mesh),
+        "ranks_captured": list(step.captured),
+        "values": values,
+        "explanations": {name: report.explain_drift(name) for name in report.drifting},
+        "findings": [
+            {"kind": one.kind, "text": one.text, "line": cli._reports.replica_report.line_of_node(one.node)}
+            for one in report.findings
+        ],
+    }

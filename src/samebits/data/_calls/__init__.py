@@ -1,0 +1,1 @@
+"""Calls of a user's function, with random numbers of their own."""

@@ -1,0 +1,144 @@
+"""Calls of a user's function: with random numbers of their own, made from the element's place in the epoch's stream."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from operator import length_hint
+from typing import Any
+
+import torch
+
+from samebits._context import Words
+from samebits.data import _purity as purity
+from samebits.data._calls import draw_scope
+from samebits.data._calls.element_generators import Place as Place
+from samebits.data._calls.element_generators import Places as Places
+from samebits.data._calls.element_generators import call_with_generators, key_tensors, key_words
+from samebits.data._calls.remembered_draws import DrawRememberedError, Memos
+from samebits.errors import InvalidArgumentError, PipelineError
+
+
+class Function:
+    """A user's function in a stage.
+
+    A parameter named `key` gets a `samebits.random` key, one named `rng` a `numpy.random.Generator`; without either
+    the process's torch, NumPy and Python generators are set for each call (see `scope`). All of it is a function of
+    (stage's key, place): of no worker, no thread, no order of calls.
+    """
+
+    def __init__(self, function: Callable[..., Any], stage: str, *, stateful: bool | None = None) -> None:
+        """`stateful`: whether a call leaves something changed; None: reading its code and trying it out tell."""
+        if not callable(function):
+            raise InvalidArgumentError(
+                f"Pipeline.{stage}: takes a function, got {function!r:.80} ({type(function).__name__})"
+            )
+        self.call = function
+        self.stage = stage
+        self.draws = _parameter(function)
+        self.stateful = stateful
+        self.noticed: list[purity.Finding] = []
+        """Side effects that were seen while it ran."""
+
+    @property
+    def name(self) -> str:
+        """As it is called in messages."""
+        return getattr(self.call, "__qualname__", type(self.call).__name__)
+
+    @cached_property
+    def reading(self) -> purity.Reading:
+        """What its code says of it."""
+        return purity.read(self.call)
+
+    @cached_property
+    def memos(self) -> Memos:
+        """What it may remember of its draws, in this process."""
+        return Memos(self.call, effects=self._seen, repeatable=not self.stateful)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was read or found: it refers to all that the function refers to."""
+        return {name: value for name, value in vars(self).items() if name not in ("reading", "memos")}
+
+    @property
+    def effects(self) -> list[purity.Finding]:
+        """The lasting side effects of a call, as declared, read or noticed."""
+        if self.stateful is not None:
+            return [purity.Finding(self.name, "declared with stateful=True", 0)] if self.stateful else []
+        return self._seen
+
+    @property
+    def _seen(self) -> list[purity.Finding]:
+        return [*self.reading.findings.values(), *self.noticed]
+
+    def over(self, key: Words, places: Places, elements: list[Any]) -> list[Any]:
+        """The results for elements at these places, in their order."""
+        results: list[Any] = []
+        reading: Iterator[Any] | None = None
+        try:
+            if self.draws == "rng":
+                call_with_generators(self.call, elements, key_words(key, places), results)
+            elif self.draws == "key":
+                for own, element in zip(key_tensors(key_words(key, places)), elements, strict=True):
+                    results.append(self.call(element, key=own))
+            elif draw_scope.filling():
+                for own, element in zip(key_words(key, places).tolist(), elements, strict=True):
+                    draw_scope.fill((own[0], own[1]))
+                    results.append(self.memos.call(element, (own[0], own[1])))
+            else:
+                call, reading = self.call, iter(elements)
+                return [call(element) for element in reading]
+        except DrawRememberedError as error:
+            raise self.remembers(places[len(results)], error) from None
+        except Exception as error:
+            done = len(results) if reading is None else len(elements) - length_hint(reading) - 1
+            raise self._error(places[done], error, elements[done]) from error
+        return results
+
+    def with_key(self, place: Place, element: Any, key: torch.Tensor) -> Any:
+        """The result for one element with this key."""
+        try:
+            return self.call(element, key=key)
+        except Exception as error:
+            raise self._error(place, error, element) from error
+
+    def remembers(self, place: Place, error: DrawRememberedError) -> PipelineError:
+        """What is raised where it remembers what it drew."""
+        where = " and in ".join(error.args[0]) or "something that was not found"
+        return PipelineError(
+            f"Pipeline.{self.stage}({self.name}): element {place} drew from the process's generators, and what it drew is "
+            f"remembered in {where}: called for this element again, with the same generators, it drew otherwise. {draw_scope.CURE}"
+        )
+
+    def _error(self, place: Place, error: Exception, element: Any) -> PipelineError:
+        whole = isinstance(error, TypeError) and isinstance(element, tuple) and not self._takes_one()
+        cure = f". The element is one tuple of {len(element)}: take it as one parameter" if whole else ""
+        return PipelineError(
+            f"Pipeline.{self.stage}({self.name}): element {place} raised {type(error).__name__}: {error}{cure}"
+        )
+
+    def _takes_one(self) -> bool:
+        """Whether it can be called with an element alone."""
+        try:
+            inspect.signature(self.call).bind(None, **({self.draws: None} if self.draws else {}))
+        except TypeError:
+            return False
+        except ValueError:  # a builtin without a signature
+            return True
+        return True
+
+
+def key_rows(key: Words, places: Places) -> torch.Tensor:
+    """One key per row, of shape (rows, 2): what `Function.over` gives each element alone."""
+    return torch.from_numpy(key_words(key, places))
+
+
+def _parameter(function: Callable[..., Any]) -> str | None:
+    """`key` or `rng` if the function takes, besides the element, a parameter of that name."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin without a signature
+        return None
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [parameter.name for parameter in parameters[1:] if parameter.kind in named]
+    return next((name for name in ("key", "rng") if name in names), None)

@@ -1,0 +1,125 @@
+"""`check`: reads a pipeline in several ways and says where, and because of what, the elements differ."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+from samebits.data._calls.draw_scope import Draws
+from samebits.data._calls.forked_call import apart
+from samebits.data._pipeline import Pipeline
+from samebits.data._rolling_digest import rolled
+from samebits.data._stages.stage import Addressed, Stage
+from samebits.data._workers.tasks import compute
+from samebits.determinism._warn_once import warn_once
+from samebits.errors import InvalidArgumentError, PipelineDifferenceError
+
+
+def check(
+    pipeline: Pipeline, workers: Sequence[int] = (0, 2, 3), *, resume_at: int | None = None, count: int = 200
+) -> str:
+    """Reads the first `count` elements again, with each number of workers, and resumed behind element `resume_at`.
+
+    Each time in a process of its own, forked off this one: what functions remember in one of them is nothing to the others.
+
+    Returns:
+        The digest of these elements, the same for all ways to read them.
+
+    Raises:
+        PipelineDifferenceError: two ways give different elements; it names the first one and the function or stage of
+            which the bits change from call to call.
+    """
+    if not isinstance(pipeline, Pipeline):
+        raise InvalidArgumentError(
+            f"samebits.data.check takes a samebits.data.Pipeline, got {type(pipeline).__name__}; wrap an indexable dataset: "
+            "check(Pipeline.from_source(dataset))"
+        )
+    ways: dict[str, Callable[[], list[int]]] = {
+        "read again": lambda: _digests(pipeline, 0, count),
+        **{f"with {n} workers": functools.partial(_digests, pipeline, n, count) for n in workers if n},
+    }
+    warned: dict[str, type[Warning]] = {}
+    try:
+        alone = apart(lambda: _digests(pipeline, 0, count), warned)
+        again = {how: apart(way, warned) for how, way in ways.items()}
+        middle = len(alone) // 2 if resume_at is None else resume_at
+        state = apart(lambda: _state(pipeline, middle), warned)
+        rest = apart(lambda: _resumed(pipeline, state, count - middle), warned)
+        again[f"resumed behind element {middle}"] = alone[:middle] + rest
+    finally:
+        for text, category in warned.items():
+            warn_once(text, text, category)
+    for how, digests in again.items():
+        if digests != alone:
+            _report(pipeline, how, alone, digests)
+    return f"{alone[-1]:016x}" if alone else f"{0:016x}"
+
+
+def _digests(pipeline: Pipeline, workers: int, count: int) -> list[int]:
+    """The rolling digest behind each element."""
+    iterator = pipeline.with_options(num_parallel_calls=workers)._iterator(pipeline._key(), 0)
+    try:
+        return _rolled(iterator, 0, count)
+    finally:
+        iterator.close()
+
+
+def _state(pipeline: Pipeline, behind: int) -> dict[str, Any]:
+    """The state behind so many elements."""
+    iterator = pipeline._iterator(pipeline._key(), 0)
+    for _ in islice(iterator, behind):
+        pass
+    iterator.close()
+    return iterator.state_dict()
+
+
+def _resumed(pipeline: Pipeline, state: dict[str, Any], count: int) -> list[int]:
+    iterator = pipeline._iterator(pipeline._key(), 0)
+    iterator.load_state_dict(state)
+    try:
+        return _rolled(iterator, int(state["digest"], 16), count)
+    finally:
+        iterator.close()
+
+
+def _rolled(iterator: Any, value: int, count: int) -> list[int]:
+    digests = []
+    for element in islice(iterator, count):
+        value = rolled(value, element)
+        digests.append(value)
+    return digests
+
+
+def _report(pipeline: Pipeline, how: str, alone: list[int], digests: list[int]) -> None:
+    first = next((k for k, (a, b) in enumerate(zip(alone, digests, strict=False)) if a != b), None)
+    if first is None:
+        what = f"{len(digests)} elements instead of {len(alone)}"
+    else:
+        what = f"element {first} is another one"
+    culprit = _culprit(pipeline._stage.bind(pipeline._key()), min(first or 0, 64))
+    cure = (
+        "It depends on something besides its element: a counter, the time, a set's order, another thread. Make it a function "
+        "of its element, or give it a parameter `rng` or `key` to draw from."
+    )
+    named = f"; {culprit.describe()} gives other bits when it is called again" if culprit is not None else ""
+    raise PipelineDifferenceError(f"samebits.data.check: {how}, {what}{named}. {cure}")
+
+
+def _culprit(stage: Stage, behind: int) -> Stage | None:
+    """The stage nearest to the source that gives other bits for the same ordinals."""
+    for below in stage.inputs:
+        found = _culprit(below, behind)
+        if found is not None:
+            return found
+    if not isinstance(stage, Addressed):
+        return None
+    last = min(behind + 1, stage.length)
+    draws = Draws()
+    made = [draws.run(lambda: compute(stage, 0, (0, last))) for _ in range(3)]
+    return stage if len({tuple(_all(one)) for one in made}) > 1 else None
+
+
+def _all(elements: list[Any]) -> list[int]:
+    return [rolled(0, element) for element in elements]

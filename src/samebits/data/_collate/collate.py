@@ -1,0 +1,72 @@
+"""The default collate: torch's, with arrays and tensors of one shape written straight to where the batch will be read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+from samebits.data._workers.result_memory import empty, in_place
+
+_KINDS = "?bBhHiIlLqQefdFD"
+"""NumPy's types that torch has too."""
+_LARGE = 1 << 14
+"""Bytes of a tensor that are worth looking at each: copying fewer once more is faster."""
+
+
+def default_collate(rows: list[Any]) -> Any:
+    """The batch that `torch.utils.data.default_collate` gives, of the same bits, types and strides."""
+    return collate(rows, collate_fn_map=_STACKED)
+
+
+def _arrays(rows: list[Any], *, collate_fn_map: Any = None) -> Any:
+    first = rows[0]
+    shape, dtype = first.shape, first.dtype
+    if (
+        not first.size
+        or dtype.char not in _KINDS
+        or not dtype.isnative
+        or not all(_is_like(row, shape, dtype) for row in rows)
+    ):
+        return default_collate_fn_map[np.ndarray](rows, collate_fn_map=collate_fn_map)  # type: ignore[index]
+    batch = empty((len(rows), *shape), dtype)
+    for number, row in enumerate(rows):  # three times as fast as numpy.stack on small rows
+        batch[number] = row
+    return torch.from_numpy(batch)
+
+
+def _is_like(row: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    return type(row) is np.ndarray and row.dtype == dtype and row.shape == shape and row.flags.c_contiguous
+
+
+def _tensors(rows: list[Any], *, collate_fn_map: Any = None) -> Any:
+    first = rows[0]
+    if first.nbytes < _LARGE or not in_place() or not all(_is_plain(row, first) for row in rows):
+        return default_collate_fn_map[torch.Tensor](rows, collate_fn_map=collate_fn_map)
+    return torch.stack(rows, out=empty_tensor((len(rows), *first.shape), first.dtype))
+
+
+def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """`torch.empty`; in a worker that is making a batch, where the batch will be read."""
+    if not math.prod(shape):  # torch does not take no bytes for elements of another size
+        return torch.empty(shape, dtype=dtype)
+    place = empty((math.prod(shape) * dtype.itemsize,), np.dtype(np.uint8))
+    return torch.from_numpy(place).view(dtype).view(shape)
+
+
+def _is_plain(row: Any, first: torch.Tensor) -> bool:
+    return (
+        type(row) is torch.Tensor
+        and row.shape == first.shape
+        and row.dtype == first.dtype
+        and row.is_contiguous()
+        and row.device.type == "cpu"
+        and row.layout is torch.strided
+        and not (row.requires_grad or row.is_quantized or row.is_conj() or row.is_neg())
+    )
+
+
+_STACKED = {**default_collate_fn_map, torch.Tensor: _tensors, np.ndarray: _arrays}

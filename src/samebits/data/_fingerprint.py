@@ -1,0 +1,49 @@
+"""What a pipeline is made of: a position holds only for a pipeline with the same stages and seed."""
+
+from __future__ import annotations
+
+import xxhash
+
+from samebits.data._stages.stage import Stage
+from samebits.errors import PipelineMismatchError
+
+_DIGITS = 4
+
+
+def fingerprint(stage: Stage, seed: int) -> str:
+    """16 hexadecimal digits for the whole, and 4 for the seed and for each stage from the sources on."""
+    parts = _parts(stage, seed)
+    return "".join([xxhash.xxh3_64_hexdigest("\n".join(parts).encode()), *map(_short, parts)])
+
+
+def check(saved: str, stage: Stage, seed: int) -> None:
+    """Raises `PipelineMismatchError`, naming what differs, unless `saved` is the fingerprint of this pipeline."""
+    if saved == fingerprint(stage, seed):
+        return
+    theirs = [saved[at : at + _DIGITS] for at in range(16, len(saved), _DIGITS)]
+    mine = _parts(stage, seed)
+    for number, part in enumerate(mine):
+        if number >= len(theirs):
+            raise PipelineMismatchError(_message(f"{part} has been added since", len(theirs), len(mine)))
+        if theirs[number] != _short(part):
+            raise PipelineMismatchError(_message(f"{part} was another one", len(theirs), len(mine)))
+    raise PipelineMismatchError(_message(f"it went on behind {mine[-1]}", len(theirs), len(mine)))
+
+
+def _message(what: str, theirs: int, mine: int) -> str:
+    return (
+        f"the position belongs to another pipeline: {what} (it had {theirs - 1} stages, this one has {mine - 1}). Build the "
+        "pipeline as it was, or start anew without the state"
+    )
+
+
+def _parts(stage: Stage, seed: int) -> list[str]:
+    return [f"seed {seed}", *(one.describe() for one in _stages(stage))]
+
+
+def _stages(stage: Stage) -> list[Stage]:
+    return [*(one for below in stage.inputs for one in _stages(below)), stage]
+
+
+def _short(part: str) -> str:
+    return xxhash.xxh3_64_hexdigest(part.encode())[:_DIGITS]

@@ -1,0 +1,313 @@
+"""`DataLoader`: torch's arguments; batch k depends on (dataset, seed, epoch, k) and on nothing else."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+import torch.utils.data as torch_data
+
+from samebits._context import Position, Words, process
+from samebits.data._calls.draw_scope import Draws
+from samebits.data._loader_batches.batch import BatchWork, draws_of
+from samebits.data._loader_batches.batch_order import BatchOrder, BatchTask, IndexOrder, SamplerOrder
+from samebits.data._pipeline import Pipeline
+from samebits.data._workers.launch_workers import may_start
+from samebits.data._workers.worker_pool import Workers
+from samebits.errors import (
+    EmptyDatasetError,
+    InvalidArgumentError,
+    PipelineMismatchError,
+    UnimplementedError,
+    UnseededError,
+)
+from samebits.random import _int_keys as int_keys
+from samebits.random._process import generator_states, seeds
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DataLoader(torch_data.DataLoader[T_co]):
+    """A `torch.utils.data.DataLoader` whose batches depend on (dataset, seed, epoch, batch number) alone.
+
+    The arguments are torch's, for any map-style dataset (`__len__` and `__getitem__`). The differences:
+
+    - Shuffling is a keyed permutation of the indices: O(1) memory, and resuming at any batch costs O(1).
+    - Before each `__getitem__` the global generators of torch, NumPy and Python are filled from
+      (seed, epoch, ordinal in the epoch's stream), before `collate_fn` from (seed, epoch, batch). So unmodified
+      random transforms give the same bits for any number of workers, and after a resume.
+    - Creating or iterating it never moves the caller's generators.
+    - `state_dict` / `load_state_dict` at any batch: small, JSON-able, free of worker numbers.
+
+    The seed is `seed`, else the initial seed of `generator`, else that of `samebits.set_random_seed` (or
+    `torch.manual_seed`). Two loaders over equally long datasets shuffle alike unless their seeds differ.
+    Each `iter()` starts the next epoch. Inside the body of a `Run` loop, an iteration of another loader (for
+    validation, say) is keyed by the run's position instead, so that it is the same after a resume.
+
+    Raises:
+        InvalidArgumentError: an argument is outside its range (as torch's `ValueError`).
+        EmptyDatasetError: the dataset has length 0.
+        UnimplementedError: an `IterableDataset`, or `in_order=False`.
+    """
+
+    def __init__(
+        self,
+        dataset: torch_data.Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: torch_data.Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: torch_data.Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        seed: int | None = None,
+        in_order: bool = True,
+        **torch_arguments: Any,
+    ) -> None:
+        _check(dataset, batch_size, num_workers, seed, generator, in_order=in_order)
+        try:
+            super().__init__(
+                dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+                timeout, worker_init_fn, multiprocessing_context, generator, **torch_arguments,
+            )  # fmt: skip
+        except ValueError as error:
+            raise InvalidArgumentError(f"samebits.data.DataLoader(...): {error}") from error
+        self._seed = seed
+        self._shuffle = bool(shuffle)
+        self._own_sampler = sampler is not None or batch_sampler is not None
+        self._order = self._make_order()
+        self._next = (0, 0)  # epoch and batch at which the next iter() starts
+        self._live: tuple[int, int] | None = None  # epoch and next batch of the iteration under way
+        self._read: tuple[Any, Draws] | None = (
+            None  # a collate_fn, and what is known of its draws and the dataset's
+        )
+        self._workers: Workers | None = None  # those that live from epoch to epoch
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
+        with (
+            generator_states.preserved()
+        ):  # compiles the kernel before workers are forked, and checks that it can
+            generator_states.fill((0, 0))
+        if process.position is not None:
+            return self.inside(process.position, 0)
+        epoch, batch = self._next
+        self._next, self._live = (epoch + 1, 0), (epoch, batch)
+        return self._batches(int_keys.fold(self._key(), "epoch", epoch), epoch, batch, counted=True)
+
+    def inside(self, position: Position, start: int) -> Iterator[T_co]:
+        """The batches from `start` on of an iteration that is keyed by where in a run it is; no epoch is counted."""
+        key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
+        return self._batches(key, 0, start, counted=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the iteration under way (batches handed out, not prefetched), JSON-able."""
+        return self.state_at(*self.position)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch and number of the next batch."""
+        return self._live or self._next
+
+    def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
+        """What `state_dict` gives at a `position`: what it is made of is the same at each, and takes longer to find out."""
+        return {"epoch": epoch, "batch_index": batch, "pipeline": self.fingerprint()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next `iter()` continues at the saved position. O(1), or a replay of a sampler of the user's own.
+
+        Raises:
+            PipelineMismatchError: the state belongs to another dataset length, batch size, order or seed.
+        """
+        try:
+            epoch, batch, pipeline = int(state["epoch"]), int(state["batch_index"]), dict(state["pipeline"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise PipelineMismatchError(
+                f"DataLoader.load_state_dict: not a state of samebits.data.DataLoader ({error!r}): {state!r:.200}"
+            ) from None
+        mine = self.fingerprint()
+        differing = [
+            f"{name} was {pipeline.get(name)!r}, is {mine.get(name)!r}"
+            for name in sorted({*mine, *pipeline})
+            if mine.get(name) != pipeline.get(name)
+        ]
+        if differing:
+            raise PipelineMismatchError(
+                f"DataLoader.load_state_dict: the position belongs to another pipeline: {'; '.join(differing)}. "
+                "Build the loader as it was, or start a new run in another directory."
+            )
+        self._next, self._live = (epoch, batch), None
+
+    def forget_iteration(self) -> None:
+        """An iteration that was abandoned is over: the position is where the next `iter()` starts."""
+        self._live = None
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the stream of batches is made of, as plain values; a saved position holds only for an equal one."""
+        return {
+            "dataset": type(self.dataset).__name__,
+            "length": len(self.dataset),  # type: ignore[arg-type]
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "order": type(self._index_sampler).__name__ if self._own_sampler else f"shuffle={self._shuffle}",
+            "seed": self._root_seed(),
+        }
+
+    def _make_order(self) -> BatchOrder:
+        single = not self._auto_collation
+        if self._own_sampler:
+            return SamplerOrder(self._index_sampler, single)
+        length = len(self.dataset)  # type: ignore[arg-type]
+        return IndexOrder(
+            length, 1 if single else (self.batch_size or 1), self._shuffle, self.drop_last, single
+        )
+
+    def _batches(self, key: Words, epoch: int, start: int, *, counted: bool) -> Iterator[T_co]:
+        tasks = self._order.tasks(key, epoch, start)
+        inner: Iterator[Any]
+        if self.num_workers == 0 or not may_start():
+            inner = map(self._work().here, tasks)
+        else:
+            inner = _BatchPrefetcher(self, tasks)
+        if self.pin_memory and torch.accelerator.is_available():
+            inner = map(torch_data._utils.pin_memory.pin_memory, inner)
+        return _counting(self, inner, epoch, start) if counted else inner
+
+    def _work(self) -> BatchWork:
+        assert self.collate_fn is not None
+        if self._read is None or self._read[0] is not self.collate_fn:
+            self._read = self.collate_fn, draws_of(self.dataset, self.collate_fn)
+        return BatchWork(
+            self.dataset,
+            self.collate_fn,
+            draws=self._read[1],
+            single=not self._auto_collation,
+            num_workers=self.num_workers,
+            worker_init=self.worker_init_fn,
+        )
+
+    def _team(self) -> Workers:
+        """The workers of the next iteration."""
+        if self._workers is not None:
+            self._workers.forget()
+            return self._workers
+        workers = Workers(
+            self._work(),
+            count=self.num_workers,
+            ahead=self._jobs_ahead,
+            timeout=self.timeout or None,
+            start_method=_start_method(self.multiprocessing_context),
+        )
+        if self.persistent_workers:
+            self._workers = workers
+            weakref.finalize(self, workers.close)
+        return workers
+
+    @property
+    def _jobs_ahead(self) -> int:
+        return self.num_workers * (self.prefetch_factor or 2)
+
+    def _root_seed(self) -> int:
+        if self._seed is not None:
+            return self._seed
+        if self.generator is not None:
+            return self.generator.initial_seed()
+        seed = seeds.root_seed()
+        if seed is not None:
+            return seed
+        if process.op_determinism:
+            raise UnseededError(
+                "samebits.data.DataLoader needs a seed for its order and its elements, and nobody has set one. "
+                "Call samebits.set_random_seed(seed) first, or pass seed=."
+            )
+        return torch.initial_seed()
+
+    def _key(self) -> Words:
+        return int_keys.fold(int_keys.root(self._root_seed()), "data")
+
+
+class _BatchPrefetcher(Iterator[Any]):
+    """The batches of tasks, which workers make ahead of whoever takes them."""
+
+    def __init__(self, loader: DataLoader[Any], tasks: Iterator[BatchTask]) -> None:
+        self._workers = loader._team()
+        self._over = weakref.finalize(self, self._workers.close if not loader.persistent_workers else int)
+        self._tasks = tasks
+        self._under_way = deque(map(self._workers.submit, islice(tasks, loader._jobs_ahead)))
+
+    def __next__(self) -> Any:
+        if not self._under_way:
+            self._over()
+            raise StopIteration
+        batch = self._workers.result(self._under_way.popleft())
+        self._under_way.extend(map(self._workers.submit, islice(self._tasks, 1)))
+        return batch
+
+
+def _start_method(context: Any) -> str:
+    """That of our workers for a context of `multiprocessing`, or its name."""
+    name = context if context is None or isinstance(context, str) else context.get_start_method()
+    return "auto" if name is None else "fork" if name == "fork" else "server"
+
+
+def _counting(loader: DataLoader[Any], inner: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
+    """Passes the batches on and keeps the loader's position: a batch counts when it is handed out."""
+    for number, batch in enumerate(inner, start + 1):
+        loader._live = (epoch, number)
+        yield batch
+    if loader._live is not None and loader._live[0] == epoch:
+        loader._live = None
+
+
+def _check(
+    dataset: Any, batch_size: Any, num_workers: Any, seed: Any, generator: Any, *, in_order: bool
+) -> None:
+    call = "samebits.data.DataLoader"
+    if isinstance(dataset, torch_data.IterableDataset):
+        raise UnimplementedError(
+            f"{call}: an IterableDataset ({type(dataset).__name__}) has no element numbers that randomness could be "
+            "keyed by. Give it __len__ and __getitem__ (a map-style dataset), or read it as a pipeline: "
+            "samebits.data.Pipeline.from_iterable(dataset).batch(batch_size)."
+        )
+    if isinstance(dataset, Pipeline):
+        raise InvalidArgumentError(
+            f"{call}: the dataset is a Pipeline, which is a loader itself: iterate it, with "
+            ".batch(batch_size).with_options(num_parallel_calls=num_workers)."
+        )
+    for method in ("__len__", "__getitem__"):
+        if not hasattr(dataset, method):
+            raise InvalidArgumentError(f"{call}: the dataset ({type(dataset).__name__}) has no {method}.")
+    if len(dataset) == 0:
+        raise EmptyDatasetError(
+            f"{call}: the dataset ({type(dataset).__name__}) has length 0. Is its path right?"
+        )
+    for name, value, least in (
+        ("batch_size", batch_size, 1),
+        ("num_workers", num_workers, 0),
+        ("seed", seed, 0),
+    ):
+        if value is None and name != "num_workers":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidArgumentError(f"{call}({name}={value!r}): must be an int of at least {least}.")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InvalidArgumentError(
+            f"{call}(generator={type(generator).__name__}(...)): takes a torch.Generator, whose initial_seed() is the "
+            "loader's seed. Pass seed= instead."
+        )
+    if not in_order:
+        raise UnimplementedError(
+            f"{call}(in_order=False): batches in order of completion differ from run to run."
+        )

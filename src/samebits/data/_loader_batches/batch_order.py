@@ -1,0 +1,131 @@
+"""Which elements each batch of an epoch has: a function of (key, epoch, batch), or a user's own sampler replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DistributedSampler
+
+from samebits._context import Words
+from samebits._inspect import rng_states
+from samebits.errors import UnimplementedError
+from samebits.random import _int_keys as int_keys
+from samebits.random._draws import feistel
+from samebits.random._process import generator_states
+
+
+@dataclass(frozen=True)
+class BatchTask:
+    """All that a worker needs to make one batch, wherever and whenever it runs.
+
+    `key` belongs to (seed, epoch); `first` is the ordinal in the epoch's stream of the first index.
+    """
+
+    key: Words
+    batch_index: int
+    first: int
+    indices: Any
+
+
+class BatchOrder(Protocol):
+    """Yields the tasks of one epoch, from any batch on."""
+
+    def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
+        """The tasks of the epoch's batches from number `start` on."""
+        ...
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        ...
+
+
+@dataclass(frozen=True)
+class IndexOrder:
+    """In order, or shuffled by a keyed permutation of the indices: O(1) memory, and O(1) to start anywhere."""
+
+    length: int
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    single: bool
+    """One bare index per task (torch's `batch_size=None`)."""
+
+    def __len__(self) -> int:
+        return self.length // self.batch_size if self.drop_last else -(-self.length // self.batch_size)
+
+    def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
+        """The tasks of the epoch's batches from number `start` on; nothing before it is computed."""
+        order_key = int_keys.fold(key, "order")
+        for batch in range(start, len(self)):
+            first, last = batch * self.batch_size, min((batch + 1) * self.batch_size, self.length)
+            indices = range(first, last)
+            if self.shuffle:
+                indices = feistel.permute_indices(order_key, first, last, self.length).tolist()
+            yield BatchTask(key, batch, first, indices[0] if self.single else list(indices))
+
+
+@dataclass(frozen=True)
+class SamplerOrder:
+    """A user's sampler or batch sampler; what it draws depends on (seed, epoch) alone.
+
+    It runs in the training process. Starting at batch k replays k of its steps, without touching the dataset.
+    """
+
+    sampler: Iterable[Any]
+    single: bool
+
+    def __len__(self) -> int:
+        try:
+            return len(self.sampler)  # type: ignore[arg-type]
+        except TypeError:
+            raise UnimplementedError(
+                f"len(DataLoader): the sampler {type(self.sampler).__name__} has no __len__. Give it one."
+            ) from None
+
+    def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
+        """The tasks from number `start` on; the sampler runs through those before it."""
+        first, of_share = 0, int_keys.fold(key, *self._share())
+        for batch, indices in enumerate(self._drawn(int_keys.fold(key, "sampler"), epoch)):
+            indices = indices if self.single else list(indices)  # noqa: PLW2901 (a sampler may reuse its list)
+            if batch >= start:
+                yield BatchTask(of_share, batch, first, indices)
+            first += 1 if self.single else len(indices)
+
+    def _share(self) -> tuple[str | int, ...]:
+        """What the elements' keys are folded with: ranks count from 0 each, and shall not draw alike."""
+        for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
+            if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+                return "rank", sampler.rank
+        return ()
+
+    def _drawn(self, key: Words, epoch: int) -> Iterator[Any]:
+        """The sampler's items; its draws come from generators of its own, whoever draws in between."""
+        with generator_states.preserved():
+            self._set_epoch(key, epoch)
+            generator_states.fill(key)
+            own = rng_states.of_process()
+            items = iter(self.sampler)
+        while True:
+            with generator_states.preserved():
+                own.restore()
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+                own = rng_states.of_process()
+            yield item
+
+    def _set_epoch(self, key: Words, epoch: int) -> None:
+        for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
+            set_epoch = getattr(sampler, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+            generator = getattr(sampler, "generator", None)
+            if isinstance(generator, torch.Generator) and generator.device.type == "cpu":
+                # a generator that moves on from epoch to epoch would be state; a keyed one is none
+                seed = generator.initial_seed()
+                generator_states.fill(int_keys.fold(key, "generator", seed), initial_seed=seed)
+                generator.set_state(torch.default_generator.get_state())

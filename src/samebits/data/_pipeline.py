@@ -1,0 +1,488 @@
+"""`Pipeline`: an immutable description of a stream of elements, read with equal bits by any number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from samebits._context import Position, Words, process
+from samebits.data._calls.user_function import Function
+from samebits.data._collate.collate import default_collate
+from samebits.data._collate.padding import PadCollate
+from samebits.data._fingerprint import fingerprint
+from samebits.data._loader_batches.sharding import Remainder
+from samebits.data._options import Executor, OnConflict, Options, StartMethod
+from samebits.data._pipeline_iterator import PipelineIterator
+from samebits.data._stages import shuffle_repeat, zip_mix
+from samebits.data._stages import streamed as streams
+from samebits.data._stages.batch_stages import batch
+from samebits.data._stages.buffering import Bucket, Pack, StreamShuffle
+from samebits.data._stages.cache import Cache, StreamCache
+from samebits.data._stages.interleave import Interleave
+from samebits.data._stages.map_filter import Filter, FlatMap, Map, MapBatches, Unbatch, apply, batching_below
+from samebits.data._stages.sources import Iterated, Random, Range, Source
+from samebits.data._stages.stage import INFINITE, Addressed, Stage
+from samebits.data._torch_dataset import PipelineDataset
+from samebits.errors import InvalidArgumentError, UnseededError
+from samebits.random import _int_keys as int_keys
+from samebits.random._process import seeds
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Pipeline:
+    """A stream of elements (TensorFlow's `Dataset`): element k is a function of (pipeline, seed, epoch, k) alone.
+
+    Every method gives a new pipeline and leaves this one as it is. `iter(pipeline)` starts the next epoch; each
+    epoch is shuffled and augmented anew. The seed is `with_options(seed=)`, else that of `samebits.set_random_seed`.
+
+    A function of the user's may draw random numbers in three ways, which all depend on the element's place only:
+    from a parameter named `key` (a `samebits.random` key), from one named `rng` (a `numpy.random.Generator`), or from
+    the generators of torch, NumPy and Python, which are set for each element (slower by 10 to 20 us) and put back.
+    """
+
+    def __init__(self, stage: Stage, options: Options | None = None) -> None:
+        self._stage = stage
+        self._options = options or Options()
+        self._next: tuple[int, dict[str, Any] | None] = (0, None)  # epoch and state of the next iter()
+        self._live: PipelineIterator | None = None
+
+    # Where elements come from
+
+    @classmethod
+    def from_source(cls, data: Any, *, stateful: bool | None = None) -> Pipeline:
+        """The elements of any object with `__len__` and `__getitem__`: lists, arrays, tensors, datasets.
+
+        `__getitems__(indices)` is used where the object has it; `stateful` as for `map`: False where reading an element
+        leaves something changed that does not matter, such as a memo.
+
+        Raises:
+            InvalidArgumentError: it cannot be indexed.
+            EmptyDatasetError: it has no elements.
+        """
+        return cls(Source(data, stateful=stateful))
+
+    @classmethod
+    def from_iterable(cls, iterable: Iterable[Any] | Callable[[], Iterable[Any]]) -> Pipeline:
+        """The elements of what can be iterated again and again, or of a function that gives an iterable.
+
+        Going on after a resume reads and drops what came before; prefer `from_source` where there is an index.
+        """
+        return cls(Iterated(iterable))
+
+    @classmethod
+    def range(cls, *arguments: int) -> Pipeline:
+        """The integers of `range(*arguments)`."""
+        return cls(Range(*arguments))
+
+    @classmethod
+    def random(cls, seed: int | None = None) -> Pipeline:
+        """Uniform integers of [0, 2**63), without end.
+
+        Raises:
+            UnseededError: under the switch, if neither `seed` nor the process's seed is set.
+        """
+        if seed is None and seeds.root_seed() is None and process.op_determinism:
+            raise UnseededError(
+                "Pipeline.random() without a seed, and nobody has set one: call samebits.set_random_seed(seed) first, or "
+                "pass seed="
+            )
+        return cls(Random(seed if seed is not None else 0))
+
+    # What is done to elements
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        num_parallel_calls: int | Literal["auto"] | None = None,
+        executor: Executor | None = None,
+        deterministic: bool | None = None,
+        stateful: bool | None = None,
+    ) -> Pipeline:
+        """`function(element)` for every element.
+
+        Args:
+            function: gives the new element; None is an error. See the class for what it may draw.
+            num_parallel_calls: worker processes; "auto": as many as there are cores where that is faster, else none.
+                The pipeline has one team of workers, of the largest number that a stage asks for.
+            executor: "process", "thread" (for functions that do not draw from the process's generators), or "auto".
+            deterministic: False gives elements in the order in which they are done (not under the switch).
+            stateful: whether a call leaves something changed (a global, a closure's variable, an attribute). Then it
+                is called in this process, one element at a time and in order. By default its code is read for that, and
+                what it has captured compared before and after the first elements.
+        """
+        options = self._options.with_(
+            num_parallel_calls=num_parallel_calls, executor=executor, deterministic=deterministic
+        )
+        return Pipeline(apply(Map(Function(function, "map", stateful=stateful)), self._stage), options)
+
+    def map_batches(
+        self, function: Callable[..., Any], *, stateful: bool | None = None, **options: Any
+    ) -> Pipeline:
+        """`function(batch)` for every batch; options as for `map`.
+
+        A parameter named `key` gets a key for each row, of shape (rows, 2): those that `map` in front of `batch` would
+        have given the elements one by one.
+        """
+        if batching_below(self._stage) is None:
+            raise InvalidArgumentError(
+                f"Pipeline.map_batches: it follows batch or padded_batch, not {self._stage.describe()}; use map for single "
+                "elements"
+            )
+        operation = MapBatches(Function(function, "map_batches", stateful=stateful))
+        return Pipeline(apply(operation, self._stage), self._options.with_(**options))
+
+    def filter(self, predicate: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
+        """The elements for which `predicate(element)` is true; `stateful` as for `map`."""
+        return self._with(apply(Filter(Function(predicate, "filter", stateful=stateful)), self._stage))
+
+    def flat_map(self, function: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
+        """All elements of the finite iterable `function(element)`, for every element; `stateful` as for `map`."""
+        return self._with(apply(FlatMap(Function(function, "flat_map", stateful=stateful)), self._stage))
+
+    def interleave(
+        self, function: Callable[..., Any], cycle_length: int = 4, block_length: int = 1
+    ) -> Pipeline:
+        """`block_length` elements of each of `cycle_length` inner streams in turn, as in tf.data.
+
+        Args:
+            function: element -> `Pipeline`, indexable object or iterable; one that has ended makes room for the next.
+            cycle_length: inner streams that are open at a time.
+            block_length: consecutive elements of one of them.
+        """
+        _at_least_1("interleave", cycle_length=cycle_length, block_length=block_length)
+        return self._with(
+            Interleave(self._stage, Function(function, "interleave"), cycle_length, block_length, _as_stage)
+        )
+
+    # Order
+
+    def shuffle(self, buffer_size: int | None = None, *, reshuffle_each_epoch: bool = True) -> Pipeline:
+        """All elements in a keyed order: O(1) memory, nothing to fill before the first, resumed at once.
+
+        With a `buffer_size`, tf.data's shuffle: each element is drawn from a buffer of so many. Over what can be
+        indexed the buffer holds indices only; else elements, which the state refers to by where they came from.
+
+        Raises:
+            InvalidArgumentError: without a buffer, this pipeline can only be read in order.
+        """
+        if buffer_size is not None:
+            _at_least_1("shuffle", buffer_size=buffer_size)
+            kind: Any = shuffle_repeat.BufferShuffle if isinstance(self._stage, Addressed) else StreamShuffle
+            return self._with(kind(self._stage, buffer_size, reshuffle_each_epoch=reshuffle_each_epoch))
+        if not isinstance(self._stage, Addressed):
+            raise InvalidArgumentError(
+                f"Pipeline.shuffle(): behind {self._stage.describe()} elements can only be read in order; shuffle before it, "
+                "or give a buffer_size"
+            )
+        return self._with(shuffle_repeat.Shuffle(self._stage, reshuffle_each_epoch=reshuffle_each_epoch))
+
+    def repeat(self, count: int | None = None) -> Pipeline:
+        """`count` repetitions (None: no end), each shuffled and augmented anew."""
+        if count is not None:
+            _at_least_1("repeat", count=count)
+        kind: Any = shuffle_repeat.Repeat if isinstance(self._stage, Addressed) else streams.Repeated
+        return self._with(kind(self._stage, count))
+
+    def take(self, count: int) -> Pipeline:
+        """The first `count` elements."""
+        _at_least_1("take", count=count)
+        return self._part("take", range(count))
+
+    def skip(self, count: int) -> Pipeline:
+        """All but the first `count` elements."""
+        if count < 0:
+            raise InvalidArgumentError(f"Pipeline.skip(count={count}): count is at least 0")
+        return self._part("skip", range(count, INFINITE))
+
+    def shard(self, num_shards: int, index: int) -> Pipeline:
+        """Every `num_shards`-th element, from number `index` on."""
+        _at_least_1("shard", num_shards=num_shards)
+        if not 0 <= index < num_shards:
+            raise InvalidArgumentError(
+                f"Pipeline.shard(num_shards={num_shards}, index={index}): 0 <= index < num_shards"
+            )
+        return self._part("shard", range(index, INFINITE, num_shards))
+
+    def enumerate(self, start: int = 0) -> Pipeline:
+        """(number, element), numbers counted from `start` in every epoch."""
+        if isinstance(self._stage, Addressed):
+            return self._with(shuffle_repeat.Enumerate(self._stage, start))
+        return self._with(streams.Numbered(self._stage, "enumerate", None, start=start))
+
+    # Several pipelines
+
+    @staticmethod
+    def zip(*pipelines: Pipeline) -> Pipeline:
+        """Tuples of one element of each; as long as the shortest."""
+        return _several("zip", pipelines, zip_mix.Zip, streams.Zipped)
+
+    def concatenate(self, *others: Pipeline) -> Pipeline:
+        """All elements of this one, then all of the next, and so on."""
+        return _several("concatenate", (self, *others), zip_mix.Concatenate, streams.Chained)
+
+    @staticmethod
+    def mix(pipelines: Sequence[Pipeline], weights: Sequence[float]) -> Pipeline:
+        """Elements in proportion to the weights, evenly spread, until one pipeline has run out."""
+        if len(pipelines) != len(weights):
+            raise InvalidArgumentError(
+                f"Pipeline.mix: {len(pipelines)} pipelines and {len(weights)} weights; give one weight for each"
+            )
+        for weight in weights:
+            if not 0 < weight < float("inf"):
+                raise InvalidArgumentError(f"Pipeline.mix: weight {weight}; give positive, finite weights")
+        return _several(
+            "mix",
+            pipelines,
+            lambda *stages: zip_mix.Mix(stages, weights),
+            lambda *stages: streams.Mixed(stages, weights),
+        )
+
+    # Batches
+
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, collate: Collate = default_collate
+    ) -> Pipeline:
+        """Batches of `batch_size` elements, put together by `collate`."""
+        _at_least_1("batch", batch_size=batch_size)
+        return self._with(
+            batch(self._stage, batch_size, Function(collate, "batch"), drop_remainder=drop_remainder)
+        )
+
+    def padded_batch(
+        self, batch_size: int, *, padding_value: float = 0, padded_shape: Sequence[int] | None = None,
+        drop_remainder: bool = False,
+    ) -> Pipeline:  # fmt: skip
+        """Batches of elements of different sizes, padded at the end to the largest of the batch, or to `padded_shape`
+        (-1: the largest).
+        """
+        _at_least_1("padded_batch", batch_size=batch_size)
+        collate = Function(PadCollate(padding_value, padded_shape), "padded_batch")
+        return self._with(
+            batch(self._stage, batch_size, collate, drop_remainder=drop_remainder, kind="padded_batch")
+        )
+
+    def unbatch(self) -> Pipeline:
+        """The rows of every batch."""
+        return self._with(apply(Unbatch(Function(list, "unbatch")), self._stage))
+
+    def bucket_by_length(
+        self, element_length: Callable[..., int], boundaries: Sequence[int], batch_sizes: Sequence[int], *,
+        padding_value: float = 0, drop_remainder: bool = False,
+    ) -> Pipeline:  # fmt: skip
+        """Padded batches of elements of similar length.
+
+        Args:
+            element_length: element -> length.
+            boundaries: increasing; bucket i has the lengths below boundaries[i] that no earlier one has.
+            batch_sizes: of each bucket, one more than boundaries.
+            padding_value: as for `padded_batch`.
+            drop_remainder: drop the batches that are not full at the end.
+        """
+        if list(boundaries) != sorted(set(boundaries)) or len(batch_sizes) != len(boundaries) + 1:
+            raise InvalidArgumentError(
+                f"Pipeline.bucket_by_length: boundaries={list(boundaries)} must increase, and batch_sizes={list(batch_sizes)} "
+                f"be one more than they are ({len(boundaries) + 1})"
+            )
+        for size in batch_sizes:
+            _at_least_1("bucket_by_length", batch_size=size)
+        measure, collate = Function(element_length, "bucket_by_length"), PadCollate(padding_value, None)
+        return self._with(
+            Bucket(
+                self._stage, measure, boundaries, batch_sizes, Function(collate, "bucket_by_length"),
+                drop_remainder=drop_remainder,
+            )
+        )  # fmt: skip
+
+    def pack(self, length: int, *, open_rows: int = 8) -> Pipeline:
+        """Sequences side by side in rows of `length`, first fit among `open_rows` rows.
+
+        An element is a 1-D sequence, or a dict of sequences of one length. A row is a dict of tensors of size `length`:
+        the fields (`tokens` for plain sequences), `segment_ids` (1, 2, ...; 0: padding) and `positions` in the sequence.
+        """
+        _at_least_1("pack", length=length, open_rows=open_rows)
+        return self._with(Pack(self._stage, length, open_rows))
+
+    # How it is read
+
+    def cache(self) -> Pipeline:
+        """Keeps elements in memory (of each process): every epoch then has those of the first."""
+        kind: Any = Cache if isinstance(self._stage, Addressed) else StreamCache
+        return self._with(kind(self._stage))
+
+    def prefetch(self, buffer_size: int, *, device: str | torch.device | None = None) -> Pipeline:
+        """Lets workers be `buffer_size` batches ahead (without workers nothing is made ahead).
+
+        `device`: where tensors go, in dicts, lists and tuples too; to CUDA through pinned memory, on a stream of its own.
+        """
+        return Pipeline(self._stage, self._options.with_(prefetch=buffer_size, device=device))
+
+    def with_options(
+        self, *, seed: int | None = None, deterministic: bool | None = None,
+        num_parallel_calls: int | Literal["auto"] | None = None, executor: Executor | None = None,
+        timeout: float | None = None, rank: int | None = None, world_size: int | None = None,
+        remainder: Remainder | None = None, start_method: StartMethod | None = None, on_conflict: OnConflict | None = None,
+        pin_memory: bool | None = None,
+    ) -> Pipeline:  # fmt: skip
+        """The same elements (of another `seed`), read in another way.
+
+        Args:
+            seed: instead of the process's.
+            deterministic: False gives elements in the order in which they are done (not under the switch).
+            num_parallel_calls: as for `map`.
+            executor: as for `map`.
+            timeout: seconds to wait for a batch of a worker, before it is an error.
+            rank: of this process; it makes its rows of each batch. By default as torch.distributed says, if it is set up.
+            world_size: the number of processes. The batches together are the same for any number.
+            on_conflict: what `deterministic=False` does under the switch: "warn" (the default; it is not followed), "raise".
+            remainder: what becomes of a batch that cannot be shared out evenly: "pad" (the default), "drop", "uneven".
+            start_method: of worker processes. "fork" shares what this process has loaded; "server" forks them off another
+                process, which shares nothing with this one and is sent the pipeline by value; "auto": "server" where CUDA is
+                initialised, which does not survive a fork, else "fork".
+            pin_memory: tensors lie in pinned memory, from where copies to CUDA run beside the computation.
+        """
+        return Pipeline(
+            self._stage,
+            self._options.with_(
+                seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls, executor=executor,
+                timeout=timeout, rank=rank, world_size=world_size, remainder=remainder, start_method=start_method, pin_memory=pin_memory,
+                on_conflict=on_conflict,
+            ),
+        )  # fmt: skip
+
+    def as_iterable_dataset(self) -> PipelineDataset:
+        """For `torch.utils.data.DataLoader(dataset, batch_size=None)` and what is built on it (Lightning, Accelerate).
+
+        Its state_dict and load_state_dict are the pipeline's. Workers are the pipeline's own, and the loader has none.
+        """
+        return PipelineDataset(self)
+
+    def __len__(self) -> int:
+        length = self._stage.length
+        if length is None or length >= INFINITE // 2:
+            what = "does not end" if length else "has a length that only reading it tells"
+            raise TypeError(f"len(Pipeline): {self._stage.describe()} {what}")
+        return length
+
+    def __repr__(self) -> str:
+        return f"Pipeline({_written(self._stage)})"
+
+    # Iteration and its state
+
+    def __iter__(self) -> PipelineIterator:
+        if process.position is not None:
+            return self.inside(process.position, 0)
+        (epoch, state), self._next = self._next, (self._next[0] + 1, None)
+        self._live = self._iterator(self._key(), epoch)
+        if state is not None:
+            self._live.load_state_dict(state)
+        return self._live
+
+    def inside(self, position: Position, start: int) -> PipelineIterator:
+        """The elements from `start` on of an iteration that is keyed by where in a run it is; no epoch is counted."""
+        key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
+        iterator = self._iterator(key, 0)
+        if start:
+            iterator.skip_batches(start)
+        return iterator
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the iteration under way, or of the next epoch's start: small and JSON-able."""
+        if self._live is not None and not self._live.exhausted:
+            return self._live.state_dict()
+        epoch, state = self._next
+        return state or self._iterator(self._key(), epoch).state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next `iter()` goes on behind the element at which `state` was taken, in O(1) where there is an index.
+
+        Raises:
+            PipelineMismatchError: it is no such state, of a newer samebits, or one of another pipeline (which differs
+                where, the message says).
+        """
+        probe = self._iterator(self._key(), 0)
+        probe.load_state_dict(state)
+        self._next, self._live = (probe.epoch, dict(state)), None
+
+    @property
+    def rolled(self) -> int:
+        """Rolling digest of the elements that the iteration under way has handed out; 0 when there is none."""
+        return 0 if self._live is None else self._live.rolled
+
+    def forget_iteration(self) -> None:
+        """An iteration that was abandoned is over: the position is where the next `iter()` starts."""
+        self._live = None
+
+    def fingerprint(self) -> str:
+        """What the stream is made of (stages and seed), hashed; a saved position holds only for an equal one."""
+        return fingerprint(self._stage, self._seed())
+
+    def _iterator(self, key: Words, epoch: int) -> PipelineIterator:
+        return PipelineIterator(self._stage, key, epoch, self._seed(), self._options)
+
+    def _key(self) -> Words:
+        return int_keys.fold(int_keys.root(self._seed()), "pipeline")
+
+    def _seed(self) -> int:
+        if self._options.seed is not None:
+            return self._options.seed
+        seed = seeds.root_seed()
+        if seed is None:
+            raise UnseededError(
+                "a samebits.data.Pipeline needs a seed for its order and its elements, and nobody has set one. Call "
+                "samebits.set_random_seed(seed) first, or with_options(seed=...)"
+            )
+        return seed
+
+    def _with(self, stage: Stage) -> Pipeline:
+        return Pipeline(stage, self._options)
+
+    def _part(self, kind: str, part: Any) -> Pipeline:
+        if not isinstance(self._stage, Addressed):
+            return self._with(streams.Numbered(self._stage, kind, part))
+        inside = range(part.start, min(part.stop, self._stage.length), part.step)
+        if not inside:
+            raise InvalidArgumentError(
+                f"Pipeline.{kind}: nothing is left of the {self._stage.length} elements of {self._stage.describe()}"
+            )
+        return self._with(shuffle_repeat.Part(self._stage, kind, inside))
+
+
+def _several(kind: str, pipelines: Sequence[Pipeline], addressed: Any, streamed: Any) -> Pipeline:
+    if not pipelines or not all(isinstance(one, Pipeline) for one in pipelines):
+        raise InvalidArgumentError(f"Pipeline.{kind} takes one pipeline or more, got {pipelines!r:.80}")
+    stages = [one._stage for one in pipelines]
+    options = pipelines[0]._options
+    for one in pipelines[1:]:
+        options = options.joined(one._options)
+    return Pipeline(
+        (addressed if all(isinstance(s, Addressed) for s in stages) else streamed)(*stages), options
+    )
+
+
+def _as_stage(inner: Any) -> Stage:
+    if isinstance(inner, Pipeline):
+        return inner._stage
+    indexable = hasattr(inner, "__len__") and hasattr(inner, "__getitem__")
+    if (
+        indexable and not isinstance(inner, dict) and len(inner) > 0
+    ):  # an inner stream may be empty, a source may not
+        return Source(inner)
+    return Iterated(inner)
+
+
+def _at_least_1(kind: str, **arguments: int) -> None:
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidArgumentError(
+                f"Pipeline.{kind}({name}={value!r}): {name} is an integer of at least 1"
+            )
+
+
+def _written(stage: Stage) -> str:
+    if len(stage.inputs) > 1:
+        return f"{stage.kind}({'; '.join(map(_written, stage.inputs))})"
+    return " -> ".join([*map(_written, stage.inputs), stage.describe()])

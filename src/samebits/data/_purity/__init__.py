@@ -1,0 +1,43 @@
+"""Reading a user's function: whether it may draw from the process's generators, and what it leaves changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits.data._purity.reading import Reading
+from samebits.data._purity.record import Finding as Finding
+from samebits.data._purity.state import changed as changed
+from samebits.data._purity.state import snapshot as snapshot
+from samebits.data._purity.values import GIVEN, Made, Value
+
+
+def read(function: Callable[..., Any]) -> Reading:
+    """Reads the code of `function`, and of what it reaches, as a call with one unknown argument.
+
+    Parameters named `rng` and `key` are what `Pipeline` passes.
+    """
+    reading = Reading()
+    rng: Value = frozenset({Made((0, 4), np.random.Generator)})
+    key: Value = frozenset({Made((0, 5), torch.Tensor)})
+    try:
+        reading.read(function, [GIVEN], {"rng": rng, "key": key})
+    except (
+        Exception
+    ) as error:  # a bytecode or an object that the reader does not know must not stop a pipeline
+        reading.complete = False
+        reading.may_draw = reading.may_draw or f"it cannot be read ({type(error).__name__}: {error})"
+    return reading
+
+
+def may_draw(function: Callable[..., Any]) -> bool:
+    """False only where reading the code shows that it draws from none of the process's generators."""
+    return read(function).may_draw is not None
+
+
+def side_effects(function: Callable[..., Any]) -> list[Finding]:
+    """What a call changes and leaves changed, as far as reading the code tells."""
+    return list(read(function).findings.values())

@@ -1,0 +1,65 @@
+"""What a frame asks of everything around it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from samebits.data._purity.values import Cell, Made, Value
+
+
+class Host(Protocol):
+    """What a frame needs to know of everything around it."""
+
+    def called(
+        self, callee: Value, arguments: list[Value], named: dict[str, Value], site: Made, line: int
+    ) -> Value:
+        """What a call returns."""
+        ...
+
+    def attribute(self, of: Value, name: str, line: int) -> Value:
+        """What `of.name` may be."""
+        ...
+
+    def item(self, of: Value, index: Value, line: int) -> Value:
+        """What `of[index]` may be."""
+        ...
+
+    def inside(self, of: Value, line: int) -> Value:
+        """What a loop over `of` gives."""
+        ...
+
+    def holds(self, made: Value, more: Value) -> None:
+        """Something is put into what was made."""
+        ...
+
+    def changed(self, of: Value, how: str, line: int, part: str = "") -> None:
+        """An object is changed."""
+        ...
+
+    def combined(self, left: Value, right: Value, *, in_place: bool, line: int) -> Value:
+        """What an operator gives."""
+        ...
+
+    def entered(self, of: Value, line: int) -> Value:
+        """What `with of` gives."""
+        ...
+
+    def initialised(self, of: Value, name: str) -> None:
+        """An attribute that was None, or a global variable, is set to what no element decides."""
+        ...
+
+    def stored(self, cell: Cell, line: int) -> None:
+        """A variable that outlives the call is set."""
+        ...
+
+    def stored_global(self, name: str, line: int) -> None:
+        """A global variable is set."""
+        ...
+
+    def named_global(self, name: str, line: int) -> Value:
+        """What a global variable holds."""
+        ...
+
+    def imported(self, name: str) -> Value:
+        """What an import gives."""
+        ...

@@ -1,0 +1,257 @@
+"""What may be found by looking into things: attributes, items, elements, operators."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from abc import abstractmethod
+from types import FunctionType, ModuleType
+from typing import Any
+
+from samebits.data._purity import known
+from samebits.data._purity.record import Record
+from samebits.data._purity.values import (  # fmt: skip
+    GIVEN,
+    NOTHING,
+    PLAIN,
+    Captured,
+    Closure,
+    Given,
+    Made,
+    Method,
+    Text,
+    Value,
+    items,
+    value,
+)
+
+
+class Looking(Record):
+    """Looks into what may be on a stack; properties and special methods of the user's classes are called."""
+
+    @abstractmethod
+    def function_call(
+        self, function: FunctionType, arguments: list[Value], named: dict[str, Value], line: int
+    ) -> Value:
+        """What a call of a Python function returns."""
+
+    def attribute(self, of: Value, name: str, line: int) -> Value:
+        """What `of.name` may be."""
+        result: Value = NOTHING
+        for atom in of:
+            if isinstance(atom, Captured) and atom.known:
+                result |= self._captured_attribute(atom, name, line)
+            elif isinstance(atom, Made) and atom.kind is not None and not self.is_library(atom.kind):
+                result |= self._from_class(atom, atom.kind, name, line) | frozenset(self.heap.get(atom, ()))
+            elif isinstance(atom, Given | Made | Captured):
+                result |= frozenset({Method(atom, name), *((atom,) if not isinstance(atom, Made) else ())})
+                if isinstance(atom, Made):
+                    result |= frozenset(self.heap.get(atom, ()))
+            elif isinstance(atom, Text):
+                result |= frozenset({Method(Made((0, 1), str), name)})
+            else:
+                result |= frozenset({atom})
+        return result or frozenset({Method(Made((0, 2), int), name)})
+
+    def _captured_attribute(self, atom: Captured, name: str, line: int) -> Value:
+        target, path = atom.object, f"{atom.name}.{name}"
+        if name == "__dict__":
+            return frozenset({atom})
+        if isinstance(target, ModuleType):
+            found = getattr(target, name, None)
+            if not self.is_library(target):
+                self.keep(path, found)
+                self.globals.setdefault(path, vars(target))
+            return value(found, path)
+        own = getattr(target, "__dict__", {})
+        if isinstance(target, type):
+            found = of_class(target, name)
+            found = found.__func__ if isinstance(found, staticmethod | classmethod) else found
+            if found is None:
+                found = getattr(target, name, None) if self.is_library(target) else None
+            self.keep(path, found)
+            return value(found, path)
+        if isinstance(own, dict) and name in own:
+            self.keep(path, own[name])
+            return value(own[name], path)
+        if self.is_library(type(target)):
+            parts = NOTHING if isinstance(target, PLAIN) else frozenset({atom})
+            inside = self._torch_module_part(target, name, path)
+            return frozenset({Method(atom, name)}) | (inside if inside is not None else parts)
+        return self._from_class(atom, type(target), name, line)
+
+    def _torch_module_part(self, target: Any, name: str, path: str) -> Value | None:
+        for part in ("_parameters", "_buffers", "_modules"):
+            kept = getattr(target, "__dict__", {}).get(part)
+            if isinstance(kept, dict) and name in kept:
+                return value(kept[name], path)
+        return None
+
+    def _from_class(self, atom: Captured | Made, kind: type, name: str, line: int) -> Value:
+        found = of_class(kind, name)
+        if isinstance(found, FunctionType):
+            return frozenset({Method(atom, name, found)})
+        if isinstance(found, staticmethod):
+            return value(found.__func__, name)
+        if isinstance(found, classmethod):
+            return frozenset({Method(Captured(kind, kind.__name__), name, found.__func__)})
+        if isinstance(found, property):
+            return (
+                self.function_call(found.fget, [frozenset({atom})], {}, line)
+                if isinstance(found.fget, FunctionType)
+                else GIVEN
+            )
+        if isinstance(found, functools.cached_property):  # what it remembers is no effect
+            return self.function_call(found.func, [frozenset({atom})], {}, line)  # type: ignore[arg-type]
+        if found is None and isinstance(atom, Captured):
+            if of_class(kind, "__getattr__") is not None:
+                self.draws(f"__getattr__ of {kind.__name__}", line)
+            return self._torch_module_part(atom.object, name, f"{atom.name}.{name}") or frozenset(
+                {Captured(atom.object, f"{atom.name}.{name}", known=False)}
+            )
+        if found is not None and type(found).__name__ == "member_descriptor" and isinstance(atom, Captured):
+            held = getattr(atom.object, name, None)
+            self.keep(f"{atom.name}.{name}", held)
+            return value(held, f"{atom.name}.{name}")
+        if callable(found):
+            return frozenset({Method(atom, name, found)})
+        if found is not None:
+            self.keep(f"{kind.__name__}.{name}", found)
+            return value(found, f"{kind.__name__}.{name}")
+        return NOTHING
+
+    def item(self, of: Value, index: Value, line: int) -> Value:
+        """What `of[index]` may be."""
+        result: Value = NOTHING
+        for atom in of:
+            special = self.special(atom, "__getitem__", [index], line)
+            if special is not None:
+                result |= special
+            elif (
+                isinstance(atom, Captured)
+                and isinstance(atom.object, dict)
+                and hasattr(type(atom.object), "__missing__")
+            ):
+                if type(atom.object).__module__ == "collections" and hasattr(atom.object, "default_factory"):
+                    self.changed(frozenset({atom}), "item read from a defaultdict, which makes it", line)
+                result |= self.inside(frozenset({atom}), line)
+            elif isinstance(atom, Captured) and _is_vector(atom.object) and not _is_slice(index):
+                continue  # a number of an array
+            else:
+                result |= self.inside(frozenset({atom}), 0)
+        return result
+
+    def inside(self, of: Value, line: int) -> Value:
+        """What a loop over `of` gives."""
+        result: Value = NOTHING
+        if line:
+            self.advanced(of, line)
+        for atom in of:
+            if isinstance(atom, Captured):
+                special = self.special(atom, "__iter__", [], line) if line else None
+                result |= special if special is not None else items(atom)
+            elif isinstance(atom, Made):
+                result |= frozenset(self.heap.get(atom, ()))
+                if atom.kind is not None and not self.is_library(atom.kind) and line:
+                    result |= self.special(atom, "__iter__", [], line) or NOTHING
+            elif isinstance(atom, Given):
+                result |= GIVEN
+        return result
+
+    def holds(self, made: Value, more: Value) -> None:
+        """Something is put into what was made."""
+        kept = frozenset(
+            atom for atom in more if not isinstance(atom, Text | Given) or isinstance(atom, Given)
+        )
+        for atom in made:
+            if isinstance(atom, Made) and kept:
+                self.heap.setdefault(atom, set()).update(kept - {atom})
+
+    def combined(self, left: Value, right: Value, *, in_place: bool, line: int) -> Value:
+        """What an operator gives."""
+        for atom in left | right:
+            if (
+                isinstance(atom, Captured)
+                and atom.known
+                and not self.is_library(type(atom.object))
+                and _has_own_operators(type(atom.object))
+            ):
+                self.draws(f"an operator of {type(atom.object).__name__}", line)
+        if not in_place:
+            held = frozenset(atom for atom in left | right if isinstance(atom, Made))
+            inside = self.inside(held, 0)
+            if any(isinstance(atom, Captured | Closure) for atom in inside):
+                return held  # [a] + [b]
+            return frozenset({Made((0, 3))}) | (GIVEN if Given() in left | right else NOTHING)
+        self.changed(
+            frozenset(atom for atom in left if not isinstance(atom, Captured) or _changes_in_place(atom)),
+            "in place",
+            line,
+        )
+        self.holds(left, self.inside(right, 0))
+        return left
+
+    def entered(self, of: Value, line: int) -> Value:
+        """What `with of` gives."""
+        result: Value = of
+        for atom in of:
+            result |= self.special(atom, "__enter__", [], line) or NOTHING
+            self.special(atom, "__exit__", [NOTHING] * 3, line)
+        return result
+
+    def special(self, atom: Any, name: str, arguments: list[Value], line: int) -> Value | None:
+        """The call of a method that syntax calls, where a class of the user's has it."""
+        kind = type(atom.object) if isinstance(atom, Captured) and atom.known else getattr(atom, "kind", None)
+        if kind is None or self.is_library(kind):
+            return None
+        method = of_class(kind, name)
+        if not isinstance(method, FunctionType):
+            return None
+        return self.function_call(method, [frozenset({atom}), *arguments], {}, line)
+
+    def named_global(self, name: str, line: int) -> Value:
+        """What a global variable holds."""
+        namespace, _ = self.running[-1].namespace
+        if name in namespace:
+            self.globals[name] = namespace
+            self.keep(name, namespace[name])
+            return value(namespace[name], name)
+        builtins = namespace.get("__builtins__", {})
+        found = (builtins if isinstance(builtins, dict) else vars(builtins)).get(name)
+        return value(found, name) if found is not None else NOTHING
+
+    def imported(self, name: str) -> Value:
+        """What an import gives."""
+        found = sys.modules.get(name.partition(".")[0])
+        return value(found, name.partition(".")[0]) if found is not None else GIVEN
+
+
+def of_class(kind: type, name: str) -> Any:
+    """What the class has under this name, not bound to anything."""
+    for base in kind.__mro__:
+        if name in vars(base):
+            return vars(base)[name]
+    return None
+
+
+def _is_vector(found: Any) -> bool:
+    return isinstance(found, known.np.ndarray | known.torch.Tensor) and found.ndim == 1
+
+
+def _is_slice(index: Value) -> bool:
+    return any(isinstance(atom, Made) and atom.kind is slice for atom in index) or Given() in index
+
+
+def _changes_in_place(atom: Captured) -> bool:
+    if not atom.known and isinstance(atom.object, list | tuple | dict):
+        return True
+    return any(
+        hasattr(type(atom.object), name) for name in ("__iadd__", "__ior__", "__imul__", "__setitem__")
+    )
+
+
+def _has_own_operators(kind: type) -> bool:
+    return any(
+        isinstance(of_class(kind, name), FunctionType)
+        for name in ("__add__", "__mul__", "__radd__", "__sub__", "__or__")
+    )

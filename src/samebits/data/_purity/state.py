@@ -1,0 +1,126 @@
+"""What a function has captured, hashed: before and after the first elements, to find what reading its code missed."""
+
+from __future__ import annotations
+
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from samebits import _digest as digest
+from samebits._inspect import rng_states
+from samebits.data._purity import known
+from samebits.data._purity.reading import Reading
+from samebits.data._purity.values import PLAIN
+
+DEEP, ITEMS, BYTES, VALUES = 4, 2000, 1 << 20, 20_000
+"""Bounds of what is looked at: levels, items of each container (the last ones), bytes of an array (its ends), values in all."""
+
+
+def snapshot(reading: Reading) -> dict[str, int]:
+    """A hash of every captured variable and object, by name."""
+    looking = _Look(reading.once)
+    hashes = {}
+    for name, namespace in reading.globals.items():
+        variable = name.rpartition(".")[2]
+        hashes[name] = 0 if variable in reading.once else looking.at(namespace.get(variable))
+    for name, cell in reading.cells.items():
+        try:
+            hashes[name] = looking.at(cell.cell_contents)
+        except ValueError:  # not set yet
+            hashes[name] = 0
+    for name, found in reading.state.items():
+        if name not in hashes and name.rpartition(".")[2] not in reading.once:
+            hashes[name] = looking.at(found)
+    return hashes
+
+
+def changed(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """The names of what is another one."""
+    return [name for name, value in before.items() if after.get(name) != value]
+
+
+class _Look:
+    """Hashes of objects, as far as the bounds allow."""
+
+    def __init__(self, passed_over: set[str]) -> None:
+        """`passed_over`: attributes that do not count."""
+        self._passed_over = passed_over
+        self._left = VALUES
+
+    def at(self, found: Any, above: tuple[int, ...] = ()) -> int:
+        """The hash of one object; `above`: what it lies in."""
+        self._left -= 1
+        if isinstance(found, bool | int | float | complex | str | bytes | type(None)):
+            return digest.leaf(found)
+        if isinstance(found, PLAIN):
+            return hash(repr(found))
+        if id(found) in above or len(above) > DEEP or self._left < 0:
+            return 1
+        if isinstance(found, torch.Tensor):
+            return _tensor(found)
+        if isinstance(found, np.ndarray):
+            return _array(found)
+        above = (*above, id(found))
+        if isinstance(found, dict):
+            last = [item for item in list(found.items())[-ITEMS:] if item[0] not in self._passed_over]
+            return _several(type(found), len(last), [self.at(part, above) for item in last for part in item])
+        if isinstance(found, list | tuple):
+            return _several(type(found), len(found), [self.at(part, above) for part in found[-ITEMS:]])
+        if isinstance(found, set | frozenset):
+            return _several(
+                type(found), len(found), sorted(self.at(part, above) for part in list(found)[:ITEMS])
+            )
+        state = _state_of(found)
+        return _several(type(found), id(found), [] if state is None else [self.at(state, above)])
+
+
+def _state_of(found: Any) -> Any:
+    """Plain values that tell whether an object is still as it was; of its class only what is known to be free of effects."""
+    if isinstance(found, known.GENERATORS):
+        return rng_states.state_of(found)
+    if isinstance(found, type | ModuleType | FunctionType):
+        return None
+    if known.root(type(found).__module__) == "_io":
+        return None if found.closed or not found.seekable() else found.tell()
+    if hasattr(type(found), "__dict__") and isinstance(getattr(found, "__dict__", None), dict):
+        return found.__dict__ or _listed(found)
+    return _listed(found)
+
+
+def _listed(found: Any) -> Any:
+    """What has items, but is no list: `collections.deque`, `array.array`, `bytearray`."""
+    if type(found).__module__ in ("collections", "array", "builtins") and hasattr(type(found), "__len__"):
+        return list(found)[-ITEMS:]
+    return None
+
+
+def _array(found: np.ndarray) -> int:
+    if found.dtype.hasobject:
+        return hash((found.shape, id(found)))
+    if found.nbytes > BYTES:
+        flat = found.reshape(-1) if found.flags.c_contiguous else found[:1]
+        few = BYTES // (2 * max(1, found.itemsize))
+        found = np.concatenate([flat[:few].reshape(-1), flat[-few:].reshape(-1)])
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(found).tobytes(), found.ndim)
+
+
+def _tensor(found: torch.Tensor) -> int:
+    version = 0 if found.is_inference() else found._version
+    if found.layout is not torch.strided or found.device.type != "cpu":
+        return version
+    flat = found.detach().reshape(-1)[: BYTES // max(1, found.element_size())]
+    return hash(
+        (
+            version,
+            xxhash.xxh3_64_intdigest(
+                flat.contiguous().view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+            ),
+        )
+    )
+
+
+def _several(kind: type, number: int, parts: list[int]) -> int:
+    return hash((kind.__qualname__, number, tuple(parts)))

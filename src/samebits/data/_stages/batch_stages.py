@@ -1,0 +1,149 @@
+"""Stages that put elements together: `batch` and `padded_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+from typing_extensions import override
+
+from samebits.data._calls.user_function import Function, Place
+from samebits.data._loader_batches.sharding import Share
+from samebits.data._stages.stage import Addressed, Ordinals, Reader, Stage, State, Streamed
+from samebits.data._workers.result_memory import taken
+from samebits.errors import PipelineError
+
+
+class Batching(Stage):
+    """Batches of `batch_size` elements; `share` says which rows of each this process makes."""
+
+    share = Share()
+
+    def __init__(
+        self, stage: Stage, batch_size: int, collate: Function, *, drop_remainder: bool, kind: str = "batch"
+    ) -> None:
+        super().__init__(stage)
+        self.kind = kind
+        self.batch_size = batch_size
+        self.collate = collate
+        self.drop_remainder = drop_remainder
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "batch_size": self.batch_size, "drop_remainder": self.drop_remainder, "collate": self.collate.name
+        }  # fmt: skip
+
+    @property
+    @override
+    def length(self) -> int | None:
+        inner = self.inputs[0].length
+        if inner is None:
+            return None
+        full, rest = divmod(inner, self.batch_size)
+        return full + self.is_made(rest)
+
+    def is_made(self, rows: int) -> bool:
+        """Whether there is a last batch of so many rows: the same on all ranks."""
+        if rows == 0 or self.drop_remainder:
+            return False
+        return self.share.remainder != "drop" or rows >= self.share.world_size
+
+    def places(self, place: Place, count: int) -> Sequence[Place]:
+        """Where the `count` rows of this process in the batch at `place` are in the input."""
+        rows = range(self.share.rank, self.share.rank + count * self.share.world_size, self.share.world_size)
+        if isinstance(place, tuple):
+            repetition, number = place
+            return [(repetition, number * self.batch_size + row) for row in rows]
+        assert self.length is not None
+        repetition, number = divmod(place, self.length)
+        first = repetition * self.inputs[0].length + number * self.batch_size
+        return [first + row for row in rows]
+
+    def collated(self, place: Place, elements: list[Any]) -> Any:
+        """The batch of these elements.
+
+        Raises:
+            PipelineError: they cannot be put together; it names the first that is unlike those before it.
+        """
+        try:
+            return self.collate.over(self.key, [place], [elements])[0]
+        except PipelineError as error:
+            kinds = [_kind(element) for element in elements]
+            odd = next((row for row, kind in enumerate(kinds) if kind != kinds[0]), None)
+            if odd is None:
+                raise
+            raise PipelineError(
+                f"Pipeline.{self.describe()}: element {self.places(place, len(elements))[odd]} is {kinds[odd]}, those before it "
+                f"are {kinds[0]}. Bring elements to one shape with map before it, use padded_batch, or your own collate"
+            ) from error
+
+
+def _kind(element: Any) -> str:
+    """What elements of one batch have in common."""
+    if isinstance(element, dict):
+        return f"{{{', '.join(f'{name}: {_kind(value)}' for name, value in element.items())}}}"
+    if isinstance(element, tuple | list):
+        return f"({', '.join(map(_kind, element))})"
+    shape = getattr(element, "shape", None)
+    if shape is None:
+        return type(element).__name__
+    return f"{type(element).__name__} of {element.dtype} and shape {tuple(shape)}"
+
+
+class Batch(Batching, Addressed):
+    """Batches of an addressed stage: a batch is addressed as well, so that workers make whole batches."""
+
+    @override
+    def fetch(self, ordinals: Ordinals) -> list[Any]:
+        batches = []
+        for ordinal in ordinals.tolist():
+            elements = self.inputs[0].fetch(self.rows(ordinal))
+            with taken(self):
+                batches.append(self.collated(ordinal, elements))
+        return batches
+
+    def rows(self, ordinal: int) -> Ordinals:
+        """The input's ordinals of which this process makes a batch."""
+        inner, count = self._lengths
+        repetition, number = divmod(ordinal, count)
+        first = number * self.batch_size
+        rows = self.share.rows(min(self.batch_size, inner - first))
+        rows += repetition * inner + first
+        return rows
+
+    @cached_property
+    def _lengths(self) -> tuple[int, int]:
+        """Elements and batches of one repetition, once this stage is bound and read: to ask all stages below costs 10 us."""
+        inner, count = self.inputs[0].length, self.length
+        assert count is not None
+        return inner, count
+
+
+class StreamedBatch(Batching, Streamed):
+    """Batches of a stream. State: [the input's, batches made]; it holds nothing between two batches."""
+
+    @override
+    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        behind, number = state or (None, 0)
+        elements: list[Any] = []
+        for element, behind in reader.read(self.inputs[0], repetition, behind):  # noqa: B020
+            elements.append(element)
+            if len(elements) == self.batch_size:
+                yield self._made(elements, repetition, number), [behind, number + 1]
+                elements, number = [], number + 1
+        if self.is_made(len(elements)):
+            yield self._made(elements, repetition, number), [behind, number + 1]
+
+    def _made(self, elements: list[Any], repetition: int, number: int) -> Any:
+        own = [elements[row] for row in self.share.rows(len(elements)).tolist()]
+        return self.collated((repetition, number), own)
+
+
+def batch(
+    stage: Stage, batch_size: int, collate: Function, *, drop_remainder: bool, kind: str = "batch"
+) -> Stage:
+    """The batches of a stage."""
+    made = Batch if isinstance(stage, Addressed) else StreamedBatch
+    return made(stage, batch_size, collate, drop_remainder=drop_remainder, kind=kind)

@@ -1,0 +1,87 @@
+"""`cache`: elements are computed once in each process, and are those of the first epoch in every epoch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from samebits._context import Words
+from samebits.data._stages.stage import Addressed, Ordinals, Reader, Stage, State, Streamed
+
+
+class Cache(Addressed):
+    """An addressed stage's elements, kept in memory; every reader gets a copy, which it may change.
+
+    Every repetition is the first one, so that what is random below does not depend on which came first.
+    """
+
+    kind = "cache"
+
+    def __init__(self, stage: Addressed) -> None:
+        super().__init__(stage)
+        self._kept: dict[Words, dict[int, Any]] = {}
+
+    @property
+    @override
+    def length(self) -> int:
+        return self.inputs[0].length
+
+    @override
+    def fetch(self, ordinals: Ordinals) -> list[Any]:
+        kept = self._kept.setdefault(self.key, {})
+        indices = (ordinals % self.length).tolist()
+        missing = [index for index in dict.fromkeys(indices) if index not in kept]
+        if missing:
+            elements = self.inputs[0].fetch(np.array(missing, np.int64))
+            kept.update(zip(missing, elements, strict=True))
+        return [copy.deepcopy(kept[index]) for index in indices]
+
+
+@dataclass
+class _CachedStream:
+    """What has been read of a stream."""
+
+    elements: list[Any] = field(default_factory=list)
+    behind: State = None
+    complete: bool = False
+
+
+class StreamCache(Streamed):
+    """A stream's elements, kept in memory as they are read. State: elements handed out."""
+
+    kind = "cache"
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        self._kept: dict[Words, _CachedStream] = {}
+
+    @property
+    @override
+    def length(self) -> int | None:
+        return None
+
+    @override
+    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        kept = self._kept.setdefault(self.key, _CachedStream())
+        number = state or 0
+        while True:
+            while number < len(kept.elements):
+                number += 1
+                yield copy.deepcopy(kept.elements[number - 1]), number
+            if kept.complete:
+                return
+            self._read_on(kept, reader, number)
+
+    def _read_on(self, kept: _CachedStream, reader: Reader, number: int) -> None:
+        """Reads until element `number` is there, and some more: a stream is opened anew each time."""
+        for element, behind in reader.read(self.inputs[0], 0, kept.behind):
+            kept.elements.append(element)
+            kept.behind = behind
+            if len(kept.elements) >= number + 64:
+                return
+        kept.complete = True

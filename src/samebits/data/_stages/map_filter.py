@@ -1,0 +1,220 @@
+"""Stages that make every element into one, none or several others: `map`, `filter`, `flat_map`, `unbatch`.
+
+Each is an `Operation`, and one of three stages applies it: `Mapped` keeps an addressed input addressed where there is
+one result for each element, `Expanded` works on groups, `Applied` on a stream.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from typing_extensions import override
+
+from samebits._context import Words
+from samebits.data._calls.user_function import Function, Places, key_rows
+from samebits.data._stages.stage import Addressed, Blocks, Grouped, Ordinals, Reader, Stage, State, Streamed
+from samebits.errors import InvalidArgumentError, PipelineError
+from samebits.random import _int_keys as int_keys
+
+
+class Operation(ABC):
+    """What is done to every element."""
+
+    kind: str
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+
+    @abstractmethod
+    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
+        """The results of each of the elements of a bound stage's input, which stand at these places."""
+
+
+class Map(Operation):
+    """One result for each element."""
+
+    kind = "map"
+
+    def each(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
+        """The result of every element."""
+        results = self.function.over(stage.key, places, elements)
+        if [result for result in results if result is None]:  # a third of what `any` costs
+            place = next(p for p, result in zip(places, results, strict=True) if result is None)
+            raise PipelineError(
+                f"Pipeline.map({self.function.name}): element {place} became None. Return the element; filter leaves "
+                "elements out"
+            )
+        return results
+
+    @override
+    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
+        return [[result] for result in self.each(stage, places, elements)]
+
+
+class MapBatches(Map):
+    """`map` over batches, for a function that augments all rows at once with one key per row.
+
+    Row r of batch b has the key that `map` in front of the batching would have given that element: the function gives
+    the bits that it gives one by one.
+    """
+
+    kind = "map_batches"
+
+    def __init__(self, function: Function) -> None:
+        super().__init__(function)
+        if function.draws == "rng":
+            raise InvalidArgumentError(
+                f"Pipeline.map_batches({function.name}): a parameter `rng` would be one generator for all rows; take `key`, "
+                "which is one key for each row, of shape (rows, 2)"
+            )
+
+    @override
+    def each(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
+        if self.function.draws != "key":
+            return super().each(stage, places, elements)
+        batching = batching_below(stage.inputs[0])
+        return [
+            self.function.with_key(
+                place, batch, key_rows(stage.key, batching.places(place, _row_count(batch)))
+            )
+            for place, batch in zip(places, elements, strict=True)
+        ]
+
+
+class Filter(Operation):
+    """The element itself where the function says true, else nothing."""
+
+    kind = "filter"
+
+    @override
+    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
+        kept = self.function.over(stage.key, places, elements)
+        return [[element] if keep else [] for element, keep in zip(elements, kept, strict=True)]
+
+
+class FlatMap(Operation):
+    """All elements of the iterable that the function makes of each element."""
+
+    kind = "flat_map"
+
+    @override
+    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
+        return [list(several) for several in self.function.over(stage.key, places, elements)]
+
+
+def apply(operation: Operation, stage: Stage) -> Stage:
+    """The stage that applies an operation to the elements of `stage`."""
+    if isinstance(operation, Map) and isinstance(stage, Addressed):
+        return Mapped(operation, stage)
+    return Expanded(operation, stage) if isinstance(stage, Blocks) else Applied(operation, stage)
+
+
+class _OfOperation(Stage):
+    """A stage with an operation."""
+
+    def __init__(self, operation: Operation, stage: Stage) -> None:
+        super().__init__(stage)
+        self.operation = operation
+        self.kind = operation.kind
+
+    @override
+    def own_key(self, key: Words) -> Words:
+        if isinstance(self.operation, MapBatches):  # as the `map` that could stand in front of the batching
+            return int_keys.fold(key, "map", self.depth() - 1)
+        batches = isinstance(self.operation, Map) and batching_below(self.inputs[0]) is not None
+        return int_keys.fold(key, "map of batches" if batches else self.kind, self.depth())
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return {"function": self.operation.function.name}
+
+
+class Mapped(_OfOperation, Addressed):
+    """`map` over an addressed stage."""
+
+    operation: Any
+
+    @property
+    @override
+    def length(self) -> int:
+        return self.inputs[0].length
+
+    @override
+    def fetch(self, ordinals: Ordinals) -> list[Any]:
+        return self.operation.each(self, ordinals, self.inputs[0].fetch(ordinals))
+
+
+class Expanded(_OfOperation, Grouped):
+    """An operation over groups: a group's results stay one group."""
+
+    @property
+    @override
+    def groups(self) -> int:
+        return self.inputs[0].groups
+
+    @override
+    def block(self, ordinals: Ordinals) -> list[list[Any]]:
+        inner = self.inputs[0].block(ordinals)
+        numbers = [len(group) for group in inner]
+        places = [
+            (o, number)
+            for o, several in zip(ordinals.tolist(), numbers, strict=True)
+            for number in range(several)
+        ]
+        results = iter(self.operation.groups(self, places, [element for group in inner for element in group]))
+        return [[one for _ in range(several) for one in next(results)] for several in numbers]
+
+
+class Applied(_OfOperation, Streamed):
+    """An operation over a stream. State: [the input's, elements read, results handed out of the element under way]."""
+
+    @property
+    @override
+    def length(self) -> int | None:
+        return self.inputs[0].length if isinstance(self.operation, Map) else None
+
+    @override
+    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        before, number, done = state or (None, 0, 0)
+        for element, behind in reader.read(self.inputs[0], repetition, before):
+            results = self.operation.groups(self, [(repetition, number)], [element])[0]
+            for count, result in enumerate(results[done:], done + 1):
+                over = count == len(results)
+                yield result, [behind, number + 1, 0] if over else [before, number, count]
+            before, number, done = behind, number + 1, 0
+
+
+class Unbatch(Operation):
+    """The rows of every batch: of tensors and arrays along the first dimension, of dicts and tuples by field."""
+
+    kind = "unbatch"
+
+    @override
+    def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
+        return [_rows(element) for element in elements]
+
+
+def batching_below(stage: Any) -> Any:
+    """The stage whose batches `stage` hands on, perhaps mapped; None if its elements are no batches."""
+    while stage.kind in ("map", "map_batches"):
+        stage = stage.inputs[0]
+    return stage if stage.kind in ("batch", "padded_batch") else None
+
+
+def _row_count(batch: Any) -> int:
+    """The length of the first tensor or array in a batch."""
+    if isinstance(batch, dict):
+        batch = tuple(batch.values())
+    return _row_count(batch[0]) if isinstance(batch, tuple | list) else len(batch)
+
+
+def _rows(batch: Any) -> list[Any]:
+    if isinstance(batch, dict):
+        return [dict(zip(batch, row, strict=True)) for row in zip(*map(_rows, batch.values()), strict=True)]
+    if isinstance(batch, tuple):
+        return list(zip(*map(_rows, batch), strict=True))
+    if not hasattr(batch, "__len__") or isinstance(batch, str | bytes):
+        raise PipelineError(f"Pipeline.unbatch: takes batches, got an element of type {type(batch).__name__}")
+    return list(batch)

@@ -1,0 +1,218 @@
+"""Where elements come from: an object with `__len__` and `__getitem__`, an iterable, a range, random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from samebits.data._calls import draw_scope
+from samebits.data._calls.remembered_draws import DrawRememberedError
+from samebits.data._calls.user_function import Function
+from samebits.data._rolling_digest import rolled
+from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, Reader, State, Streamed
+from samebits.errors import EmptyDatasetError, InvalidArgumentError, PipelineError
+from samebits.random import _int_keys as int_keys
+
+
+class FirstElements:
+    """The first elements that a source has handed out, and their digests then: to find which were changed in place."""
+
+    MOST = 16
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[int, Any, int]] = []
+
+    def note(self, indices: list[int], elements: list[Any]) -> None:
+        """As many as there is room for."""
+        room = self.MOST - len(self._noted)
+        for index, element in zip(indices[:room], elements[:room], strict=True):
+            self._noted.append((index, element, rolled(0, element)))
+
+    def changed(self) -> Iterator[tuple[int, int]]:
+        """(index, digest now) of those that are not what they were."""
+        for index, element, was in self._noted:
+            if (now := rolled(0, element)) != was:
+                yield index, now
+
+
+class Source(Addressed):
+    """The elements of an indexable object, read by index; `__getitems__` where the object has it."""
+
+    kind = "from_source"
+
+    def __init__(self, data: Any, *, stateful: bool | None = None) -> None:
+        super().__init__()
+        if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+            raise InvalidArgumentError(
+                f"Pipeline.from_source takes an object with __len__ and __getitem__, got {type(data).__name__}; "
+                "use Pipeline.from_iterable for what can only be iterated"
+            )
+        self.data = data
+        self._length = len(data)
+        if self._length == 0:
+            raise EmptyDatasetError(
+                f"Pipeline.from_source: {type(data).__name__} has no elements (its length is 0)"
+            )
+        at_once = getattr(data, "__getitems__", None)
+        self._at_once = at_once is not None
+        self.function = Function(at_once or data.__getitem__, self.kind, stateful=stateful)
+        self.handed: FirstElements | None = None
+        """What elements are handed out, while that is watched."""
+
+    @property
+    @override
+    def length(self) -> int:
+        return self._length
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return {"data": type(self.data).__name__, "length": self._length}
+
+    @override
+    def fetch(self, ordinals: Ordinals) -> list[Any]:
+        elements = self._fetch(ordinals)
+        handed = self.handed  # the watch may end in another thread
+        if handed is not None:
+            handed.note((ordinals % self._length).tolist(), elements)
+        return elements
+
+    def read(self, index: int) -> Any:
+        """One element, by its index: what draws finds the generators as they are."""
+        return self.function.call([index])[0] if self._at_once else self.function.call(index)
+
+    def _fetch(self, ordinals: Ordinals) -> list[Any]:
+        if len(self.data) != self._length:
+            raise PipelineError(
+                f"Pipeline.from_source: {type(self.data).__name__} had {self._length} elements when the pipeline was made, and "
+                f"has {len(self.data)} now. Make the pipeline when its source is complete, or use from_iterable"
+            )
+        if type(self.data) in (
+            np.ndarray,
+            np.memmap,
+            torch.Tensor,
+        ):  # a copy: a function may change its element
+            return list(self.data[ordinals % self._length])
+        indices = (ordinals % self._length).tolist()
+        if not self._at_once:
+            return self.function.over(self.key, ordinals.tolist(), indices)
+        if not draw_scope.filling():
+            return self._checked(self.function.call(indices), indices)
+        elements = []  # one by one, so that what each draws depends on no neighbour
+        for ordinal, index in zip(ordinals.tolist(), indices, strict=True):
+            key = int_keys.fold(self.key, ordinal)
+            draw_scope.fill(key)
+            try:
+                elements += self._checked(self.function.memos.call([index], key), [index])
+            except DrawRememberedError as error:
+                raise self.function.remembers(ordinal, error) from None
+        return elements
+
+    def _checked(self, elements: Any, indices: list[int]) -> list[Any]:
+        if not isinstance(elements, list | tuple | np.ndarray | torch.Tensor) or len(elements) != len(
+            indices
+        ):
+            raise PipelineError(
+                f"Pipeline.from_source: {type(self.data).__name__}.__getitems__ gave {type(elements).__name__} for "
+                f"{len(indices)} indices; it must give a list with one element for each"
+            )
+        return list(elements)
+
+
+class Range(Addressed):
+    """The integers of `range(*arguments)`."""
+
+    kind = "range"
+
+    def __init__(self, *arguments: int) -> None:
+        super().__init__()
+        self.range = range(*arguments)
+        if not self.range:
+            raise EmptyDatasetError(f"Pipeline.range{arguments}: this range has no elements")
+
+    @property
+    @override
+    def length(self) -> int:
+        return len(self.range)
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return {"range": str(self.range)}
+
+    @override
+    def fetch(self, ordinals: Ordinals) -> list[int]:
+        numbers = ordinals % len(self.range)
+        numbers *= self.range.step
+        numbers += self.range.start
+        return numbers.tolist()
+
+
+class Random(Addressed):
+    """Uniform integers of [0, 2**63), without end."""
+
+    kind = "random"
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+
+    @property
+    @override
+    def length(self) -> int:
+        return INFINITE
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return {"seed": self.seed}
+
+    @override
+    def fetch(self, ordinals: Ordinals) -> list[int]:
+        key = int_keys.fold(self.key, self.seed)
+        return [int_keys.fold(key, ordinal)[0] >> 1 for ordinal in ordinals.tolist()]
+
+
+class Iterated(Streamed):
+    """What an iterable gives. State: elements read; going on reads and drops those before."""
+
+    kind = "from_iterable"
+
+    def __init__(self, iterable: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        super().__init__()
+        if hasattr(iterable, "__next__") or not (callable(iterable) or hasattr(iterable, "__iter__")):
+            raise InvalidArgumentError(
+                f"Pipeline.from_iterable({iterable!r:.60}): takes what can be iterated again and again, or a function that "
+                "gives an iterable, since every epoch and every resume reads it anew. For a generator pass its function: "
+                "from_iterable(read_lines), not from_iterable(read_lines())"
+            )
+        self.iterable = iterable
+
+    @property
+    @override
+    def length(self) -> int | None:
+        return None
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return {"iterable": getattr(self.iterable, "__qualname__", type(self.iterable).__name__)}
+
+    @override
+    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        draw_scope.fill_if_needed(self.key, repetition, 0)
+        iterator = iter(self.iterable() if callable(self.iterable) else self.iterable)
+        number = 0
+        while True:
+            number += 1
+            draw_scope.fill_if_needed(self.key, repetition, number)
+            try:
+                element = next(iterator)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise PipelineError(
+                    f"Pipeline.{self.describe()}: element {number - 1} raised {type(error).__name__}: {error}"
+                ) from error
+            if number > (state or 0):
+                yield element, number

@@ -1,0 +1,151 @@
+"""What a pipeline is made of: stages that know their elements by number, and stages that are read in order.
+
+A stage is a definition; `bind` makes a copy of it for one key, which can be read. The kinds:
+
+- `Addressed`: element o is a function of (key, o); `Grouped`: so is group o, of any number of elements. Ordinals count through repetitions: o = repetition * length + index,
+  so that every epoch and every `repeat` is a range of ordinals, and nothing has to be told which one it is in.
+- `Streamed`: elements come in order; with each comes the state behind it, a small JSON-able value from which the
+  stream goes on. State holds ordinals and counts, never contents of elements.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from samebits._context import Words
+from samebits.random import _int_keys as int_keys
+
+INFINITE = 1 << 40
+"""The length of what does not end: 10**12 elements of one repetition, and 2**22 repetitions, fit into an int64."""
+
+State = Any
+"""JSON-able: None (the start), an integer, or a list of states."""
+
+Ordinals = np.ndarray
+"""int64, one dimension."""
+
+
+class Reader(Protocol):
+    """How a streamed stage reads its inputs: inline or by workers, ahead or not; never with other elements."""
+
+    def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        """The elements of a bound stage from `state` on, each with the state behind it."""
+        ...
+
+    def one(self, stage: Stage, repetition: int, state: State) -> Any:
+        """The element that lies behind `state`, read again."""
+        ...
+
+
+class Stage(ABC):
+    """One step of a pipeline over its `inputs`. Immutable; what a bound copy keeps are caches only."""
+
+    kind: str
+    """The name of the `Pipeline` method that makes it."""
+    key: Words = (0, 0)
+    """The key of a bound stage: never drawn from, always folded into."""
+
+    def __init__(self, *inputs: Stage) -> None:
+        self.inputs: tuple[Any, ...] = inputs
+
+    def bind(self, key: Words) -> Self:
+        """A copy that reads, with the key of this stage and inputs bound likewise.
+
+        A stage's key is made of the pipeline's, its kind, its distance from the source and, below a stage of several
+        inputs, the input's number: what is put behind a stage later does not move its bits.
+        """
+        bound = copy.copy(self)
+        several = len(self.inputs) > 1
+        bound.inputs = tuple(
+            stage.bind(int_keys.fold(key, "input", number) if several else key)
+            for number, stage in enumerate(self.inputs)
+        )
+        bound.key = self.own_key(key)
+        return bound
+
+    def own_key(self, key: Words) -> Words:
+        """The key of this stage under the pipeline's."""
+        return int_keys.fold(key, self.kind, self.depth())
+
+    def depth(self) -> int:
+        """How many stages lie between this one and its farthest source."""
+        return 1 + max((stage.depth() for stage in self.inputs), default=-1)
+
+    @property
+    @abstractmethod
+    def length(self) -> int | None:
+        """Elements of one repetition; `INFINITE`; or None where only reading it tells."""
+
+    def parameters(self) -> dict[str, Any]:
+        """What, besides its inputs, decides its elements: plain values, for the fingerprint and for messages."""
+        return {}
+
+    def describe(self) -> str:
+        """As the user wrote it, for messages: `batch(batch_size=64)`."""
+        return f"{self.kind}({', '.join(f'{name}={value}' for name, value in self.parameters().items())})"
+
+
+class Blocks(Stage):
+    """What workers can compute in pieces: group o of 0, 1 or more elements is a function of (key, o)."""
+
+    @property
+    @abstractmethod
+    def groups(self) -> int:
+        """Groups of one repetition, or `INFINITE`."""
+
+    @abstractmethod
+    def block(self, ordinals: Ordinals) -> list[list[Any]]:
+        """The groups of these ordinals, in their order."""
+
+
+class Addressed(Blocks):
+    """A stage whose element o is a function of (key, o): every group is one element."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Elements of one repetition, or `INFINITE`."""
+
+    @property
+    def groups(self) -> int:
+        """As many as elements."""
+        return self.length
+
+    @abstractmethod
+    def fetch(self, ordinals: Ordinals) -> list[Any]:
+        """The elements of these ordinals, in their order."""
+
+    def block(self, ordinals: Ordinals) -> list[list[Any]]:
+        """One group for each element."""
+        return [[element] for element in self.fetch(ordinals)]
+
+
+class Grouped(Blocks):
+    """A stage whose groups have any number of elements (`filter`, `flat_map`, `unbatch` and what follows them).
+
+    Its elements are numbered by place: (o, number in group o).
+    """
+
+    @property
+    def length(self) -> int | None:
+        """Only reading it tells."""
+        return None
+
+
+class Streamed(Stage):
+    """A stage that is read in order."""
+
+    @abstractmethod
+    def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        """The elements of one repetition from `state` on (None: all), each with the state behind it."""
+
+
+def wrapped(ordinals: Ordinals, length: int, inner: int) -> tuple[Ordinals, Ordinals]:
+    """(index within the repetition, ordinal at which the same repetition starts in an input of length `inner`)."""
+    repetition, index = np.divmod(ordinals, length)
+    return index, repetition * inner

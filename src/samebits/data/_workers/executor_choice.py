@@ -1,0 +1,107 @@
+"""How a pipeline is read: in this process, by threads or by worker processes. The elements are the same."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from samebits._context import notify, process
+from samebits.data._calls.draw_scope import Draws
+from samebits.data._options import Options
+from samebits.data._stages.stage import Blocks, Stage, State, Streamed
+from samebits.data._workers.inline import Inline
+from samebits.data._workers.launch_workers import may_start
+from samebits.data._workers.parallel import Parallel
+from samebits.data._workers.side_effects import may_draw
+from samebits.data._workers.tasks import Task, one
+from samebits.determinism._warn_once import warn_once
+from samebits.errors import ConflictWarning
+
+TRIED = 6
+"""Tasks that "auto" computes here before it chooses; the fastest of them counts, so that a cold start does not."""
+WORTH = 1.5e-3
+"""Seconds of a task from which on workers are worth it: ten times what handing one over costs (0.15 ms)."""
+
+
+def draws_of(stage: Stage) -> Draws:
+    """What reading the functions of a pipeline tells of their draws."""
+    return Draws(may_draw=may_draw(stage) is not None)
+
+
+def reader(stage: Stage, draws: Draws, options: Options) -> Inline | Parallel | Auto:
+    """What reads a bound pipeline as its options say."""
+    ordered = options.ordered()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = options.num_parallel_calls
+    notify("workers_wanted", (cores if count == "auto" else count) or 0)
+    if process.overrides.num_workers is not None:
+        count = process.overrides.num_workers
+    if not count or not may_start() or (count == "auto" and cores == 1):
+        return Inline(draws)
+    if count == "auto":
+        return Auto(draws, lambda: _parallel(stage, draws, options, cores, ordered=ordered))
+    return _parallel(stage, draws, options, count, ordered=ordered)
+
+
+def _parallel(stage: Stage, draws: Draws, options: Options, count: int, *, ordered: bool) -> Parallel:
+    threads = options.executor == "thread"
+    if threads and (drawing := may_draw(stage)) is not None:
+        threads = False
+        warn_once(
+            f"threads {drawing}",
+            f'Pipeline: executor="thread", but {drawing} may draw from the process\'s generators, which the training thread '
+            "draws from too: worker processes compute it instead. Let the function take a parameter `rng` or `key`.",
+            ConflictWarning,
+        )
+    return Parallel(
+        stage, draws, num_workers=count, ahead=options.prefetch or 2 * count, threads=threads, ordered=ordered,
+        timeout=options.timeout, start_method=options.start_method or "auto",
+    )  # fmt: skip
+
+
+class Auto:
+    """Reads in this process, measures how long a task takes, and goes on with workers where that is faster."""
+
+    def __init__(self, draws: Draws, parallel: Callable[[], Parallel]) -> None:
+        self._start = parallel
+        self._inline = Inline(draws, self._timed)
+        self._times: list[float] = []
+        self.parallel: Parallel | None = None
+
+    def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        """The elements of a bound stage from `state` on, each with the state behind it."""
+        if isinstance(stage, Streamed):
+            return stage.stream(self, repetition, state)
+        assert isinstance(stage, Blocks)
+        return self._blocks(stage, repetition, state)
+
+    def one(self, stage: Stage, repetition: int, state: State) -> Any:
+        """The element that lies behind `state`, read again, in this process."""
+        return one(self, stage, repetition, state)
+
+    def close(self) -> None:
+        """Ends the workers, if there are any."""
+        if self.parallel is not None:
+            self.parallel.close()
+
+    def _blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        if self.parallel is None:
+            for element, behind in self._inline.read(stage, repetition, state):
+                yield element, behind
+                state = behind
+                if len(self._times) == TRIED and min(self._times) > WORTH:
+                    self.parallel = self._start()
+                    break
+            else:
+                return
+        yield from self.parallel.read(stage, repetition, state)
+
+    def _timed(self, task: Task, work: Callable[[], Any]) -> Any:
+        if len(self._times) >= TRIED:
+            return work()
+        start = time.perf_counter()
+        result = work()
+        self._times.append(time.perf_counter() - start)
+        return result

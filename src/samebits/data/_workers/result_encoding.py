@@ -1,0 +1,127 @@
+"""Results on their way from a worker: the bytes of arrays and tensors in a slot, all else pickled beside them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from samebits.data._workers.result_memory import ResultMemory
+
+_base: list[np.ndarray] = []
+"""The slot's bytes while a result is being unpickled."""
+
+_by_value = False
+"""Whether classes of the main program are sent by value: a worker of the server has none to import them from."""
+
+
+def send_by_value() -> None:
+    """From now on in this process."""
+    global _by_value
+    _by_value = True
+
+
+def encode(result: Any, slot: ResultMemory) -> bytes:
+    """Pickles `result`; arrays and plain tensors go into `slot`, without a copy where they lie there already."""
+    buffer = io.BytesIO()
+    (_ByValue if _by_value else _ByName)(buffer, slot).dump(result)
+    return buffer.getvalue()
+
+
+def decode(pickled: bytes | memoryview, base: np.ndarray) -> Any:
+    """What `encode` was given; its arrays and tensors are `base`'s memory and keep it alive."""
+    _base.append(base)
+    try:
+        return pickle.loads(pickled)  # noqa: S301 (from our own worker)
+    finally:
+        _base.pop()
+
+
+class _ByName(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, slot: ResultMemory) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._slot = slot
+
+    def reducer_override(self, obj: Any) -> Any:
+        return _reduced(obj, self._slot)
+
+
+class _ByValue(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO, slot: ResultMemory) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._slot = slot
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = _reduced(obj, self._slot)
+        return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+
+def _reduced(value: Any, slot: ResultMemory) -> Any:
+    if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.itemsize:
+        return _reduced_array(value, slot)
+    if type(value) is torch.Tensor and _is_plain(value):
+        return _reduced_tensor(value, slot)
+    return NotImplemented
+
+
+def _reduced_array(array: np.ndarray, slot: ResultMemory) -> Any:
+    """Its elements in memory order: a transposed array stays transposed, as sums depend on it."""
+    order = tuple(sorted(range(array.ndim), key=lambda dim: -abs(array.strides[dim])))
+    return _array, (_put(array.transpose(order), slot), array.dtype, array.shape, order)
+
+
+def _reduced_tensor(tensor: torch.Tensor, slot: ResultMemory) -> Any:
+    """Its memory and its strides: kernels choose their order of summation by them."""
+    plain = tensor.detach()
+    if _span(plain) > 2 * plain.numel():  # a few columns of a large tensor
+        plain = plain.clone()
+    span = _span(plain)
+    flat = plain.as_strided((span,), (1,))
+    at = _put(flat.view(torch.uint8).numpy(), slot) if span else 0
+    return _tensor, (at, span, plain.dtype, tuple(plain.shape), plain.stride(), tensor.requires_grad)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """The elements between its first and its last in memory, both included."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _put(array: np.ndarray, slot: ResultMemory) -> int:
+    contiguous = np.ascontiguousarray(array)
+    at = slot.owns(contiguous)
+    if at is None:
+        at, place = slot.reserve(contiguous.nbytes)
+        place[:] = contiguous.reshape(-1).view(np.uint8)
+    return at
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_quantized
+        and not (tensor.is_conj() or tensor.is_neg())
+        and not tensor.__dict__
+    )
+
+
+def _array(at: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: tuple[int, ...]) -> np.ndarray:
+    stored = [shape[dim] for dim in order]
+    count = int(np.prod(stored, dtype=np.int64))
+    array = _base[-1][at : at + count * dtype.itemsize].view(dtype).reshape(stored)
+    return array.transpose(np.argsort(order)) if order else array
+
+
+def _tensor(
+    at: int, span: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], grad: bool
+) -> torch.Tensor:
+    if span == 0:
+        return torch.empty_strided(shape, strides, dtype=dtype, requires_grad=grad)
+    flat = torch.from_numpy(_base[-1][at : at + span * dtype.itemsize]).view(dtype)
+    return flat.as_strided(shape, strides).requires_grad_(grad)

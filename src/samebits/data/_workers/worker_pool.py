@@ -1,0 +1,269 @@
+"""The parent's side: worker processes, the jobs that they have, and the slots that hold their results."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from samebits._inspect import user_code
+from samebits.data._workers.inline import one_thread
+from samebits.data._workers.launch_workers import Launcher, WorkerHandle, launcher
+from samebits.data._workers.result_encoding import decode
+from samebits.data._workers.result_memory import ResultMemory
+from samebits.data._workers.worker_process import ANSWER, REQUEST, WorkerProgram, unpacked_error
+from samebits.errors import PipelineError, PipelineTimeoutError
+
+LEASED = 3
+"""Results that the user may hold without a copy. The memory of a fourth is copied, so that workers never wait for it."""
+AT_ONCE = 2
+"""Jobs that a worker has: one under way, and the next, so that it never waits for this process."""
+RESTARTS = 3
+"""Deaths of workers without any result in between, after which it is an error."""
+GRACE = 1.0
+"""Seconds that workers have to finish what they are doing when they are no longer needed."""
+
+
+@dataclass
+class _Worker:
+    number: int
+    process: WorkerHandle
+    connection: socket.socket
+    jobs: dict[int, int] = field(default_factory=dict)
+    """Slot of every job that it has, by number."""
+
+
+class _Answer(NamedTuple):
+    failed: bool
+    used: int
+    at: int
+    size: int
+    place: int | np.ndarray
+    """The slot that it lies in, or a copy of its bytes."""
+
+
+class Workers:
+    """Processes that compute jobs; results are asked for by the job's number, in any order.
+
+    A process that was forked off the owner's computes its jobs itself, and leaves the workers to their owner.
+    """
+
+    def __init__(
+        self,
+        work: WorkerProgram,
+        *,
+        count: int,
+        ahead: int,
+        timeout: float | None = None,
+        start_method: str = "auto",
+    ) -> None:
+        """`count`: processes; `ahead`: results that may be waiting to be asked for; `timeout`: seconds for one result.
+
+        `start_method`: "fork", "server" (processes that share nothing with this one), or "auto": the server where CUDA
+        is initialised, which a fork does not survive.
+        """
+        self._work, self._timeout = work, timeout
+        self._owner = os.getpid()
+        self._slots = [ResultMemory() for _ in range(ahead + LEASED)]
+        self._free = list(range(len(self._slots)))
+        self._leased: set[int] = set()
+        self._jobs: dict[int, Any] = {}
+        self._queue: deque[int] = deque()
+        self._arrived: dict[int, _Answer] = {}
+        self._numbers = 0
+        self._deaths = 0
+        self._workers: dict[int, _Worker] = {}  # by the descriptor of the connection
+        self._poll = select.poll()
+        self._open = True
+        self._launcher: Launcher | None = None
+        try:
+            self._launcher = launcher(start_method, work, self._slots)
+            for number in range(count):
+                self._start(number)
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, job: Any) -> int:
+        """Hands in a job; its number."""
+        number, self._numbers = self._numbers, self._numbers + 1
+        self._jobs[number] = job
+        self._queue.append(number)
+        if os.getpid() == self._owner:
+            self._dispatch()
+        return number
+
+    def result(self, number: int) -> Any:
+        """What job `number` gave.
+
+        Raises:
+            PipelineError: workers keep being killed over it.
+            PipelineTimeoutError: it was not there in time.
+            Exception: what the job raised.
+        """
+        if os.getpid() != self._owner:
+            return one_thread(self._work.compute, self._jobs.pop(number), None)
+        self._await(number)
+        answer = self._arrived.pop(number)
+        del self._jobs[number]
+        if answer.failed:
+            raise self._raised(answer)
+        base = self._memory(answer)
+        return decode(base[answer.at : answer.at + answer.size].data, base)
+
+    def first(self, numbers: Sequence[int]) -> int:
+        """The job of these that is done first."""
+        if os.getpid() != self._owner:
+            return numbers[0]
+        if not any(number in self._arrived for number in numbers):
+            self._await(*numbers)
+        return next(number for number in self._arrived if number in numbers)
+
+    def forget(self) -> None:
+        """Nobody will ask for what has been submitted so far."""
+        self._queue.clear()
+        self._jobs.clear()
+        for answer in self._arrived.values():
+            if isinstance(answer.place, int):
+                self._free.append(answer.place)
+        self._arrived.clear()
+
+    def close(self) -> None:
+        """Ends the workers; what was handed out stays readable."""
+        if not self._open:
+            return
+        self._open = False
+        for worker in self._workers.values():
+            worker.connection.close()
+        if os.getpid() == self._owner:
+            deadline = time.monotonic() + GRACE
+            for worker in self._workers.values():
+                worker.process.end(max(0.0, deadline - time.monotonic()))
+        for slot in self._slots:
+            slot.close()
+        if self._launcher is not None:
+            self._launcher.close()
+
+    def _await(self, *numbers: int) -> None:
+        """Waits for one of these jobs."""
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while not any(number in self._arrived for number in numbers):
+            self._make_room(numbers[0])
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise PipelineTimeoutError(
+                    f"{self._work.describe(self._jobs[numbers[0]])}: no worker had the result in {self._timeout} seconds. What "
+                    "does its function wait for? A larger timeout gives it more time."
+                )
+            self._receive(left)
+
+    def _start(self, number: int) -> None:
+        assert self._launcher is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = self._launcher.start(theirs, ours, number)
+        self._workers[ours.fileno()] = _Worker(number, process, ours)
+        self._poll.register(ours, select.POLLIN)
+
+    def _dispatch(self) -> None:
+        while self._queue and self._free:
+            worker = min(self._workers.values(), key=lambda one: len(one.jobs))
+            if len(worker.jobs) >= AT_ONCE:
+                return
+            number, which = self._queue.popleft(), self._free.pop()
+            worker.jobs[number] = which
+            slot, pickled = self._slots[which], pickle.dumps(self._jobs[number], pickle.HIGHEST_PROTOCOL)
+            slot.clear()
+            slot.write(pickled)
+            try:
+                worker.connection.send(REQUEST.pack(number, which, len(pickled)))
+            except ConnectionError:
+                self._restart(worker)
+
+    def _receive(self, timeout: float | None) -> None:
+        for fd, _ in self._poll.poll(None if timeout is None else 1000 * timeout):
+            worker = self._workers[fd]
+            try:
+                message = worker.connection.recv(ANSWER.size)
+            except ConnectionError:
+                message = b""
+            if not message:
+                self._restart(worker)
+                continue
+            self._deaths = 0
+            number, *rest = ANSWER.unpack(message)
+            slot = worker.jobs.pop(number)
+            if number in self._jobs:
+                self._arrived[number] = _Answer(*rest, place=slot)
+            else:
+                self._free.append(slot)
+        self._dispatch()
+
+    def _restart(self, dead: _Worker) -> None:
+        """Another worker computes the dead one's jobs: they depend on no worker, so the bits are the same."""
+        self._poll.unregister(dead.connection)
+        del self._workers[dead.connection.fileno()]
+        dead.connection.close()
+        code = dead.process.end(GRACE)
+        self._free += dead.jobs.values()
+        wanted = [number for number in dead.jobs if number in self._jobs]
+        self._queue.extendleft(reversed(wanted))
+        self._deaths += 1
+        cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if self._deaths > RESTARTS:
+            self._start(dead.number)  # whoever asks again finds workers
+            over = f", over {self._work.describe(self._jobs[wanted[0]])}" if wanted else ""
+            deaths, self._deaths = self._deaths, 0
+            raise PipelineError(
+                f"a worker of the pipeline died ({cause}) for the {deaths}th time in a row{over}. Signal 9 is often the "
+                "system's answer to a lack of memory: use fewer workers or smaller batches."
+            )
+        if self._deaths == 1:
+            user_code.warn(
+                f"a worker of the pipeline died ({cause}); another one computes its batches again, with the same bits",
+                RuntimeWarning,
+            )
+        self._start(dead.number)
+        self._dispatch()
+
+    def _make_room(self, number: int) -> None:
+        """A job that is asked for gets a slot, if need be that of a result that nobody has asked for yet."""
+        if number not in self._queue or self._free:
+            return
+        for other, answer in self._arrived.items():
+            if isinstance(answer.place, int):
+                self._arrived[other] = answer._replace(place=self._copied(answer, answer.place))
+                break
+        self._queue.remove(number)
+        self._queue.appendleft(number)
+        self._dispatch()
+
+    def _memory(self, answer: _Answer) -> np.ndarray:
+        place = answer.place
+        if isinstance(place, np.ndarray):
+            return place
+        if len(self._leased) >= LEASED:
+            return self._copied(answer, place)
+        self._leased.add(place)
+        return self._slots[place].lease(answer.used, lambda: self._returned(place))
+
+    def _copied(self, answer: _Answer, slot: int) -> np.ndarray:
+        copy = np.array(self._slots[slot].lease(answer.used)[: answer.used])
+        self._free.append(slot)
+        return copy
+
+    def _returned(self, slot: int) -> None:
+        self._leased.discard(slot)
+        self._free.append(slot)
+
+    def _raised(self, answer: _Answer) -> BaseException:
+        base = self._copied(answer, answer.place) if isinstance(answer.place, int) else answer.place
+        return unpacked_error(base[answer.at : answer.at + answer.size].data)

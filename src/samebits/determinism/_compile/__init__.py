@@ -1,0 +1,4 @@
+"""Graph mode: what `enable_op_determinism` does to torch.compile and TorchScript."""
+
+from samebits.determinism._compile.graph_mode import enter as enter
+from samebits.determinism._compile.graph_mode import leave as leave

@@ -1,0 +1,60 @@
+"""What `enable_op_determinism` does to compiled code, and how it is undone."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch.compiler.config
+
+from samebits._digest import of_bytes
+from samebits._inspect.patching import Patches
+from samebits.determinism._compile import inductor, torchscript, unseeded_draws
+
+_patches = Patches()
+_profiled: list[bool] = []
+
+
+def enter(thread_invariant: bool) -> None:
+    """Makes compiled code follow the switch: what was compiled before is compiled again, or refused when called.
+
+    Imports neither Dynamo nor Inductor: what has to be changed in them is changed when they are imported.
+    With `thread_invariant`, code that Inductor generates for the CPU has the same bits at any thread count.
+    """
+    mode = f"samebits-{_sources()}-{'threads' if thread_invariant else 'runs'}"
+    config = torch.compiler.config
+    # The official part of the key of every compile cache on disk: code of another mode is never loaded.
+    _patches.force(config, "cache_key_tag", f"{config.cache_key_tag}{mode}")
+    _patches.when_imported("torch._dynamo.config", lambda module: inductor.pin_shapes(module, _patches))
+    _patches.when_imported(
+        "torch._inductor.compile_fx",
+        lambda module: inductor.patch(module, _patches, mode, thread_invariant=thread_invariant),
+    )
+    _patches.when_imported("triton.runtime.autotuner", lambda module: inductor.pin_triton(module, _patches))
+    unseeded_draws.watch(_patches)
+    _profiled.append(torchscript.pin())
+    _forget_compiled()
+
+
+def leave() -> None:
+    """Undoes `enter` exactly; what was compiled under the switch is compiled again when it is called."""
+    _patches.undo()
+    if _profiled:
+        torchscript.unpin(_profiled.pop())
+        _forget_compiled()
+
+
+def _forget_compiled() -> None:
+    """Dynamo guards on torch's own determinism flag only, so a change of our mode has to drop its code."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and hasattr(dynamo, "reset"):
+        dynamo.reset()
+
+
+@cache
+def _sources() -> str:
+    """Digest of everything in this package that compiled code may depend on."""
+    folder = Path(__file__).parent.parent
+    files = sorted([*folder.rglob("*.py"), *(folder.parent / "_native").rglob("*.py")])
+    return of_bytes(*(file.read_bytes() for file in files)).split(":")[1][:16]

@@ -1,0 +1,223 @@
+"""Inductor under the switch: what is changed in it, what is refused, and that no older code is called.
+
+All of this is private to torch, so it is applied for tested versions only, when Inductor is imported, and undone.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+
+from samebits._inspect.patching import Patches
+from samebits.determinism._compile import cpp_reductions
+from samebits.determinism._environment import TESTED_TORCH
+from samebits.errors import ConflictError, SamebitsError, UnimplementedError
+
+_EAGER = (
+    "run it without torch.compile (torch.compiler.set_stance('force_eager') does so for the whole program)"
+)
+
+
+def pin_shapes(config: Any, patches: Patches) -> None:
+    """Each shape gets code of its own, or an error, whatever shapes were seen before.
+
+    Torch's default makes a size dynamic at its second value, and such code has other bits; past 8 recompilations it
+    runs eagerly. Both depend on the past of the process, which a resumed run does not have.
+    """
+    patches.force(config, "automatic_dynamic_shapes", False)
+    patches.force(config, "fail_on_recompile_limit_hit", True)
+    patches.put(config._config["recompile_limit"], "default", 64)
+
+
+def patch(compile_fx: ModuleType, patches: Patches, mode: str, *, thread_invariant: bool) -> None:
+    """Applies everything to Inductor, whose module `torch._inductor.compile_fx` has just been imported."""
+    refused = thread_invariant and torch.__version__.split("+")[0] not in TESTED_TORCH
+    patches.put(compile_fx, "_compile_fx_inner", _checked(compile_fx._compile_fx_inner, untested=refused))
+    if refused:
+        return
+    output_code = import_module("torch._inductor.output_code")
+    graph = output_code.CompiledFxGraph
+    patches.put(graph, "post_compile", _stamped(graph.post_compile, mode))
+    patches.put(graph, "__call__", _own_only(graph.__call__, mode))
+    cpp = import_module("torch._inductor.codegen.cpp")
+    details = import_module("torch._inductor.codecache").FxGraphHashDetails
+    patches.put(details, "__init__", _with_threads(details.__init__, cpp.parallel_num_threads))
+    for kernel in (cpp.CppKernel, cpp.CppVecKernel):
+        patches.put(kernel, "store", _without_atomics(kernel.store))
+    patches.when_imported("torch._inductor.codegen.triton", lambda module: _patch_triton(module, patches))
+    patches.when_imported(
+        "torch._inductor.codegen.triton_split_scan", lambda module: _patch_scan(module, patches)
+    )
+    if thread_invariant:
+        ir = import_module("torch._inductor.ir")
+        split = cpp_reductions.splits_by_size(ir, ir.Reduction.num_splits)
+        patches.put(ir.Reduction, "num_splits", staticmethod(split))
+        create = cpp_reductions.evenly(ir, vars(ir.Reduction)["create"].__func__)
+        patches.put(ir.Reduction, "create", classmethod(create))
+        nest = cpp.LoopNest
+        patches.put(
+            nest, "max_parallel_depth", cpp_reductions.parallel_over_results(cpp, nest.max_parallel_depth)
+        )
+        patches.put(cpp.CppScheduling, "codegen_template", _refuse_template)
+
+
+def pin_triton(autotuner: Any, patches: Patches) -> None:
+    """A user's `triton.autotune` takes its first configuration: the fastest of a timing is another one tomorrow."""
+    run = autotuner.Autotuner.run
+
+    @functools.wraps(run)
+    def with_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        every, self.configs = self.configs, self.configs[:1]
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            self.configs = every
+
+    patches.put(autotuner.Autotuner, "run", with_first)
+
+
+def _checked(compile_inner: Any, *, untested: bool) -> Any:
+    @functools.wraps(compile_inner)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if untested:
+            _refuse(
+                f"torch.compile with thread-invariant op determinism was tested with torch {', '.join(TESTED_TORCH)}, "
+                f"not with {torch.__version__}",
+                f"call enable_op_determinism(thread_invariant=False), or {_EAGER}",
+            )
+        _refuse_settings(kwargs)
+        return compile_inner(*args, **kwargs)
+
+    return checked
+
+
+def _refuse_settings(kwargs: Any) -> None:
+    config: Any = sys.modules["torch._inductor.config"]
+    if (
+        not torch.are_deterministic_algorithms_enabled()
+        or torch.is_deterministic_algorithms_warn_only_enabled()
+    ):
+        _refuse(
+            "torch.compile under op determinism, but torch's own flag was set to off or to warn behind its back "
+            "(torch.use_deterministic_algorithms, torch.set_deterministic_debug_mode)",
+            "take that call away, or compile inside `with samebits.enable_op_determinism(False):`",
+            ConflictError,
+        )
+    if not config.deterministic:
+        _refuse(
+            "torch.compile under op determinism with torch._inductor.config.deterministic = False",
+            "take that setting away, or compile inside `with samebits.enable_op_determinism(False):`",
+            ConflictError,
+        )
+    if (
+        kwargs.get("cpp_wrapper")
+        or config.cpp_wrapper
+        or sys.modules["torch._inductor.virtualized"].V.aot_compilation
+    ):
+        _refuse(
+            "Inductor's C++ wrapper and AOTInductor call torch's kernels past the deterministic ones",
+            "leave torch._inductor.config.cpp_wrapper False and use torch.compile",
+        )
+    if config.freezing:
+        _refuse(
+            "Inductor's freezing packs weights for oneDNN ops that have no deterministic version",
+            "leave torch._inductor.config.freezing False",
+        )
+    if config.cpu_backend != "cpp":
+        _refuse(
+            f"Inductor's CPU backend {config.cpu_backend!r} was never tested",
+            "leave torch._inductor.config.cpu_backend at 'cpp'",
+        )
+
+
+def _stamped(post_compile: Any, mode: str) -> Any:
+    @functools.wraps(post_compile)
+    def stamped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._samebits_mode = mode
+        return post_compile(self, *args, **kwargs)
+
+    return stamped
+
+
+def _own_only(call: Any, mode: str) -> Any:
+    """Dynamo recompiles what is older than the switch; code held otherwise (a pending backward) comes to this."""
+
+    @functools.wraps(call)
+    def checked(self: Any, inputs: Any) -> Any:
+        if self.__dict__.get("_samebits_mode") != mode:
+            _refuse(
+                "code that Inductor compiled before enable_op_determinism() is called under it",
+                "enable op determinism before the forward pass, and compile under it what is compiled by hand",
+            )
+        return call(self, inputs)
+
+    return checked
+
+
+def _with_threads(init: Any, threads: Any) -> Any:
+    """Code for the CPU is made for the threads of the moment. Before torch 2.13 the key of the caches on disk omits them."""
+
+    @functools.wraps(init)
+    def with_threads(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.cpp_runtime_thread_count = threads()
+
+    return with_threads
+
+
+def _without_atomics(store: Any) -> Any:
+    @functools.wraps(store)
+    def checked(self: Any, name: str, index: Any, value: Any, mode: Any = None) -> Any:
+        if mode == "atomic_add":
+            _refuse(f"Inductor adds to {name} with atomics, in the order in which threads arrive", _EAGER)
+        return store(self, name, index, value, mode)
+
+    return checked
+
+
+def _patch_triton(triton: ModuleType, patches: Patches) -> None:
+    patches.put(triton.TritonKernel, "store", _without_atomics(triton.TritonKernel.store))
+
+
+def _patch_scan(module: ModuleType, patches: Patches) -> None:
+    patches.put(module.TritonSplitScanKernel, "scan", _of_integers(module.TritonSplitScanKernel.scan))
+
+
+def _of_integers(scan: Any) -> Any:
+    """A scan in several blocks: each adds the sums before it in the groups that happen to be there (decoupled look-back)."""
+
+    @functools.wraps(scan)
+    def checked(self: Any, dtypes: Any, combine_fn: Any, values: Any) -> Any:
+        if any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+            _refuse(
+                "Inductor scans a long row (torch.cumsum) in blocks, and adds up those before it as they happen to be done",
+                "compute it on the CPU, or as a product with torch.tril(torch.ones(n, n))",
+            )
+        return scan(self, dtypes, combine_fn, values)
+
+    return checked
+
+
+def _refuse_template(self: Any, template_node: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    _refuse(
+        f"Inductor's C++ template for {template_node.node.get_name()} ({type(template_node.node).__name__}) divides its "
+        "work by the thread count",
+        "leave 'ATEN' in torch._inductor.config.max_autotune_gemm_backends, compile flex_attention on a GPU only, or "
+        + _EAGER,
+    )
+
+
+def _refuse(what: str, cure: str, kind: type[SamebitsError] = UnimplementedError) -> NoReturn:
+    raise passed_through(kind)(f"{what}: {cure}.", first_useful_frame=None)
+
+
+@functools.cache
+def passed_through(kind: type[SamebitsError]) -> Any:
+    """The error class as Dynamo lets it through: any other error of a backend becomes BackendCompilerFailed."""
+    pass_through = import_module("torch._dynamo.exc").ShortenTraceback
+    return type(kind.__name__, (pass_through, kind), {"__module__": kind.__module__})

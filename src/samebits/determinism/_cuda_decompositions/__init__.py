@@ -1,0 +1,134 @@
+"""What torch refuses on CUDA under deterministic algorithms, written in ops that it does not refuse.
+
+Torch 2.13 documents 25 cases; all but one are here, and so are the antialiased resizes, `AdaptiveMaxPool3d`, `kthvalue`
+and cuDNN's grid sampler, which it refuses without saying so in that list. The one left out is `resize_` of a quantized tensor:
+its new elements are memory that nobody wrote, so there is no value to reproduce; write `torch.zeros` in the new size.
+
+Sums that meet in one place are gathered in a fixed order where the places are known beforehand, else added by
+`index_add_`, `scatter_add_` or `index_put_`, which sort on CUDA under the switch. float16 and bfloat16 are summed in
+float32. A formulation is installed once a GPU has run it (`verified.toml`). Nothing imports this package before a CUDA
+tensor meets the switch (`determinism/cuda.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from samebits.determinism._cuda_decompositions import (
+    bags,
+    counts,
+    grids,
+    losses,
+    pads,
+    pools,
+    ranks,
+    resize,
+    scans,
+)
+from samebits.determinism._cuda_decompositions.forms import in_place_form, out_form, where
+from samebits.determinism._dispatcher import Kernel
+from samebits.determinism._kernels.indexing.max_unpool import max_unpool2d, max_unpool3d
+from samebits.determinism._kernels.indexing.put import put_
+from samebits.determinism._replacement import Replacement, always
+from samebits.determinism._verified_on_gpu import read, verified
+
+_ATOMICS = "torch adds with atomics, in the order in which threads arrive; "
+_GATHERED = _ATOMICS + "ours gathers each element's parts in a fixed order"
+_SORTED = _ATOMICS + "ours adds them after a stable sort"
+_LAST = "torch writes equal places in any order; ours: the last write in row-major order of the indices wins"
+_RANK = "torch returns the index of any of several equal values; ours: the one a stable sort puts at the rank"
+_SCAN = "torch combines blocks in the order in which they finish; ours in a tree of a fixed shape"
+
+_ENTRIES = read()
+
+
+def _one(name: str, make: Callable[[Kernel], Kernel], reason: str) -> Replacement:
+    op = f"aten::{name}"
+    return Replacement(op, make, reason, device="CUDA", verified=verified(op, _ENTRIES))
+
+
+def _backward(name: str, function: Kernel, reason: str) -> tuple[Replacement, ...]:
+    """A structured backward: the functional overload and the one that writes `grad_input`."""
+    return (
+        _one(name, always(function), reason),
+        _one(f"{name}.grad_input", always(out_form(function, "grad_input")), reason),
+    )
+
+
+def _forms(
+    function: Kernel, refused: Callable[..., bool], reason: str, name: str, out: str, names: Sequence[str]
+) -> tuple[Replacement, ...]:
+    """The functional and the `out` overload of an op of which torch refuses some arguments only."""
+    return (
+        _one(name, where(refused, function), reason),
+        _one(out, where(refused, out_form(function, *names)), reason),
+    )
+
+
+REPLACEMENTS: tuple[Replacement, ...] = (
+    *_backward("upsample_linear1d_backward", resize.upsample_linear1d_backward, _GATHERED),
+    *_backward("upsample_bilinear2d_backward", resize.upsample_bilinear2d_backward, _GATHERED),
+    *_backward("upsample_bicubic2d_backward", resize.upsample_bicubic2d_backward, _GATHERED),
+    *_backward("upsample_trilinear3d_backward", resize.upsample_trilinear3d_backward, _GATHERED),
+    *_backward("_upsample_bilinear2d_aa_backward", resize.upsample_bilinear2d_aa_backward, _GATHERED),
+    *_backward("_upsample_bicubic2d_aa_backward", resize.upsample_bicubic2d_aa_backward, _GATHERED),
+    *_backward("_upsample_lanczos2d_aa_backward", resize.upsample_lanczos2d_aa_backward, _GATHERED),
+    *_backward("avg_pool3d_backward", pools.avg_pool3d_backward, _GATHERED),
+    _one("_adaptive_avg_pool2d_backward", always(pools.adaptive_avg_pool2d_backward), _GATHERED),
+    _one("_adaptive_avg_pool3d_backward", always(pools.adaptive_avg_pool3d_backward), _GATHERED),
+    _one(
+        "adaptive_avg_pool3d_backward.grad_input",
+        always(out_form(pools.adaptive_avg_pool3d_backward, "grad_input")),
+        _GATHERED,
+    ),
+    *_backward("adaptive_max_pool2d_backward", pools.adaptive_max_pool2d_backward, _SORTED),
+    *_backward("adaptive_max_pool3d_backward", pools.adaptive_max_pool3d_backward, _SORTED),
+    *_backward("fractional_max_pool2d_backward", pools.fractional_max_pool2d_backward, _SORTED),
+    *_backward("fractional_max_pool3d_backward", pools.fractional_max_pool3d_backward, _SORTED),
+    *_backward("reflection_pad1d_backward", pads.reflection_pad1d_backward, _GATHERED),
+    *_backward("reflection_pad2d_backward", pads.reflection_pad2d_backward, _GATHERED),
+    *_backward("reflection_pad3d_backward", pads.reflection_pad3d_backward, _GATHERED),
+    _one("max_unpool2d", always(max_unpool2d), _LAST),
+    _one("max_unpool2d.out", always(out_form(max_unpool2d, "out")), _LAST),
+    _one("max_unpool3d", always(max_unpool3d), _LAST),
+    _one("max_unpool3d.out", always(out_form(max_unpool3d, "out")), _LAST),
+    _one("put_", always(put_), _LAST),
+    *_forms(
+        losses.nll_loss2d_forward,
+        losses.nll_loss2d_is_refused,
+        _ATOMICS + "ours reduces them in a tree",
+        "nll_loss2d_forward",
+        "nll_loss2d_forward.output",
+        ("output", "total_weight"),
+    ),
+    _one("_ctc_loss_backward", always(losses.ctc_loss_backward), _SORTED),
+    _one(
+        "_embedding_bag_dense_backward",
+        where(bags.embedding_bag_is_refused, bags.embedding_bag_dense_backward),
+        _SORTED,
+    ),
+    *_forms(counts.histc, counts.histc_is_refused, _ATOMICS + "ours counts", "histc", "histc.out", ("out",)),
+    _one("bincount", where(counts.bincount_is_refused, counts.bincount), _SORTED),
+    _one("median.dim_values", always(ranks.median), _RANK),
+    _one("nanmedian.dim_values", always(ranks.nanmedian), _RANK),
+    _one("kthvalue.values", always(ranks.kthvalue), _RANK),
+    _one("grid_sampler_2d_backward", always(grids.grid_sampler_2d_backward), _SORTED),
+    _one("grid_sampler_3d_backward", always(grids.grid_sampler_3d_backward), _SORTED),
+    _one("cudnn_grid_sampler_backward", always(grids.cudnn_grid_sampler_backward), _SORTED),
+    _one("cumsum", where(scans.cumsum_is_refused, scans.cumsum), _SCAN),
+    _one("cumsum.out", where(scans.cumsum_is_refused, scans.cumsum_out), _SCAN),
+    _one("cumsum_", where(scans.cumsum_is_refused, in_place_form(scans.cumsum)), _SCAN),
+    *_forms(
+        scans.scatter_reduce,
+        scans.scatter_reduce_is_refused,
+        _ATOMICS + "ours multiplies them after a stable sort, in a tree",
+        "scatter_reduce.two",
+        "scatter_reduce.two_out",
+        ("out",),
+    ),
+    _one(
+        "scatter_reduce_.two",
+        where(scans.scatter_reduce_is_refused, in_place_form(scans.scatter_reduce)),
+        _ATOMICS + "ours multiplies them after a stable sort, in a tree",
+    ),
+)

@@ -1,0 +1,53 @@
+"""What every family shares: the precision sums are made in, and the `out` and in-place forms of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.determinism._dispatcher import Kernel
+from samebits.determinism._kernels.out_argument import into
+
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to sum in: float32 for float16 and bfloat16, as torch's CUDA kernels do; else the same."""
+    return _WIDE.get(dtype, dtype)
+
+
+def out_form(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """`function` as its overload with the out arguments `names`: they are checked, resized, filled and returned."""
+
+    def fill(*args: Any, **kwargs: Any) -> Any:
+        targets = tuple(kwargs.pop(name) for name in names)
+        results = function(*args, **kwargs)
+        for target, result in zip(targets, (results,) if len(names) == 1 else results, strict=True):
+            into(target, result)
+        return targets[0] if len(names) == 1 else targets
+
+    return fill
+
+
+def in_place_form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`function` as its in-place overload: the first argument takes the result."""
+
+    def write(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.copy_(function(self, *args, **kwargs))
+
+    return write
+
+
+def where(refused: Callable[..., bool], function: Callable[..., Any]) -> Callable[[Kernel], Kernel]:
+    """A `Replacement.make`: ours for the arguments that torch refuses, torch's kernel for the others."""
+
+    def make(kernel: Kernel) -> Kernel:
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            return (function if refused(*args, **kwargs) else kernel)(*args, **kwargs)
+
+        return choose
+
+    return make

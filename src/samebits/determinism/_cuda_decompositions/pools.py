@@ -1,0 +1,112 @@
+"""Backward of the pools that torch's CUDA kernels compute with atomics: averages gather, maxima scatter after a sort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from samebits.determinism._cuda_decompositions.forms import accumulation_dtype
+from samebits.determinism._cuda_decompositions.separable import Describe, Pairs, adjoint
+
+
+def avg_pool3d_backward(
+    grad_output: Tensor,
+    self: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    """`aten::avg_pool3d_backward`: (N, C, d, h, w) or (C, d, h, w) to the shape of `self`.
+
+    The divisor of a window is the product of its lengths along each dimension, so the map is separable.
+    """
+    kernel, step, pad = (_triple(x) for x in (kernel_size, stride or kernel_size, padding))
+    maps: list[Describe | None] = [
+        (_windows, (size, out, k, s, p, count_include_pad, divisor_override is not None), size)
+        for size, out, k, s, p in zip(self.shape[-3:], grad_output.shape[-3:], kernel, step, pad, strict=True)
+    ]
+    grad = adjoint(grad_output, self.dim() - 3, maps)
+    return grad if divisor_override is None else grad.div_(divisor_override)
+
+
+def adaptive_avg_pool2d_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    """`aten::_adaptive_avg_pool2d_backward`: (N, C, h, w) or (C, h, w) to the shape of `self`."""
+    return _adaptive_avg(grad_output, self, 2)
+
+
+def adaptive_avg_pool3d_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    """`aten::_adaptive_avg_pool3d_backward`: (N, C, d, h, w) or (C, d, h, w) to the shape of `self`."""
+    return _adaptive_avg(grad_output, self, 3)
+
+
+def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
+    """`aten::adaptive_max_pool2d_backward`: `indices` are positions in the plane, windows may overlap."""
+    return _scatter_maxima(grad_output, self, indices, 2)
+
+
+def adaptive_max_pool3d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
+    """`aten::adaptive_max_pool3d_backward`: `indices` are positions in the volume, windows may overlap."""
+    return _scatter_maxima(grad_output, self, indices, 3)
+
+
+def fractional_max_pool2d_backward(
+    grad_output: Tensor, self: Tensor, kernel_size: Sequence[int], output_size: Sequence[int], indices: Tensor
+) -> Tensor:
+    """`aten::fractional_max_pool2d_backward`: as for the adaptive pool, windows may overlap."""
+    return _scatter_maxima(grad_output, self, indices, 2)
+
+
+def fractional_max_pool3d_backward(
+    grad_output: Tensor, self: Tensor, kernel_size: Sequence[int], output_size: Sequence[int], indices: Tensor
+) -> Tensor:
+    """`aten::fractional_max_pool3d_backward`: as for the adaptive pool, windows may overlap."""
+    return _scatter_maxima(grad_output, self, indices, 3)
+
+
+def _adaptive_avg(grad_output: Tensor, self: Tensor, dims: int) -> Tensor:
+    maps: list[Describe | None] = [
+        (_adaptive_windows, (size, out), size)
+        for size, out in zip(self.shape[-dims:], grad_output.shape[-dims:], strict=True)
+    ]
+    return adjoint(grad_output, self.dim() - dims, maps)
+
+
+def _scatter_maxima(grad_output: Tensor, self: Tensor, indices: Tensor, dims: int) -> Tensor:
+    """`scatter_add_` within each plane: on CUDA, under the switch, a stable sort and sums in its order."""
+    plane = self.shape[-dims:]
+    dtype = accumulation_dtype(self.dtype)
+    grad = self.new_zeros((*self.shape[:-dims], plane.numel()), dtype=dtype)
+    grad.scatter_add_(-1, indices.flatten(-dims), grad_output.flatten(-dims).to(dtype))
+    return grad.unflatten(-1, plane).to(self.dtype)
+
+
+def _windows(size: int, out: int, kernel: int, stride: int, pad: int, with_pad: bool, raw: bool) -> Pairs:
+    """Window o covers the inputs from o * stride - pad on; weight 1 / length, or 1 when `raw`."""
+    start = np.arange(out) * stride - pad
+    end = np.minimum(start + kernel, size + pad)
+    first, last = np.maximum(start, 0), np.minimum(end, size)
+    length = end - start if with_pad else last - first
+    return _spans(first, last, np.ones(out) if raw else 1 / np.maximum(length, 1))
+
+
+def _adaptive_windows(size: int, out: int) -> Pairs:
+    """Window o covers the inputs from floor(o * size / out) to ceil((o + 1) * size / out)."""
+    places = np.arange(out)
+    first, last = places * size // out, -((places + 1) * size // -out)
+    return _spans(first, last, 1 / (last - first))
+
+
+def _spans(first: np.ndarray, last: np.ndarray, weights: np.ndarray) -> Pairs:
+    lengths = np.maximum(last - first, 0)
+    outputs = np.repeat(np.arange(len(first)), lengths)
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return Pairs(outputs, first[outputs] + within, weights[outputs])
+
+
+def _triple(x: Sequence[int]) -> Sequence[int]:
+    return x if len(x) == 3 else (x[0],) * 3

@@ -1,0 +1,132 @@
+"""The environment fingerprint: what the bits depend on besides the program. Recorded, compared, never promised over."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from samebits._context import VERSION
+from samebits._inspect import user_code
+from samebits.determinism._settings import active
+
+TESTED_TORCH = ("2.11.0", "2.13.0", "2.15.0")
+"""Versions of torch that the test suite has passed with (docs/versions.md): those that the op table was reviewed with."""
+
+_PACKAGES = ("samebits", "torch", "numpy", "numba", "llvmlite")
+
+
+class UntestedVersionWarning(UserWarning):
+    """samebits was not tested with this version of torch."""
+
+
+@cache
+def _fixed() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "torch_tested": _plain_version() in TESTED_TORCH,
+        "platform": f"{platform.system()}-{platform.machine()}",
+        "cpu": _cpu_model(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mkldnn": torch.backends.mkldnn.is_available(),
+    }
+
+
+def environment_fingerprint() -> dict[str, Any]:
+    """Plain values that name the software and hardware of this process, for a person and for comparison."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        **_fixed(),
+        "gpus": gpus,
+        "cuda": None
+        if not gpus
+        else {"runtime": torch.version.cuda, "cudnn": torch.backends.cudnn.version()},
+        "threads": torch.get_num_threads(),
+        "op_determinism": _op_determinism(),
+        "flags": {
+            "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+            "float32_matmul_precision": _matmul_precision(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "cudnn_deterministic": torch.backends.cudnn.deterministic,
+            **(_cuda_precisions() if gpus else {}),
+        },
+    }
+
+
+def _matmul_precision() -> str:
+    """Torch's word for it; where the program has set each backend's own, which torch has no one word for, those."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        own = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+        return "cuda {}, mkldnn {}".format(*own)
+
+
+def _cuda_precisions() -> dict[str, Any]:
+    """What else a GPU computes shorter than its dtype says: TensorFloat-32 in cuDNN, 16-bit sums in products."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    found = {"cuda_matmul_fp32_precision": getattr(matmul, "fp32_precision", None)}
+    for name in ("conv", "rnn"):
+        found[f"cudnn_{name}_fp32_precision"] = getattr(getattr(cudnn, name, None), "fp32_precision", None)
+    for name in ("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction", "fp16_accumulation"):
+        found[name] = getattr(matmul, f"allow_{name}", None)
+    return {name: value if value is None else str(value) for name, value in found.items()}
+
+
+def _op_determinism() -> dict[str, Any]:
+    """The flag of torch, and what the switch is on with."""
+    settings = active()
+    enabled = {"enabled": torch.are_deterministic_algorithms_enabled()}
+    return enabled if settings is None else {**enabled, **asdict(settings)}
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> list[str]:
+    """One readable line for each entry of two fingerprints that differs, as `packages.torch: 2.12.0 then, 2.13.0 now`."""
+    lines = []
+    for name in sorted({*then, *now}):
+        before, after = then.get(name), now.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += differences(before, after, f"{inside}{name}.")
+        elif before != after:
+            lines.append(f"{inside}{name}: {before} then, {after} now")
+    return lines
+
+
+def _warn_if_untested() -> None:
+    """Warns when this torch is not among the tested versions."""
+    if _plain_version() not in TESTED_TORCH:
+        message = (
+            f"samebits was tested with torch {', '.join(TESTED_TORCH)}, not with {torch.__version__}: "
+            "run `samebits verify` on your script before you rely on it."
+        )
+        user_code.warn(message, UntestedVersionWarning)
+
+
+def _plain_version() -> str:
+    return torch.__version__.split("+")[0]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # samebits from a folder of sources, say
+        return VERSION if package == "samebits" else None
+
+
+def _cpu_model() -> str:
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.lower().startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+_warn_if_untested()  # once, at the first import of anything that computes

@@ -1,0 +1,1 @@
+"""What the switch refuses, watches or asks for."""

@@ -1,0 +1,189 @@
+"""Custom ops: nobody but their author knows whether they are deterministic. `declare_op` says it.
+
+Under the switch an undeclared op warns at its first call and is named in the record; one declared nondeterministic
+raises. So does an aten overload that the op table has never seen (of a torch that nobody has reviewed, or of an
+extension) warn. Each such op gets an override of its own that removes itself when it has warned, so that other ops, and later
+calls of this one, cost what they did.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from samebits._inspect.patching import Patches
+from samebits._inspect.user_code import calling_line
+from samebits.determinism._dispatcher import KernelOverrides, has_kernel, overload
+from samebits.determinism._environment import TESTED_TORCH
+from samebits.determinism._guards import triton_atomics
+from samebits.determinism._settings import active
+from samebits.determinism._warn_once import warn_once
+from samebits.determinism.table import _reviewed_schemas as reviewed_schemas
+from samebits.errors import (
+    InvalidArgumentError,
+    UndeclaredOpWarning,
+    UnimplementedError,
+    UnimplementedWarning,
+    UnreviewedOpWarning,
+)
+
+TORCH_NAMESPACES = frozenset(
+    """
+    aten prim prims debugprims rngprims inductor inductor_prims _inductor_test quantized _quantized quantization
+    quantized_decomposed onednn mkldnn mkldnn_prepacked mkl prepacked xnnpack _nnpack sparse static_runtime
+    tensorexpr profiler c10d c10d_functional _c10d_functional _c10d_functional_autograd symm_mem fsdp _dtensor dtensor
+    streams export onnx onnx_symbolic flex_lib _native _test debug_mode_ops higher_order cuda cudnn mps metal vulkan
+    vulkan_prepack xpu _torch_testing _native_aot coor flex_gemm mempool
+    """.split()  # noqa: SIM905
+)
+"""What torch itself registers, at import or later; torchvision and the like are others."""
+_KNOWN_NAMESPACES = TORCH_NAMESPACES | {"samebits"}
+"""And the stateless draws, which depend on their arguments only, not on the number of threads."""
+
+_KEYS = (
+    *("CPU", "CUDA", "XPU", "MPS", "PrivateUse1", "SparseCPU", "SparseCUDA", "QuantizedCPU", "QuantizedCUDA"),
+    *("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
+)
+"""Where a custom op's kernels are; one of these runs at every call, below autograd."""
+_NAME = re.compile(r"\w+::\w+")
+
+_declared: dict[str, bool] = {}
+_watched: dict[str, KernelOverrides] = {}
+_known_modules = 0
+"""len(sys.modules) at the last look: an extension that registers ops is nearly always a module."""
+
+
+def declare_op(name: str, *, deterministic: bool) -> None:
+    """Says of a custom op (`namespace::name`, all its overloads) whether equal inputs give equal bits.
+
+    May be called before the op is registered. A declared op does not warn under op determinism; one that is declared
+    nondeterministic raises `UnimplementedError` when it is called there.
+
+    Raises:
+        InvalidArgumentError: the name has another form, or the op is torch's own (`samebits ops` has its verdict).
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            f"declare_op({name!r}): an op is named 'namespace::name', without its overload."
+        )
+    if name.partition("::")[0] in TORCH_NAMESPACES:
+        raise InvalidArgumentError(
+            f"declare_op({name!r}): torch's own ops have their verdict in the op table."
+        )
+    _declared[name] = deterministic
+    for full in [full for full in _watched if _packet(full) == name]:
+        _watched.pop(full).remove()
+    if active() is not None:
+        _watch(full for full in torch._C._dispatch_get_all_op_names() if _packet(full) == name)
+
+
+def declared(name: str) -> bool | None:
+    """Whether an op that is not aten's (`namespace::name`) is deterministic, as declared; None if nobody has said it.
+
+    Those of torch's other namespaces, and samebits' own, are.
+    """
+    return _declared.get(name, True if name.partition("::")[0] in _KNOWN_NAMESPACES else None)
+
+
+def watch(patches: Patches) -> None:
+    """Watches every custom op that is registered, and those to come. For the switch."""
+    look_for_new_ops(anyway=True)
+    patches.put(torch.library.Library, "impl", _watching_impl(torch.library.Library.impl))
+    owner = type(torch.ops)
+    patches.put(owner, "load_library", _watching_load(owner.load_library))
+    patches.when_imported("triton.runtime.jit", lambda module: triton_atomics.watch(patches, module))
+
+
+def unwatch() -> None:
+    """Takes every override away."""
+    while _watched:
+        _watched.popitem()[1].remove()
+
+
+def look_for_new_ops(*, anyway: bool = False) -> None:
+    """Ops that C++ extensions have registered since the last look; between two steps (0.1 us when none was loaded)."""
+    global _known_modules
+    if anyway or len(sys.modules) != _known_modules:
+        _known_modules = len(sys.modules)
+        _watch(torch._C._dispatch_get_all_op_names())
+
+
+def _is_known(full: str) -> bool:
+    namespace = full.partition("::")[0]
+    return reviewed_schemas.is_reviewed(full) if namespace == "aten" else namespace in _KNOWN_NAMESPACES
+
+
+def _packet(full: str) -> str:
+    return full.partition(".")[0]
+
+
+def _watch(names: Iterable[str]) -> None:
+    for full in names:
+        if _is_known(full) or full in _watched or _declared.get(_packet(full)):
+            continue
+        _watched[full] = KernelOverrides()
+        for key in _KEYS:
+            if has_kernel(full, key):
+                _watched[full].put_over(full, key, _first_call(full))
+
+
+def _first_call(full: str) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        _judge(full)
+        _watched[full].remove()  # stays known: an op is watched once
+        return overload(full)(*args, **kwargs)
+
+    return called
+
+
+def _judge(full: str) -> None:
+    name, settings = _packet(full), active()
+    if full.startswith("aten::"):
+        text = (
+            f"{full}, called at {calling_line()} under op determinism, is not reviewed: it is in no op table (those of torch "
+            f"{', '.join(TESTED_TORCH)}; this is {torch.__version__}), so nobody knows whether its bits repeat. "
+            "`samebits verify` proves it of your script; `samebits ops` lists what is not reviewed."
+        )
+        warn_once(full, text, UnreviewedOpWarning)
+        return
+    if name not in _declared:
+        text = (
+            f"{name}, called at {calling_line()} under op determinism, is no op of torch's, and nobody has said whether it is "
+            f"deterministic. Say so: samebits.declare_op({name!r}, deterministic=True), or False to have it refused."
+        )
+        warn_once(name, text, UndeclaredOpWarning)
+        return
+    text = f"{name}, called at {calling_line()}, is declared nondeterministic (samebits.declare_op)"
+    if settings is not None and settings.on_unimplemented == "raise":
+        raise UnimplementedError(
+            f"{text}. Use another op, or enable_op_determinism(on_unimplemented='warn')."
+        )
+    warn_once(name, f"{text}. It runs all the same (on_unimplemented='warn').", UnimplementedWarning)
+
+
+def _watching_impl(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def impl(self: torch.library.Library, op_name: Any, *args: Any, **kwargs: Any) -> None:
+        name = op_name if isinstance(op_name, str) else op_name.name()
+        full = name if "::" in name else f"{self.ns}::{name}"
+        if full in _watched:
+            _watched.pop(full).remove()  # first: torch 2.11 takes it for a kernel of the user's
+        original(self, op_name, *args, **kwargs)
+        if not _is_known(full):
+            _watch([full])
+
+    return impl
+
+
+def _watching_load(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_library(self: Any, path: Any) -> None:
+        original(self, path)
+        look_for_new_ops(anyway=True)
+
+    return load_library

@@ -1,0 +1,64 @@
+"""Fake tensors (torch.compile, make_fx, FakeTensorMode) under the switch: what is refused on CUDA is refused with our words.
+
+The functions by which torch finds out shapes alert, a few of them, for every tensor that is not known to be on the CPU, or
+for every tensor at all (`max_unpool2d`). They compute nothing, so that alert is kept from everybody; that of an op which
+met a fake CUDA tensor and has no kernel of ours becomes our error.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from samebits._inspect.patching import Patches
+from samebits.determinism import _cuda_loading as cuda_loading
+from samebits.determinism._guards import refused_ops
+
+_thread = threading.local()
+"""`alerted`: whether the op of a fake tensor that is under way in this thread has alerted."""
+
+
+def watch(patches: Patches, *, warn: bool) -> None:
+    """For the switch: with `warn` such an op warns once."""
+    patches.put(torch._prims_common, "alert_not_deterministic", _note)
+    patches.put(FakeTensorMode, "dispatch", _judging(FakeTensorMode.dispatch, warn))
+
+
+def _note(caller: str) -> None:
+    """In place of torch's, which raises."""
+    _thread.alerted = True
+
+
+def _judging(dispatch: Callable[..., Any], warn: bool) -> Callable[..., Any]:
+    @functools.wraps(dispatch)
+    def judged(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        if refused_ops.cure_of(name, "CUDA") is None or not _on_cuda((args, kwargs)):
+            return dispatch(self, func, types, args, kwargs)
+        cached, self.cache_enabled = self.cache_enabled, False  # a cached result would not alert
+        outer, _thread.alerted = getattr(_thread, "alerted", False), False
+        try:
+            return dispatch(self, func, types, args, kwargs)
+        finally:
+            self.cache_enabled = cached
+            alerted, _thread.alerted = _thread.alerted, outer
+            if alerted and not _is_ours(name):
+                refused_ops.object_to(name, "CUDA", warn=warn)
+
+    return judged
+
+
+def _on_cuda(values: Any) -> bool:
+    leaves = pytree.tree_leaves(values)
+    return any(isinstance(leaf, FakeTensor) and leaf.fake_device.type == "cuda" for leaf in leaves)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a verified formulation takes the place of the op on a GPU."""
+    return cuda_loading.computes(name, (it.op for it in cuda_loading.installable()))

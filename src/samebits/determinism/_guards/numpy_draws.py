@@ -1,0 +1,121 @@
+"""NumPy under the switch: no entropy from the operating system, and no draw from a global generator that nobody seeded.
+
+Every generator of NumPy's that gets no seed asks one function for it (`numpy.random.bit_generator.randbits`), and that
+function is replaced; so it does not matter how the constructor was imported. The global generator's functions are
+replaced only until it is seeded: the first draw behind that puts them back.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from samebits._context import at_import
+from samebits._inspect.patching import Patches
+from samebits.determinism import twister
+from samebits.determinism._guards import numpy_constructors
+from samebits.determinism._guards.random_sources import NUMPY_ENTROPY, NUMPY_GLOBAL, asking, object_to
+from samebits.random._process import generator_states
+
+_mtrand: Any = np.random.mtrand
+_entropy: Any = np.random.bit_generator
+_GLOBAL: Any = _mtrand._rand
+_DRAWS = frozenset(
+    name for name in np.random.__all__ if name in vars(_mtrand) and callable(getattr(_GLOBAL, name, None))
+) - {"seed", "get_state", "set_state", "RandomState"}
+
+
+class NumpyGuard:
+    """In front of NumPy's global generator while nobody has seeded it."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Replaces the drawing functions, also those of the object that scikit-learn and SciPy take; not if seeded."""
+        if numpy_was_seeded():
+            return
+        for module in (np.random, _mtrand):
+            for name in _DRAWS:
+                self._patches.put(module, name, self.checked(getattr(_GLOBAL, name)))
+        self._patches.put(_mtrand, "_rand", _Guarded(_GLOBAL._bit_generator, self))
+
+    def remove(self) -> None:
+        """Puts NumPy's own functions back; harmless when they are there."""
+        self._patches.undo()
+
+    def checked(self, draw: Callable[..., Any]) -> Callable[..., Any]:
+        """`draw`, which raises as long as the generator has no seed."""
+
+        @functools.wraps(draw, assigned=("__name__", "__doc__"))
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            if not numpy_was_seeded():
+                object_to(NUMPY_GLOBAL, asking())
+            elif not generator_states.is_preserving():
+                self.remove()
+            return draw(*args, **kwargs)
+
+        return drawn
+
+
+class _Guarded(np.random.RandomState):
+    """In place of `numpy.random.mtrand._rand`: hands everything on to it, draws after a check."""
+
+    def __init__(self, bits: Any, guard: NumpyGuard) -> None:
+        super().__init__(bits)
+        self.__dict__["guard"] = guard
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__dict__":
+            return super().__getattribute__(name)
+        value = getattr(_GLOBAL, name)
+        return self.__dict__["guard"].checked(value) if name in _DRAWS else value
+
+
+def numpy_was_seeded() -> bool:
+    """Whether somebody seeded NumPy's global generator, or set its state: whether drawing alone does not explain it."""
+    bits = _GLOBAL._bit_generator
+    if at_import.numpy_seed is None or type(bits) is not np.random.MT19937:
+        return True
+    origin = np.random.MT19937(at_import.numpy_seed).state["state"]["key"]
+    return not twister.reached(origin, bits.state["state"]["key"])
+
+
+def watch(patches: Patches) -> None:
+    """Refuses generators without a seed, `numpy.random.seed()` included, for as long as the switch is on."""
+    patches.put(_entropy, "randbits", _refusing(_entropy.randbits))
+    for name, is_seeded in (
+        ("RandomState", numpy_constructors.has_argument),
+        ("Philox", numpy_constructors.has_seed_or_key),
+    ):
+        kind = getattr(np.random, name)
+        patches.put(np.random, name, numpy_constructors.judged(kind, is_seeded, _refuse_type))
+    patches.put(_mtrand, "_MT19937", numpy_constructors.judged(_mtrand._MT19937, None, _refuse_type))
+
+
+def _refusing(randbits: Callable[[int], int]) -> Callable[[int], int]:
+    def refused(k: int) -> int:
+        frame = asking()
+        if frame is not None and not _makes_a_philox(frame):
+            object_to(NUMPY_ENTROPY, frame)
+        return randbits(k)
+
+    return refused
+
+
+def _refuse_type() -> None:
+    object_to(NUMPY_ENTROPY, asking(sys._getframe(2)))  # behind the class that stands in for NumPy's
+
+
+def _makes_a_philox(frame: FrameType) -> bool:
+    """`Philox(key=...)` asks for entropy that it does not use; imported by name before the switch, it comes here."""
+    names = {*frame.f_code.co_names, *frame.f_code.co_freevars, *frame.f_code.co_varnames}
+    return any(name == "Philox" or frame.f_globals.get(name) is _PHILOX for name in names)
+
+
+_PHILOX = np.random.Philox

@@ -1,0 +1,136 @@
+"""Sources of random numbers that do not follow the global seed, and what the switch does about each.
+
+The table is what `docs/randomness.md` shows. A source that is asked without a seed raises `UnseededError` at the line
+that asks. Lines of the standard library, torch and NumPy may ask (`tempfile` draws its names, torch seeds
+afterwards), and libraries may draw while they are being imported; what they make then is a warning.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import FrameType
+from typing import Literal
+
+from samebits._inspect.user_code import INSTALLED, owner_of_frame
+from samebits.determinism._warn_once import warn_once
+from samebits.errors import UnseededError, UnseededWarning
+
+
+@dataclass(frozen=True)
+class RandomSource:
+    """A source of random numbers, asked without a seed."""
+
+    name: str
+    verdict: Literal["raises", "warns", "outside"]
+    instead: str
+    lasting: bool = False
+    """What is made without a seed draws later, unseen."""
+
+
+_SEED_ALL = "samebits.set_random_seed(seed) at the top of the program"
+
+NUMPY_ENTROPY = RandomSource(
+    "numpy.random: default_rng(), SeedSequence(), a bit generator, or seed(), without a seed",
+    "raises",
+    "a seed, as numpy.random.default_rng(seed); where a state is set afterwards, any seed will do",
+    lasting=True,
+)
+NUMPY_GLOBAL = RandomSource("NumPy's global generator (numpy.random.rand and the like)", "raises", _SEED_ALL)
+PYTHON_GLOBAL = RandomSource("Python's global generator (random.random and the like)", "raises", _SEED_ALL)
+PYTHON_RANDOM = RandomSource("random.Random() without a seed", "raises", "random.Random(seed)")
+PYTHON_SEED = RandomSource("random.seed() without a seed", "raises", "random.seed(seed)")
+SYSTEM_RANDOM = RandomSource(
+    "random.SystemRandom()", "raises", "random.Random(seed): this one cannot be seeded"
+)
+TORCH_SEED = RandomSource("torch.seed(), torch.cuda.seed() and the like", "raises", _SEED_ALL)
+GENERATOR_SEED = RandomSource("torch.Generator.seed()", "raises", "generator.manual_seed(seed)")
+GENERATOR = RandomSource(
+    "torch.Generator() that is never seeded",
+    "warns",
+    "torch.Generator().manual_seed(seed); all generators that nobody seeds draw the same numbers",
+)
+DISTRIBUTED_SAMPLER = RandomSource(
+    "DistributedSampler(shuffle=True) without `seed`",
+    "warns",
+    "DistributedSampler(..., seed=seed); its default is 0, whatever set_random_seed says",
+)
+
+SOURCES = (
+    *(NUMPY_ENTROPY, NUMPY_GLOBAL, PYTHON_GLOBAL, PYTHON_RANDOM, PYTHON_SEED, SYSTEM_RANDOM),
+    *(TORCH_SEED, GENERATOR_SEED, GENERATOR, DISTRIBUTED_SAMPLER),
+    RandomSource("os.urandom, /dev/urandom", "outside", "a generator with a seed"),
+    RandomSource("secrets", "outside", "random.Random(seed)"),
+    RandomSource("uuid.uuid1, uuid.uuid4", "outside", "uuid.UUID(int=random.getrandbits(128), version=4)"),
+)
+"""Every source that the switch knows, and those that it leaves alone because they have other uses."""
+
+_GUARDS = frozenset(
+    f"{__package__}.{name}" for name in ("numpy_draws", "python_draws", "torch_generators")
+) | {__name__}
+"""Modules whose frames stand between the line that asks and `asking`."""
+_SEEDS_ITSELF = "hypothesis"
+"""Chooses the seeds of its examples."""
+
+
+def asking(frame: FrameType | None = None) -> FrameType | None:
+    """The frame that asks for random numbers; None where it may.
+
+    Looked for from `frame` outwards, by default from the caller's.
+    """
+    frame = frame or sys._getframe(1)
+    while frame is not None and _is_between(_module(frame)):
+        frame = frame.f_back
+    return None if frame is None or _may_ask(frame) else frame
+
+
+def object_to(source: RandomSource, frame: FrameType | None, made: str = "") -> None:
+    """Raises for what `frame` (of `asking`) asks of a source without a seed, or warns; nothing for None.
+
+    Raises:
+        UnseededError: the source has no seed, so the next run would draw other numbers.
+    """
+    if frame is None:
+        return
+    text = (
+        f"{source.name}, at {place(frame)}{made}, takes its seed from the operating system: the next run would draw "
+        f"other numbers. Use {source.instead}."
+    )
+    if is_import_of_a_library(frame):
+        if source.lasting and frame.f_code.co_name == "<module>":
+            warn_once(f"{source.name} {frame.f_code.co_filename}", text, UnseededWarning)
+        return
+    # seldom drawn from, and out of the user's hands
+    if source is NUMPY_ENTROPY and owner_of_frame(frame) in INSTALLED:
+        warn_once(f"{source.name} {frame.f_code.co_filename}", text, UnseededWarning)
+        return
+    raise UnseededError(text)
+
+
+def place(frame: FrameType) -> str:
+    """`file:line` of a frame."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _may_ask(frame: FrameType) -> bool:
+    root = _module(frame).partition(".")[0]
+    return root == _SEEDS_ITSELF or owner_of_frame(frame) in ("samebits", "framework", "standard")
+
+
+def _is_between(module: str) -> bool:
+    """`random` calls itself on the way from the user's line."""
+    return module == "random" or module in _GUARDS
+
+
+def is_import_of_a_library(frame: FrameType) -> bool:
+    """Nobody who imports a library can do anything about what its modules draw (SciPy: examples for its docstrings)."""
+    outer: FrameType | None = frame
+    while outer is not None and owner_of_frame(outer) in INSTALLED:
+        if outer.f_code.co_name == "<module>":
+            return _module(outer) != "__main__"
+        outer = outer.f_back
+    return False

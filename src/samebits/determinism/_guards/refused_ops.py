@@ -1,0 +1,155 @@
+"""Ops for which torch has no deterministic implementation: they raise `UnimplementedError` with the way out.
+
+torch refuses them itself, with a RuntimeError from inside the kernel that names neither device nor line nor cure. An
+override in front of each such kernel turns that error into ours; all other ops stay as they are. The list is that of
+`torch.use_deterministic_algorithms`'s documentation (2.13) and of `alertNotDeterministic` in its sources; where torch
+does have a deterministic path (`index_put_`, `scatter_add_`), nothing is raised and the override changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from samebits._inspect.user_code import calling_line
+from samebits.determinism import _cuda_loading as cuda_loading
+from samebits.determinism._dispatcher import Kernel, KernelOverrides, kernels
+from samebits.determinism._replacement import Replacement
+from samebits.determinism._warn_once import warn_once
+from samebits.errors import UnimplementedError, UnimplementedWarning
+
+_ALERT = "does not have a deterministic"
+"""In every message of torch's `alertNotDeterministic`."""
+
+_ON_CPU = "compute it on the CPU (`.cpu()`, and `.to(device)` behind it), where it is deterministic"
+_RESIZE = "mode='nearest' or 'nearest-exact', or resize on the CPU while loading"
+_SCATTER = (
+    "reduce='sum' or 'mean', which are deterministic; a product of positive values is exp of the sum of logs"
+)
+_REFLECT = (
+    "padding mode 'constant', or index with a reflected torch.arange: indexing has a deterministic backward"
+)
+_STRIDED = "kernels as large as their stride: reshape, then mean or amax over the window; or " + _ON_CPU
+
+CURES: Mapping[str, Mapping[str, str]] = {
+    "CPU": {
+        "put_": "`x.view(-1).index_put_((index,), source)`, or index_copy_ with indices that are unique",
+        "max_unpool2d": "zeros and `scatter_` along the flattened plane: the same values while indices are unique",
+        "max_unpool3d": "zeros and `scatter_` along the flattened volume: the same values while indices are unique",
+    },
+    "QuantizedCPU": {"resize_": "torch.empty_quantized with the new size, or dequantize before resizing"},
+    "CUDA": {
+        "_adaptive_avg_pool2d_backward": "an output size that divides the input (avg_pool2d), or mean over the plane",
+        "_adaptive_avg_pool3d_backward": "mean over the volume for output size 1, or " + _ON_CPU,
+        "adaptive_avg_pool3d_backward": "mean over the volume for output size 1, or " + _ON_CPU,
+        "adaptive_max_pool2d_backward": "max_pool2d with an output size that divides the input, or amax for size 1",
+        "adaptive_max_pool3d_backward": "amax over the volume for output size 1, or " + _ON_CPU,
+        "avg_pool3d_backward": _STRIDED,
+        "max_pool3d_with_indices_backward": _STRIDED,
+        "fractional_max_pool2d_backward": "max_pool2d, or " + _ON_CPU,
+        "fractional_max_pool3d_backward": "max_pool3d with windows that do not overlap, or " + _ON_CPU,
+        "max_unpool2d": "zeros and `scatter_` along the flattened plane: the same values while indices are unique",
+        "max_unpool3d": "zeros and `scatter_` along the flattened volume: the same values while indices are unique",
+        "upsample_linear1d_backward": _RESIZE,
+        "upsample_bilinear2d_backward": _RESIZE,
+        "upsample_bicubic2d_backward": _RESIZE,
+        "upsample_trilinear3d_backward": _RESIZE,
+        "_upsample_bilinear2d_aa_backward": _RESIZE,
+        "_upsample_bicubic2d_aa_backward": _RESIZE,
+        "_upsample_lanczos2d_aa_backward": _RESIZE,
+        "reflection_pad1d_backward": _REFLECT,
+        "reflection_pad2d_backward": _REFLECT,
+        "reflection_pad3d_backward": _REFLECT,
+        "replication_pad1d_backward": "torch.nn.functional.pad(mode='replicate'), which has a deterministic path",
+        "replication_pad2d_backward": "torch.nn.functional.pad(mode='replicate'), which has a deterministic path",
+        "replication_pad3d_backward": "torch.nn.functional.pad(mode='replicate'), which has a deterministic path",
+        "nll_loss2d_forward": "reduction='none' and then .mean(), or logits of shape (N, C) by flattening the plane",
+        "_ctc_loss_backward": "the loss on the CPU, or torch.backends.cudnn's CTC with targets on the CPU (int32)",
+        "_embedding_bag_dense_backward": "mode='sum' or 'mean', or torch.nn.functional.embedding and then amax",
+        "put_": "`x.view(-1).index_put_((index,), source, accumulate=...)`, which sorts the indices first",
+        "histc": "torch.bucketize and then an integer torch.bincount, or " + _ON_CPU,
+        "bincount": "zeros and index_add_ for the weights, which sorts the indices first",
+        "median": "torch.sort(stable=True) and the middle element; median without `dim` gives no indices",
+        "nanmedian": "torch.sort(stable=True) and the middle element; nanmedian without `dim` gives no indices",
+        "kthvalue": "torch.sort(stable=True) and the k-th element",
+        "grid_sampler_2d_backward": "mode='nearest' with padding, or gather the four corners with index_select",
+        "grid_sampler_3d_backward": "gather the eight corners with index_select, or " + _ON_CPU,
+        "cudnn_grid_sampler_backward": "gather the four corners with index_select, or " + _ON_CPU,
+        "cumsum": "a product with torch.tril(torch.ones(n, n)) for short dimensions, or " + _ON_CPU,
+        "cumsum_": "a product with torch.tril(torch.ones(n, n)) for short dimensions, or " + _ON_CPU,
+        "scatter": _SCATTER,
+        "scatter_": _SCATTER,
+        "scatter_reduce": _SCATTER,
+        "scatter_reduce_": _SCATTER,
+        "index_reduce": "sort the indices and torch.segment_reduce, or " + _ON_CPU,
+        "index_reduce_": "sort the indices and torch.segment_reduce, or " + _ON_CPU,
+        "_efficient_attention_backward": "torch.nn.attention.sdpa_kernel with FLASH_ATTENTION or MATH",
+    },
+}
+"""Per dispatch key, the op (all its overloads) and what to use instead."""
+
+
+def cure_of(name: str, key: str) -> str | None:
+    """What to use instead of an overload (full name) for a dispatch key; None where nothing is refused."""
+    return CURES.get(key, {}).get(name.removeprefix("aten::").partition(".")[0])
+
+
+def refuse(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: bool) -> None:
+    """Puts the converter in front of every op of `CURES` that this torch has a kernel for and we have put none before.
+
+    With `warn` the op warns (`UnimplementedWarning`, once per op) and runs as it is.
+    """
+    replaced = {(it.op, it.device) for it in ours}
+    for key in CURES:
+        for name in kernels(key):
+            if cure_of(name, key) is not None and (name, key) not in replaced:
+                objection = partial(object_to, name, key, warn=warn)
+                overrides.put(name, key, lambda kernel, objection=objection: _converting(kernel, objection))
+
+
+def object_to(name: str, key: str, *, warn: bool) -> None:
+    """Raises the error that says what to use instead of the overload; with `warn`, warns of it once."""
+    message = _explain(name, key)
+    if not warn:
+        raise UnimplementedError(
+            f"{message} enable_op_determinism(on_unimplemented='warn') runs it all the same and says so in the record."
+        )
+    warn_once(name, f"{message} It runs all the same (on_unimplemented='warn').", UnimplementedWarning)
+
+
+def _explain(name: str, key: str) -> str:
+    text = (
+        f"{name} on {key} at {calling_line()} has no deterministic implementation. Use {cure_of(name, key)}."
+    )
+    if key == "CUDA" and cuda_loading.computes(name, cuda_loading.written()):
+        text += (
+            " samebits has a formulation of it in deterministic ops, which no GPU has verified, so it is not used: "
+            "`samebits selfcheck --part switch` and then `samebits selfcheck --record` run it on this GPU, and install it "
+            "where its bits repeat."
+        )
+    return text
+
+
+def _converting(kernel: Kernel, objection: Callable[[], None]) -> Kernel:
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return kernel(*args, **kwargs)
+        except RuntimeError as error:
+            if _ALERT not in str(error):
+                raise
+        objection()
+        return _with_alerts_as_warnings(kernel, args, kwargs)
+
+    return converted
+
+
+def _with_alerts_as_warnings(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """For this call only: torch's warn_only for a whole program also gives up deterministic paths that exist."""
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    try:
+        return kernel(*args, **kwargs)
+    finally:
+        torch._C._set_deterministic_algorithms(True, warn_only=False)

@@ -1,0 +1,159 @@
+"""A draw from torch's default generator before any seed was set raises at the draw.
+
+The guard stands in front of every aten op that draws (tag `nondeterministic_seeded`, 31 on the CPU in torch 2.13)
+and removes itself at the first draw after seeding, so that later draws cost what they did before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from samebits._inspect.user_code import calling_line
+from samebits.determinism._dispatcher import Kernel, KernelOverrides, kernels, overload
+from samebits.determinism._warn_once import warn_once
+from samebits.errors import UnseededError, UnseededWarning
+from samebits.random._process import generator_states
+from samebits.random._process.seeds import torch_was_seeded
+
+_CURE = "Call samebits.set_random_seed(seed) (or torch.manual_seed(seed)) at the top of the program."
+_RATES = {"dropout_p", "dropout"}
+_DRAW_NOTHING = {
+    "aten::_cudnn_attention_forward_no_dropout_inplace",
+    "aten::_fused_sdp_choice",
+    "aten::_nested_tensor_softmax_with_shape",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",  # refuses a dropout
+}
+"""Have the tag all the same."""
+
+
+class SeedGuard:
+    """Installed while the switch is on and nobody has seeded torch."""
+
+    def __init__(self) -> None:
+        self._overrides: KernelOverrides | None = None
+
+    def check(self) -> None:
+        """Warns, once, when unseeded draws have already happened."""
+        if not torch_was_seeded() and _has_drawn():
+            text = (
+                "enable_op_determinism() was called after torch's default generator, which nobody seeded, had been drawn "
+                f"from: what was made so far (initial weights?) is another one in every run. {_CURE}"
+            )
+            warn_once("unseeded draws", text, UnseededWarning)
+
+    def install(self) -> None:
+        """Guards every drawing op. Last of all overrides: it removes itself, and must have nothing on top of it."""
+        if torch_was_seeded():
+            return
+        self._overrides = KernelOverrides()
+        for key in ("CPU", "CUDA") if torch.backends.cuda.is_built() else ("CPU",):
+            for name in _drawing_ops(key):
+                self._overrides.put(name, key, functools.partial(self._guarded, name, _IS_SEEDED[key]))
+
+    def remove(self) -> None:
+        """Takes the guard away; harmless when it is not there."""
+        if self._overrides is not None:
+            self._overrides.remove()
+            self._overrides = None
+
+    def _guarded(self, name: str, is_seeded: Callable[[], bool], kernel: Kernel) -> Kernel:
+        rule = DrawRule(overload(name)._schema)
+
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            if rule.draws_from_default(args, kwargs):
+                if not is_seeded():
+                    refuse(name, f"at {calling_line()}")
+                if not generator_states.is_preserving():
+                    self.remove()
+            return kernel(*args, **kwargs)
+
+        return draw
+
+
+class DrawRule:
+    """Whether a call of an op with the tag `nondeterministic_seeded` draws from a default generator."""
+
+    def __init__(self, schema: Any) -> None:
+        self._arguments = {argument.name: place for place, argument in enumerate(schema.arguments)}
+        self._defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+        self._never = schema.name in _DRAW_NOTHING
+        self._flags = [name for name in self._arguments if name in {"train", "training"}]
+        self._rates = [
+            name for name in self._arguments if name in _RATES or (name == "p" and "dropout" in schema.name)
+        ]
+
+    def draws_from_default(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Not with a generator of its own, not outside training, and not for a dropout of nothing."""
+        if self._never or _is_own(self._value("generator", args, kwargs)):
+            return False
+        return all(self._value(name, args, kwargs) is not False for name in self._flags) and all(
+            self._value(name, args, kwargs) != 0 for name in self._rates
+        )
+
+    def _value(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if name in kwargs:
+            return kwargs[name]
+        place = self._arguments.get(name)
+        return args[place] if place is not None and place < len(args) else self._defaults.get(name)
+
+
+def _is_own(generator: Any) -> bool:
+    """Not a default one, which `random_split` passes by name, and not None."""
+    if not isinstance(generator, torch.Generator):
+        return generator is not None  # TorchScript: a value that only a call can tell
+    defaults = (torch.default_generator, *torch.cuda.default_generators)
+    address = _address(generator)  # torch makes a new Python object for every call
+    return all(address != _address(default) for default in defaults)
+
+
+def _address(generator: Any) -> int:
+    return generator._cdata
+
+
+def refuse(name: str, what: str) -> NoReturn:
+    """Raises for the op of that name; `what` says where it is called, or captured.
+
+    Raises:
+        UnseededError: always.
+    """
+    raise UnseededError(unseeded(name, what))
+
+
+def unseeded(name: str, what: str) -> str:
+    """The message for an op that draws without a seed."""
+    return (
+        f"{name} {what} draws from torch's default generator, and nobody has set a seed: "
+        f"the next run would draw other numbers. {_CURE}"
+    )
+
+
+@functools.cache
+def _drawing_ops(key: str) -> list[str]:
+    """By their tag, read without making a Python object for each of 3,000 ops (50 ms)."""
+    drawing = []
+    for name in kernels(key):
+        if name.startswith("aten::"):
+            packet, _, variant = name.partition(".")
+            found = torch._C._get_operation_overload(packet, variant)
+            if found is not None and torch.Tag.nondeterministic_seeded in found[2]:
+                drawing.append(name)
+    return drawing
+
+
+def _cuda_was_seeded() -> bool:
+    """`torch.manual_seed` seeds CUDA, too; `torch.cuda.manual_seed` alone is enough there. (No GPU has run this yet.)"""
+    return torch_was_seeded() or torch.cuda.initial_seed() < 2**32
+
+
+_IS_SEEDED = {"CPU": torch_was_seeded, "CUDA": _cuda_was_seeded}
+
+
+def _has_drawn() -> bool:
+    """Whether the default generator stands elsewhere than where its (operating system's) seed put it."""
+    fresh = torch.Generator()
+    fresh.manual_seed(torch.default_generator.initial_seed())
+    return not torch.equal(fresh.get_state(), torch.default_generator.get_state())

@@ -1,0 +1,156 @@
+"""`torch.Generator` under the switch: no seed from the operating system, and a warning for one that is never seeded.
+
+A generator starts with a constant of torch's. Drawing from it is reproducible, but surely not meant: every such
+generator gives the same numbers, whatever the program's seed. Draws cannot be watched for nothing, so the last few
+generators that a program made are kept until they are seeded, and looked at between two steps and when another is made.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import gc
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+from samebits._inspect.patching import Patches
+from samebits._inspect.user_code import calling_line
+from samebits.determinism._guards.random_sources import (
+    DISTRIBUTED_SAMPLER,
+    GENERATOR,
+    GENERATOR_SEED,
+    TORCH_SEED,
+    RandomSource,
+    asking,
+    place,
+)
+from samebits.determinism._warn_once import warn_once
+from samebits.errors import UnseededError, UnseededWarning
+
+_DEFAULT_SEED = torch.Generator().initial_seed()
+_UNDRAWN = torch.Generator().get_state()
+_made: deque[tuple[torch.Generator, str]] = deque(maxlen=8)
+"""Generators without a seed, and the lines that made them."""
+
+
+def look() -> None:
+    """Warns, once per line, of generators that were drawn from and never seeded. 0.1 us when a program has made none."""
+    if not _made:
+        return
+    waiting = [(generator, line) for generator, line in _made if _is_unseeded(generator)]
+    _made.clear()
+    for generator, line in waiting:
+        if _has_drawn(generator):
+            text = f"{GENERATOR.name}, made at {line}, has the seed {_DEFAULT_SEED} in every program. Use {GENERATOR.instead}."
+            warn_once(f"generator {line}", text, UnseededWarning)
+        else:
+            _made.append((generator, line))
+
+
+def _is_unseeded(generator: torch.Generator) -> bool:
+    return generator.initial_seed() == _DEFAULT_SEED
+
+
+def _has_drawn(generator: torch.Generator) -> bool:
+    if generator.device.type == "cpu":
+        return not torch.equal(generator.get_state(), _UNDRAWN)
+    return generator.get_offset() > 0  # no GPU has run this yet
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """While the block runs, generators are noted when they are made, and refuse `seed()`."""
+    patches = Patches()
+    try:
+        if type(torch.Generator) is not type:  # since torch 2.12 its class has a class of torch's own
+            patches.put(type(torch.Generator), "__call__", _noting(type(torch.Generator).__call__))
+        for module in (
+            torch,
+            torch.random,
+            torch.cuda,
+            torch.cuda.random,
+            torch.xpu,
+            torch.xpu.random,
+            torch.mps,
+        ):
+            for name in ("seed", "seed_all"):
+                if hasattr(module, name):
+                    patches.put(module, name, _refusing(getattr(module, name), TORCH_SEED))
+        if torch.distributed.is_available():
+            patches.when_imported(
+                "torch.utils.data.distributed",
+                lambda module: _watch_sampler(patches, module.DistributedSampler),
+            )
+        with _refused_method("seed"):
+            yield
+    finally:
+        patches.undo()
+        look()
+        _made.clear()
+
+
+def _noting(make: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(kind: type, *args: Any, **kwargs: Any) -> Any:
+        made = make(kind, *args, **kwargs)
+        if kind is torch.Generator:
+            frame = asking()
+            if frame is not None:
+                look()
+                _made.append((made, place(frame)))
+        return made
+
+    return noted
+
+
+def _refusing(seed: Callable[..., Any], source: RandomSource) -> Callable[..., Any]:
+    @functools.wraps(seed)
+    def refused(*_: Any) -> NoReturn:
+        raise UnseededError(
+            f"{source.name}, called at {calling_line()}, seeds from the operating system, so that the next run would draw other "
+            f"numbers; op determinism is on. Use {source.instead}."
+        )
+
+    return refused
+
+
+@contextmanager
+def _refused_method(name: str) -> Iterator[None]:
+    """`torch.Generator.seed` raises inside the block: for all generators, however they were made.
+
+    The class is immutable, but its dictionary is not; Python has to be told, or it goes on with what it remembers.
+    """
+    attributes: Any = gc.get_referents(torch.Generator.__dict__)[0]
+    original = attributes[name]
+    attributes[name] = _refusing(original, GENERATOR_SEED)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(torch.Generator))
+    try:
+        yield
+    finally:
+        attributes[name] = original
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(torch.Generator))
+
+
+def _watch_sampler(patches: Patches, sampler: Any) -> None:
+    parameters = inspect.signature(sampler.__init__)
+    init = sampler.__init__
+
+    @functools.wraps(init)
+    def noted(*args: Any, **kwargs: Any) -> None:
+        init(*args, **kwargs)
+        given = parameters.bind(*args, **kwargs).arguments
+        frame = asking()
+        if frame is not None and given.get("shuffle", True) and "seed" not in given:
+            source = DISTRIBUTED_SAMPLER
+            text = f"{source.name}, at {place(frame)}, shuffles by the seed 0. Use {source.instead}."
+            warn_once(f"sampler {place(frame)}", text, UnseededWarning)
+
+    patches.put(sampler, "__init__", noted)
+
+
+atexit.register(look)

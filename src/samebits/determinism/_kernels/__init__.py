@@ -1,0 +1,1 @@
+"""Our kernels, whose bits do not depend on the thread count."""

@@ -1,0 +1,45 @@
+"""Every replacement there is: what the switch installs and what the op table reads."""
+
+from __future__ import annotations
+
+from samebits.determinism import _cuda_loading as cuda_loading
+from samebits.determinism._guards import uninitialized_memory
+from samebits.determinism._kernels import (
+    attention_cpu,
+    convolution,
+    fft,
+    glu,
+    lapack,
+    lstm,
+    matmul,
+    pointwise,
+    reductions,
+    softmax,
+)
+from samebits.determinism._kernels.indexing import indexed_writes
+from samebits.determinism._kernels.norms import batchnorm, groupnorm, layernorm
+from samebits.determinism._replacement import Replacement
+
+REPLACEMENTS: tuple[Replacement, ...] = (
+    *attention_cpu.REPLACEMENTS,
+    *batchnorm.REPLACEMENTS,
+    *convolution.REPLACEMENTS,
+    *fft.REPLACEMENTS,
+    *glu.REPLACEMENTS,
+    *groupnorm.REPLACEMENTS,
+    *lapack.REPLACEMENTS,
+    *layernorm.REPLACEMENTS,
+    *matmul.REPLACEMENTS,
+    *pointwise.REPLACEMENTS,
+    *lstm.REPLACEMENTS,
+    *reductions.REPLACEMENTS,
+    *softmax.REPLACEMENTS,
+    *uninitialized_memory.REPLACEMENTS,
+    *indexed_writes.REPLACEMENTS,
+)
+"""Those for the CPU."""
+
+
+def every() -> tuple[Replacement, ...]:
+    """Those for CUDA too, also what no GPU has verified: loads them."""
+    return (*REPLACEMENTS, *cuda_loading.written().values())

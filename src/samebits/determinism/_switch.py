@@ -1,0 +1,215 @@
+"""The switch: `enable_op_determinism` sets torch's flags and our overrides, and puts back exactly what was there.
+
+After TensorFlow's `tf.config.experimental.enable_op_determinism` (RFC 346).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+
+import torch
+
+from samebits._context import process
+from samebits._inspect.patching import Patches
+from samebits.determinism import _compile
+from samebits.determinism import _cuda_loading as cuda_loading
+from samebits.determinism import _replacements as replacements
+from samebits.determinism._compile import inductor_flag
+from samebits.determinism._dispatcher import KernelOverrides
+from samebits.determinism._guards import (
+    asynchronous_training,
+    conflicting_settings,
+    custom_ops,
+    fake_tensors,
+    numpy_draws,
+    python_draws,
+    refused_ops,
+    torch_generators,
+)
+from samebits.determinism._guards.torch_draws import SeedGuard
+from samebits.determinism._guards.uninitialized_memory import memory_fill
+from samebits.determinism._replacement import Replacement
+from samebits.determinism._settings import OnUnimplemented, Settings, activate, active
+from samebits.determinism.table import _reviewed_schemas as reviewed_schemas
+from samebits.errors import InvalidArgumentError
+
+
+class _Switch:
+    """On with some settings, or off; a change undoes everything first, and an error on the way puts back what was."""
+
+    def __init__(self) -> None:
+        self.guard = SeedGuard()
+        self.guards = (self.guard, numpy_draws.NumpyGuard(), python_draws.PythonGuard())
+        self._undo = ExitStack()
+
+    def change(self, wanted: Settings | None) -> None:
+        """Off for None. What raises leaves the switch as it was."""
+        before = active()
+        if wanted == before:
+            return
+        self._turn_off()
+        try:
+            if wanted is not None:
+                self._turn_on(wanted)
+        except BaseException:
+            if before is not None:
+                self._turn_on(before)
+            raise
+
+    def _turn_on(self, settings: Settings) -> None:
+        self.guard.check()
+        conflicting_settings.refuse_environment()
+        with ExitStack() as undo:
+            undo.enter_context(_flags())
+            undo.enter_context(inductor_flag.deterministic())
+            conflicting_settings.refuse_late_workspace()
+            undo.enter_context(_kernels(settings))
+            undo.enter_context(_functions(settings))
+            undo.enter_context(torch_generators.watched())
+            undo.callback(_compile.leave)
+            _compile.enter(settings.thread_invariant)
+            for guard in self.guards:
+                undo.callback(guard.remove)
+                guard.install()
+            undo.callback(_tell, None)
+            _tell(settings)
+            self._undo = undo.pop_all()
+
+    def _turn_off(self) -> None:
+        self._undo.close()
+
+
+_switch = _Switch()
+
+
+class OpDeterminism:
+    """What `enable_op_determinism` returns: leaving its `with` block puts back the state before the call."""
+
+    def __init__(self, before: Settings | None) -> None:
+        self._before = before
+
+    def __enter__(self) -> None:
+        """The switch was set by the call already."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _switch.change(self._before)
+
+
+def enable_op_determinism(
+    enabled: bool = True, *, thread_invariant: bool = False, on_unimplemented: OnUnimplemented = "raise"
+) -> OpDeterminism:
+    """Makes torch's ops reproducible, or raises where they cannot be; `False` restores what was there before.
+
+    Takes effect at once; what ran earlier stays allowed. As a context manager (`with enable_op_determinism():`) it is
+    undone at the end of the block; blocks nest, the inner one's arguments hold inside it. It sets: deterministic
+    algorithms (strict), cuDNN deterministic and without benchmark, the cuBLAS workspace, Inductor's deterministic
+    mode, kernels of our own where torch's vary (`samebits ops`), and a guard in front of every op that draws from a
+    default generator. Turning it on takes some 30 ms, and turning it off leaves no trace.
+
+    Seeds are not set: call `samebits.set_random_seed` as well. A draw that nobody seeded raises `UnseededError`, of
+    torch's, NumPy's or Python's; draws that came before are a warning (`UnseededWarning`).
+
+    Args:
+        enabled: on or off.
+        thread_invariant: also the same bits for any number of intra-op threads. Costs 1% to 9% of a transformer's step
+            and 16% to 44% of a small convolutional network's (docs/benchmarks.md).
+        on_unimplemented: what an op without a deterministic implementation does: "raise" `UnimplementedError`, or
+            "warn" once per op and run. The environment fingerprint and the record say so.
+
+    Raises:
+        ConflictError: environment variables contradict the switch.
+        InvalidArgumentError: an argument is of another kind.
+    """
+    if not isinstance(enabled, bool):
+        raise InvalidArgumentError(
+            f"enable_op_determinism(enabled={enabled!r}): `enabled` must be True or False. Seeds are set by "
+            "samebits.set_random_seed(seed)."
+        )
+    if on_unimplemented not in {"raise", "warn"}:
+        raise InvalidArgumentError(
+            f"enable_op_determinism(on_unimplemented={on_unimplemented!r}): it is 'raise' or 'warn'."
+        )
+    before = active()
+    _switch.change(Settings(bool(thread_invariant), on_unimplemented) if enabled else None)
+    return OpDeterminism(before)
+
+
+def op_determinism_enabled() -> bool:
+    """Whether the switch is on."""
+    return process.op_determinism
+
+
+def _tell(settings: Settings | None) -> None:
+    activate(settings)
+    process.op_determinism = settings is not None
+
+
+@contextmanager
+def _flags() -> Iterator[None]:
+    """Flags of torch, and the variable that cuBLAS reads at its first product."""
+    torchs = torch._C
+    algorithms = torchs._get_deterministic_algorithms(), torchs._get_deterministic_algorithms_warn_only()
+    fill = memory_fill.fill_uninitialized_memory
+    cudnn = torchs._get_cudnn_deterministic(), torchs._get_cudnn_benchmark()
+    workspace = os.environ.get(conflicting_settings.CUBLAS_VARIABLE)
+    torchs._set_deterministic_algorithms(True, warn_only=False)
+    # Filling costs about 15% on large runs; only ops known to read unwritten memory get it (uninitialized.py).
+    memory_fill.fill_uninitialized_memory = False
+    torchs._set_cudnn_deterministic(True)
+    torchs._set_cudnn_benchmark(False)
+    os.environ[conflicting_settings.CUBLAS_VARIABLE] = workspace or ":4096:8"
+    try:
+        yield
+    finally:
+        torchs._set_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
+        memory_fill.fill_uninitialized_memory = fill
+        torchs._set_cudnn_deterministic(cudnn[0])
+        torchs._set_cudnn_benchmark(cudnn[1])
+        if workspace is None:
+            os.environ.pop(conflicting_settings.CUBLAS_VARIABLE, None)
+        else:
+            os.environ[conflicting_settings.CUBLAS_VARIABLE] = workspace
+
+
+@contextmanager
+def _kernels(settings: Settings) -> Iterator[None]:
+    """Our kernels, and in front of those that torch refuses the errors that say what to do."""
+    overrides = KernelOverrides()
+    try:
+        ours = reviewed_schemas.installable(_wanted(settings))
+        for it in ours:
+            overrides.put(it.op, it.device, it.make)
+        refused_ops.refuse(overrides, ours, warn=settings.on_unimplemented == "warn")
+        yield
+    finally:
+        overrides.remove()
+
+
+def _wanted(settings: Settings) -> Iterator[Replacement]:
+    for it in replacements.REPLACEMENTS:
+        if settings.thread_invariant or not it.only_threads:
+            yield it
+    if torch.backends.cuda.is_built():
+        yield from cuda_loading.installable()
+
+
+@contextmanager
+def _functions(settings: Settings) -> Iterator[None]:
+    """Python functions that would undo the switch, or that begin what cannot be deterministic."""
+    patches = Patches()
+    try:
+        numpy_draws.watch(patches)
+        python_draws.watch(patches)
+        conflicting_settings.watch(patches)
+        asynchronous_training.refuse(patches)
+        custom_ops.watch(patches)
+        fake_tensors.watch(patches, warn=settings.on_unimplemented == "warn")
+        yield
+    finally:
+        patches.undo()
+        custom_ops.unwatch()

@@ -1,0 +1,63 @@
+"""Which overloads a GPU has run again and again with the same bits under the switch: the evidence of CUDA entries.
+
+One block per GPU and version of torch in `gpus.toml`; `samebits selfcheck --record` writes it from a report.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import textwrap
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_name("gpus.toml")
+_WIDTH = 110
+
+
+@dataclass(frozen=True)
+class GpuEvidence:
+    """What one GPU has shown with one torch."""
+
+    gpu: str
+    torch: str
+    date: dt.date
+    ops: frozenset[str]
+    """Overloads without `aten::` that were dispatched in cases with equal bits, and in none with others."""
+
+    def __str__(self) -> str:
+        return f"{self.gpu}, torch {self.torch}, {self.date}"
+
+
+def read(file: Path = FILE) -> list[GpuEvidence]:
+    """The blocks of the file."""
+    with file.open("rb") as stream:
+        blocks = tomllib.load(stream).get("seen", ())
+    return [
+        GpuEvidence(one["gpu"], one["torch"], one["date"], frozenset(one["ops"].split())) for one in blocks
+    ]
+
+
+@cache
+def seen() -> tuple[GpuEvidence, ...]:
+    """Those of this package."""
+    return tuple(read())
+
+
+def record(new: GpuEvidence, file: Path = FILE) -> None:
+    """Writes the block into the file, in place of an older one of the same GPU and torch; comments stay."""
+    blocks = {(one.gpu, one.torch): one for one in [*read(file), new]}
+    head = [line for line in file.read_text("ascii").splitlines() if line.startswith("#")]
+    file.write_text("\n".join([*head, *_lines(blocks[key] for key in sorted(blocks))]) + "\n", "ascii")
+
+
+def _lines(blocks: Iterable[GpuEvidence]) -> Iterable[str]:
+    for one in blocks:
+        yield from ("", "[[seen]]", f'gpu = "{one.gpu}"', f'torch = "{one.torch}"', f"date = {one.date}")
+        yield 'ops = """'
+        yield from textwrap.wrap(
+            " ".join(sorted(one.ops)), _WIDTH, break_long_words=False, break_on_hyphens=False
+        )
+        yield '"""'

@@ -1,0 +1,112 @@
+"""What the op table was reviewed with: the names and schemas of its overloads alone, read in some milliseconds.
+
+The switch asks here, and reads nothing else of the table: a kernel of ours is for the schema it was written for, and
+of an overload that nobody has seen nobody knows whether it is deterministic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from samebits.determinism._dispatcher import has_kernel
+from samebits.determinism._environment import TESTED_TORCH, UntestedVersionWarning
+from samebits.determinism._replacement import Replacement
+from samebits.determinism._warn_once import warn_once
+
+FILES = tuple(Path(__file__).parent / name for name in ("snapshot.csv", "versions.csv"))
+"""The table of the pinned version, and what others have otherwise; both begin their lines with name and schema."""
+
+_EXPLICIT = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+
+
+def schema_digest(schema: str) -> str:
+    """12 hexadecimal digits that change with the schema."""
+    return hashlib.sha256(schema.encode()).hexdigest()[:12]
+
+
+@cache
+def schemas() -> Mapping[str, set[str]]:
+    """The reviewed schemas (their digests) of each overload, by name without `aten::`, over all reviewed versions."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for file in FILES:
+        for line in file.read_text(encoding="ascii").splitlines()[2:]:  # behind the version and the header
+            name, schema, _ = line.split(",", 2)
+            found[name].add(schema)
+    return dict(found)
+
+
+def running() -> str:
+    """The version of the running torch, without its build."""
+    return torch.__version__.split("+")[0]
+
+
+@cache
+def is_reviewed(full: str) -> bool:
+    """Whether the table has seen this overload (`aten::sum.dim_IntList`) as this torch has it."""
+    known = schemas().get(full.removeprefix("aten::"))
+    if known is None or running() in TESTED_TORCH:
+        return known is not None  # a test compares every schema of these versions
+    return _live_schema(full) in known
+
+
+def exists(full: str) -> bool:
+    """Whether the running torch has this overload."""
+    return bool(_live_schema(full))
+
+
+def not_reviewed() -> list[str]:
+    """The full names of all aten overloads of the running torch that the table has never seen."""
+    ops = torch._C._dispatch_get_all_op_names()
+    return sorted(full for full in ops if full.startswith("aten::") and not is_reviewed(full))
+
+
+def installable(wanted: Iterable[Replacement]) -> list[Replacement]:
+    """Those of the replacements that fit the running torch; a warning, once, names the others.
+
+    What a reviewed version no longer has is not named: nobody can call it.
+    """
+    found, misfits = [], []
+    for one in wanted:
+        why = misfit(one)
+        if not why:
+            found.append(one)
+        elif not (why == _GONE and one.op.removeprefix("aten::") in schemas() and running() in TESTED_TORCH):
+            misfits.append(f"{one.op} ({why})")
+    if misfits:
+        text = (
+            f"torch {torch.__version__} has other ops than the versions that samebits was tested with "
+            f"({', '.join(TESTED_TORCH)}), so these of its kernels are not installed: {', '.join(dict.fromkeys(misfits))}. "
+            "Bits that follow from one of these ops may vary: run `samebits verify` on your script, or install a tested "
+            "version. `samebits ops` lists what was not reviewed."
+        )
+        warn_once(text, text, UntestedVersionWarning)
+    return found
+
+
+_GONE = "gone"
+
+
+def misfit(one: Replacement) -> str:
+    """Why a replacement cannot stand in front of this torch's kernel; empty when it can."""
+    schema = _live_schema(one.op)
+    if not schema:
+        return _GONE
+    if schema not in schemas().get(one.op.removeprefix("aten::"), ()):
+        return "another schema"
+    # In front of an op that torch composes of others, it would take away that op's gradient.
+    return "" if any(has_kernel(one.op, key) for key in (one.device, *_EXPLICIT)) else "no kernel of its own"
+
+
+def _live_schema(full: str) -> str:
+    """The digest of the schema in the running torch; empty where it has no such overload."""
+    packet, _, variant = full.partition(".")
+    try:
+        return schema_digest(str(torch._C._get_schema(packet, variant)))
+    except RuntimeError:
+        return ""

@@ -1,0 +1,89 @@
+"""The overloads of the torch that is running, and how they differ from the reviewed ones."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from samebits.determinism._dispatcher import aten_ops
+from samebits.determinism.table._reviewed_schemas import schema_digest
+from samebits.determinism.table._snapshot import ReviewedOverloads
+
+_TAGS = {"nondeterministic_seeded", "pointwise", "reduction", "view_copy", "inplace_view"}
+_INPLACE = re.compile(r"aten::(__i\w+__|\w*[^_]_)")
+"""Names of what writes to its first argument; torch has a tag for it since 2.13."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """What the running torch says of one overload."""
+
+    name: str
+    schema: str
+    traits: tuple[str, ...]
+    form_of: str
+
+
+def live_overloads() -> dict[str, Live]:
+    """Every aten overload of the running torch, by name without `aten::`."""
+    ops = list(aten_ops())
+    functional = _functional_forms(ops)
+    found = (
+        Live(
+            _name(op), schema_digest(str(op._schema)), _traits(op), functional.get(_signature(op), _name(op))
+        )
+        for op in ops
+    )
+    return {one.name: one for one in found}
+
+
+def unreviewed(snapshot: ReviewedOverloads, live: dict[str, Live]) -> Iterator[str]:
+    """One line for each overload that is new, gone or changed since the review, as `new: aten::sum.dim_IntList`."""
+    for name in sorted({*live, *snapshot.rows}):
+        now, then = live.get(name), snapshot.rows.get(name)
+        if then is None:
+            yield f"new: aten::{name}"
+        elif now is None:
+            yield f"gone: aten::{name}"
+        elif now.schema != then.schema:
+            yield f"schema changed: aten::{name}"
+        elif now.traits != then.traits:
+            yield f"tags changed: aten::{name}: {' '.join(then.traits)} then, {' '.join(now.traits)} now"
+
+
+def _name(op: torch._ops.OpOverload) -> str:
+    return op.name().removeprefix("aten::")
+
+
+def _traits(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    found = {tag.name for tag in op.tags} & _TAGS
+    schema = op._schema
+    if any(argument.is_out for argument in schema.arguments):
+        found.add("out")
+    elif schema.is_mutable and _INPLACE.fullmatch(schema.name):
+        found.add("inplace")
+    if any(out.alias_info is not None and not out.alias_info.is_write for out in schema.returns):
+        found.add("view")
+    if not any("Tensor" in str(argument.type) for argument in schema.arguments) and schema.returns:
+        found.add("factory")
+    return tuple(sorted(found))
+
+
+def _functional_forms(ops: list[torch._ops.OpOverload]) -> dict[tuple[str, ...], str]:
+    """The functional overload of each signature that in-place and out forms share with it."""
+    names = defaultdict(list)
+    for op in ops:
+        if not op._schema.is_mutable:
+            names[_signature(op)].append(_name(op))
+    return {signature: found[0] for signature, found in names.items() if len(found) == 1}
+
+
+def _signature(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    packet = op._schema.name.removeprefix("aten::")
+    own = packet if packet.startswith("__") else packet.rstrip("_")
+    inputs = (argument for argument in op._schema.arguments if not argument.is_out)
+    return own, *(f"{argument.type} {argument.name}" for argument in inputs)

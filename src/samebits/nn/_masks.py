@@ -1,0 +1,60 @@
+"""Masks of a key, and the one check that every probability of a layer passes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from samebits import random
+from samebits.errors import InvalidArgumentError
+from samebits.random._random_arguments import FLOATS
+
+_LARGE = 1 << 16
+"""Elements from which on a mask is worth drawing again in backward; a custom function costs as much as drawing 10,000."""
+
+
+def probability(layer: torch.nn.Module, p: Any) -> float:
+    """`p` as it stands now: users change it during training. Raises `InvalidArgumentError` unless 0 <= p <= 1."""
+    if not 0.0 <= p <= 1.0:
+        raise InvalidArgumentError(
+            f"samebits.nn.{type(layer).__name__} has p = {p}: a probability is at least 0 and at most 1."
+        )
+    return float(p)
+
+
+def non_negative(layer: torch.nn.Module, name: str, value: Any) -> float:
+    """A scale as it stands now. Raises `InvalidArgumentError` unless it is finite and at least 0."""
+    if not 0.0 <= value < math.inf:
+        raise InvalidArgumentError(
+            f"samebits.nn.{type(layer).__name__} has {name} = {value}: it must be finite and at least 0."
+        )
+    return float(value)
+
+
+def kept(key: torch.Tensor, shape: tuple[int, ...], p: float, like: torch.Tensor) -> torch.Tensor:
+    """0 where `bernoulli(key, shape, p=p)` is one, as `random.dropout` drops; else 1. Of the dtype and device of `like`."""
+    dropped = random.bernoulli(key, shape, p=p, dtype=torch.bool)
+    return dropped.logical_not().to(like.device, like.dtype)
+
+
+def uniform(
+    key: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, *, low: float = 0.0, high: float = 1.0
+) -> torch.Tensor:
+    """Uniform numbers of [low, high), of the dtype and device of `like`."""
+    return random.uniform(key, shape, low=low, high=high, dtype=like.dtype, device=like.device)
+
+
+def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool = False) -> torch.Tensor:  # noqa: A002
+    """`random.dropout`, with the same bits at less cost for a small input, whose mask is stored for backward."""
+    large = torch.compiler.is_dynamo_compiling() or input.numel() >= _LARGE
+    if large and key.device == input.device and input.dtype in FLOATS:
+        return random.dropout(key, input, p, inplace=inplace)
+    return scaled(input, kept(key, tuple(input.shape), p, input), p, inplace=inplace)
+
+
+def scaled(input: torch.Tensor, mask: torch.Tensor, p: float, *, inplace: bool) -> torch.Tensor:  # noqa: A002
+    """`input` times the mask over the share that it keeps; zeros (and NaN of NaN) when it keeps nothing, as torch."""
+    noise = mask.div_(1.0 - p) if p < 1.0 else mask
+    return input.mul_(noise) if inplace else input * noise

@@ -1,0 +1,102 @@
+"""Tiles of a key's stream, and what a kernel makes of them, over rows: row k of an output is drawn from key k.
+
+A tile is written to the stack as 32-bit words in the stream's order, and then turned into numbers by a second loop:
+both loops are simple enough to be vectorised, and the tile stays in the first-level cache. Chunks are runs of rows, or
+pieces of a long row, of a size that depends on nothing but the row's length.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits import _native as native
+from samebits._native import inlined, instruction
+from samebits._native.parallel_kernel import OnTeam, on_team, uint64_at
+from samebits.errors import UnimplementedError
+from samebits.random._cpu.log_sin_cos import from_bits_64
+from samebits.random._cpu.philox import block
+
+_FLOAT, _INTEGER = struct.Struct("<d"), struct.Struct("<q")
+_TILE_WORDS = 256
+_PIECE = 1 << 16
+"""Elements of a chunk, at most, where rows are longer; about, where they are shorter."""
+_BLOCK_BYTES = 16
+
+
+@instruction
+def _tile(_context: Any) -> Any:
+    """A tile's words, on the stack."""
+
+    def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        place = native.cgutils.alloca_once(builder, native.ir.ArrayType(native.ir.IntType(32), _TILE_WORDS))
+        place.align = 64
+        return builder.bitcast(place, native.ir.IntType(32).as_pointer())
+
+    return native.types.CPointer(native.types.uint32)(), build
+
+
+def filling(store: Any, stream_bytes: int, name: str) -> OnTeam:
+    """A kernel for `fill`. `store(words, count, at, args)` writes elements `at`, ..., `at + count - 1` of the output.
+
+    `words` is the part of the stream that they are made of, `stream_bytes` for each element (1, 2, 4 or 8); `args[4]`
+    is the output's address, and `args[5]` and so on are what `fill` was given.
+    """
+    per_tile = 4 * _TILE_WORDS // stream_bytes
+
+    def piece(chunk: int, args: Any) -> None:
+        keys, rows, per_row = uint64_at(args[1]), args[2], args[3]
+        words = _tile()
+        pieces, together = (per_row + _PIECE - 1) // _PIECE, max(1, _PIECE // per_row)
+        first = (chunk % pieces) * _PIECE
+        last = min(per_row, first + _PIECE)
+        for row in range(chunk // pieces * together, min(rows, (chunk // pieces + 1) * together)):
+            seed, offset = keys[2 * row], keys[2 * row + 1]
+            for start in range(first, last, per_tile):
+                count = min(per_tile, last - start)
+                begin = offset + np.uint64(start * stream_bytes // _BLOCK_BYTES)
+                for i in range((count * stream_bytes + _BLOCK_BYTES - 1) // _BLOCK_BYTES):
+                    w0, w1, w2, w3 = block(seed, begin + np.uint64(i))
+                    words[4 * i] = w0
+                    words[4 * i + 1] = w1
+                    words[4 * i + 2] = w2
+                    words[4 * i + 3] = w3
+                store(words, count, row * per_row + start, args)
+
+    return on_team(piece, name=name)
+
+
+def fill(kernel: OnTeam, keys: torch.Tensor, out: torch.Tensor, *args: int) -> None:
+    """Runs a kernel of `filling` over `out`, contiguous, in as many rows as there are `keys`: (rows, 2), or (2,)."""
+    elements, rows = out.numel(), keys.numel() // 2
+    if not elements:
+        return
+    per_row, chunks = elements // rows, 1
+    if elements > _PIECE:
+        chunks = -(-rows // max(1, _PIECE // per_row)) * -(-per_row // _PIECE)
+    kernel(chunks, address(keys), rows, per_row, address(out), *args)
+
+
+def address(x: torch.Tensor) -> int:
+    """Where `x` lies in memory. Raises `UnimplementedError` for a tensor with elements that lies nowhere."""
+    place = x.data_ptr()
+    if place or not x.numel():
+        return place
+    raise UnimplementedError(
+        f"samebits.random cannot draw in fake mode, for there is no memory behind a {type(x).__name__}; "
+        "draw before it, or with real tensors"
+    )
+
+
+def as_argument(number: float) -> int:
+    """A float64 as an integer argument of a kernel, which reads it by `float_of`."""
+    return _INTEGER.unpack(_FLOAT.pack(number))[0]
+
+
+@inlined
+def float_of(argument: Any) -> Any:
+    """The float64 of `as_argument`."""
+    return from_bits_64(np.uint64(argument))

@@ -1,0 +1,53 @@
+"""The kernels of a key's device: one place where devices branch off."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from samebits.errors import UnimplementedError
+from samebits.random._cpu import (
+    bernoulli_masks,
+    bounded_integers,
+    philox,
+    transformed_kernels,
+    uniform_normal_kernels,
+)
+from samebits.random._draws import feistel
+from samebits.random._triton import launchers
+
+
+def _folded(keys: torch.Tensor, first: int, out: torch.Tensor) -> None:
+    """Row i of `out`, (number, keys, 2): `first` + i folded into all `keys`, (keys, 2)."""
+    philox.fold_all(keys.numpy(), first, out.numpy())
+
+
+_CPU = SimpleNamespace(
+    folded=_folded,
+    words=uniform_normal_kernels.words,
+    uniform=uniform_normal_kernels.uniform,
+    normal=uniform_normal_kernels.normal,
+    bernoulli=bernoulli_masks.bernoulli,
+    dropout=bernoulli_masks.dropout,
+    integers=bounded_integers.integers,
+    images=feistel.images,
+    transformed=transformed_kernels.transformed,
+)
+
+
+def kernels(what: str, key: torch.Tensor) -> Any:
+    """What fills tensors on the key's device; its functions have the signatures of `_CPU`'s.
+
+    Raises `UnimplementedError`, naming samebits.random.`what`, for a device without kernels of the same bits, and for
+    CUDA without Triton.
+    """
+    if key.is_cpu:
+        return _CPU
+    if key.is_cuda:
+        return launchers(what)
+    raise UnimplementedError(
+        f"samebits.random.{what} has no kernel for {key.device} that gives the bits of the CPU; "
+        f"draw on the CPU and move the result: {what}(key.cpu(), ...).to({str(key.device)!r})"
+    )

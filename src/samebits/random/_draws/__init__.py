@@ -1,0 +1,1 @@
+"""Random tensors that are a function of a key."""

@@ -1,0 +1,173 @@
+"""Random numbers that a formula makes of uniform ones: `exponential`, `gumbel`, `truncated_normal`.
+
+Element i of a row is made of word i of its key's stream (two words for float64) alone. Half precision is computed in
+float32 and rounded once, to nearest even.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from functools import lru_cache
+
+import torch
+
+from samebits.errors import InvalidArgumentError
+from samebits.random._cpu import normal_tails
+from samebits.random._cpu.huge_pages import fresh
+from samebits.random._device_kernels import kernels
+from samebits.random._random_arguments import floating, row_keys, sizes
+from samebits.random._torch_ops.is_traced import traced
+
+_FAR = 36
+"""Deviations from the mean above which a tail is drawn by its expansion: its probability nears the least float64."""
+
+
+def exponential(
+    key: torch.Tensor,
+    *shape: int | Sequence[int],
+    rate: float = 1.0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """Exponential numbers -log(u) / rate of mean 1 / rate; float32 by default, float64, float16 or bfloat16.
+
+    Within 3 ulp of the exact function of the word, over the whole range: positive, at most 22.9 / rate (45.1 / rate in
+    float64), where the resolution of the words ends.
+    Raises `InvalidArgumentError` unless rate is positive and finite, for another dtype, a wrong key, or a key batch
+    that does not fit the shape.
+    """
+    _check_positive("exponential", "rate", rate)
+    return _drawn("exponential", key, shape, dtype, device, (rate,))
+
+
+def gumbel(
+    key: torch.Tensor,
+    *shape: int | Sequence[int],
+    loc: float = 0.0,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """Gumbel numbers loc - scale log(-log(u)); dtypes as for `exponential`.
+
+    -log(u) is exact to 3 ulp over its whole range, so the standard ones have an absolute error of some 3 ulp of
+    max(1, |x|), and lie in -3.2 ... 22.9 (-3.9 ... 45.1 in float64).
+    Raises `InvalidArgumentError` unless loc is finite and scale positive and finite, and as `exponential`.
+    """
+    _check_finite("gumbel", "loc", loc)
+    _check_positive("gumbel", "scale", scale)
+    return _drawn("gumbel", key, shape, dtype, device, (loc, scale))
+
+
+def truncated_normal(
+    key: torch.Tensor,
+    *shape: int | Sequence[int],
+    mean: float = 0.0,
+    std: float = 1.0,
+    low: float = -2.0,
+    high: float = 2.0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """Normal numbers of this mean and deviation, given that they lie in [low, high]; dtypes as for `exponential`.
+
+    The bounds are those of the result, as in `torch.nn.init.trunc_normal_`; they may be infinite, leave out the mean,
+    and lie in any tail: the inverse of the distribution is computed from the tail that is exact, in float64.
+    Every result lies in [low, high], also after rounding.
+    Raises `InvalidArgumentError` unless low < high, std is positive and mean and std finite, when the dtype has no number
+    in [low, high], and as `exponential`.
+    """
+    what = "truncated_normal"
+    _check_finite(what, "mean", mean)
+    _check_positive(what, "std", std)
+    if not low < high:
+        raise InvalidArgumentError(f"{what}: low must be below high, got low={low}, high={high}")
+    return _drawn(what, key, shape, dtype, device, (mean, std, low, high))
+
+
+def _drawn(
+    what: str,
+    key: torch.Tensor,
+    shape: tuple[int | Sequence[int], ...],
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    parameters: tuple[float, ...],
+) -> torch.Tensor:
+    size, dtype = sizes(what, key, shape), floating(what, dtype)
+    if traced(key):
+        drawn = getattr(torch.ops.samebits, what)(key, size, *parameters, dtype)
+    else:
+        drawn = transform(what, key, size, parameters, dtype)
+    return drawn if device is None else drawn.to(device)
+
+
+def transform(
+    what: str, key: torch.Tensor, size: Sequence[int], parameters: tuple[float, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """The function of that name, once its arguments are checked; `parameters` are its own, in their order."""
+    name, given = what, parameters
+    if what == "truncated_normal":
+        mean, std, low, high = map(float, parameters)
+        name, given = _truncation(mean, std, low, high, dtype)
+    keys = row_keys(what, key, size)
+    backend = kernels(what, key)
+    out = fresh(size, dtype, key.device)
+    backend.transformed(name, keys, given, out)
+    return out
+
+
+def _check_finite(what: str, name: str, number: float) -> None:
+    if not -math.inf < number < math.inf:  # as math.isfinite, which Dynamo does not know for symbolic numbers
+        raise InvalidArgumentError(f"{what}: {name} must be finite, got {number}")
+
+
+def _check_positive(what: str, name: str, number: float) -> None:
+    if not 0 < number < math.inf:
+        raise InvalidArgumentError(f"{what}: {name} must be positive and finite, got {number}")
+
+
+def _inside(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
+    """The least and the greatest number of the dtype in [low, high]."""
+    bounds = torch.tensor([low, high], dtype=torch.float64)
+    least, greatest = bounds.to(dtype).double().tolist()
+    if least < low:
+        least = _next(least, dtype, up=True)
+    if greatest > high:
+        greatest = _next(greatest, dtype, up=False)
+    if not least <= greatest:
+        raise InvalidArgumentError(
+            f"truncated_normal: no {dtype} lies in low={low} to high={high}; choose a wider interval or dtype"
+        )
+    return least, greatest
+
+
+def _next(number: float, dtype: torch.dtype, *, up: bool) -> float:
+    """The neighbour of a number of the dtype (torch.nextafter has no float16)."""
+    integer = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
+    if number == 0:
+        step = torch.tensor([1], dtype=integer).view(dtype).double().item()
+        return step if up else -step
+    bits = torch.tensor([number], dtype=torch.float64).to(dtype).view(integer)
+    return (bits + (1 if up == (number > 0) else -1)).view(dtype).double().item()
+
+
+@lru_cache(maxsize=256)
+def _truncation(
+    mean: float, std: float, low: float, high: float, dtype: torch.dtype
+) -> tuple[str, tuple[float, ...]]:
+    """The kernel and its parameters."""
+    least, greatest = _inside(low, high, dtype)
+    with normal_tails.exact():
+        a, b = ((Decimal(bound) - Decimal(mean)) / Decimal(std) for bound in (low, high))
+        if max(a, -b) < _FAR:
+            probabilities = (
+                normal_tails.upper_tail(-a),
+                normal_tails.upper_tail(b),
+                normal_tails.between(a, b),
+            )
+            return "truncated", (*map(float, probabilities), mean, std, least, greatest)
+        start, end, bound, away = (a, b, low, std) if a > 0 else (-b, -a, high, -std)
+        beyond = normal_tails.tails_ratio(start, end)
+        return "far_tail", (float(start), float(beyond), float(1 - beyond), bound, away, least, greatest)

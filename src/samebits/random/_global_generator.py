@@ -1,0 +1,94 @@
+"""The global generator: one `Generator` for code that is not handed one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from samebits._context import Position, Words, process
+from samebits.errors import InvalidArgumentError, UnseededError
+from samebits.random import _int_keys as int_keys
+from samebits.random._generator import Generator
+from samebits.random._process import seeds
+
+_STREAM = int_keys.as_uint64("samebits.random.global_generator")
+
+
+class OfTheProcess(Generator):
+    """The global generator that nobody set.
+
+    In each step of a `Run` it draws from a key of the step, as the process's generators of torch, NumPy and Python do:
+    a resumed run has not made the draws of the steps before. Outside of steps it goes on where it was.
+    """
+
+    def __init__(self, key: torch.Tensor, *, device: torch.device | str | None = None) -> None:
+        super().__init__(key, device=device)
+        self._position: Position | None = None
+        self._outside = self._words, 0
+
+    def standing(self) -> tuple[Any, ...]:
+        """Where it stands, for `stand`."""
+        return self._position, self._outside, self._words, self._draws
+
+    def stand(self, where: tuple[Any, ...]) -> None:
+        """Goes on from there."""
+        self._position, self._outside, key, draws = where
+        self._set(key, draws, self.device)
+
+    def _find(self) -> Words:
+        here = process.position
+        if here is not self._position and here != self._position:  # a copy's is equal, and not the same
+            if self._position is None:
+                self._outside = self._words, self._draws
+            self._position = here
+            self._set(*(self._outside if here is None else (_of_step(here), 0)), self.device)
+        return self._words
+
+
+def _of_step(position: Position) -> Words:
+    return int_keys.fold(
+        process.run_key or (0, 0), _STREAM, position.loop, position.step, *position.inside, *process.rank_key
+    )
+
+
+def get_global_generator() -> Generator:
+    """The generator of `set_global_generator`; without one, a generator of the process's seed.
+
+    That seed is `set_random_seed`'s, else the one given to `torch.manual_seed`; its generator follows the steps of a
+    `Run`: what it draws depends on the step, not on the draws of earlier ones. Without any seed it is non-deterministic.
+    `set_random_seed` forgets the generator, so that the next call makes a new one.
+    Raises `UnseededError` under op determinism when there is neither a generator nor a seed.
+    """
+    if process.generator is None:
+        process.generator = _made()
+    return process.generator
+
+
+def set_global_generator(generator: Generator) -> None:
+    """Makes `generator` the one that `get_global_generator` returns, until `set_random_seed` is called.
+
+    Its state is yours: give it to the `Run`, by itself or inside a model, for a resumed run to go on with it.
+    Raises `InvalidArgumentError` for anything but a `Generator`.
+    """
+    if not isinstance(generator, Generator):
+        raise InvalidArgumentError(
+            f"set_global_generator takes a samebits.random.Generator, got {generator!r} ({type(generator).__name__}); "
+            "for example Generator.from_seed(1)"
+        )
+    process.generator = generator
+
+
+def _made() -> Generator:
+    seed = seeds.root_seed()
+    if seed is not None:
+        return OfTheProcess(
+            int_keys.to_tensor(int_keys.fold(int_keys.root(seed), _STREAM), "cpu"),
+            device=torch.get_default_device(),
+        )
+    if process.op_determinism:
+        raise UnseededError(
+            "get_global_generator() under op determinism: nobody has set a seed or a generator. Call "
+            "samebits.set_random_seed(seed), or set_global_generator(Generator.from_seed(seed)), before."
+        )
+    return Generator.from_non_deterministic_state()

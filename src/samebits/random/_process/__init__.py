@@ -1,0 +1,1 @@
+"""The generators and the seed of the process."""

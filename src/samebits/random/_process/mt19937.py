@@ -1,0 +1,147 @@
+"""The Mersenne Twister MT19937 run backwards: how far a state is from an earlier one, or that somebody seeded it.
+
+Matsumoto and Nishimura (ACM TOMACS 8, 1998). The state is 624 words, drawn in order and then replaced all at once (a
+twist), so that a state which was not twisted since differs by its position only. A twist loses nothing but 31 bits that
+seeding gives word 0, and both ways of seeding (`init_genrand`, `init_by_array`) leave recurrences between neighbouring words behind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from samebits._native import inlined, kernel
+
+WORDS = 624
+MANY, SEEDED = -1, -2
+MAX_TWISTS = 1680  # 1.05 million words; 2 ms
+_MATRIX = np.uint32(0x9908B0DF)
+_UPPER, _LOWER = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
+_0, _1, _30, _31 = np.uint32(0), np.uint32(1), np.uint32(30), np.uint32(31)
+_KNUTH, _FIRST, _SECOND = np.uint32(1812433253), np.uint32(1664525), np.uint32(1566083941)
+_LONGEST_SEED = 40  # words; Python makes 17 of a short string
+BASE = np.random.RandomState(19650218).get_state(legacy=False)["state"]["key"]  # where init_by_array starts
+BASE = np.ascontiguousarray(BASE, np.uint32)
+
+
+@inlined
+def _scrambled(word: Any, factor: Any) -> Any:
+    return np.uint32((word ^ (word >> _30)) * factor)
+
+
+@inlined
+def _mixed(y: Any) -> Any:
+    """The upper bit of a word of the state and the other bits of the next one, from the word of the next state."""
+    return np.uint32(((y ^ (_MATRIX if y > _LOWER else _0)) << _1) | (y >> _31))
+
+
+@inlined
+def _array_seeded(words: Any, seed: Any, base: Any) -> None:
+    """`init_by_array`: the state that an array of at most 624 words seeds, of which nothing is drawn."""
+    words[0] = base[0]
+    for i in range(1, WORDS):
+        j = (i - 1) % seed.size
+        words[i] = np.uint32((base[i] ^ _scrambled(words[i - 1], _FIRST)) + seed[j] + np.uint32(j))
+    # The 624th of the first pass is word 1 again, with word 0 the last one.
+    j = (WORDS - 1) % seed.size
+    words[1] = np.uint32((words[1] ^ _scrambled(words[WORDS - 1], _FIRST)) + seed[j] + np.uint32(j))
+    for i in range(2, WORDS):
+        words[i] = np.uint32((words[i] ^ _scrambled(words[i - 1], _SECOND)) - np.uint32(i))
+    words[1] = np.uint32((words[1] ^ _scrambled(words[WORDS - 1], _SECOND)) - np.uint32(1))
+    words[0] = _UPPER
+
+
+@kernel("void(uint32[::1], uint32[::1], uint32[::1])")
+def seed_in_place(state: Any, seed: Any, base: Any) -> None:
+    """NumPy's generator in place (624 words, then how many were drawn) as `numpy.random.seed(seed)` leaves it."""
+    _array_seeded(state, seed, base)
+    state[WORDS] = WORDS
+
+
+@kernel("void(uint32[::1])")
+def _untwist(words: Any) -> None:
+    """The state before the last twist; of a state that no twist had made, the lower 31 bits of word 0 are lost."""
+    mixed = _mixed(words[623] ^ words[396])
+    for i in range(623, 0, -1):
+        across = i + 396 if i < 228 else i - 228
+        before = _mixed(words[i - 1] ^ words[across])
+        words[i] = (mixed & _UPPER) | (before & _LOWER)
+        mixed = before
+    words[0] = (mixed & _UPPER) | (_mixed(words[623] ^ words[396]) & _LOWER)
+
+
+@inlined
+def _first_pass(words: Any, i: Any) -> Any:
+    """Word i >= 3 as it was between the two passes of init_by_array."""
+    return np.uint32(words[i] + np.uint32(i)) ^ _scrambled(words[i - 1], _SECOND)
+
+
+@kernel("uint32(uint32[::1], int64, uint32[::1])")
+def _seed_word(words: Any, i: Any, base: Any) -> Any:
+    """What init_by_array added at word i >= 4 if it made this state: seed[j] + j with j = (i - 1) % len(seed)."""
+    return np.uint32(_first_pass(words, i) - (base[i] ^ _scrambled(_first_pass(words, i - 1), _FIRST)))
+
+
+@kernel("boolean(uint32[::1], uint32[::1])")
+def _was_seeded(words: Any, base: Any) -> Any:
+    """Whether seeding by an integer, or by an array of at most 40 words, made this state: 128 bits agree."""
+    by_integer = True
+    for i in range(2, 6):
+        by_integer &= words[i] == np.uint32(_scrambled(words[i - 1], _KNUTH) + np.uint32(i))
+    if by_integer:
+        return True
+    for length in range(1, _LONGEST_SEED + 1):
+        i = 4
+        while i < 8 and _seed_word(words, i, base) == _seed_word(words, i + length, base):
+            i += 1
+        if i == 8:
+            return True
+    return False
+
+
+@kernel("boolean(uint32[::1], uint32[::1], uint32[::1])")
+def _is_noted(words: Any, noted: Any, base: Any) -> Any:
+    """Whether this is the noted state: its 624 words, or the few that init_by_array made it of."""
+    if noted.size < WORDS:
+        for i in range(4, 12):
+            j = (i - 1) % noted.size
+            if _seed_word(words, i, base) != np.uint32(noted[j] + np.uint32(j)):
+                return False
+        return True
+    for i in range(1, WORDS):
+        if words[i] != noted[i]:
+            return False
+    return (words[0] ^ noted[0]) <= _LOWER
+
+
+@kernel("int64(uint32[:], int64, uint32[::1], uint32[::1])")
+def _words_since(state: Any, position: Any, noted: Any, base: Any) -> Any:
+    words = np.empty(WORDS, np.uint32)
+    words[:] = state
+    for twists in range(MAX_TWISTS + 1):
+        if _is_noted(words, noted, base):
+            return max(WORDS * (twists - 1) + position, SEEDED)
+        if _was_seeded(words, base):
+            return SEEDED
+        _untwist(words)
+    return MANY
+
+
+@kernel("UniTuple(int64, 3)(uint32[::1], uint32[::1], uint32[::1], uint32[::1], uint32[::1])")
+def words_since(torch: Any, numpy: Any, python: Any, noted: Any, base: Any) -> Any:
+    """The number of words drawn from each of three generators since the noted states; or MANY or SEEDED.
+
+    States as they lie in memory: torch's as `generators` describes it, NumPy's 624 words and their position (nothing if
+    that is another kind of generator: SEEDED), Python's position and words. Noted: torch's 624 words, and as many seed
+    words for NumPy as for Python; the position was at the end. MANY: not found within 1680 twists. `base`: BASE.
+    """
+    half = (WORDS + noted.size) // 2
+    by_numpy = np.int64(SEEDED)
+    if numpy.size:
+        by_numpy = _words_since(numpy[:WORDS], numpy[WORDS], noted[WORDS:half], base)
+    return (
+        _words_since(torch[6 : 6 + 2 * WORDS : 2], 1 + WORDS - torch[2], noted[:WORDS], base),
+        by_numpy,
+        _words_since(python[1:], python[0], noted[half:], base),
+    )

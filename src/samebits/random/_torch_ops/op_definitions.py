@@ -1,0 +1,158 @@
+"""The ops `samebits::*`. Each is pure, a function of its arguments, and has the bits of the direct call.
+
+| | |
+|---|---|
+| implementation | what the public function calls where nothing is traced, on CPU and CUDA |
+| fake | shape, dtype and device of the result, for FakeTensorMode, compilers and the meta device |
+| vmap | `batching` |
+| autograd | `dropout` only: its mask is drawn again in backward; nothing else has a gradient |
+
+Arguments whose values a tracer does not know are checked when the op runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from samebits.random import _keys as keys
+from samebits.random._cpu.huge_pages import fresh
+from samebits.random._draws import choices, exponential_gumbel, integers, uniform_normal
+from samebits.random._draws.dropout_function import differentiable, run
+from samebits.random._torch_ops import vmap_rules
+
+LIBRARY = torch.library.Library("samebits", "DEF")
+_OF_SIZE = "Tensor key, SymInt[] size"
+
+
+def _define(
+    schema: str,
+    run: Callable[..., torch.Tensor],
+    fake: Callable[..., torch.Tensor],
+    rule: Callable[[Any], vmap_rules.Rule],
+) -> None:
+    name = LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    qualified = f"samebits::{name}"
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(qualified, fake, lib=LIBRARY)
+    torch.library.register_vmap(qualified, rule(getattr(torch.ops.samebits, name)), lib=LIBRARY)
+
+
+def _sized(key: torch.Tensor, size: Sequence[int], *others: Any) -> torch.Tensor:
+    """A result of this size and, last of the arguments, dtype."""
+    return key.new_empty(size, dtype=others[-1])
+
+
+def _indices(key: torch.Tensor, size: Sequence[int], *others: Any) -> torch.Tensor:
+    return key.new_empty(size, dtype=torch.int64)
+
+
+def _draw(schema: str, run: Callable[..., torch.Tensor]) -> None:
+    _define(f"{schema} -> Tensor", run, _sized, vmap_rules.of_size)
+
+
+def _uniform(
+    key: torch.Tensor, size: Sequence[int], low: float, high: float, dtype: torch.dtype
+) -> torch.Tensor:
+    return uniform_normal.fill_uniform("uniform", key, fresh(size, dtype, key.device), low, high)
+
+
+def _normal(
+    key: torch.Tensor, size: Sequence[int], mean: float, std: float, dtype: torch.dtype
+) -> torch.Tensor:
+    return uniform_normal.fill_normal("normal", key, fresh(size, dtype, key.device), mean, std)
+
+
+def _bernoulli(
+    key: torch.Tensor, size: Sequence[int], p: float | torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    return uniform_normal.fill_bernoulli("bernoulli", key, fresh(size, dtype, key.device), p)
+
+
+def _transformed(name: str) -> Callable[..., torch.Tensor]:
+    def run(key: torch.Tensor, size: Sequence[int], *parameters: Any) -> torch.Tensor:
+        return exponential_gumbel.transform(name, key, size, parameters[:-1], parameters[-1])
+
+    return run
+
+
+def _randint(key: torch.Tensor, size: Sequence[int], low: int, last: int, dtype: torch.dtype) -> torch.Tensor:
+    """Both bounds are drawn; those of uint64 come as int64."""
+    low = low % 2**64 if dtype is torch.uint64 else low
+    return integers.integers("randint", key, size, low, (last - low) % 2**64 + 1, dtype)
+
+
+_draw(f"bits({_OF_SIZE}, ScalarType dtype)", uniform_normal.stream)
+_draw(f"uniform({_OF_SIZE}, float low, float high, ScalarType dtype)", _uniform)
+_draw(f"normal({_OF_SIZE}, float mean, float std, ScalarType dtype)", _normal)
+_draw(f"bernoulli({_OF_SIZE}, float p, ScalarType dtype)", _bernoulli)
+_draw(f"exponential({_OF_SIZE}, float rate, ScalarType dtype)", _transformed("exponential"))
+_draw(f"gumbel({_OF_SIZE}, float loc, float scale, ScalarType dtype)", _transformed("gumbel"))
+_draw(
+    f"truncated_normal({_OF_SIZE}, float mean, float std, float low, float high, ScalarType dtype)",
+    _transformed("truncated_normal"),
+)
+_draw(f"randint({_OF_SIZE}, SymInt low, SymInt last, ScalarType dtype)", _randint)
+_define(
+    f"bernoulli_each({_OF_SIZE}, Tensor p, ScalarType dtype) -> Tensor",
+    _bernoulli,
+    _sized,
+    vmap_rules.of_tensor,
+)
+_define(
+    f"categorical({_OF_SIZE}, Tensor logits) -> Tensor",
+    choices.indices_of,
+    _indices,
+    lambda op: vmap_rules.of_tensor(op, trailing=1),
+)
+_define(
+    f"choice({_OF_SIZE}, SymInt n, bool replace) -> Tensor",
+    choices.chosen,
+    _indices,
+    vmap_rules.of_size,
+)
+_define(
+    f"choice_weighted({_OF_SIZE}, Tensor weights, bool replace) -> Tensor",
+    choices.chosen_by_weight,
+    _indices,
+    vmap_rules.of_size,
+)
+_define(
+    "permutation(Tensor key, SymInt n) -> Tensor",
+    integers.orders_of,
+    lambda key, n: key.new_empty((*key.shape[:-1], n), dtype=torch.int64),
+    vmap_rules.of_keys,
+)
+_define(
+    "permute_index(Tensor key, Tensor i, SymInt n) -> Tensor",
+    integers.images_of,
+    lambda _key, i, _n: i.new_empty(i.shape),
+    vmap_rules.one_by_one,
+)
+_define(
+    "split(Tensor key, SymInt num) -> Tensor",
+    keys.split_keys,
+    lambda key, num: key.new_empty((num, *key.shape)),
+    lambda op: vmap_rules.of_keys(op, out_dim=1),
+)
+_define(
+    "fold_in(Tensor key, SymInt data) -> Tensor",
+    keys.fold_in_integer,
+    lambda key, _data: key.new_empty(key.shape),
+    vmap_rules.of_keys,
+)
+_define(
+    "fold_in_each(Tensor key, Tensor data) -> Tensor",
+    keys.fold_in_each,
+    lambda key, data: key.new_empty((*torch.broadcast_shapes(key.shape[:-1], data.shape), 2)),
+    vmap_rules.of_folded,
+)
+_define(
+    "dropout(Tensor key, Tensor input, float p) -> Tensor",
+    lambda key, given, p: run(given, key, p),
+    lambda _key, given, _p: torch.empty_like(given),
+    vmap_rules.of_input,
+)
+LIBRARY.impl("dropout", differentiable, "Autograd")

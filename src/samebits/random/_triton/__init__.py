@@ -1,0 +1,28 @@
+"""The back end for keys on CUDA: Triton kernels that give the bits of the CPU kernels.
+
+Importing this package imports no Triton: `launchers` does.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from samebits.errors import UnimplementedError
+
+
+def launchers(what: str) -> Any:
+    """The module `launch`, whose functions fill CUDA tensors from CUDA keys.
+
+    Raises `UnimplementedError`, naming samebits.random.`what`, where Triton is not installed.
+    """
+    try:
+        return import_module("samebits.random._triton.launchers")
+    except ModuleNotFoundError as missing:
+        if missing.name != "triton":
+            raise
+        raise UnimplementedError(
+            f"samebits.random.{what} with a key on CUDA needs Triton, which is not installed: pip install triton "
+            "(torch's CUDA builds for Linux bring it), or draw on the CPU and move the result: "
+            f"{what}(key.cpu(), ...).to('cuda')"
+        ) from None

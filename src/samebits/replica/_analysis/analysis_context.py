@@ -1,0 +1,59 @@
+"""What all passes over a step share: layouts, plans, the outcomes of bodies, and what was found on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from samebits.replica._analysis.control_flow_ops import BodyOutcome
+from samebits.replica._analysis.op_rules import OpEffects, plan_of
+from samebits.replica._analysis.partitions import Partitions
+from samebits.replica._analysis.storage_layout import StorageLayout
+from samebits.replica._capture.captured_step import CapturedStep
+
+
+@dataclass(frozen=True)
+class AnalysisFinding:
+    """Something the analysis found beside what varies."""
+
+    kind: str
+    """`hang`: a collective that not all members reach; `unknown`: an op of which nothing is known; `call sites`: calls of
+    one body with values that are not equal on the same ranks."""
+    node: Node
+    text: str
+
+
+class AnalysisContext:
+    """What all passes share: the graphs with their layouts and plans, and bodies that were run before."""
+
+    def __init__(self, step: CapturedStep) -> None:
+        self.step = step
+        self.partitions = Partitions(step.world_size)
+        self.findings: dict[tuple[str, Node], AnalysisFinding] = {}
+        self._layouts: dict[GraphModule, StorageLayout] = {}
+        self._plans: dict[Node, OpEffects] = {}
+        self.literals = {node: self._literal(values) for node, values in step.by_rank.items()}
+        self.outcomes: dict[object, tuple[BodyOutcome, Any]] = {}
+        """What each body gave for each of its inputs, and the frame of that run."""
+
+    def layout(self, module: GraphModule) -> StorageLayout:
+        """Where the values of a graph live."""
+        if module not in self._layouts:
+            self._layouts[module] = StorageLayout(module)
+        return self._layouts[module]
+
+    def plan(self, node: Node, layout: StorageLayout) -> OpEffects:
+        """What a node does."""
+        if node not in self._plans:
+            self._plans[node] = plan_of(node, layout)
+        return self._plans[node]
+
+    def find(self, kind: str, node: Node, text: str, site: Node | None = None) -> None:
+        """Notes a finding, once; `site` is the higher-order op in whose body the node is."""
+        self.findings.setdefault((kind, node), AnalysisFinding(kind, site or node, text))
+
+    def _literal(self, values: tuple[Any, ...] | None) -> int:
+        known = self.partitions
+        return known.distinct if values is None else known.of_values([str(value) for value in values])

@@ -1,0 +1,194 @@
+"""Which values of a captured step hold the same bits on which ranks, at every step of a run.
+
+Variables start as declared and are refined by what a step leaves in them, until nothing changes: the greatest fixpoint.
+Every round refines some variable or is the last, and costs time linear in the graph.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from operator import attrgetter
+from typing import Any
+
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from samebits.errors import InvalidArgumentError
+from samebits.replica._analysis.analysis_context import AnalysisContext
+from samebits.replica._analysis.call_sites import disagreements
+from samebits.replica._analysis.events import Events
+from samebits.replica._analysis.interpreter import Interpreter
+from samebits.replica._analysis.storage_layout import constant_place
+from samebits.replica._capture.captured_step import CONSTANT, GENERATOR, STATE, CapturedStep, check_step
+from samebits.replica._declarations import Declaration, Equal, Partition, PerReplica, number_of
+from samebits.replica._report.report import Report, Value
+
+
+@dataclass
+class _Round:
+    """One pass over the step from given initial values."""
+
+    frame: Interpreter
+    events: Events
+    first: dict[str, int]
+    """The event with which each input starts."""
+    ends: dict[str, tuple[int, tuple[int, ...]]]
+    outputs: dict[str, tuple[int, tuple[int, ...]]]
+
+
+def analyze(
+    step: CapturedStep,
+    inputs: Mapping[str, Declaration] | None = None,
+    feedback: Mapping[str, str] | None = None,
+    *,
+    looked: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Says of every value of a step on which ranks it has equal bits.
+
+    `inputs` declares inputs by name or pattern (`model.*`), later ones over earlier ones: `Equal()`, `PerReplica()` or
+    `Partition(groups)`. By default what is written or is a parameter is equal, other tensors and generators are per
+    replica. `feedback` names outputs that are an input of the next step (`{"params.w": "output.w"}`); what is written
+    in place needs none. `looked` is told now and then how many nodes of how many a pass has seen; a pass per refinement.
+
+    Assumed: op determinism on, one kind of processor and one number of threads on all ranks (the op table knows the
+    ops that vary even so), and collectives as `samebits.replica._analysis.collectives` says.
+
+    Raises:
+        InvalidArgumentError: it is no captured step, no input or output has such a name, or groups overlap.
+    """
+    check_step("analyze", step)
+    program = AnalysisContext(step)
+    start = _declared(step, {} if inputs is None else inputs, program)
+    declared = dict(start)
+    fed = _checked(step, {} if feedback is None else feedback)
+    with _no_collection():
+        while True:
+            found = _round(program, start, looked)
+            after = {}
+            for name, partition in start.items():
+                end = found.outputs[fed[name]] if name in fed else found.ends[name]
+                after[name] = program.partitions.meet(partition, end[0])
+            if after == start:
+                return _report(program, found, start, declared, fed)
+            start = after
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing here makes cycles, and walking over all that was made so far again and again takes half of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _declared(
+    step: CapturedStep, inputs: Mapping[str, Declaration], program: AnalysisContext
+) -> dict[str, int]:
+    usual = {STATE: Equal(), CONSTANT: Equal()}
+    declarations: dict[str, Declaration] = {
+        name: usual.get(kind, PerReplica()) for name, kind in step.kinds.items()
+    }
+    declarations.update((name, Partition(groups)) for name, groups in step.shards.items())
+    if not isinstance(inputs, Mapping):
+        raise InvalidArgumentError(f'analyze: declare inputs by name, {{"x": Equal()}}, not {inputs!r}.')
+    for pattern, declaration in inputs.items():
+        names = [name for name in step.kinds if name == pattern or fnmatchcase(name, str(pattern))]
+        if not names:
+            raise InvalidArgumentError(
+                f"analyze(inputs={{{pattern!r}: ...}}): no input has this name; there are {', '.join(step.kinds)}."
+            )
+        declarations.update(dict.fromkeys(names, declaration))
+    start = {name: number_of(one, program.partitions) for name, one in declarations.items()}
+    for node, literal in program.literals.items():
+        if node.op == "get_attr" and str(node.target) in start:
+            name = str(node.target)
+            start[name] = program.partitions.meet(start[name], literal)
+    return start
+
+
+def _checked(step: CapturedStep, feedback: Mapping[str, str]) -> Mapping[str, str]:
+    if not isinstance(feedback, Mapping):
+        raise InvalidArgumentError(
+            f'analyze: feedback says which output an input takes, {{"params.w": "output.w"}}, not {feedback!r}.'
+        )
+    for name, output in feedback.items():
+        if name not in step.kinds or output not in step.output_names:
+            raise InvalidArgumentError(
+                f"analyze(feedback={{{name!r}: {output!r}}}): inputs are {', '.join(step.kinds)}; "
+                f"outputs are {', '.join(step.output_names)}."
+            )
+    return feedback
+
+
+def _round(
+    program: AnalysisContext, start: Mapping[str, int], looked: Callable[[int, int], None] | None
+) -> _Round:
+    step, events = program.step, Events(program.partitions)
+    first = {name: events.add(name, partition, ()) for name, partition in start.items()}
+    frame = Interpreter(program, step.module, program.partitions.equal, events)
+    placeholders = iter([node for node in frame.layout.nodes if node.op == "placeholder"])
+    nodes: dict[str, Node] = {}
+    constants = {
+        name: constant_place(attrgetter(name)(step.module))
+        for name, kind in step.kinds.items()
+        if kind == CONSTANT
+    }
+    for name, kind in step.kinds.items():
+        if kind == GENERATOR:
+            frame.generators[name] = (start[name], first[name])
+        elif kind == CONSTANT:
+            frame.fill(constants[name], start[name], first[name])
+        else:
+            nodes[name] = next(placeholders)
+            frame.bind(nodes[name], start[name], first[name])
+    frame.run(looked)
+    ends: dict[str, Any] = {name: frame.read(node) for name, node in nodes.items()}
+    for name, kind in step.kinds.items():
+        if kind == GENERATOR:
+            state, event = frame.generators[name]
+            ends[name] = (state, (event,))
+        elif kind == CONSTANT:
+            ends[name] = frame.memory.read(constants[name])
+    leaves = pytree.tree_leaves(frame.layout.nodes[-1].args[0])
+    outputs = {
+        name: frame.read(leaf) if isinstance(leaf, Node) else (program.partitions.equal, ())
+        for name, leaf in zip(step.output_names, leaves, strict=True)
+    }
+    return _Round(frame, events, first, ends, outputs)
+
+
+def _report(
+    program: AnalysisContext,
+    found: _Round,
+    start: dict[str, int],
+    declared: dict[str, int],
+    fed: Mapping[str, str],
+) -> Report:
+    for name, partition in start.items():
+        if partition != declared[name]:  # what the step before left in it
+            _, made = found.outputs[fed[name]] if name in fed else found.ends[name]
+            event = found.events.log[found.first[name]]
+            event.parents = tuple(one for one in made if one)
+    starts = {name: Value(one, (found.first[name],)) for name, one in start.items()}
+    ends = {name: Value(*one) for name, one in found.ends.items()}
+    outputs = {name: Value(*one) for name, one in found.outputs.items()}
+    defined = {node.name: Value(*one) for node, one in found.frame.defined.items()}
+    return Report(
+        program.step,
+        program.partitions,
+        found.events,
+        starts,
+        ends,
+        {**defined, **outputs},
+        (*program.findings.values(), *disagreements(found.frame)),
+        declared,
+        found.frame,
+    )

@@ -1,0 +1,300 @@
+"""What each op reads, writes and draws: from its schema, its tags, the op table and the few exceptions listed here."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from samebits.determinism import table
+from samebits.determinism._guards import custom_ops
+from samebits.determinism.table._verdict_names import UNWRITTEN
+from samebits.errors import InvalidArgumentError
+from samebits.replica._analysis.collectives import COLLECTIVES, Collective
+from samebits.replica._analysis.memory import ByteRange
+from samebits.replica._analysis.op_schemas import Signature, argument, signature, signature_of
+from samebits.replica._analysis.storage_layout import StorageLayout, is_sparse, tensors
+
+_SHAPE_ONLY = frozenset(
+    """zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty
+    new_empty_strided zero_ fill_ uniform_ normal_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ copy_
+    _philox_uniform_ _philox_normal_""".split()  # noqa: SIM905
+)
+"""Of their first argument they need the shape only: where they write it, nothing of what was there is left."""
+_COUNTED = frozenset(
+    """rand rand_like randn randn_like randint randint_like randperm uniform_ normal_ normal bernoulli bernoulli_ random_
+    exponential_ geometric_ cauchy_ log_normal_ native_dropout dropout multinomial""".split()  # noqa: SIM905
+)
+"""Random ops that take as many words from the generator as the shapes say, whatever the data."""
+SEED = "generator:samebits"
+"""The seed of the process, or key of the run, by which `samebits.rounding.optim` rounds. It has no position that a draw moves."""
+_SILENT_WRITES = {
+    f"aten::{name}": ("running_mean", "running_var")
+    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+}
+"""Written in training, though the schema does not say it."""
+_UNTRACKED = frozenset({"set_", "resize_", "resize_as_", "set_data"})
+"""They give a tensor another storage."""
+_SILENT_NAMESPACES = frozenset({"profiler"})
+
+
+class Flow(NamedTuple):
+    """Outputs that depend on these inputs only."""
+
+    reads: tuple[Node, ...]
+    writes: tuple[ByteRange, ...]
+    writers: tuple[Node, ...] = ()
+    """The arguments that the op is known to write to. `writes` may hold more: what it could reach, and nobody follows."""
+
+
+@dataclass(slots=True)
+class OpEffects:
+    """What an op does, as far as equality goes."""
+
+    flows: list[Flow]
+    collective: Collective | None = None
+    breaks: str = ""
+    """Why equal inputs need not give equal outputs."""
+    generator: ByteRange | None = None
+    counted: bool = True
+    unknown: bool = False
+    """Whether nothing is known of the op, which is reported."""
+    indices: tuple[Node, ...] = field(default=())
+    """Numbers that come from tensors: of a view, they say where it looks."""
+    is_view: bool = False
+
+
+def plan_of(node: Node, layout: StorageLayout) -> OpEffects:
+    """The plan of a `call_function` node that is no higher-order op."""
+    operands = tuple(node.all_input_nodes)
+    numbers = tuple([one for one in operands if not layout.places[one]])
+    outputs = layout.places[node]
+    given = _storages(operands, layout)
+    aliases = bool(outputs) and all(place.storage in given for place in outputs)
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        known = target is operator.getitem or not outputs
+        fresh = () if aliases else outputs
+        return OpEffects([Flow(operands, fresh)], indices=numbers, is_view=aliases, unknown=not known)
+    known = signature(target)
+    collective = COLLECTIVES.get(known.name)
+    if collective is not None:
+        return OpEffects(_apart(list(_collective_flows(node, layout, collective)), layout), collective)
+    written = {one: None for name in written_names(node, known) for one in _nodes(known.argument(node, name))}
+    plan = OpEffects(
+        _apart(list(_flows(node, known, layout, operands, written, given)), layout),
+        breaks=_breaks(node, target) if outputs or known.written else "",
+        generator=_generator(node, known),
+        counted=known.packet in _COUNTED and all(map(_static, operands)),
+        indices=numbers,
+        is_view=aliases and not written,
+    )
+    sparse = [one for one in operands if is_sparse(one)]
+    if sparse or is_sparse(node):  # its values and indices are tensors with memory that others share
+        touched = tuple(place.anywhere() for one in (*sparse, *written) for place in layout.places[one])
+        plan.flows = [Flow(operands, (*touched, *outputs), tuple(written))]
+        plan.breaks, plan.unknown, plan.is_view = (
+            f"{target.name()}: sparse tensors are not followed",
+            True,
+            False,
+        )
+    if known.packet in _UNTRACKED or (target.namespace == "c10d" and known.packet != "barrier"):
+        everything = tuple(place.anywhere() for one in operands for place in layout.places[one])
+        writers = operands if known.packet in _UNTRACKED or known.packet.endswith("_") else ()
+        plan.flows = [Flow(operands, (*everything, *outputs), writers)]
+        plan.breaks, plan.unknown = f"{target.name()} is not followed", True
+    return plan
+
+
+def _storages(operands: tuple[Node, ...], layout: StorageLayout) -> AbstractSet[Hashable]:
+    """The memory of the operands. That of one operand is not copied: each item of a list asks for all of the list's."""
+    if len(operands) == 1:
+        return layout.storages(operands[0])
+    return {place.storage for one in operands for place in layout.places[one]}
+
+
+def _apart(flows: list[Flow], layout: StorageLayout) -> list[Flow]:
+    """Flows that share memory which one of them writes are one: nobody says which goes first."""
+    if len(flows) < 2:
+        return flows
+    users: dict[Any, set[int]] = {}
+    for index, flow in enumerate(flows):
+        for place in (*flow.writes, *(place for one in flow.reads for place in layout.places[one])):
+            users.setdefault(place.storage, set()).add(index)
+    if all(len(users[place.storage]) == 1 for flow in flows for place in flow.writes):
+        return flows
+    parts = (
+        (one for flow in flows for one in getattr(flow, name)) for name in ("reads", "writes", "writers")
+    )
+    return [Flow(*(tuple(dict.fromkeys(part)) for part in parts))]
+
+
+def _flows(
+    node: Node,
+    known: Signature,
+    layout: StorageLayout,
+    operands: tuple[Node, ...],
+    written: Collection[Node],
+    given: AbstractSet[Hashable],
+) -> Iterator[Flow]:
+    fresh = [place for place in layout.places[node] if place.storage not in given]
+    rows = _rows(node) if known.packet.startswith(("_foreach_", "_fused_")) else None
+    if rows is not None and len(fresh) in {0, len(rows)}:
+        listed = {one for row in rows for one in row}
+        common = tuple(one for one in operands if one not in listed)
+        for index, row in enumerate(rows):
+            targets = tuple(one for one in row if one in written)
+            places = tuple(place for one in targets for place in layout.places[one])
+            yield Flow((*row, *common), (*places, *fresh[index : index + 1]), targets)
+        return
+    places = [place for one in written for place in layout.places[one]]
+    if known.outs:  # the result is longer than an `out` that the op made room in
+        places += [place for place in layout.places[node] if place.storage in given and place not in places]
+    yield Flow(_read(node, known, operands), (*places, *fresh), tuple(written))
+
+
+def _collective_flows(node: Node, layout: StorageLayout, collective: Collective) -> Iterator[Flow]:
+    sources = _nodes(argument(node, collective.reads))
+    targets = _nodes(argument(node, collective.writes)) if collective.writes else []
+    results = [(place,) for place in layout.places[node]] if not targets else []
+    written = [layout.places[one] for one in targets] or results
+    if collective.each and len(sources) == len(written):
+        for index, (source, places) in enumerate(zip(sources, written, strict=True)):
+            yield Flow((source,), places, tuple(targets[index : index + 1]))
+    else:
+        yield Flow(tuple(sources), tuple(place for places in written for place in places), tuple(targets))
+
+
+def written_names(node: Node, known: Signature) -> tuple[str, ...]:
+    """The arguments that the op of a node writes to, by name."""
+    if (collective := COLLECTIVES.get(known.name)) is not None:
+        return (collective.writes,) if collective.writes else ()
+    if known.name in _SILENT_WRITES:
+        return _SILENT_WRITES[known.name] if known.argument(node, "training") else ()
+    return known.written
+
+
+def _read(node: Node, known: Signature, operands: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The operands whose content counts."""
+    outs = {one for name in known.outs for one in _nodes(known.argument(node, name))}
+    if outs:
+        again = [one for name, one in node.kwargs.items() if name not in known.outs]
+        outs -= {*_nodes(node.args), *_nodes(again)}
+    first = node.args[0] if node.args else None
+    if known.packet in _SHAPE_ONLY and isinstance(first, Node) and _static(first):
+        again = {*_nodes(node.args[1:]), *_nodes(list(node.kwargs.values()))}
+        outs |= {first} - again
+    return tuple([one for one in operands if one not in outs]) if outs else operands
+
+
+def _rows(node: Node) -> list[list[Node]] | None:
+    """The i-th tensors of all lists, of an op over lists."""
+    lists = [
+        given
+        for given in (*node.args, *node.kwargs.values())
+        if isinstance(given, (list, tuple)) and given and all(isinstance(one, Node) for one in given)
+    ]
+    if not lists or len({len(one) for one in lists}) != 1:
+        return None
+    return [list(row) for row in zip(*lists, strict=True)]
+
+
+def _nodes(value: Any) -> list[Node]:
+    if isinstance(value, Node):
+        return [value]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Node)]
+
+
+def _static(node: Node) -> bool:
+    return all(isinstance(size, int) for leaf in tensors(node) for size in leaf.shape)
+
+
+def _generator(node: Node, known: Signature) -> ByteRange | None:
+    if not known.draws:
+        return None
+    if known.name.startswith("samebits::"):
+        return ByteRange(SEED)
+    own = known.argument(node, "generator")
+    if own is None:
+        return ByteRange(f"generator:{_device(node)}")
+    return ByteRange(f"generator:{own.target if isinstance(own, Node) else 'of the step'}")
+
+
+def _device(node: Node) -> str:
+    for one in (*node.all_input_nodes, node):
+        for leaf in tensors(one):
+            return leaf.device.type
+    return "cpu"
+
+
+def _breaks(node: Node, target: torch._ops.OpOverload) -> str:
+    """Why the op gives other bits for equal inputs; empty if it does not."""
+    if target.namespace == "aten":
+        on_cpu, elsewhere = _in_table(target.name())
+        return on_cpu if on_cpu == elsewhere or _device(node) == "cpu" else elsewhere
+    declared = custom_ops.declared(target._schema.name)
+    if declared:
+        return ""
+    said = "nondeterministic" if declared is False else "of unknown determinism: samebits.declare_op says"
+    return f"{target.name()} is {said}"
+
+
+@cache
+def _in_table(name: str) -> tuple[str, str]:
+    """What `_breaks` says of an op of torch's, on the CPU and elsewhere."""
+    return _entry(name, "cpu"), _entry(name, "cuda")
+
+
+def _entry(name: str, device: str) -> str:
+    try:
+        entry = table.lookup(name, device)
+    except InvalidArgumentError:
+        return f"{name} is not in the op table of this torch"
+    if entry.deterministic:
+        return ""
+    if entry.verdict == UNWRITTEN:
+        return f"{name} gives memory that nobody wrote"
+    return f"{name} on {device} is {entry.verdict}: {entry.reason}"
+
+
+def generator_names(module: torch.fx.GraphModule) -> list[str]:
+    """The generators that a graph and its bodies draw from."""
+    parts = (part for part in module.modules() if isinstance(part, torch.fx.GraphModule))
+    nodes = (node for part in parts for node in part.graph.nodes)
+    places = (
+        _generator(node, signature_of(node))
+        for node in nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+    )
+    return list(dict.fromkeys(str(place.storage) for place in places if place is not None))
+
+
+def written_inputs(module: torch.fx.GraphModule) -> set[int]:
+    """The placeholders of a graph, by index, that an op writes to, in the graph or in a body that it calls."""
+    layout = StorageLayout(module)
+    inputs = [node for node in layout.nodes if node.op == "placeholder"]
+    written = written_storages(layout)
+    return {
+        index for index, node in enumerate(inputs) if any(p.storage in written for p in layout.places[node])
+    }
+
+
+def written_storages(layout: StorageLayout) -> set[Hashable]:
+    """The memory that ops of a graph, and bodies that it calls, write to."""
+    calls = [node for node in layout.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    plans = (plan_of(node, layout) for node in calls)
+    writers = [one for plan in plans for flow in plan.flows for one in flow.writers]
+    written = {place.storage for one in writers for place in layout.places[one]}
+    for node in layout.nodes:
+        if str(node.target) == "invoke_subgraph":
+            body, _, *given = node.args
+            touched = (given[index] for index in written_inputs(layout.constant(body)))  # type: ignore[arg-type]
+            written |= {place.storage for one in touched for place in layout.places[one]}  # type: ignore[index]
+    return written

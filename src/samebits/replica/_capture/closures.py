@@ -1,0 +1,138 @@
+"""What a step reaches without being given it, by the names in its code: the constants of its graph are called by these."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from samebits._inspect import bytecode
+from samebits._inspect.user_code import owner_of_module
+from samebits.replica._analysis.memory import ByteRange
+from samebits.replica._analysis.storage_layout import constant_place
+
+_MOST = 20_000
+"""Objects that are looked at, nearest first: what a step computes with is near, a list of a million samples is not read."""
+_PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
+"""A key that is a part of a path."""
+
+
+class Closure:
+    """The tensors and generators that a step and its arguments reach, each by the shortest path: `model.fc.weight`, `self.scales.0`."""
+
+    def __init__(self, step: Any, arguments: Mapping[str, Any]) -> None:
+        self._names: dict[int, str] = {}
+        self._places: dict[ByteRange, str] = {}
+        self._generators: dict[int, str] = {}
+        """By what is in C++: a graph has another Python object of it."""
+        self._seen: dict[int, Any] = {}
+        """Kept, so that no other object gets the identity of one that is named."""
+        self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
+        start = [*_variables(step), *arguments.items()]
+        for name, one in _reached(start, self._seen):
+            if isinstance(one, torch.Tensor) and not isinstance(one, DTensor):
+                self._note(name, one)
+            elif isinstance(one, torch.Generator):
+                self._generators.setdefault(one._cdata, name)  # type: ignore[attr-defined]
+            elif isinstance(one, torch.optim.Optimizer):
+                self.optimizers.append((name, one))
+        self._seen[id(step)] = step
+        for name, optimizer in self.optimizers:
+            for index, (parameter, state) in enumerate(optimizer.state.items()):
+                own = self._names.get(id(parameter), str(index))
+                for key, one in state.items():
+                    if isinstance(one, torch.Tensor) and not isinstance(one, DTensor):
+                        self._note(f"{name}.{own}.{key}", one)
+
+    def objects(self) -> Iterator[Any]:
+        """All that the step reaches, each object once."""
+        yield from self._seen.values()
+
+    def name_of(self, held: Any) -> str | None:
+        """The path of a generator, of a tensor, or of another one of the same bytes; None if the step has it from nowhere."""
+        if isinstance(held, torch.Generator):
+            return self._generators.get(held._cdata)  # type: ignore[attr-defined]
+        return self._names.get(id(held)) or self._places.get(constant_place(held))
+
+    def _note(self, name: str, tensor: torch.Tensor) -> None:
+        self._names.setdefault(id(tensor), name)
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            self._places.setdefault(constant_place(tensor), name)
+
+
+def _reached(start: list[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
+    """Every object once, in the order of distance; `seen` holds them."""
+    waiting = deque(start)
+    while waiting and len(seen) < _MOST:
+        name, one = waiting.popleft()
+        if id(one) in seen or isinstance(
+            one, (type, ModuleType, str, bytes, int, float, complex, type(None))
+        ):
+            continue
+        seen[id(one)] = one
+        yield name, one
+        waiting.extend((f"{name}.{key}", child) for key, child in _children(one))
+
+
+def _children(one: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(one, torch.Tensor):
+        if isinstance(one, DTensor):
+            yield "local", one.to_local()
+        if one.is_leaf and one.grad is not None:
+            yield "grad", one.grad
+    elif isinstance(one, dict):
+        yield from ((str(key), value) for key, value in one.items() if _PATH.fullmatch(str(key)))
+    elif isinstance(one, (list, tuple)):
+        yield from ((str(index), value) for index, value in enumerate(one))
+    elif isinstance(one, nn.Module):
+        yield from (*one._parameters.items(), *one._buffers.items(), *one._modules.items())
+        yield from ((key, value) for key, value in vars(one).items() if not key.startswith("_"))
+    elif isinstance(one, (FunctionType, MethodType, functools.partial)):
+        if is_followed(one):
+            yield from _variables(one)
+    elif not isinstance(one, torch.optim.Optimizer) and hasattr(one, "__dict__"):
+        yield from ((key, value) for key, value in vars(one).items() if _PATH.fullmatch(key))
+
+
+def _variables(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function finds by name besides its arguments: free variables, globals, defaults; `self`; what a partial has bound."""
+    if isinstance(function, functools.partial):
+        bound = inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
+        yield from bound.arguments.items()
+        yield from _variables(function.func)
+        return
+    if not isinstance(function, (FunctionType, MethodType)):
+        yield "self", function
+        for name in ("__call__", "forward"):
+            method = getattr(type(function), name, None)
+            if isinstance(method, FunctionType) and is_followed(method):
+                yield from _variables(method)
+        return
+    if isinstance(function, MethodType):
+        yield "self", function.__self__
+    function = inspect.unwrap(function)
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # a variable that is set later
+            continue
+    for name in bytecode.names(code):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for name, one in inspect.signature(function).parameters.items():
+        if one.default is not one.empty:
+            yield name, one.default
+
+
+def is_followed(one: Any) -> bool:
+    """True for a function or a class that may reach what is the user's: those of torch, NumPy and samebits do not."""
+    return owner_of_module(str(getattr(one, "__module__", ""))) not in ("samebits", "framework")

@@ -1,0 +1,59 @@
+"""What a user says of an input: on which ranks it holds the same bits when a step starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from samebits.errors import InvalidArgumentError
+from samebits.replica._analysis.partitions import Groups, Partitions
+
+
+@dataclass(frozen=True)
+class Equal:
+    """The same bits on all ranks."""
+
+
+@dataclass(frozen=True)
+class PerReplica:
+    """Other bits on every rank, or nobody knows."""
+
+
+@dataclass(frozen=True, init=False)
+class Partition:
+    """The same bits within each of `groups`; a rank in none of them is alone.
+
+    Partition([[0, 1], [2, 3]])
+    """
+
+    groups: Groups
+
+    def __init__(self, groups: Iterable[Iterable[int]]) -> None:
+        try:
+            object.__setattr__(self, "groups", tuple(map(tuple, groups)))
+        except TypeError:
+            raise InvalidArgumentError(
+                f"Partition({groups!r}): give groups of ranks, as in Partition([[0, 1], [2, 3]])."
+            ) from None
+
+
+Declaration = Equal | PerReplica | Partition
+
+
+def number_of(declaration: Declaration, partitions: Partitions) -> int:
+    """The partition that a declaration says.
+
+    Raises:
+        InvalidArgumentError: the groups overlap, or name a rank that is not there, or it is no declaration.
+    """
+    match declaration:
+        case Equal():
+            return partitions.equal
+        case PerReplica():
+            return partitions.distinct
+        case Partition(groups=groups):
+            return partitions.of_groups(groups)
+        case _:
+            raise InvalidArgumentError(
+                f"analyze: an input is declared Equal(), PerReplica() or Partition([[0, 1], [2, 3]]), not {declaration!r}."
+            )

@@ -1,0 +1,1 @@
+"""The answers of an analysis: text, listing, picture."""

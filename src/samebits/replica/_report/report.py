@@ -1,0 +1,247 @@
+"""The answers: is it equal, over which ranks, and if not, why not and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from torch.fx import Node
+
+from samebits._inspect.user_code import line_of_node
+from samebits.errors import InvalidArgumentError
+from samebits.replica._analysis.analysis_context import AnalysisFinding
+from samebits.replica._analysis.collectives import COLLECTIVES
+from samebits.replica._analysis.events import Event, Events
+from samebits.replica._analysis.interpreter import Interpreter
+from samebits.replica._analysis.op_rules import SEED
+from samebits.replica._analysis.partitions import Partitions
+from samebits.replica._capture.captured_step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep, named
+
+Over = str | Iterable[str] | Iterable[Iterable[int]] | None
+"""Ranks to compare: all (None), those along mesh axes (`"dp"`, `("dp", "tp")`), or within groups of ranks."""
+
+
+class Value(NamedTuple):
+    """What a value is at one time, and the events that made it so."""
+
+    partition: int
+    events: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the analysis of a step found. Prints itself as a table."""
+
+    step: CapturedStep
+    partitions: Partitions
+    events: Events
+    starts: dict[str, Value]
+    ends: dict[str, Value]
+    values: dict[str, Value]
+    """Outputs by name, and every value of the graph by the name of its node, when it was made."""
+    findings: tuple[AnalysisFinding, ...]
+    declared: dict[str, int]
+    """The partition that was declared of each input, or is the default of its kind."""
+    frame: Interpreter = field(repr=False)
+    """The last pass, with what every op of the step and of its bodies computed."""
+
+    def partition(self, name: str, when: Literal["start", "end"] = "end") -> tuple[tuple[int, ...], ...]:
+        """The classes of ranks with equal bits: of an input at the start or end of a step, of an output or a node."""
+        return self.partitions.classes(self._value(name, when).partition)
+
+    def is_replica_equal(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> bool:
+        """Whether a value has equal bits on all ranks, or on those that are together in `over`."""
+        return self.partitions.holds_over(self._value(name, when).partition, self._over(over))
+
+    def way(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> list[Event]:
+        """The writes on the shortest path from the first varying source to a value; none if it is equal over `over`."""
+        value, within = self._value(name, when), self._over(over)
+        paths = [self.events.path(event, within) for event in value.events if self._differs(event, within)]
+        return min(paths, key=len, default=[])
+
+    def explain(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> str:
+        """The shortest path from the first varying source to a value, with source lines, and the cure."""
+        value, within = self._value(name, when), self._over(over)
+        if self.partitions.holds_over(value.partition, within):
+            return f"{name} is replica-equal{_over_text(over)}."
+        path = self.way(name, over, when)
+        lines = [f"{name} varies{_over_text(over)}: {self.partitions.text(value.partition)}"]
+        lines += [f"  {self._line(event)}" for event in path]
+        return "\n".join([*lines, f"cure: {self._cure(name, path, over)}"])
+
+    @property
+    def drifting(self) -> tuple[str, ...]:
+        """The state, and constants that are written to, that a step leaves less equal than declared."""
+        return tuple(
+            name
+            for name, kind in self.step.kinds.items()
+            if kind in {STATE, CONSTANT}
+            and not self.partitions.holds_over(self.ends[name].partition, self.declared[name])
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What the answers rest on besides the rules."""
+        taken = [name for name in self.step.written if self.declared[name] == self.partitions.equal]
+        return [
+            f"code run as {len(self.step.captured)} of {self.step.world_size} ranks",
+            *(
+                f"{name} is written by the step, so it counts as state, equal at the start; a batch is PerReplica()"
+                for name in taken
+            ),
+        ]
+
+    def explain_drift(self, name: str) -> str:
+        """`explain` over the ranks on which `name` was declared equal."""
+        return self.explain(name, self.over_declared(name))
+
+    def over_declared(self, name: str) -> Over:
+        """The ranks on which an input was declared equal, as an `over`."""
+        self._value(name, "start")
+        declared = self.declared[name]
+        return None if declared == self.partitions.equal else self.partitions.classes(declared)
+
+    def expect_equal(self, *names: str, over: Over = None) -> None:
+        """Raises an AssertionError with the explanation unless all are replica-equal at the end of a step."""
+        _check_given("expect_equal", names)
+        wrong = [self.explain(name, over) for name in names if not self.is_replica_equal(name, over)]
+        if wrong:
+            raise AssertionError("\n".join(wrong))
+
+    def expect_varying(self, *names: str, over: Over = None) -> None:
+        """Raises an AssertionError if one is equal within any pair of ranks of `over`: too equal is a bug too."""
+        _check_given("expect_varying", names)
+        within = self._over(over)
+        for name in names:
+            partition = self._value(name, "end").partition
+            if not self.partitions.apart_over(partition, within):
+                classes = self.partitions.text(partition)
+                raise AssertionError(
+                    f"{name} was expected to vary{_over_text(over)}, and ranks hold equal bits of it: {classes}"
+                )
+
+    def __str__(self) -> str:
+        rows = [("value", "kind", "start", "end")]
+        for name, kind in self.step.kinds.items():
+            start, end = (self.partitions.text(one[name].partition) for one in (self.starts, self.ends))
+            rows.append((name, kind, start, end))
+        rows += [
+            (name, "output", "", self.partitions.text(self.values[name].partition))
+            for name in self.step.output_names
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = [" ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        found = [f"{one.kind}: {one.text} ({line_of_node(one.node)})" for one in self.findings]
+        return "\n".join([*(line.rstrip() for line in lines), *self.notes, *found])
+
+    def _value(self, name: str, when: str) -> Value:
+        if not isinstance(name, str) or when not in {"start", "end"}:
+            raise InvalidArgumentError(
+                f"report: {named(name) if not isinstance(name, str) else name!r}, when={when!r}: give names of values, one "
+                "by one, expect_equal('model.weight', 'model.bias'); when is 'start' or 'end'."
+            )
+        inputs = self.starts if when == "start" else self.ends
+        found = inputs.get(name) or (None if when == "start" else self.values.get(name))
+        if found is None:
+            known = [*self.step.kinds, *([] if when == "start" else self.step.output_names)]
+            near = difflib.get_close_matches(name, known, n=3)
+            where = " at the start of a step: only inputs have one" if when == "start" else ""
+            there = f"Near it are {', '.join(near)}" if near else f"There are {', '.join(known)}"
+            raise InvalidArgumentError(f"report: there is no value {name!r}{where}. {there}.")
+        return found
+
+    def _over(self, over: Over) -> int:
+        if over is None:
+            return self.partitions.equal
+        mesh = self.step.mesh
+        names: tuple[Any, ...] = (
+            () if not isinstance(over, Iterable) else (over,) if isinstance(over, str) else tuple(over)
+        )
+        kinds = {
+            str if isinstance(one, str) else Iterable if isinstance(one, Iterable) else int for one in names
+        }
+        if kinds not in ({str}, {Iterable}):
+            raise InvalidArgumentError(
+                f"over={over!r}: give axes of the mesh {dict(mesh)}, over='dp', or groups of ranks, over=[[0, 1], [2, 3]]."
+            )
+        if kinds == {Iterable}:
+            return self.partitions.of_groups(names)
+        if unknown := set(names) - set(mesh):
+            raise InvalidArgumentError(f"over={over!r}: the mesh has the axes {list(mesh)}, not {unknown}.")
+        places = np.indices(tuple(mesh.values())).reshape(len(mesh), -1)
+        kept = [places[index] for index, axis in enumerate(mesh) if axis not in names]
+        return (
+            self.partitions.of_values(list(map(tuple, np.array(kept).T.tolist())))
+            if kept
+            else self.partitions.equal
+        )
+
+    def _differs(self, event: int, within: int) -> bool:
+        return not self.partitions.holds_over(self.events.log[event].partition, within)
+
+    def _line(self, event: Event) -> str:
+        classes = self.partitions.text(event.partition)
+        if isinstance(event.what, str):
+            kind = self.step.kinds.get(event.what, "")
+            return f"{event.what} ({kind}) at the start of the step: {classes}"
+        because = f", {event.reason}" if event.reason else ""
+        return f"{event.what.name} = {event.what.target}{because}: {classes}  [{line_of_node(event.what)}]"
+
+    def _cure(self, name: str, path: list[Event], over: Over) -> str:
+        source = path[0]
+        group = "the group of all ranks" if over is None else f"over {over}"
+        if source.what == SEED:
+            return (
+                "seed these ranks alike, samebits.set_random_seed(seed) with one seed, and say so: "
+                f"inputs={{{SEED!r}: Equal()}}"
+            )
+        reduced = any(not isinstance(event.what, str) and _is_collective(event.what) for event in path)
+        if any("batch_norm" in str(event.what) for event in path[-1:] if not isinstance(event.what, str)):
+            return f"{name} has the statistics of each rank's own batch: use SyncBatchNorm (on GPUs), or broadcast it before it is read"
+        if self.step.kinds.get(name) in {STATE, CONSTANT} and not reduced:
+            kind = self.step.kinds.get(source.what, "") if isinstance(source.what, str) else ""
+            if kind in {BATCH, GENERATOR}:
+                return (
+                    f"what is written to {name} is reduced nowhere on its way from {source.what}: average its gradient "
+                    f"with all_reduce ({group}) before it is used (DDP does that for the module it wraps)"
+                )
+        if isinstance(source.what, str):
+            return (
+                f"if {source.what} is the same on these ranks, declare it: inputs={{{source.what!r}: Equal()}}, or "
+                "Partition([[0, 1], [2, 3]]) if it is within groups of them"
+            )
+        if "generator" in source.reason or "draws" in source.reason:
+            return "draw from a key that is the same on these ranks, or broadcast what was drawn"
+        if "Python code" in source.reason:
+            return "make the argument from something that all these ranks share, or broadcast the result"
+        if _is_collective(source.what):
+            return f"all_gather the parts ({group}) before the value is used as one"
+        return (
+            f"broadcast or all_reduce the value ({group}) after this line, or use an op that is deterministic"
+        )
+
+
+def check_report(what: str, report: Any) -> None:
+    """Raises `InvalidArgumentError`, for the function `what`, unless it was given a report."""
+    if not isinstance(report, Report):
+        raise InvalidArgumentError(
+            f"{what} takes a report, what samebits.replica.analyze(step) gives, not {named(report)}."
+        )
+
+
+def _check_given(what: str, names: tuple[str, ...]) -> None:
+    if not names:  # a list that came out empty would pass, and prove nothing
+        raise InvalidArgumentError(
+            f"{what}: no name was given, so nothing is checked; give names, {what}('model.weight')."
+        )
+
+
+def _is_collective(node: Node) -> bool:
+    return hasattr(node.target, "name") and str(node.target.name()) in COLLECTIVES  # type: ignore[union-attr]
+
+
+def _over_text(over: Over) -> str:
+    return "" if over is None else f" over {over}"

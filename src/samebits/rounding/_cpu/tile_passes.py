@@ -1,0 +1,138 @@
+"""Passes over tensors in which each stored number is rounded by the words of its own key.
+
+A tile of every stream is written to the stack, then a second loop uses it up while it is in the first-level cache. Both
+loops are simple enough to be vectorised. What the second one reads is on its way from memory while the first one
+computes. Chunks have a size of their own, whatever the number of threads. Many small tensors are the rows of one call.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from samebits import _native as native
+from samebits._native import inlined, instruction
+from samebits._native.parallel_kernel import OnTeam, int64_at, on_team, uint64_at
+from samebits.random._cpu.philox import block
+
+_TILE = 512
+"""Elements of a tile."""
+_PIECE, _LARGE_PIECE, _LARGE = 1 << 16, 1 << 20, 1 << 23
+"""Elements of a chunk, and of one of a large tensor: two threads that fill one fresh huge page wait for each other."""
+_STREAMS = 3
+_BLOCK_BYTES = 16
+LINE_BYTES = 64
+
+
+@instruction
+def _tile(_context: Any) -> Any:
+    """The words of a tile on the stack, for as many streams of 32 bits an element as a kernel may have."""
+
+    def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        place = native.cgutils.alloca_once(
+            builder, native.ir.ArrayType(native.ir.IntType(32), _STREAMS * _TILE)
+        )
+        place.align = 64
+        return builder.bitcast(place, native.ir.IntType(32).as_pointer())
+
+    return native.types.CPointer(native.types.uint32)(), build
+
+
+@instruction
+def _as_halves(_context: Any, words: Any) -> Any:
+    """Words on the stack as twice as many of 16 bits, the lower half of each first (on a little-endian CPU)."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], native.ir.IntType(16).as_pointer())
+
+    return native.types.CPointer(native.types.uint16)(words), build
+
+
+@instruction
+def prefetch(_context: Any, place: Any) -> Any:
+    """Asks for the cache line at an address, without waiting for it; any address is allowed."""
+
+    def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer, number = native.ir.IntType(8).as_pointer(), native.ir.IntType(32)
+        form = native.ir.FunctionType(native.ir.VoidType(), [pointer, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=form)
+        read, second_level, data = number(0), number(2), number(1)
+        builder.call(function, [builder.inttoptr(arguments[0], pointer), read, second_level, data])
+        return context.get_dummy_value()
+
+    return native.types.void(place), build
+
+
+@inlined
+def random_half(words: Any, stream: Any, j: Any) -> Any:
+    """The 16 bits that decide element j of a tile, from stream number `stream` of its kernel."""
+    return _as_halves(words)[2 * _TILE * stream + j]
+
+
+@inlined
+def random_word(words: Any, stream: Any, j: Any) -> Any:
+    """As `random_half`, 32 bits."""
+    return words[_TILE * stream + j]
+
+
+def tiled(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int], ...], name: str) -> OnTeam:
+    """A kernel for `run` and `run_rows`. `store(words, count, at, row)` computes elements `at`, ..., `at + count - 1`.
+
+    `widths[s]` is 2 or 4: the bytes for each element of the stream s, which `random_half` or `random_word` read out of
+    `words`. `row[2]` and so on are what `run` was given. `reads` has (k, bytes of an element) for what is read at `row[k]`.
+    """
+
+    def piece(chunk: int, args: Any) -> None:
+        table, numbers, rows, size = args[1], args[2], args[3], args[4]
+        words = _tile()
+        first = chunk * size
+        for number in range(rows):
+            row = int64_at(table + 8 * numbers * number)
+            keys = uint64_at(row[0])
+            last = min(row[1], first + size)
+            for start in range(first, last, _TILE):
+                count = min(_TILE, last - start)
+                for k, width in reads:
+                    for line in range(start * width, (start + count) * width, LINE_BYTES):
+                        prefetch(row[k] + line)
+                for stream in range(len(widths)):
+                    width = widths[stream]
+                    seed = keys[2 * stream]
+                    begin = keys[2 * stream + 1] + np.uint64(start * width // _BLOCK_BYTES)
+                    place = stream * _TILE
+                    for i in range((count * width + _BLOCK_BYTES - 1) // _BLOCK_BYTES):
+                        w0, w1, w2, w3 = block(seed, begin + np.uint64(i))
+                        words[place + 4 * i] = w0
+                        words[place + 4 * i + 1] = w1
+                        words[place + 4 * i + 2] = w2
+                        words[place + 4 * i + 3] = w3
+                store(words, count, start, row)
+
+    return on_team(piece, name=name)
+
+
+def run(kernel: OnTeam, keys: int, elements: int, *args: int) -> None:
+    """Runs a kernel of `tiled` over so many elements; `keys` is the address of two uint64 for each stream."""
+    if elements:
+        size = _LARGE_PIECE if elements >= _LARGE else _PIECE
+        row = array("q", (keys, elements, *args))
+        kernel(-(-elements // size), row.buffer_info()[0], len(row), 1, size)
+
+
+def run_rows(kernel: OnTeam, rows: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> None:
+    """`run` for each row of (the uint64 of its keys, elements, args). Those of one chunk at most take one call, on one thread."""
+    keys = array("Q", chain.from_iterable(own for own, _, _ in rows))
+    place, table, small = keys.buffer_info()[0], array("q"), 0
+    for own, elements, args in rows:
+        if elements > _PIECE:
+            run(kernel, place, elements, *args)
+        else:
+            table.extend((place, elements, *args))
+            small += 1
+        place += len(own) * keys.itemsize
+    if small:
+        kernel(1, table.buffer_info()[0], len(table) // small, small, _PIECE)

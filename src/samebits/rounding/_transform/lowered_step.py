@@ -1,0 +1,195 @@
+"""`lower`: a captured step as a callable that rounds stochastically, the same on every replica and again after a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from samebits._context import Words, process
+from samebits.errors import InvalidArgumentError, UnseededError
+from samebits.random import _int_keys as int_keys
+from samebits.random._process import seeds
+from samebits.replica._analysis.fixpoint import analyze
+from samebits.replica._capture.captured_step import CONSTANT, GENERATOR, CapturedStep, check_step
+from samebits.replica._capture.lifting import Lifted
+from samebits.rounding._transform.lowering import Lowering
+from samebits.rounding._transform.lowering_rules import Rule, checked
+from samebits.rounding._transform.process_groups import rank_of
+from samebits.rounding._transform.rounding_methods import assignment_of, verify_methods
+
+_STREAM = int_keys.as_uint64("samebits.rounding.lower")
+
+
+def lower(
+    step: CapturedStep,
+    *,
+    rounding: bool = True,
+    seed: int | None = None,
+    rank: int | None = None,
+    rules: Mapping[str, Rule] | None = None,
+) -> LoweredStep:
+    """A captured step to call: every op with a bfloat16 or float16 result computes in float32 and rounds stochastically.
+
+    Element i of a result is rounded by number i of the stream `fold_in(seed, step, op, class of this rank)`, the class
+    being that of the ranks on which the result is equal by the report. So replicas stay equal, bit for bit, shards round
+    with numbers of their own, and both hold at once under hybrid sharding. Nothing that a rank draws counts.
+
+    Numerics, against the captured step:
+    - what is read in 16 bits is widened, exactly; matrix products and sums are those of float32;
+    - a reduction over ranks is one of float32 values, rounded once; all_gather and the like move 16 bits as before, and
+      a reduction is waited for where it starts;
+    - an op that was captured as several (`dropout`, a layer norm's backward, an optimizer without `fused`) rounds after
+      each; a cast to 16 bits is such an op; float64 is rounded to float32, to nearest, before;
+    - an op that writes (in place, to a view, over lists) works on float32 copies, which are rounded into the memory of
+      the originals; views, moves, draws, zeros and ones pass through.
+
+    `op` is the text of the user's line, the op and which of those it is, below the ops in whose bodies it stands, each
+    with the number of the trip: an edit of other lines moves no stream.
+
+    Args:
+        step: with methods (`assign_methods`), unless `rounding` is off.
+        rounding: off, every op runs as captured: the result is the captured step, bit for bit.
+        seed: else the run's key, else the seed of the process; one on all ranks.
+        rank: else that of the process group; where it is set without one, only steps without collectives run.
+        rules: for ops of your own, by name: "float32", or "as it is" where one computes nothing.
+
+    Raises:
+        InvalidArgumentError: it is no captured step, has no op of the name of a rule, or not this rank.
+        RoundingMethodError: an op has no method, or one although rounding is off, or the graph was edited since.
+        UnimplementedError: nothing says how to round an op; it is named.
+        ConflictError: the process group has another size, or no group of the ranks of a collective.
+    """
+    check_step("lower", step)
+    own = checked(rules, step.module)
+    verify_methods(step, rounding=rounding)
+    found = assignment_of(step)
+    frame = found.frame if found else analyze(step).frame
+    module = Lowering(step, rank_of(step, rank), own, rounding=rounding).graph(frame)
+    return LoweredStep(step, module, rounding=rounding, seed=seed)
+
+
+class LoweredStep:
+    """What `lower` gives: called with the arguments of the step, it does to them what the step does, and returns that.
+
+    `step`, the number of the next call, and the key are its state: `state_dict` of one process goes on in another.
+    """
+
+    def __init__(self, step: CapturedStep, module: GraphModule, *, rounding: bool, seed: int | None) -> None:
+        self.module = module
+        """The lowered graph; prints itself. Its first input is the key of the step, then come the inputs of the step."""
+        self.step = 0
+        self._rounding, self._captured = rounding, step
+        self._names = [name for name, kind in step.kinds.items() if kind not in {GENERATOR, CONSTANT}]
+        held = (node.meta["val"] for node in step.module.graph.find_nodes(op="placeholder"))
+        self._forms = [(tuple(one.shape), one.dtype) for one in held]
+        self._key: Words | None = None
+        if seed is not None:
+            self.set_seed(seed)
+
+    def __call__(self, *args: Any, step: int | None = None) -> Any:
+        """Runs step number `step`, by default the next one, on `args`: tensors, modules, optimizers, as in `capture`.
+
+        A given `step` is a replay: it rounds as that step did, and leaves the number of the next one alone.
+        Raises `InvalidArgumentError` unless `args` have the tensors of the captured arguments, of their shapes and dtypes
+        (an optimizer has no state before its first step), and the same numbers besides (learning rates, modes),
+        `UnseededError` without any seed.
+        """
+        if step is not None and (not isinstance(step, int) or step < 0):
+            raise InvalidArgumentError(
+                f"the lowered step: step={step!r} is no number of a step; the first is 0."
+            )
+        inputs = self._inputs(args)
+        self._check_forms(inputs)
+        stream = (
+            int_keys.fold(self._base(), self.step if step is None else step) if self._rounding else (0, 0)
+        )
+        with torch.no_grad():
+            found = self.module(stream, *(one.detach() for one in inputs))
+        self.step += step is None
+        return pytree.tree_unflatten(found, self._captured.outputs)
+
+    def _inputs(self, args: tuple[Any, ...]) -> list[torch.Tensor]:
+        if len(args) == len(self._names) and all(isinstance(one, torch.Tensor) for one in args):
+            return list(args)
+        if len(args) != len(self._captured.arguments):
+            raise InvalidArgumentError(
+                f"the lowered step takes {len(self._captured.arguments)} arguments, "
+                f"{', '.join(self._captured.arguments)}; got {len(args)}."
+            )
+        lifted = Lifted(self._captured.arguments, args, copied=False)
+        names = [slot.name for slot in lifted.slots]
+        if names != self._names:
+            odd = sorted(set(names) ^ set(self._names))
+            raise InvalidArgumentError(
+                f"the lowered step takes {', '.join(self._names)}; the arguments have others: {', '.join(odd)}. An "
+                "optimizer gets its state with its first step or from load_state_dict."
+            )
+        self._check_numbers(lifted.numbers())
+        return [slot.tensor for slot in lifted.slots]
+
+    def _check_numbers(self, numbers: dict[str, Any]) -> None:
+        """A learning rate that a scheduler has changed would go on as it was captured."""
+        for path, then in self._captured.numbers.items():
+            if path in numbers and numbers[path] != then:
+                raise InvalidArgumentError(
+                    f"the lowered step: {path} was captured as {then}, and is {numbers[path]} now; the graph holds the number. "
+                    f"Put it back, or capture and lower the step again."
+                )
+
+    def _check_forms(self, inputs: list[torch.Tensor]) -> None:
+        """Sizes stand in the graph as numbers, in the divisor of a mean say: another batch would give wrong gradients."""
+        for name, one, form in zip(self._names, inputs, self._forms, strict=True):
+            if (tuple(one.shape), one.dtype) != form:
+                raise InvalidArgumentError(
+                    f"the lowered step: {name} was captured as {form[1]} of shape {form[0]}, and is {one.dtype} of shape "
+                    f"{tuple(one.shape)}; capture and lower a step for these, too (drop_last=True for the last batch)."
+                )
+
+    def set_seed(self, seed: int) -> None:
+        """Rounds by another seed from now on; the number of the step stays. Raises `InvalidArgumentError` if it is no int."""
+        try:
+            self._key = int_keys.fold(int_keys.root(seed), _STREAM)
+        except TypeError:
+            raise InvalidArgumentError(f"the lowered step: a seed is an int, got {seed!r}.") from None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The key and the number of the next step; empty with rounding off, where there is nothing to go on with."""
+        return {"key": list(self._base()), "step": self.step} if self._rounding else {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes over key and step. Order does not matter: `set_seed` with the seed of the state, before or after, is the same.
+
+        Raises `InvalidArgumentError` for what is no state of a lowered step, before anything is changed.
+        """
+        if not self._rounding and not state_dict:
+            return
+        given = state_dict if isinstance(state_dict, Mapping) else {}
+        key, step = given.get("key", ()), given.get("step")
+        pair = len(given) == 2 and isinstance(key, Sequence) and len(key) == 2
+        whole = pair and all(isinstance(word, int) and 0 <= word < 2**64 for word in key)
+        if not self._rounding or not whole or not isinstance(step, int) or step < 0:
+            raise InvalidArgumentError(
+                f"load_state_dict: a lowered step {'has a key of two 64-bit words and a step' if self._rounding else 'with rounding off has no state'}; "
+                f"got {state_dict}."
+            )
+        self._key, self.step = (key[0], key[1]), step
+
+    def _base(self) -> Words:
+        if self._key is not None:
+            return self._key
+        if process.run_key is not None:
+            return int_keys.fold(process.run_key, _STREAM)
+        seed = seeds.root_seed()
+        if seed is None:
+            raise UnseededError(
+                "the lowered step: nobody has set a seed, so replicas would round differently and drift apart. Give "
+                "lower(step, seed=...), or call samebits.set_random_seed(seed), with one seed on all ranks, before."
+            )
+        return int_keys.fold(int_keys.root(seed), _STREAM)
+
+    def __str__(self) -> str:
+        return str(self.module.graph)

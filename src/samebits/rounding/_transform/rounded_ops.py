@@ -1,0 +1,161 @@
+"""One op of a lowered graph: its functional form in float32, its results rounded, its writes copied back.
+
+What an op reads in 16 bits is widened, which is exact; what it writes it writes to a float32 copy, and the copy is
+rounded into the memory of the original, be that a view of something or not. So nothing is lost on the way back, and
+what shares that memory sees the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._distributed_c10d import Work
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from samebits._context import Words
+from samebits.errors import UnimplementedError
+from samebits.random import _int_keys as int_keys
+from samebits.replica._analysis.collectives import COLLECTIVES
+from samebits.replica._analysis.op_schemas import signature
+from samebits.rounding._stochastic_round import round_into, rounded
+from samebits.rounding._transform.lowering_rules import HALVES, written
+
+Place = tuple[str | int, int]
+"""A result, by number, or a tensor that is written to, by argument and place in its list."""
+
+
+@dataclass(frozen=True)
+class _CapturedResult:
+    """What a result was when the step was captured."""
+
+    dtype: torch.dtype
+    strides: tuple[int, ...] | None
+    """None where tracing does not know them."""
+
+
+class Rounded(nn.Module):
+    """Computes an op in float32 and rounds by the stream `fold_in(the graph's stream, op, class of this rank)`."""
+
+    def __init__(self, node: Node, position: str, classes: Mapping[Place, int]) -> None:
+        super().__init__()
+        self.target: Any = node.target
+        self.what = f"{node.name} = {node.target}"
+        known = signature(self.target)
+        self._waits = known.name in COLLECTIVES
+        self._written = {name for name, _ in written(node)}
+        self._at = {known.position[name]: name for name in self._written}
+        self._keys: dict[Place, tuple[int, int]] = {
+            place: (int_keys.as_uint64(f"{position}/{place[0]}.{place[1]}"), label)
+            for place, label in classes.items()
+        }
+        leaves = pytree.tree_leaves(node.meta.get("val"))
+        self._results = [_result(leaf) for leaf in leaves]
+
+    def extra_repr(self) -> str:
+        """The op."""
+        return self.what
+
+    def forward(self, stream: Words, *args: Any, **kwargs: Any) -> Any:
+        """The results of the op, rounded; what it writes is rounded in place."""
+        copies: list[tuple[torch.Tensor, torch.Tensor, Place]] = []
+        wide: dict[int, torch.Tensor] = {}
+        given = [
+            _copied(one, self._at[index], copies) if index in self._at else _wide(one, wide)
+            for index, one in enumerate(args)
+        ]
+        named = {
+            name: _copied(one, name, copies) if name in self._written else _wide(one, wide)
+            for name, one in kwargs.items()
+        }
+        try:
+            found = self.target(*given, **named)
+        except (RuntimeError, TypeError) as error:
+            error.add_note(f"samebits.rounding.lower: while {self.what} was computed in float32")
+            raise
+        if self._waits:
+            found = _waited(found)
+        for original, copy, place in copies:
+            round_into(original, copy, self._key(stream, place, original))
+        back = {id(copy): original for original, copy, _ in copies}
+        return self._narrow(stream, found, back, iter(range(len(self._results))))
+
+    def _narrow(self, stream: Words, found: Any, back: Mapping[int, torch.Tensor], numbers: Any) -> Any:
+        if isinstance(found, (list, tuple)):
+            return type(found)([self._narrow(stream, one, back, numbers) for one in found])
+        number = next(numbers, None)
+        if not isinstance(found, torch.Tensor) or id(found) in back or number is None:
+            return back.get(id(found), found)
+        result = self._results[number]
+        if result is None or result.dtype not in HALVES:
+            return found
+        if found.dtype in HALVES:
+            raise UnimplementedError(
+                f"samebits.rounding.lower: {self.what} gives {found.dtype} though it was given float32, so nothing can be "
+                f"rounded; if it computes nothing: lower(step, rules={{{signature(self.target).name!r}: 'as it is'}})."
+            )
+        narrow = rounded(found.float(), result.dtype, self._key(stream, (number, 0), found))
+        if result.strides is None or narrow.stride() == result.strides:
+            return narrow
+        return torch.empty_strided(
+            narrow.shape, result.strides, dtype=narrow.dtype, device=narrow.device
+        ).copy_(narrow)
+
+    def _key(self, stream: Words, place: Place, like: torch.Tensor) -> torch.Tensor:
+        return int_keys.to_tensor(int_keys.fold(stream, *self._keys[place]), like.device)
+
+
+class Waited(nn.Module):
+    """A collective that is over when it returns: a captured graph has no node that waits for it."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self.target: Any = node.target
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the op."""
+        return _waited(self.target(*args, **kwargs))
+
+
+def _result(leaf: Any) -> _CapturedResult | None:
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    static = all(isinstance(one, int) for one in leaf.stride())
+    return _CapturedResult(leaf.dtype, leaf.stride() if static else None)
+
+
+def _wide(given: Any, seen: dict[int, torch.Tensor]) -> Any:
+    """What is read, in float32; a tensor that is given twice is widened once."""
+    if isinstance(given, torch.Tensor):
+        if given.dtype not in HALVES:
+            return given
+        if id(given) not in seen:
+            seen[id(given)] = given.float()
+        return seen[id(given)]
+    if isinstance(given, (list, tuple)):
+        return [_wide(one, seen) for one in given]
+    return torch.float32 if isinstance(given, torch.dtype) and given in HALVES else given
+
+
+def _copied(given: Any, name: str, copies: list[Any], index: int = 0) -> Any:
+    """What is written to: float32 copies of what has 16 bits, noted in `copies`; else itself."""
+    if isinstance(given, (list, tuple)):
+        return [_copied(one, name, copies, number) for number, one in enumerate(given)]
+    if not isinstance(given, torch.Tensor) or given.dtype not in HALVES:
+        return given
+    copies.append((given, given.float(), (name, index)))
+    return copies[-1][1]
+
+
+def _waited(found: Any) -> Any:
+    if isinstance(found, torch.Tensor):
+        return torch.ops._c10d_functional.wait_tensor(found)
+    if isinstance(found, (list, tuple)):
+        return type(found)([_waited(one) for one in found])
+    if isinstance(found, torch.ScriptObject):
+        Work.unbox(found).wait()
+    return found

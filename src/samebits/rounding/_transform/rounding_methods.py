@@ -1,0 +1,136 @@
+"""Which random numbers each op of a captured step rounds by: the same on all ranks, or not.
+
+An op whose results are replica-equal must round alike everywhere, or the replicas part; one whose results vary must
+not, or the errors of the shards add up. The report of the analysis decides, call site by call site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from torch.fx import GraphModule, Node
+
+from samebits.errors import InvalidArgumentError, RoundingMethodError
+from samebits.replica._analysis.control_flow_ops import HANDLERS
+from samebits.replica._analysis.interpreter import Interpreter
+from samebits.replica._capture.captured_step import CapturedStep, check_step
+from samebits.replica._report.report import Report, check_report
+from samebits.rounding._transform.step_digest import digest_of
+
+_PLACE = "samebits.rounding"
+"""Where in the `meta` of a graph its methods are."""
+
+
+class Method(StrEnum):
+    """How an op rounds: by numbers that all ranks share, or by those of the rank's class of equal ranks."""
+
+    IDENTICAL_SEEDS = "IDENTICAL_SEEDS"
+    DIFFERING_SEEDS = "DIFFERING_SEEDS"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What `assign_methods` leaves with a graph."""
+
+    digest: str
+    methods: dict[str, Method]
+    frame: Interpreter
+
+
+def assign_methods(step: CapturedStep, report: Report) -> Mapping[str, Method]:
+    """Gives every op of a captured step its method, by its path, and stamps the graph's digest: the last transform.
+
+    An op has IDENTICAL_SEEDS if all that it gives and writes is replica-equal by `report` (so if it gives nothing),
+    else DIFFERING_SEEDS. Paths are names of nodes; in the body of a higher-order op, `cond/true_graph_0/mul`: a body
+    that is called twice has methods for each of its call sites.
+
+    Raises:
+        InvalidArgumentError: these are no step and its report, or the report is of another step.
+    """
+    check_step("assign_methods(step, report)", step)
+    check_report("assign_methods(step, report)", report)
+    if report.step is not step:
+        raise InvalidArgumentError(
+            "assign_methods: the report is of another step; give samebits.replica.analyze(step)."
+        )
+    methods = {path: _method(node, frame) for path, node, frame in _ops(report.frame)}
+    step.module.meta[_PLACE] = Assignment(digest_of(step), methods, report.frame)
+    return MappingProxyType(methods)
+
+
+def clear_methods(step: CapturedStep) -> None:
+    """Takes the methods away again: the step may be edited, or lowered with `rounding=False`."""
+    check_step("clear_methods", step)
+    step.module.meta.pop(_PLACE, None)
+
+
+def verify_methods(step: CapturedStep, *, rounding: bool = True) -> None:
+    """Checks that every op has a method if `rounding`, and none has one if not.
+
+    Raises:
+        RoundingMethodError: names the first op without a method, or with one that it must not have; or the graph was
+            edited since the methods were assigned.
+    """
+    check_step("verify_methods", step)
+    found = step.module.meta.get(_PLACE)
+    methods = found.methods if found else {}
+    if not rounding:
+        for path in methods:
+            raise RoundingMethodError(
+                f"lower(rounding=False): op {path!r} has the method {methods[path]}; take the methods away with "
+                "clear_methods(step), or round."
+            )
+        return
+    for path in _paths(step.module):
+        if path not in methods:
+            raise RoundingMethodError(
+                f"lower: op {path!r} has no stochastic rounding method; call assign_methods(step, report) last, after "
+                "every other transform."
+            )
+    if found and found.digest != digest_of(step):
+        raise RoundingMethodError(
+            "lower: the graph was edited after assign_methods, so what it says of equality need not hold; analyze it "
+            "again and assign methods to it as the last transform."
+        )
+
+
+def assignment_of(step: CapturedStep) -> Assignment | None:
+    """What `assign_methods` left with a step."""
+    return step.module.meta.get(_PLACE)
+
+
+def _method(node: Node, frame: Interpreter) -> Method:
+    partitions = set(frame.computed.get(node, ()))
+    if node.meta.get("val") is not None:
+        partitions.add(frame.defined[node][0])
+    equal = partitions <= {frame.known.equal}
+    return Method.IDENTICAL_SEEDS if equal else Method.DIFFERING_SEEDS
+
+
+def _ops(frame: Interpreter, path: str = "") -> Iterator[tuple[str, Node, Interpreter]]:
+    """(path, op, the frame that it ran in) of a graph and of its bodies, call site by call site."""
+    for node in frame.layout.nodes:
+        if node.op == "call_function":
+            yield path + node.name, node, frame
+            for graph, inner in frame.bodies.get(node, {}).items():
+                yield from _ops(inner, f"{path}{node.name}/{graph.target}/")
+
+
+def _paths(module: GraphModule, path: str = "") -> Iterator[str]:
+    """The paths of the ops that a graph has now."""
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            yield path + node.name
+            for graph in bodies_of(node) if str(node.target) in HANDLERS else ():
+                body = getattr(module, str(graph.target))
+                yield from _paths(body, f"{path}{node.name}/{graph.target}/")
+
+
+def bodies_of(node: Node) -> list[Node]:
+    """The nodes that name the bodies of a higher-order op."""
+    owner = node.graph.owning_module
+    named = [one for one in node.all_input_nodes if one.op == "get_attr"]
+    return [one for one in named if isinstance(getattr(owner, str(one.target), None), GraphModule)]

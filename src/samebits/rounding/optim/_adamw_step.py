@@ -1,0 +1,137 @@
+"""The step of AdamW (Loshchilov and Hutter 2019; AMSGrad: Reddi, Kale, Kumar 2018), in float32, as torch writes it.
+
+Two forms with the same bits: a kernel that passes once over weight, gradient and state, and tensor ops for what the
+kernel does not read (other devices, layouts and dtypes).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits._context import Words
+from samebits._native import inlined
+from samebits._native.parallel_kernel import OnTeam
+from samebits.random._cpu.tiles import float_of
+from samebits.rounding._cpu.tile_passes import tiled
+from samebits.rounding.optim._stored import STORED, name_of, packed, store
+
+
+@dataclass(frozen=True)
+class AdamWFactors:
+    """What a step multiplies with; each is rounded to float32 where it is used."""
+
+    sign: float
+    keep: float
+    """1 - lr weight_decay"""
+    first: float
+    """1 - beta1"""
+    beta2: float
+    second: float
+    """1 - beta2"""
+    root: float
+    """1 / sqrt(1 - beta2**step)"""
+    eps: float
+    size: float
+    """lr / (1 - beta1**step)"""
+
+    @cached_property
+    def packed(self) -> tuple[int, ...]:
+        """In the order of the kernel's arguments."""
+        return packed(astuple(self))
+
+
+@lru_cache(maxsize=64)
+def factors(
+    step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, maximize: bool
+) -> AdamWFactors:
+    """The factors of a parameter's step number `step`, from 1."""
+    beta1, beta2 = betas
+    return AdamWFactors(
+        sign=-1.0 if maximize else 1.0,
+        keep=1 - lr * weight_decay,
+        first=1 - beta1,
+        beta2=beta2,
+        second=1 - beta2,
+        root=1 / math.sqrt(1 - beta2**step),
+        eps=eps,
+        size=lr / (1 - beta1**step),
+    )
+
+
+def arguments(
+    step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: float
+) -> tuple[AdamWFactors]:
+    """What `kernel_of` and `plain` take beside tensors and keys."""
+    return (factors(step, lr, (beta1, beta2), eps, weight_decay, bool(maximize)),)
+
+
+def kernel_of(tensors: list[torch.Tensor], by: AdamWFactors) -> OnTeam:
+    """One pass over weight, gradient, exp_avg, exp_avg_sq and perhaps max_exp_avg_sq: contiguous, on the CPU.
+
+    Weight and gradient are bfloat16 or float16, state is float32 or bfloat16. There is a key for the weight, and, if the
+    state is bfloat16, one for each of the first two tensors of it.
+    """
+    return _kernel(tensors[0].dtype, tensors[2].dtype, len(tensors) == 5)
+
+
+@lru_cache
+def _kernel(dtype: torch.dtype, state_dtype: torch.dtype, amsgrad: bool) -> OnTeam:
+    weight, state = STORED[dtype], STORED[state_dtype]
+    weight_at, weight_of, weight_by = weight.pointer, weight.load, weight.rounded
+    state_at, state_of, state_by = state.pointer, state.load, state.rounded
+    largest_place = 14 if amsgrad else 13  # a pointer made in the loop would keep it from being vectorised
+
+    @inlined
+    def update(words: Any, count: Any, at: Any, row: Any) -> None:
+        sign, keep = np.float32(float_of(row[2])), np.float32(float_of(row[3]))
+        first, beta2 = np.float32(float_of(row[4])), np.float32(float_of(row[5]))
+        second, root = np.float32(float_of(row[6])), np.float32(float_of(row[7]))
+        eps, size = np.float32(float_of(row[8])), np.float32(float_of(row[9]))
+        p, g = weight_at(row[10]), weight_at(row[11])
+        m, v, largest = state_at(row[12]), state_at(row[13]), state_at(row[largest_place])
+        for j in range(count):
+            i = at + j
+            grad = weight_of(g[i]) * sign
+            mean = state_of(m[i])
+            mean = mean + (grad - mean) * first
+            square = state_of(v[i]) * beta2 + (grad * second) * grad
+            m[i] = state_by(mean, words, 1, j)
+            stored = state_by(square, words, 2, j)
+            v[i] = stored
+            if amsgrad:
+                square = max(state_of(largest[i]), state_of(stored))
+                largest[i] = state_by(square, words, 2, j)  # one of the two, so nothing is rounded
+            new = weight_of(p[i]) * keep - (mean / (math.sqrt(square) * root + eps)) * size
+            p[i] = weight_by(new, words, 0, j)
+
+    widths = (weight.width,) if state.width == 0 else (weight.width, state.width, state.width)
+    reads = ((10, 2), (11, 2), (12, state_dtype.itemsize), (13, state_dtype.itemsize))
+    return tiled(update, widths, reads, f"adamw_{name_of(dtype)}_{name_of(state_dtype)}_{amsgrad}")
+
+
+def plain(tensors: list[torch.Tensor], keys: list[Words], by: AdamWFactors) -> None:
+    """What `kernel_of` does, with tensor ops: any device and layout, float32 weights too, and gradients of any dtype.
+
+    A scalar never multiplies inside of a sum (`alpha=`), which some CPUs would round once and others twice.
+    """
+    weight, gradient, exp_avg, exp_avg_sq, *largest = tensors
+    mean, grad = exp_avg.float(), gradient.float() * by.sign
+    mean = mean + (grad - mean) * by.first
+    square = exp_avg_sq.float() * by.beta2 + (grad * by.second) * grad
+    _store_state(exp_avg, mean, keys, 1)
+    _store_state(exp_avg_sq, square, keys, 2)
+    for most in largest:
+        square = torch.maximum(most.float(), exp_avg_sq.float())
+        most.copy_(square)
+    new = weight.float() * by.keep - (mean / (square.sqrt() * by.root + by.eps)) * by.size
+    store(weight, new, keys[0])
+
+
+def _store_state(out: torch.Tensor, x: torch.Tensor, keys: list[Words], stream: int) -> None:
+    store(out, x, keys[min(stream, len(keys) - 1)])

@@ -1,0 +1,105 @@
+"""The step of SGD with momentum (Sutskever et al. 2013), in float32, as torch writes it; two forms as in `_adamw`."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits._context import Words
+from samebits._native import inlined
+from samebits._native.parallel_kernel import OnTeam
+from samebits.random._cpu.tiles import float_of
+from samebits.rounding._cpu.tile_passes import tiled
+from samebits.rounding.optim._stored import STORED, name_of, packed, store
+
+
+@dataclass(frozen=True)
+class SGDFactors:
+    """What a step multiplies with; each is rounded to float32 where it is used."""
+
+    sign: float
+    decay: float
+    momentum: float
+    old: float
+    """Of the momentum buffer: `momentum`, or 0 at the first step, which torch begins with the gradient."""
+    new: float
+    """Of the gradient in the buffer: 1 - dampening, or 1 at the first step."""
+    lr: float
+
+    @cached_property
+    def packed(self) -> tuple[int, ...]:
+        """In the order of the kernel's arguments."""
+        return packed(astuple(self))
+
+
+@lru_cache(maxsize=64)
+def factors(
+    begins: bool, lr: float, momentum: float, dampening: float, weight_decay: float, maximize: bool
+) -> SGDFactors:
+    """The factors of a step; `begins`: the momentum buffer is new, all zeros."""
+    return SGDFactors(
+        sign=-1.0 if maximize else 1.0,
+        decay=weight_decay,
+        momentum=momentum,
+        old=0.0 if begins else momentum,
+        new=1.0 if begins else 1 - dampening,
+        lr=lr,
+    )
+
+
+def arguments(step: int, begins: float, *numbers: float) -> tuple[SGDFactors, bool]:
+    """What `kernel_of` and `plain` take beside tensors and keys; the last number says whether it is Nesterov's momentum."""
+    *known, maximize, nesterov = numbers
+    return factors(bool(begins), *known, bool(maximize)), bool(nesterov)
+
+
+def kernel_of(tensors: list[torch.Tensor], by: SGDFactors, nesterov: bool) -> OnTeam:
+    """One pass over weight, gradient and perhaps momentum buffer: contiguous, on the CPU, dtypes as in `_adamw`."""
+    return _kernel(tensors[0].dtype, tensors[2].dtype if len(tensors) == 3 else None, nesterov)
+
+
+@lru_cache
+def _kernel(dtype: torch.dtype, state_dtype: torch.dtype | None, nesterov: bool) -> OnTeam:
+    weight, state = STORED[dtype], STORED[state_dtype or torch.float32]
+    weight_at, weight_of, weight_by = weight.pointer, weight.load, weight.rounded
+    state_at, state_of, state_by = state.pointer, state.load, state.rounded
+    has_momentum = state_dtype is not None
+    buffer_place = 10 if has_momentum else 9  # a pointer made in the loop would keep it from being vectorised
+
+    @inlined
+    def update(words: Any, count: Any, at: Any, row: Any) -> None:
+        sign, decay = np.float32(float_of(row[2])), np.float32(float_of(row[3]))
+        momentum, old = np.float32(float_of(row[4])), np.float32(float_of(row[5]))
+        share, lr = np.float32(float_of(row[6])), np.float32(float_of(row[7]))
+        p, g, buffer = weight_at(row[8]), weight_at(row[9]), state_at(row[buffer_place])
+        for j in range(count):
+            i = at + j
+            value = weight_of(p[i])
+            grad = weight_of(g[i]) * sign + value * decay
+            if has_momentum:
+                moved = state_of(buffer[i]) * old + grad * share
+                buffer[i] = state_by(moved, words, 1, j)
+                grad = grad + moved * momentum if nesterov else moved
+            p[i] = weight_by(value - grad * lr, words, 0, j)
+
+    widths = (weight.width,) if state.width == 0 else (weight.width, state.width)
+    reads = ((8, 2), (9, 2), (buffer_place, state_dtype.itemsize if state_dtype else 2))
+    return tiled(
+        update, widths, reads, f"sgd_{name_of(dtype)}_{state_dtype and name_of(state_dtype)}_{nesterov}"
+    )
+
+
+def plain(tensors: list[torch.Tensor], keys: list[Words], by: SGDFactors, nesterov: bool) -> None:
+    """What `kernel_of` does, with tensor ops; see `_adamw.plain`."""
+    weight, gradient, *buffers = tensors
+    value = weight.float()
+    grad = gradient.float() * by.sign + value * by.decay
+    for buffer in buffers:
+        moved = buffer.float() * by.old + grad * by.new
+        store(buffer, moved, keys[-1])
+        grad = grad + moved * by.momentum if nesterov else moved
+    store(weight, value - grad * by.lr, keys[0])

@@ -1,0 +1,144 @@
+"""A whole run, left at a boundary by an exception and called again, against one that nobody interrupted."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+from samebits._context import Observer, Position, observed, process
+from samebits._inspect.tree import of_nested
+from samebits.audit._diff.compare import Difference, first_difference_of_segments
+from samebits.audit._record.read_record import Record, read_record
+from samebits.audit._record.record_file import RecordFile
+from samebits.audit._record.recorder import Recorder, recording
+from samebits.callbacks import Callback
+from samebits.data import DataLoader
+from samebits.random import set_random_seed
+from samebits.random._process import generator_states
+from samebits.testing._stepper import CALL, Cut, cuts
+from samebits.trainer import Trainer
+
+RunFunction = Callable[[Path], Any]
+
+
+class _Left(BaseException):
+    """Raised at the cut: no program catches it by accident."""
+
+
+class _Leave(Observer):
+    """Leaves the run where the body of step `cut` would begin; the commit that it goes on from is done."""
+
+    def __init__(self, cut: int) -> None:
+        self._cut = cut
+
+    def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
+        """Leaves at the cut."""
+        if step.step == self._cut:
+            raise _Left
+
+
+def assert_run_resumes(train: RunFunction, cut: Cut) -> None:
+    """`assert_resumes_exactly` for a run function."""
+    name = getattr(train, "__name__", "the run")
+    with tempfile.TemporaryDirectory(prefix="samebits-") as scratch:
+        folder = Path(scratch)
+        expected, whole = _recorded(train, folder / "whole", folder / "record")
+        for at in cuts(cut, len(whole.steps)):
+            begin, nested = _goes_on(whole, at)
+            _cut(train, folder / f"run{at}", at, begin)
+            value, rest = _recorded(train, folder / f"run{at}", folder / f"record{at}")
+            where = f"{CALL}: {name}, cut before step {at}{nested}"
+            _compare(where, whole, rest, begin)
+            if value != expected:
+                raise AssertionError(
+                    f"{where}: it returns another value: {expected} uninterrupted, {value} now"
+                )
+
+
+def _goes_on(whole: Record, at: int) -> tuple[int, str]:
+    """The commit that a run left before step `at` goes on from, and where that is another step, why."""
+    loops = {step: loop for loop, step in whole.steps}
+    if "/" not in loops.get(at, ""):
+        return at, ""
+    begin = max(step for step, loop in loops.items() if step < at and "/" not in loop)
+    return begin, (
+        f" (inside the loop {loops[at]!r}; a nested loop has no commits of its own, so the run goes on from step {begin}, "
+        "in whose body it began)"
+    )
+
+
+def _recorded(train: RunFunction, run_dir: Path, folder: Path) -> tuple[str, Record]:
+    """Calls `train`; returns the digest of what it returns, and what its steps were."""
+    with closing(RecordFile(folder)) as file:
+        recorder = Recorder(file)
+        with _fresh_process(), recording(recorder, "", level="state", every=1, allowed=(str(run_dir),)):
+            value = of_nested(train(run_dir)).digest()
+        recorder.finish()
+    return value, read_record(folder)
+
+
+def _cut(train: RunFunction, run_dir: Path, at: int, commit: int) -> None:
+    with _fresh_process(), observed(_Leave(at)):
+        process.overrides = replace(process.overrides, commit_steps=(commit,))
+        with suppress(_Left):
+            train(run_dir)
+
+
+@contextmanager
+def _fresh_process() -> Iterator[None]:
+    """What a run sets in this process is as before, afterwards."""
+    before = dict(vars(process))
+    with generator_states.preserved():
+        try:
+            # What is forgotten shows in the bits here, and is named with the step that it changes.
+            process.overrides = replace(process.overrides, check_complete=False)
+            yield
+        finally:
+            vars(process).update(before)
+
+
+def _compare(what: str, whole: Record, rest: Record, begin: int) -> None:
+    if begin == len(whole.steps) and not rest.steps:  # it had finished
+        return
+    began = (rest.end or {}).get("resumed_from")
+    if began != begin:
+        raise AssertionError(
+            f"{what}: called again, it began at step {began or 0}. Does it give its run directory to Run?"
+        )
+    found = first_difference_of_segments(whole, [rest])
+    if found is not None:
+        raise AssertionError(f"{what}: {found.sentence()}{_hashes(found, whole, rest)}")
+
+
+def _hashes(found: Difference, whole: Record, rest: Record) -> str:
+    """The hashes of the first leaf that differs, where both records have it."""
+    path = next(iter(found.paths), "")
+    leaves = [
+        line.leaves.get(found.component, {}).get(path)
+        for record in (whole, rest)
+        for line in [*record.initial, *record.steps.values()]
+        if line.step == found.step
+    ]
+    before, after = leaves[0] if leaves else None, leaves[-1] if leaves else None
+    return f" ({path}: {before} uninterrupted, {after} now)" if before and after and before != after else ""
+
+
+def fit_with(callback: Callback, run_dir: Path) -> Any:
+    """A small fit of 3 epochs of 4 batches with `callback`; returns its history, weights, and the callback's state."""
+    set_random_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = TensorDataset(torch.randn(8, 4), torch.randn(8, 1))
+    trainer = Trainer(model, torch.nn.functional.mse_loss, optimizer, callbacks=[callback])
+    loader = DataLoader(data, batch_size=2, shuffle=True)
+    history = trainer.fit(
+        loader, 3, validation_data=DataLoader(data, batch_size=4), run_dir=run_dir, verbose=False
+    )
+    return history.history, model.state_dict(), callback.state_dict()

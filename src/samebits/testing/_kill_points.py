@@ -1,0 +1,98 @@
+"""Where a process is killed: what the caller asked for, made definite by what the whole run was seen to do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samebits.audit._child.launch_spec import KILLS
+from samebits.audit._verify.check_plan import BaselineFacts, Kill, ProcessVariation
+from samebits.errors import InvalidArgumentError
+
+Place = int | str | tuple[str, int]
+_RANDOM = "random"
+_REPLAYED = 3
+"""The commit lies up to this many steps before the kill."""
+
+
+@dataclass(frozen=True)
+class PlannedKill:
+    """One process that is to be killed: by itself at a place, or from outside after `instant` seconds."""
+
+    process: ProcessVariation
+    instant: float | None = None
+
+    def told(self) -> str:
+        """Where, in words."""
+        if self.process.kill is None:
+            return f"after {self.instant:.2f} s"
+        return self.process.kill.told()
+
+
+def check_names(places: Sequence[Place]) -> None:
+    """Raises `InvalidArgumentError` for what is no place at all."""
+    for place in places:
+        _split(place)
+
+
+def check_places(places: Sequence[Place], facts: BaselineFacts) -> None:
+    """Raises `InvalidArgumentError` for a place that the program does not come to."""
+    for place in places:
+        where, step = _split(place)
+        if where == "validation" and not facts.validations:
+            raise InvalidArgumentError(
+                "run_and_kill(at='validation'): no validation was seen in the program."
+            )
+        if step is not None and step not in (facts.validations if where == "validation" else facts.steps):
+            raise InvalidArgumentError(
+                f"run_and_kill(at={place!r}): the program has steps {facts.steps[0]} to {facts.steps[-1]}, "
+                f"and validations in the bodies of steps {list(facts.validations)}."
+            )
+
+
+def plan_kill(
+    place: Place,
+    following: Sequence[Place],
+    reached: int,
+    facts: BaselineFacts,
+    seconds: float,
+    draw: random.Random,
+) -> PlannedKill:
+    """The kill at `place`, when the newest commit is at step `reached` and kills at `following` come after it.
+
+    What is committed before it lies before the steps that those name, so that each can be come to.
+    """
+    where, step = _split(place)
+    if where == _RANDOM:
+        return PlannedKill(ProcessVariation(), draw.uniform(0, seconds))
+    named = [following_step for _, following_step in map(_split, following) if following_step is not None]
+    before = min(named, default=facts.steps[-1] + 1)
+    if step is None:
+        step = _drawn_step(where, len(following), reached, before, facts, draw)
+    latest = min(step - 1 if where == "commit" else step, before)
+    commit = draw.randint(max(reached, latest - _REPLAYED), max(reached, latest))
+    commits = (commit, step) if where == "commit" else (commit,)
+    return PlannedKill(ProcessVariation(Kill(where, step), commit_steps=commits))
+
+
+def _split(place: Place) -> tuple[str, int | None]:
+    """Place and step."""
+    where, step = (
+        ("body", place) if isinstance(place, int) else (place, None) if isinstance(place, str) else place
+    )
+    if where not in (_RANDOM, *KILLS) or (where == _RANDOM and step is not None):
+        raise InvalidArgumentError(
+            f"run_and_kill(at={place!r}): choose 'random', a step number, one of {KILLS}, or (one of them, step)."
+        )
+    return where, step
+
+
+def _drawn_step(
+    where: str, remaining: int, reached: int, before: int, facts: BaselineFacts, draw: random.Random
+) -> int:
+    """A step behind `reached` and before `before`, early enough that the kills that follow have steps of their own."""
+    possible = facts.validations if where == "validation" else facts.steps[1:] or facts.steps
+    later = [step for step in possible if step > reached] or list(possible[-1:])
+    later = [step for step in later if step < before] or later
+    return draw.choice(later[: max(1, len(later) // (1 + remaining))])

@@ -1,0 +1,332 @@
+"""What a loop and its run hold at one boundary, as hashes, with what is needed to say where each value lives."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from samebits import _digest as digest
+from samebits._inspect import loop_locals, structure
+from samebits._inspect.hooks import hooks_of
+from samebits._inspect.reachable import Walk, action_of, attributes_of, thorough_action_of
+from samebits._inspect.read_before_write import StoredPlace
+from samebits._inspect.rng_states import GENERATORS, of_state
+from samebits._inspect.structure import described
+from samebits._inspect.tree import PLAIN, leaf, plain
+from samebits._inspect.user_code import is_user_type
+from samebits._inspect.user_functions import UserFunctions
+
+NONE = plain(None)
+"""The hash of None."""
+
+
+class Leaf(NamedTuple):
+    """One value at one boundary."""
+
+    hashed: bytes
+    value: Any
+    """The value if it is plain; else None."""
+    root: str
+    """"given" (an object of the run), "loader", "local" or "global"."""
+    places: tuple[StoredPlace, ...]
+    """From the root inwards: the names that hold it."""
+    owners: tuple[tuple[type, str], ...]
+    """The user's objects around it, and which attribute of theirs leads on."""
+
+
+class StateSnapshot(Walk):
+    """A walk that keeps its leaves by path. It holds no object of the user's afterwards."""
+
+    most = 600
+    thorough = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaves_by_path: dict[str, Leaf] = {}
+        self.kinds: set[type] = set()
+        """Classes of the user's objects, and of the parts of the loader."""
+        self.callables: set[str] = set()
+        """Names that hold something that may be called: a module, an object with `__call__`."""
+        self.fetching: set[type] = set()
+        """Classes of what the loader fetches with."""
+        self.roots: dict[str, tuple[str, str, bool, bool]] = {}
+        """What a name holds: "plain", "container", "iterator", "library" (no class of the user's) or "object"; its class; if it has a state_dict; if it is a generator."""
+        self.structure: dict[str, structure.Structure] = {}
+        """Of the modules that were met, by path."""
+        self.modules: list[tuple[str, torch.nn.Module]] = []
+        self._names_given: dict[int, str] = {}
+        self._value: Any = None
+        self._root = "given"
+        self._places: list[StoredPlace] = []
+        self._owners: list[tuple[type, str]] = []
+        self._saved: set[int] = set()
+        self._hooked: list[tuple[str, torch.nn.Module, int, str, tuple[StoredPlace, ...]]] = []
+
+    def know(self, saved: Any) -> None:
+        """Tensors and containers that the commit holds: what lies in their memory is saved."""
+        for value in _inner(saved):
+            if isinstance(value, torch.Tensor):
+                self._saved.add(_memory(value))
+            else:
+                self._seen.add(id(value))
+
+    def pass_over(self, things: Iterable[Any]) -> None:
+        """Does not look at these: what `locals()` and `globals()` gave."""
+        self._seen.update(map(id, things))
+
+    def root(self, kind: str, name: str, value: Any) -> None:
+        """Walks what a name holds: an object of the run, the loader, a variable."""
+        self._root = kind
+        place = StoredPlace("name" if kind == "global" else kind, name)
+        self.roots[name] = _described(value)
+        self._places.append(place)
+        self._note(name, value)
+        if kind in {"local", "global"} and self.roots[name][0] in {"object", "library"}:
+            self._add(name, plain(self._names_given.get(id(value)) or _named(value)))
+        self.value(name, value, 0)
+        self._places.pop()
+
+    def skip(self, objects: dict[str, Any]) -> None:
+        """As any walk; and a variable that held one of these may come to hold another object."""
+        super().skip(objects)
+        self._names_given = {id(thing): name for name, thing in objects.items()}
+
+    def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
+        """Keeps the way that leads to the value."""
+        if kind == "item":
+            name = self._places[-1].name if self._places else ""
+        owned = kind == "attr" and bool(self._owner)
+        if owned:
+            self._owners.append((self._owner, name))  # type: ignore[arg-type]
+        self._places.append(StoredPlace(kind, name))
+        if kind != "item":
+            self._note(name, value)
+        owner, self._owner = self._owner, None
+        self.value(path, value, depth)
+        self._owner = owner
+        self._places.pop()
+        if owned:
+            self._owners.pop()
+
+    _owner: type | None = None
+
+    def _note(self, name: str, value: Any) -> None:
+        kind = type(value)
+        if isinstance(value, torch.nn.Module) or (is_user_type(kind) and "__call__" in dir(kind)):
+            self.callables.add(name)
+        if is_user_type(kind) or (self._root == "loader" and isinstance(value, torch.utils.data.Sampler)):
+            self.kinds.add(kind)
+            if self._root == "loader":
+                self.fetching.add(kind)
+
+    def value(self, path: str, value: Any, depth: int) -> None:
+        """Keeps a plain value beside its hash."""
+        self._value = value if type(value) in PLAIN else None
+        super().value(path, value, depth)
+
+    def _add(self, path: str, hashed: bytes) -> None:
+        self.names.append(path)
+        self.leaves_by_path[path] = Leaf(
+            hashed, self._value, self._root, tuple(self._places), tuple(self._owners)
+        )
+
+    def action(self, kind: type) -> str | None:
+        """Optimizers that the run does not know are looked at; of samebits' own objects only what they hold of the user's."""
+        return _action_of(kind)
+
+    def attributes(self, path: str, value: Any, depth: int) -> None:
+        """Attributes of a user's object."""
+        self._owner = type(value)
+        super().attributes(path, value, depth)
+        self._owner = None
+        if isinstance(value, torch.optim.Optimizer):
+            self.optimizer(path, value, depth)
+
+    def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
+        """A module's attributes, and those of its parameters; its hooks come last."""
+        super().module(path, value, depth)
+        self.modules.append((path, value))
+        self._hooked.append((path, value, depth, self._root, tuple(self._places)))
+        for name, parameter in value._parameters.items():
+            if parameter is not None:
+                self._attributes_in(f"{path}.{name}", parameter, depth)
+
+    def hooks(self) -> None:
+        """What the hooks of the modules hold that no variable holds, too."""
+        for path, module, depth, root, places in self._hooked:
+            self._root, self._places = root, list(places)
+            for hook in hooks_of(module):
+                name = getattr(hook, "__name__", type(hook).__name__)
+                self.part("hook", name, f"{path}.{name}", hook, depth + 1)
+        self._hooked.clear()
+        self.structure = structure.of_modules(self.modules)
+        self.modules.clear()
+
+    def function(self, path: str, value: types.FunctionType, depth: int) -> None:
+        """What a function's cells hold, and its attributes: `f.calls += 1`."""
+        super().function(path, value, depth)
+        self._attributes_in(path, value, depth)
+
+    def _attributes_in(self, path: str, value: Any, depth: int) -> None:
+        for name, item in vars(value).items():
+            self.part("attr", name, f"{path}.{name}", item, depth + 1)
+
+    def holder(self, path: str, value: Any, depth: int) -> None:
+        """A `Trainer`: the user's objects and functions in it; what it counts itself is its own business."""
+        for name, item in attributes_of(value).items():
+            inner = (
+                item.values()
+                if isinstance(item, dict)
+                else item
+                if isinstance(item, list | tuple)
+                else (item,)
+            )
+            if any(_is_users_own(one) for one in inner):
+                self.part("attr", name, f"{path}.{name}", item, depth + 1)
+
+    def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
+        """One leaf, unless the commit holds this memory. Parameters of unknown modules by torch's count of writes."""
+        if _memory(value) in self._saved:
+            return
+        if self._places and self._places[-1].kind == "tensor" and not value.is_inference():
+            self._add(path, plain((value._version, value.data_ptr())))
+        else:
+            super().tensor(path, value, depth)
+
+    def iterator(self, path: str, value: Any, depth: int) -> None:
+        """One leaf, unless it is the iteration of a loader that was given to the run."""
+        frame = value.gi_frame if isinstance(value, types.GeneratorType) else None
+        if frame is None or id(frame.f_locals.get("loader")) not in self._given:
+            super().iterator(path, value, depth)
+        if frame is not None:
+            loop_locals.let_go([frame])
+
+    def optimizer(self, path: str, value: torch.optim.Optimizer, depth: int) -> None:
+        """One leaf: whether its state or its rates have changed."""
+        if id(value) in self._given:
+            return
+        counts = [
+            item._version if isinstance(item, torch.Tensor) else leaf(item)
+            for state in value.state.values()
+            if isinstance(state, Mapping)
+            for item in state.values()
+        ]
+        rates = [leaf(group.get("lr")) for group in value.param_groups]
+        self._add(f"{path}.state", plain([counts, rates]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _action_of(kind: type) -> str | None:
+    if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
+        return "optimizer"
+    if kind.__module__.startswith("samebits.") and action_of(kind) == "attributes":
+        return "holder"
+    return thorough_action_of(kind)
+
+
+def take(
+    frame: types.FrameType, objects: Mapping[str, Any], saved: Any, loader: Any, program: UserFunctions
+) -> StateSnapshot:
+    """The leaves at this boundary."""
+    frames = loop_locals.loop_frames(frame)
+    walk = StateSnapshot()
+    walk.skip(dict(objects))
+    walk.know(saved)
+    walk.pass_over(scope for one in frames for scope in (one.f_locals, one.f_globals))
+    carried, _ = loop_locals.of_frames(frame)
+    try:
+        for name, value in objects.items():
+            walk.root("given", name, value)
+        if loader is not None:
+            walk.root("loader", loop_locals.name_of(loader, frames), loader)
+        for name, value in sorted(carried.items()):
+            walk.root("local", name, value)
+        for name, value in sorted(_globals(frames[-1], program).items()):
+            if name not in carried:
+                walk.root("global", name, value)
+        walk.hooks()
+    finally:
+        loop_locals.let_go(frames)
+    return walk
+
+
+def of_saved(values: Mapping[str, Any]) -> dict[bytes, set[str]]:
+    """Hash to the paths of `run.state`, and of states of the user's own objects, that have it."""
+    walk = StateSnapshot()
+    for name, value in values.items():
+        walk.value(name, value, 0)
+    found: dict[bytes, set[str]] = {}
+    for path, one in walk.leaves_by_path.items():
+        found.setdefault(one.hashed, set()).add(path)
+    for number, inner in enumerate(_inner(values)):
+        state = of_state(inner)
+        if state is not None:
+            found.setdefault(state, set()).add(f"generator {number}")
+    return found
+
+
+def _globals(frame: types.FrameType, program: UserFunctions) -> dict[str, Any]:
+    """Globals that the functions of the user's modules read; the script's own by its code."""
+    found: dict[str, Any] = {}
+    script = sys.modules.get("__main__")
+    for module in program.modules:
+        if module is not script:
+            held = vars(module)
+            names = program.global_names(module)
+            found |= {name: held[name] for name in names if name in held and _may_change(held[name])}
+    return found | loop_locals.script_globals(frame)
+
+
+def _described(value: Any) -> tuple[str, str, bool, bool]:
+    kind = type(value)
+    held = kind in PLAIN or isinstance(value, torch.Tensor)
+    group = (
+        "plain" if held else "container" if issubclass(kind, (dict, list, tuple, set, deque)) else "object"
+    )
+    group = "library" if group == "object" and not is_user_type(kind) else group
+    group = "iterator" if hasattr(kind, "__next__") else group
+    saves = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+    return group, kind.__name__, saves, issubclass(kind, GENERATORS)
+
+
+def _named(value: Any) -> str:
+    return described(value) if isinstance(value, types.FunctionType | type) else type(value).__qualname__
+
+
+def _may_change(value: Any) -> bool:
+    if isinstance(value, type):
+        return is_user_type(value)
+    return not isinstance(value, types.ModuleType | types.BuiltinFunctionType)
+
+
+def _is_users_own(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module | types.FunctionType | types.MethodType) or is_user_type(
+        type(value)
+    )
+
+
+def _inner(value: Any) -> Iterator[Any]:
+    """The value, containers inside it, and the tensors in them."""
+    for _, one, parts in digest.walk(value, parts_of=_containers):
+        if parts is not None or isinstance(one, list | tuple | torch.Tensor):
+            yield one
+
+
+def _containers(value: Any) -> digest.Parts | None:
+    if isinstance(value, dict):
+        return [pair for pair in value.items() if type(pair[1]) not in PLAIN]
+    if isinstance(value, list | tuple) and len(value) <= 1024:
+        return [pair for pair in enumerate(value) if type(pair[1]) not in PLAIN]
+    return None
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided or tensor.numel() == 0 or torch.nn.parameter.is_lazy(tensor):
+        return -id(tensor)
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,256 @@
+"""Where a loop's batches come from: a samebits loader is positioned at once, any other iterable is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from samebits._context import Position, Words, process
+from samebits._inspect import user_code
+from samebits.data import DataLoader, Pipeline
+from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
+from samebits.random import _int_keys as int_keys
+from samebits.random._process import generator_states
+from samebits.train._run_arguments import check_iterable
+
+_END = object()
+_POSITIONED = (DataLoader, Pipeline)
+"""Loaders that go to any batch at once, and say where they stand."""
+_DRAWLESS = (*_POSITIONED, list, tuple)
+"""Those, and what draws nothing while it is iterated."""
+
+
+class BatchSource:
+    """The batches of one loop. `epoch` and `batch_index` are kept by the loop."""
+
+    def __init__(
+        self, loader: Iterable[Any], key: Words, batches_per_epoch: int | None, call: str = "Run.steps"
+    ) -> None:
+        self._loader = loader
+        self._key = key
+        self.limit = batches_per_epoch
+        self._call = call
+        self._iterator: Iterator[Any] | None = None
+        self._ahead: Any = None
+        self._before_ahead: Any = None
+        self._epoch_state: Any = None
+        self._awaited: Callable[[], Any] | None = None
+        """Gives the state that `hold` keeps."""
+        self.rolled = 0
+        """Rolling digest of the epoch's batches up to the last one, as far as the loader keeps one."""
+        self._forget()  # the iteration of somebody who looked at a first batch
+
+    def state(self) -> Any:
+        """What a commit keeps of the loader, plain values and tensors."""
+        if self._awaited is not None:
+            return self._awaited()
+        if isinstance(self._loader, _POSITIONED):
+            return self._loader.state_dict() if self._ahead is None else self._before_ahead
+        return self._epoch_state if self._iterator is not None else _loader_state(self._loader)
+
+    def load(self, state: Any, batch_index: int) -> None:
+        """Continues where `state` was taken, `batch_index` batches into an epoch."""
+        if isinstance(self._loader, _POSITIONED):
+            self._loader.load_state_dict(state)
+            return
+        _load_loader_state(self._loader, state)
+        if batch_index:
+            user_code.warn(
+                f"resuming replays {batch_index} batches of {type(self._loader).__name__}; "
+                "samebits.data.DataLoader (same arguments) resumes at once and for any number of workers",
+            )
+
+    def at(self, position: Position) -> None:
+        """The next batch is that of this position in the run."""
+
+    def hold(self) -> None:
+        """Until `release`, the state is that of now: a run that is interrupted while it waits for a batch goes on there."""
+        if isinstance(self._loader, DataLoader) and self._ahead is None and _says_its_position(self._loader):
+            self._awaited = partial(self._loader.state_at, *self._loader.position)
+            return
+        state = self.state()
+        self._awaited = lambda: state
+
+    def release(self) -> None:
+        """The batch has come, and is in the loop's hands."""
+        self._awaited = None
+
+    def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
+        """Batch `batch_index` of `epoch`, and whether it is the epoch's last."""
+        if self._iterator is None:
+            self._begin(epoch, batch_index)
+        batch, ends = self._take(epoch, batch_index)
+        self.rolled = self._loader.rolled if isinstance(self._loader, Pipeline) else 0
+        if ends:
+            self._end_epoch()
+        return batch, ends
+
+    def _begin(self, epoch: int, batch_index: int) -> None:
+        if isinstance(self._loader, _POSITIONED):
+            self._iterator = iter(self._loader)
+            return
+        self._epoch_state = _loader_state(self._loader)
+        with self._at(epoch, "epoch", epoch):
+            self._iterator = iter(self._loader)
+        for replayed in range(batch_index):
+            self._draw(epoch, replayed)
+
+    def _take(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
+        ahead, self._ahead = self._ahead, None
+        batch = ahead[0] if ahead else self._draw(epoch, batch_index)
+        if batch is _END:
+            raise EmptyDatasetError(
+                f"{self._call}: epoch {epoch} of {type(self._loader).__name__} has no batch. Is the dataset empty, smaller "
+                "than one batch with drop_last=True, or an iterator that can be read only once?"
+            )
+        if self.limit is not None and batch_index + 1 >= self.limit:
+            return batch, True
+        try:
+            return batch, batch_index + 1 >= len(self._loader)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):  # no length: look one batch ahead
+            if isinstance(self._loader, _POSITIONED):
+                self._before_ahead = self._loader.state_dict()
+            following = self._draw(epoch, batch_index + 1)
+            self._ahead = (following,)
+            return batch, following is _END
+
+    def _draw(self, epoch: int, batch_index: int) -> Any:
+        assert self._iterator is not None
+        if isinstance(self._loader, _DRAWLESS):
+            return next(self._iterator, _END)
+        with self._at(epoch, "batch", epoch, batch_index):
+            return next(self._iterator, _END)
+
+    @contextmanager
+    def _at(self, epoch: int, *path: int | str) -> Iterator[None]:
+        """What the iterable draws, and a samebits loader that it wraps, are a function of the position, too."""
+        with self._generators():
+            generator_states.fill(int_keys.fold(self._key, *path))
+            process.position = self._place(epoch)
+            try:
+                yield
+            finally:
+                process.position = None
+
+    def _place(self, epoch: int) -> Position:
+        return Position("loader", epoch, 0, epoch)
+
+    def _generators(self) -> AbstractContextManager[Any]:
+        return generator_states.given_up()  # the step that follows, or the end of the loop, sets them
+
+    def finish(self) -> Any:
+        """The loop is over: lets go of the iterator and returns where the loader stands."""
+        self._end_epoch()
+        return self.state()
+
+    def _end_epoch(self) -> None:
+        """Lets go of the iterator; the loader stands at the start of the next epoch."""
+        self._iterator, self._ahead = None, None
+        self._forget()
+
+    def _forget(self) -> None:
+        if isinstance(self._loader, _POSITIONED):
+            self._loader.forget_iteration()
+
+
+class InsideSource(BatchSource):
+    """Batches of what runs inside the body of a step: keyed by where that is, whatever was read before; no epoch counts."""
+
+    def __init__(
+        self, loader: Iterable[Any], key: Words, batches_per_epoch: int | None, call: str, first: Position
+    ) -> None:
+        super().__init__(loader, key, batches_per_epoch, call)
+        self.first = first
+        """Where the first batch of the epoch is, or was."""
+
+    def at(self, position: Position) -> None:
+        """Notes where the epoch began."""
+        self.first = replace(position, batch_index=0, step=position.step - position.batch_index)
+
+    def _begin(self, epoch: int, batch_index: int) -> None:
+        if not isinstance(self._loader, _POSITIONED):
+            super()._begin(epoch, batch_index)
+            return
+        self._iterator = self._loader.inside(self.first, batch_index)
+
+    def _place(self, epoch: int) -> Position:
+        return self.first
+
+    def _generators(self) -> AbstractContextManager[Any]:
+        return generator_states.preserved()
+
+    def _forget(self) -> None:
+        """An iteration of this loader that is counted goes on, perhaps that of the outer loop."""
+
+
+def check_loader(loader: Any, call: str = "Run.steps") -> None:
+    """Raises when `loader` cannot be iterated once per epoch."""
+    check_iterable(loader, f"{call}(loader")
+    if hasattr(loader, "__next__"):
+        raise InvalidArgumentError(
+            f"{call}(loader={type(loader).__name__}): an iterator can be read only once, so it cannot be resumed. "
+            "Pass what it was made of: a samebits.data.DataLoader, a list, or any object whose __iter__ starts anew."
+        )
+    if getattr(loader, "persistent_workers", False) and not isinstance(loader, _POSITIONED):
+        raise UnimplementedError(
+            f"{call}: torch's DataLoader with persistent_workers=True keeps generators in its workers from epoch to "
+            "epoch, which nobody can save. Use samebits.data.DataLoader (same arguments)."
+        )
+
+
+def _says_its_position(loader: DataLoader[Any]) -> bool:
+    """Whether its state is that of its position: a class of the user's may have more in it, that of now."""
+    return getattr(loader.state_dict, "__func__", None) is DataLoader.state_dict
+
+
+def _loader_state(loader: Any) -> dict[str, Any]:
+    return {
+        "own": _own_state(loader),
+        "generators": [generator.get_state() for generator in _generators(loader)],
+    }
+
+
+def _own_state(loader: Any) -> Any:
+    """What the loader says of itself; None, so that its epoch is replayed, where it cannot say anything.
+
+    Accelerate's loaders have the method whatever they wrap, and pass it on to what may not have it.
+    """
+    try:
+        return loader.state_dict() if hasattr(loader, "state_dict") else None
+    except (AttributeError, NotImplementedError):
+        return None
+    except Exception as error:
+        user_code.warn(
+            f"{type(loader).__name__}.state_dict() raised {type(error).__name__}: {error}. Its state is not saved: a "
+            "resume replays the epoch.",
+        )
+        return None
+
+
+def _load_loader_state(loader: Any, state: Any) -> None:
+    generators_now = _generators(loader)
+    if len(generators_now) != len(state["generators"]):
+        raise UnimplementedError(
+            f"resuming: {type(loader).__name__} had {len(state['generators'])} generators when the commit was made and has "
+            f"{len(generators_now)} now: its sampler makes them while it is read, as Accelerate's does with "
+            "use_seedable_sampler=True. Use a sampler that has its generator from the start, or "
+            "samebits.data.DataLoader (same arguments)."
+        )
+    if state["own"] is not None:
+        loader.load_state_dict(state["own"])
+    for generator, saved in zip(generators_now, state["generators"], strict=True):
+        generator.set_state(saved)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The private generators of a torch loader: they move on from epoch to epoch, so they are state."""
+    places = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    places.append(getattr(places[-1], "sampler", None))
+    found = [getattr(place, "generator", None) for place in places]
+    unique = {id(one): one for one in found if isinstance(one, torch.Generator)}
+    return list(unique.values())

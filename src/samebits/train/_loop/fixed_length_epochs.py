@@ -1,0 +1,110 @@
+"""Epochs of a given number of batches, whatever the length of the loader's own passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from samebits._context import Position, process
+from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.train._loop.batch_source import BatchSource
+
+
+class Continued:
+    """A source whose epochs have `steps` batches: each goes on in the loader where the last one ended.
+
+    The batches that a pass over the loader leaves over come first in the next epoch, and the next pass follows them.
+    """
+
+    def __init__(self, source: BatchSource, steps: int) -> None:
+        self._source = source
+        self._steps = steps
+        self._pass = self._batch = 0
+        """Where the loader stands: how often it was read to its end, and batches since."""
+        self._held: dict[str, Any] | None = None
+
+    @property
+    def rolled(self) -> int:
+        """Rolling digest of the batches of the loader's pass, as far as it keeps one."""
+        return self._source.rolled
+
+    def state(self) -> dict[str, Any]:
+        """What a commit keeps: where the loader stands, besides what it says of itself."""
+        return self._held or {
+            "steps": self._steps,
+            "pass": self._pass,
+            "batch": self._batch,
+            "loader": self._source.state(),
+        }
+
+    def load(self, state: dict[str, Any], batch_index: int) -> None:
+        """Continues where `state` was taken; raises `RunMismatchError` in the middle of an epoch of another length."""
+        if batch_index and state["steps"] != self._steps:
+            raise RunMismatchError(
+                f"steps_per_epoch={self._steps}: the commit stands in the middle of an epoch of {state['steps']} steps. "
+                "Ask for as many, or use another run directory."
+            )
+        self._pass, self._batch = state["pass"], state["batch"]
+        self._source.load(state["loader"], self._batch)
+
+    def at(self, position: Position) -> None:
+        """The next batch is that of this position; it matters where a pass begins."""
+        if self._batch == 0:
+            self._source.at(replace(position, batch_index=0))
+
+    def hold(self) -> None:
+        """Until `release`, the state is that of now."""
+        self._held = self.state()
+
+    def release(self) -> None:
+        """The batch has come, and is in the loop's hands."""
+        self._held = None
+
+    def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
+        """The next batch, and whether it is the last one of the epoch of `steps` batches."""
+        batch, ends = self._source.next(self._pass, self._batch)
+        self._pass, self._batch = (self._pass + 1, 0) if ends else (self._pass, self._batch + 1)
+        return batch, batch_index + 1 >= self._steps
+
+    def finish(self) -> dict[str, Any]:
+        """The loop is over: lets go of the iterator and returns where the loader stands, inside a pass too."""
+        state = self.state()
+        self._source.finish()
+        return state
+
+
+def in_epochs_of(source: BatchSource, steps_per_epoch: int | None) -> BatchSource | Continued:
+    """`source` with epochs of that many batches; None: of its own."""
+    if steps_per_epoch is None:
+        return source
+    steps = min(steps_per_epoch, source.limit or steps_per_epoch)
+    source.limit = None
+    return Continued(source, steps)
+
+
+def length(loader: Any) -> int | None:
+    """How many batches a pass over `loader` has; None: nobody knows."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def epoch_length(loader: Any, steps_per_epoch: int | None) -> int | None:
+    """How many batches an epoch of a loop over `loader` has; None: nobody knows before it ends."""
+    known = [steps_per_epoch or length(loader), process.overrides.batches_per_epoch]
+    return min((one for one in known if one is not None), default=None) if known[0] is not None else None
+
+
+def check_steps(loader: Any, steps: Any, call: str) -> None:
+    """Raises when `loader` does not have `steps` batches, or no loader can. `call` names the argument."""
+    if steps is None:
+        return
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise InvalidArgumentError(f"{call}={steps!r}): must be an int of at least 1.")
+    known = length(loader)
+    if known is not None and steps > known:
+        raise InvalidArgumentError(
+            f"{call}={steps}): the {type(loader).__name__} has {known} batches. Ask for at most as many; more epochs "
+            "read it more often."
+        )

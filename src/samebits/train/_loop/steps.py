@@ -1,0 +1,219 @@
+"""The iterator that a user's `for` statement drives."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from samebits._context import Position, Words, notify, process
+from samebits._inspect import user_code
+from samebits.determinism._guards import conflicting_settings
+from samebits.errors import RunMismatchError
+from samebits.random import _int_keys as int_keys
+from samebits.random._process import draw_counts
+from samebits.train._loop.batch_source import BatchSource, InsideSource
+from samebits.train._loop.fixed_length_epochs import Continued, in_epochs_of
+from samebits.train._loop.loops import Loop
+from samebits.train._loop.nesting import leave_body
+from samebits.train._loop.preemption import Interrupted
+from samebits.train._loop.protocols import Owner
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the loop's body is. `number` counts the batches of the whole run from 0."""
+
+    number: int
+    epoch: int
+    batch_index: int
+    ends_epoch: bool
+    """Whether this is the epoch's last batch: the place for validation."""
+    loop: str
+
+
+class Steps(Iterator[tuple[Step, Any]]):
+    """Yields `(step, batch)`; between two of them, in the outermost loop, the run's state is complete and may be committed."""
+
+    def __init__(
+        self,
+        run: Owner,
+        loader: Iterable[Any],
+        epochs: int,
+        name: str,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        self._run = run
+        self._loader = loader
+        self._epochs = epochs
+        self._loop = Loop(name)
+        self._source: BatchSource | Continued | None = None
+        self._key: Words = (0, 0)
+        self._step_key: Words = (0, 0)
+        self._steps_per_epoch = steps_per_epoch
+        self._over = False
+
+    def __iter__(self) -> Steps:
+        return self
+
+    def __next__(self) -> tuple[Step, Any]:
+        if self._over:
+            raise StopIteration
+        run, loop, loops = self._run, self._loop, self._run._loops
+        run.check_open("Run.steps")
+        run.preemption.idle = False
+        self._advance()
+        conflicting_settings.check()
+        if self._over:
+            run.end_loop(loop.name)
+            run.preemption.idle = True
+            raise StopIteration
+        process.position = None
+        position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
+        frame = sys._getframe(1)
+        loop.asked_from = id(frame), frame.f_code, frame.f_lasti
+        notify("boundary", run, position, frame)
+        outermost = loop is loops.current
+        if outermost:
+            run._completeness.boundary(position, frame, run.objects, run.state, self._loader)
+        if self._ended():
+            self._over = True
+            self._finish(position, outermost=outermost)
+            raise StopIteration
+        run._saving.between(position, over=False, outermost=outermost)
+        batch = self._batch(position, outermost=outermost)
+        draw_counts.begin(int_keys.fold(self._step_key, loops.step, *process.rank_key))
+        process.position = position
+        loop.body = loops.step
+        notify("step_begins", run, position, batch, ends_epoch=loop.ends_epoch)
+        return Step(loops.step, loop.epoch, loop.batch_index, loop.ends_epoch, loop.name), batch
+
+    def _batch(self, position: Position, *, outermost: bool) -> Any:
+        source = self._source
+        assert source is not None
+        source.at(position)
+        preemption = self._run.preemption
+        if preemption.installed:
+            source.hold()
+        try:
+            try:
+                preemption.wait()
+                batch, self._loop.ends_epoch = source.next(position.epoch, position.batch_index)
+            finally:
+                preemption.waited()  # where a signal may still interrupt
+        except (Exception, Interrupted):
+            if preemption.requested is None or not preemption.alone:
+                raise
+            self._run._saving.interrupted(
+                position, outermost=outermost
+            )  # a loader raises, too, when its workers were signalled
+        source.release()
+        return batch
+
+    def _finish(self, position: Position, *, outermost: bool) -> None:
+        run, loop, loops = self._run, self._loop, self._run._loops
+        if outermost:
+            loops.finish(stopped=run.stop_asked)
+            run._saving.between(position, over=True, outermost=True)
+            run.end_loop(loop.name)
+            run.preemption.idle = True
+        else:
+            loops.under_way.remove(loop)
+            loops.step -= 1  # the body around it goes on
+            run.end_inner_loop()
+            assert loop.go_on is not None
+            loop.go_on()
+
+    def _advance(self) -> None:
+        """Moves behind the batch whose body has just run; the first call finds where to start."""
+        loop, loops = self._loop, self._run._loops
+        if self._source is None:
+            self._begin()
+            return
+        loops.next_step(loop)
+        loops.step += 1
+        loop.advance()
+
+    def _begin(self) -> None:
+        run, loop = self._run, self._loop
+        loops, limit = run._loops, process.overrides.batches_per_epoch
+        around = loops.innermost
+        loop.driver = weakref.ref(self)
+        if around is not None:
+            loop.go_on = leave_body(run.objects)
+            self._set_key(int_keys.fold(run.key, loop.name, "inside", around.body))
+            here = Position(loop.name, 0, 0, loops.step)
+            self._source = loop.source = in_epochs_of(
+                InsideSource(self._loader, self._key, limit, "Run.steps", here), self._steps_per_epoch
+            )
+            loops.step += 1
+            loops.under_way.append(loop)
+            return
+        self._set_key(int_keys.fold(run.key, loop.name))
+        self._source = loop.source = in_epochs_of(
+            BatchSource(self._loader, self._key, limit), self._steps_per_epoch
+        )
+        run._saving.in_hand.begin(run.state)
+        if loop.name in loops.done:
+            self._resume_done(loops.done[loop.name])
+            return
+        if loops.current is not None:  # the loop before was left by `break`
+            loops.step += 1
+            loops.finish(stopped=True)
+            run.end_loop(loop.name)
+        loops.under_way.append(loop)
+        if loops.saved is None:
+            return
+        saved, loops.saved = loops.saved, None
+        if saved["name"] != loop.name:
+            raise RunMismatchError(
+                f"Run.steps(name={loop.name!r}): the commit in {run.run_dir} stands in the loop {saved['name']!r}. "
+                "Use another run directory, or the program that made it."
+            )
+        run._resuming.restore()
+        loop.epoch, loop.batch_index = saved["epoch"], saved["batch_index"]
+        self._source.load(saved["loader"], loop.batch_index)
+        self._warn_beyond(loop.epoch, loop.batch_index)
+
+    def _set_key(self, key: Words) -> None:
+        self._key, self._step_key = key, int_keys.fold(key, "step")
+
+    def _warn_beyond(self, epoch: int, batch_index: int) -> None:
+        if (epoch, batch_index) > (self._epochs, 0):
+            user_code.warn(
+                f"Run.steps(name={self._loop.name!r}, epochs={self._epochs}): the run in {self._run.run_dir} is in epoch {epoch} "
+                f"already (batch {batch_index}), and stays there: these are not the weights of {self._epochs} epochs. Use "
+                "another run directory for them.",
+            )
+
+    def _resume_done(self, end: dict[str, Any]) -> None:
+        """The loop was over when the commit was made: it yields nothing, or goes on when more epochs are asked for."""
+        run, loop = self._run, self._loop
+        loops = run._loops
+        assert self._source is not None
+        last = loops.saved is None and next(reversed(loops.done)) == loop.name
+        self._over = end["stopped"] or end["epoch"] >= self._epochs
+        if not self._over and not last:
+            raise RunMismatchError(
+                f"Run.steps(name={loop.name!r}, epochs={self._epochs}): in {run.run_dir} this loop ended after "
+                f"{end['epoch']} epochs, and others followed. Ask for as many, or use another run directory."
+            )
+        if last:
+            run._resuming.restore()  # what ran in between (a fresh head, say) was part of the state, or came after it
+        self._source.load(end["loader"], 0)
+        if not end["stopped"]:
+            self._warn_beyond(end["epoch"], 0)
+        if not self._over:
+            del loops.done[loop.name]
+            loops.under_way.append(loop)
+            loop.epoch = end["epoch"]
+
+    def _ended(self) -> bool:
+        limit = process.overrides.stop_after_steps
+        return (
+            self._loop.epoch >= self._epochs
+            or self._run.stop_asked
+            or (limit is not None and self._run._loops.step >= limit)
+        )

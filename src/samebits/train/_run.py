@@ -1,0 +1,391 @@
+"""`Run`: an own training loop that can be killed anywhere and resumed to the same bits."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from samebits._context import Position, Words, notify, process
+from samebits.checkpoint._open_store import resolved
+from samebits.errors import DuplicateNameError, InvalidArgumentError, NonFiniteLossError
+from samebits.nn import name_layers
+from samebits.random import _int_keys as int_keys
+from samebits.random._process import draw_counts
+from samebits.train._completeness.completeness import Completeness
+from samebits.train._distributed import rank_agreement
+from samebits.train._loop.batch_source import check_loader
+from samebits.train._loop.fixed_length_epochs import check_steps
+from samebits.train._loop.loops import Loops
+from samebits.train._loop.steps import Steps
+from samebits.train._loop.validation import Validation
+from samebits.train._run_arguments import check_number, check_object, check_options
+from samebits.train._saving.async_commits import Commits
+from samebits.train._saving.best_commits import Best
+from samebits.train._saving.commit_policy import Saving
+from samebits.train._saving.save_interval import Cadence, Save
+from samebits.train._state import seed_check
+from samebits.train._state.compatibility import check_built, check_compiled
+from samebits.train._state.environment_check import Environment, check_names
+from samebits.train._state.resume import Resuming
+from samebits.train._state.run_state import RunState, Stateful
+
+
+class Run:
+    """A training run in a directory: restores itself if it can, commits between iterations, ends with the same bits.
+
+    ```python
+    with samebits.Run("runs/digits", model=model, optimizer=optimizer) as run:
+        for step, (x, y) in run.steps(loader, epochs=10):
+            ...
+            if step.ends_epoch:
+                run.state.best = min(run.state.get("best", 1e9), validate(model))
+    ```
+
+    Everything that changes between two steps belongs to the run: objects with `state_dict` and `load_state_dict` are
+    given by name (`model=model`, or `run.add`), plain values and tensors live in `run.state`. The position, gradients
+    that are alive, train/eval modes and `requires_grad` are saved without being named. Before each step the global
+    generators of torch, NumPy and Python are filled from the position, so that what the loop's body draws is the same
+    after a resume.
+
+    How the `with` block ends: an exception or `break` commits nothing (a restart replays from the last commit);
+    a loop that is exhausted, or ended by `run.stop()`, commits; SIGTERM commits at the next boundary and exits with
+    code 75. A finished run yields no steps and restores its final state, so that the code behind the loop runs again.
+
+    Args:
+        run_dir: folder of this run alone; made when missing. Or a URL that fsspec opens ("s3://bucket/run"). None:
+            nothing is saved (no resume).
+        save: when to commit, besides at the ends of loops and before an exit that was asked for; the bits do not depend
+            on it. A share of the time ("3%"), a number of steps, seconds ("30s"), or "explicit": by `run.commit()` only.
+            Except for the last, a process of its own makes the commits durable while training goes on: of several within
+            50 ms the newest, and always the last one before a kill.
+        keep: how many commits to keep, the newest.
+        keep_best: how many more to keep: those made where the smallest values were logged.
+        best: name of the value in `run.log` that decides what is best, smaller is better; "max:name": larger is. Without
+            it, `run.best(value)` tells.
+        allow_changes: names of what may differ from the commit's environment ("torch", "cpu", "gpu", "flags", ...; the
+            error lists them); equal bits are then not promised. "threads": the number is not put back. "script": no
+            warning where the script has changed.
+        check_loss: `run.log(loss=...)` raises when the loss is not finite.
+        grace: seconds after SIGTERM, SIGUSR1 or the first Ctrl-C within which the process has ended, with exit code 75.
+            Less than the scheduler gives.
+        check_complete: look, in the first steps and now and then, for what the loop carries from step to step and no
+            commit holds: locals, globals, attributes of the objects that can be reached (see `train.completeness`).
+        ignore: paths to `ignore`, from the start.
+        stateful: the objects to save, by name.
+
+    Raises:
+        InvalidArgumentError: an object has no state_dict or no load_state_dict.
+        RunDirectoryError: the folder cannot be used (not writable, used by a live process, not a run's).
+        RemoteStorageError: the storage behind a URL failed.
+        RunMismatchError: the folder belongs to another program, seed or environment.
+        CorruptCommitError: there are commits and none of them is intact.
+        UnseededError: op determinism is on and nobody has set a seed.
+        IncompleteStateError: in the loop: something changes from step to step and is in no commit.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str] | None,
+        *,
+        save: Save = "3%",
+        keep: int = 2,
+        keep_best: int = 0,
+        best: str | None = None,
+        allow_changes: Collection[str] = (),
+        check_loss: bool = True,
+        grace: float = 20.0,
+        check_complete: bool = True,
+        ignore: Sequence[str] = (),
+        **stateful: Any,
+    ) -> None:
+        chosen = Best(keep_best, best)
+        check_options(keep, grace, ignore)
+        cadence = Cadence(save)
+        self.objects: dict[str, Stateful] = {}
+        self._state = RunState()
+        self.resumed = False
+        self.run_dir: Path | str | None = None if run_dir is None else resolved(run_dir, "Run: run_dir")
+        commits = None if self.run_dir is None else Commits(self.run_dir, cadence, keep, keep_best)
+        self._allowed = check_names(allow_changes)
+        self._check_loss = check_loss
+        self._best = chosen
+        self._completeness = Completeness(enabled=check_complete and run_dir is not None)
+        for path in ignore:
+            self.ignore(path)
+        self._loops = Loops()
+        self._resuming = Resuming(str(self.run_dir), self.objects, self._state, self._loops)
+        self._saving = Saving(
+            self.run_dir, commits, chosen, self.objects, self._state, self._loops, grace, partial(_tell, self)
+        )
+        self.preemption = self._saving.preemption
+        self._stop = self._entered = self._over = False
+        self._keys_before: tuple[Words | None, tuple[str | int, ...]] = (None, ())
+        self.key: Words = (0, 0)
+        for name, thing in stateful.items():
+            self.add(name, thing)
+
+    def add(self, name: str, thing: Any) -> None:
+        """Makes `thing` (with `state_dict` and `load_state_dict`) part of the run's commits under `name`."""
+        check_object(name, thing)
+        if name in self.objects:
+            raise DuplicateNameError(f"Run.add({name!r}): this run already has an object of that name.")
+        check_compiled(name, thing)
+        if self.run_dir is not None:
+            check_built(name, thing)
+        self._resuming.check_holds(name)
+        self.objects[name] = thing
+        if isinstance(thing, torch.nn.Module):
+            name_layers(thing, name)
+
+    def ignore(self, path: str) -> None:
+        """What is at `path` ("losses", "ema.counter"), or below it, may be lost by a resume: a log, a cache.
+
+        The path is the one that `IncompleteStateError` gives. A path of nothing is warned of when the run ends.
+        """
+        self._completeness.ignore(path)
+
+    def __enter__(self) -> Self:
+        if self._entered:
+            raise InvalidArgumentError("Run: a run is entered once. Make a new Run for another `with` block.")
+        _check_alone()
+        self._entered = True
+        self._keys_before = process.run_key, process.rank_key
+        self._saving.ranks = rank_agreement.join()
+        self.preemption.alone, self.preemption.speaks = self.world_size == 1, self.rank == 0
+        try:
+            if self.run_dir is not None:
+                self.preemption.install()
+            self._open()
+        except BaseException:
+            self.preemption.uninstall()
+            self._saving.close()
+            raise
+        _threads[id(self)] = threading.current_thread()
+        notify("run_opened", self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        clean = kind is None
+        self._over = True
+        self.preemption.idle = False
+        try:
+            if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
+                self._saving.stopped(self._loops.stop())
+        finally:
+            _threads.pop(id(self), None)
+            process.position = None
+            process.run_key, process.rank_key = self._keys_before
+            self._saving.close()
+            self.preemption.uninstall()
+            notify("run_closed", self, finished=clean)
+        if clean:
+            self._completeness.close()
+            self._saving.check_best()
+        if self.preemption.requested is not None and (error is None or isinstance(error, Exception)):
+            if error is not None:  # of a peer that was told to end, too, perhaps
+                print(f"samebits: after the signal: {type(error).__name__}: {error}", file=sys.stderr)
+            self.preemption.leave()
+
+    def steps(
+        self,
+        loader: Iterable[Any],
+        epochs: int = 1,
+        *,
+        name: str = "train",
+        steps_per_epoch: int | None = None,
+    ) -> Steps:
+        """The steps of one loop: an iterator of `(step, batch)`, like `enumerate(loader)` over `epochs` epochs.
+
+        Args:
+            loader: a `samebits.data.DataLoader`, or any iterable that starts anew at each `iter()`.
+            epochs: how many times it is iterated in all (not: how many more).
+            name: of the loop; two loops of one run need two names.
+            steps_per_epoch: batches of an epoch, for a loader that never ends, or to validate more often: each epoch
+                goes on in the loader where the last one ended. None: an epoch is one pass over the loader.
+        """
+        self.check_open("Run.steps")
+        if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
+            raise InvalidArgumentError(f"Run.steps(epochs={epochs!r:.60}): must be an int of at least 1.")
+        check_loader(loader)
+        check_steps(loader, steps_per_epoch, "Run.steps(steps_per_epoch")
+        whole = self._loops.name(name, "Run.steps")
+        if process.position is None:
+            self._saving.ranks.begin(self.objects, loader, epochs=epochs, name=whole)
+        return Steps(self, loader, epochs, whole, steps_per_epoch)
+
+    def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
+        """The batches of a validation, inside the body of a step: `for batch in run.validate(loader):`.
+
+        What the body of the step draws before and behind it is what it would be without; what the validation draws is
+        a function of (loop, step, name, batch), and so is the order of a loader that shuffles. `break` ends it early.
+
+        Killed inside, the run goes on from the last commit, runs the body of this step again up to here, and ends with
+        equal bits. Where the loop keeps what it adds up in `run.state`, or in objects that were given to the run, it is
+        committed inside, too, and the batches that are done are stepped over; where it keeps them in local variables, the
+        validation starts again from its first batch (a line on stderr says so, if it is long). The loop that goes on inside
+        is a plain `for` statement over this call, without `enumerate` or `tqdm` around it.
+
+        ```python
+        if step.ends_epoch:
+            run.state.update(total=0.0, seen=0)
+            for x, y in run.validate(loader):
+                run.state.total += float(loss_fn(model(x), y)) * len(y)
+                run.state.seen += len(y)
+            scheduler.step(run.state.total / run.state.seen)
+        ```
+
+        Args:
+            loader: a `samebits.data.DataLoader`, or any iterable that starts anew at each `iter()`.
+            name: two validations in the body of one step need two names.
+        """
+        self.check_open("Run.validate")
+        check_loader(loader, "Run.validate")
+        self._loops.name(name, "Run.validate")
+        return Validation(self, loader, name)
+
+    def log(self, **values: Any) -> None:
+        """Notes values of this step (numbers or tensors of one element); they go to records and progress bars.
+
+        Raises:
+            NonFiniteLossError: `loss` is NaN or infinite (unless `check_loss=False`); nothing is committed.
+        """
+        values = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in values.items()}
+        if "loss" in values:
+            check_number(values["loss"], "run.log(loss")
+            self._saving.loss(values["loss"])
+        if (value := self._best.of(values)) is not None:
+            self.best(value)
+        if self._check_loss and "loss" in values and not math.isfinite(float(values["loss"])):
+            at = process.position
+            where = (
+                "outside a loop"
+                if at is None
+                else f"step {at.step} (epoch {at.epoch}, batch {at.batch_index})"
+            )
+            raise NonFiniteLossError(
+                f"run.log(loss={float(values['loss'])}) at {where}: the loss is not finite, so nothing more is committed. "
+                "Lower the learning rate, clip gradients, or pass Run(check_loss=False)."
+            )
+        notify("logged", self, values)
+
+    @property
+    def state(self) -> RunState:
+        """Plain values and tensors that are saved with the run: `run.state.best = 0.3`, `run.state.get("best", 1e9)`."""
+        return self._state
+
+    @state.setter
+    def state(self, values: Any) -> None:
+        raise InvalidArgumentError(
+            "run.state = ...: what stands there would not be saved. Fill the one that is there: run.state.update(...)."
+        )
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes of this run this is (`torch.distributed`); 0 if it is the only one."""
+        return self._saving.ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes share this run."""
+        return self._saving.ranks.world_size
+
+    def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Each value summed over the processes of this run in the order of their ranks: the same bits on all of them.
+
+        What is decided for all ranks (`run.stop()`, a scheduler's plateau) must be decided on such values. Every rank
+        calls it, inside the `with` block; with one process it returns the values.
+        """
+        return self._saving.ranks.sums(values)
+
+    def best(self, value: float, *, everywhere: bool = False) -> None:
+        """Says how good the state at the end of this iteration is, smaller is better; where it is among the best
+        `keep_best`, it is committed, and that commit stays until there are better ones.
+
+        Of several processes rank 0 tells, and the commit may come some steps later, when they ask each other.
+        `everywhere`: all of them call this in this step, and so the commit is of this very state.
+        """
+        check_number(value, "run.best(value")
+        self._saving.best(float(value), everywhere=everywhere)
+
+    def commit(self) -> None:
+        """Asks for a commit at the end of the current iteration (state is complete only between two of them).
+
+        Behind a loop that has ended it commits at once.
+        """
+        self.check_open("Run.commit")
+        self._saving.ask()
+
+    def stop(self) -> None:
+        """Ends the loop after this iteration: it counts as finished, and is committed."""
+        self._stop = True
+
+    def _open(self) -> None:
+        saving, where = self._saving, str(self.run_dir)
+        environment = Environment.here(self.objects, self.world_size)
+        found = saving.ranks.open(saving.find, where)
+        manifest = None if found is None else found[0]
+        settled = saving.ranks.common_origin(seed_check.settle_seed(manifest, where))
+        saving.begin(settled, environment, manifest)
+        self.key = process.run_key = int_keys.fold(int_keys.root(settled.seed), "run")
+        process.rank_key = saving.ranks.key
+        if found is None:
+            return
+        self._resuming.load(*found, environment, self._allowed)
+        self.resumed = True
+        if self.rank == 0:
+            self._resuming.tell(found[0])
+
+    def check_open(self, call: str) -> None:
+        """Raises `InvalidArgumentError` outside the `with` block."""
+        if not self._entered:
+            raise InvalidArgumentError(f"{call}: enter the run first: `with samebits.Run(...) as run:`.")
+        if self._over:
+            raise InvalidArgumentError(
+                f"{call}: the `with` block of the run in {self.run_dir} has ended, and nothing more would be saved. Put it "
+                "inside the block."
+            )
+
+    def end_loop(self, loop: str) -> None:
+        """Code behind a loop draws from the same generators, whether the loop ran or had finished before."""
+        draw_counts.begin(int_keys.fold(self.key, loop, "end"))
+        self.end_inner_loop()
+
+    def end_inner_loop(self) -> None:
+        """`stop()` was for that loop."""
+        self._stop = False
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether `stop()` was called in this loop."""
+        return self._stop
+
+
+_threads: dict[int, threading.Thread] = {}
+"""The thread of each run that is open in this process."""
+
+
+def _check_alone() -> None:
+    """Raises `InvalidArgumentError` while a run is open in another thread."""
+    for thread in _threads.values():
+        if thread is not threading.current_thread() and thread.is_alive():
+            raise InvalidArgumentError(
+                f"Run: a run is open in another thread of this process ({thread.name}). The global generators of torch, NumPy "
+                "and Python, which a run sets at each step, belong to the process: both would end with other bits. Train one "
+                "after the other, or in processes of their own."
+            )
+
+
+def _tell(run: Run, event: str, position: Position) -> None:
+    """To whoever listens to the run."""
+    notify(event, run, position)

@@ -1,0 +1,90 @@
+"""What a `Run` or a `Trainer` is given, refused where it is of another kind than its place asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from samebits.errors import InvalidArgumentError
+from samebits.train._state.run_state import Stateful
+
+
+def check_options(keep: Any, grace: Any, ignore: Any) -> None:
+    """Raises `InvalidArgumentError` for options that are none."""
+    if type(keep) is not int or keep < 1:
+        raise InvalidArgumentError(
+            f"Run(keep={keep!r:.60}): an int; at least one commit must be kept. Give how many."
+        )
+    if not isinstance(grace, int | float) or not 0 < grace < math.inf:
+        raise InvalidArgumentError(f"Run(grace={grace!r:.60}): seconds, a number above 0.")
+    if not isinstance(ignore, list | tuple | set | frozenset):  # of a str, each letter would be one
+        raise InvalidArgumentError(f'Run(ignore={ignore!r:.60}): a list of paths, ["losses"].')
+
+
+def check_object(name: Any, thing: Any) -> None:
+    """Raises `InvalidArgumentError` unless `thing` has a state that a run can save under `name`."""
+    if not isinstance(name, str):
+        raise InvalidArgumentError(
+            f'Run.add({type(name).__name__}, ...): first the name, then the object: run.add("model", model).'
+        )
+    if isinstance(thing, type):
+        raise InvalidArgumentError(
+            f"Run({name}={thing.__name__}): a class. Give the object that is trained: {name}={thing.__name__}(...)."
+        )
+    if thing is None:
+        raise InvalidArgumentError(f"Run({name}=None): there is nothing to save. Leave it out.")
+    if not isinstance(thing, Stateful):
+        several = isinstance(thing, list | tuple | dict) and len(thing) > 0
+        cure = "Give each object that is in it a name of its own" if several else "Give it both"
+        raise InvalidArgumentError(
+            f"Run({name}={type(thing).__name__}(...)): no option of Run has this name, and as an object to save it has no "
+            f"state_dict and load_state_dict. {cure}, or keep its plain values in run.state."
+        )
+
+
+def check_iterable(loader: Any, call: str) -> None:
+    """Raises `InvalidArgumentError` for what gives no batches; `call` names the argument: "Run.steps(loader"."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise InvalidArgumentError(f"{call}={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader.")
+    if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):
+        raise InvalidArgumentError(
+            f"{call}={type(loader).__name__}): a dataset gives one sample at a time. Pass samebits.data.DataLoader(dataset, "
+            "batch_size=32), or batch_size=None where each of its items is a batch."
+        )
+
+
+def check_batches(loader: Any, call: str) -> None:
+    """Raises `InvalidArgumentError` for samples, or one batch, in the place of batches; `call` as for `check_iterable`."""
+    check_iterable(loader, call)
+    arrays = torch.Tensor | np.ndarray
+    several = (
+        isinstance(loader, tuple) and len(loader) > 0 and all(isinstance(part, arrays) for part in loader)
+    )
+    if several or isinstance(loader, arrays | Mapping | str):
+        given = "(x, y)" if several else f"<{type(loader).__name__}>"
+        raise InvalidArgumentError(
+            f"{call}={given}): it is read as batches. Pass samebits.data.DataLoader(torch.utils.data.TensorDataset("
+            f"{'x, y' if several else 'x'}), batch_size=32), or a list of batches."
+        )
+
+
+def check_number(value: Any, what: str) -> None:
+    """Raises `InvalidArgumentError` unless `value` is one number; `what` it is: "run.log(loss". Waits for no GPU."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() == 1:
+            return
+        given = f"<a tensor of shape {tuple(value.shape)}>"
+    else:
+        try:
+            if not isinstance(value, str):
+                float(value)
+                return
+        except (TypeError, ValueError):
+            pass
+        given = f"{value!r:.60}"
+    raise InvalidArgumentError(f"{what}={given}): give a number, or a tensor of one element: its mean, say.")

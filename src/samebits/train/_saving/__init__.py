@@ -1,0 +1,1 @@
+"""When a run commits, and by what way."""

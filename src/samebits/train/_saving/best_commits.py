@@ -1,0 +1,72 @@
+"""Which commits are the best: by a value that is logged, or told by `run.best`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from samebits._inspect import user_code
+from samebits.errors import InvalidArgumentError
+from samebits.train._run_arguments import check_number
+
+
+class Best:
+    """`Run(keep_best=..., best=...)`.
+
+    Raises:
+        InvalidArgumentError: for a negative number, or a name where nothing is kept.
+    """
+
+    def __init__(self, keep: int, name: str | None) -> None:
+        if type(keep) is not int or keep < 0:
+            raise InvalidArgumentError(f"Run(keep_best={keep!r}): a number of commits, 0 for none.")
+        if name is not None and not isinstance(name, str):
+            raise InvalidArgumentError(
+                f'Run(best={name!r:.60}): the name of a value in run.log: best="val_loss". A value goes to run.best(value).'
+            )
+        if name is not None and not keep:
+            raise InvalidArgumentError(
+                f"Run(best={name!r}): say how many commits to keep for it: keep_best=1."
+            )
+        self.keep = keep
+        self.rises = name is not None and name.startswith("max:")
+        self.name = name.removeprefix("max:") if name is not None else None
+        self.value: float | None = None
+        """Of the state at the next boundary."""
+        self.names: set[str] = set()
+        """All that were logged."""
+
+    def of(self, values: Mapping[str, Any]) -> float | None:
+        """What `values` say of the state, smaller is better; None where the name is not among them."""
+        self.names.update(values)
+        if self.name is None or self.name not in values:
+            return None
+        check_number(values[self.name], f"run.log({self.name}")
+        return -float(values[self.name]) if self.rises else float(values[self.name])
+
+    @property
+    def unlogged(self) -> bool:
+        """Whether other names were logged, and not the one that decides."""
+        return self.name is not None and bool(self.names) and self.name not in self.names
+
+    def warn(self, call: str) -> None:
+        """The run is over, and nobody has logged the name."""
+        user_code.warn(
+            f"{call}(best={self.name!r}): no value of this name was logged, so that no commit was kept for it. There were "
+            f"{', '.join(sorted(self.names))}.",
+        )
+
+    def among(self, value: float, kept: Mapping[str, float | None]) -> bool:
+        """Whether a commit of that value would stay."""
+        values = sorted(number for number in kept.values() if number is not None)
+        return (
+            self.keep > 0
+            and not math.isnan(value)
+            and (len(values) < self.keep or value < values[self.keep - 1])
+        )
+
+    def take(self) -> float | None:
+        """The value of the state at this boundary."""
+        value, self.value = self.value, None
+        return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,221 @@
+"""What a commit holds of the user's objects: their state_dict, and what training changes besides it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from samebits import _digest as digest
+from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.train._state import aliases
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that has both `state_dict` and `load_state_dict`: the only state protocol."""
+
+    def state_dict(self) -> Any:
+        """The state as nested plain values and tensors."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Puts a state back."""
+        ...
+
+
+class RunState(dict[str, Any]):
+    """`run.state`: plain values and tensors that are saved with the run; `run.state.best = 0.3`, `.get("best", 1e9)`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(
+                f"run.state.{name} was never set. Set it before the loop, or read run.state.get({name!r}, default)."
+            ) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(dict, name):
+            raise InvalidArgumentError(
+                f"run.state.{name} = ...: a dict has a method of that name. Choose another."
+            )
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self[name]
+
+    def refill(self, saved: dict[str, Any], in_hand: Mapping[str, Any] | None = None) -> None:
+        """Takes the saved values, inside the objects that the program has in hand (`inhand`); by default lists and dicts."""
+        if in_hand is not None:
+            aliases.put_on_devices(saved, in_hand.get("devices", ()))
+            aliases.share(saved, in_hand["same"])
+        aliases.fill(self, saved, None if in_hand is None else in_hand["kept"])
+
+
+def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
+    """The state of all objects, and of modules and parameters what state_dict leaves out but training changes.
+
+    That is: gradients that are alive between two steps, `requires_grad`, parameters that only an optimizer knows,
+    train/eval modes, and buffers that are registered as not persistent.
+    """
+    modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+    parameters = dict(_parameters(objects))
+    saved = {name: thing.state_dict() for name, thing in objects.items()}
+    return {
+        "types": {name: type(thing).__qualname__ for name, thing in objects.items()},
+        "objects": saved,
+        "grads": {path: _dense(parameter.grad) for path, parameter in parameters.items()},
+        "requires_grad": {path: parameter.requires_grad for path, parameter in parameters.items()},
+        "optimizer_only": {path: p.detach() for path, p in parameters.items() if ".param_groups." in path},
+        "training": {name: [m.training for m in module.modules()] for name, module in modules.items()},
+        "buffers": {name: unsaved_buffers(module, saved[name]) for name, module in modules.items()},
+        **_forward_syncs(modules),
+    }
+
+
+def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, bool]]:
+    """Whether a DistributedDataParallel is about to give rank 0's buffers to all: not behind a forward without gradients,
+    nor under `no_sync`. Nothing where there is none.
+    """
+    found = {
+        name: module.require_forward_param_sync
+        for name, module in modules.items()
+        if isinstance(module, DistributedDataParallel)
+    }
+    return {"forward_syncs": found} if found else {}
+
+
+def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
+    """Loads a gathered state into the objects, and checks that it has come back bit for bit.
+
+    Raises `RunMismatchError` when an object refuses its state, or does not have it afterwards.
+    """
+    own = copy.deepcopy(saved)  # an optimizer goes on with the tensors that it is given
+    for name, thing in objects.items():
+        groups = [dict(g) for g in thing.param_groups] if isinstance(thing, torch.optim.Optimizer) else []
+        try:
+            thing.load_state_dict(own["objects"][name])
+        except Exception as error:
+            raise RunMismatchError(
+                f"{where}: {name}.load_state_dict refused the saved state: {error}. Objects must be as they were when "
+                "the run was entered (parameter groups added, lazy layers built); else use another run directory."
+            ) from error
+        if isinstance(thing, torch.optim.Optimizer):
+            _restore_dtypes(thing, own["objects"][name])
+            _restore_devices(thing, groups)
+    for path, parameter in _parameters(objects):
+        if path in own["optimizer_only"]:
+            parameter.data.copy_(own["optimizer_only"][path])
+        parameter.requires_grad_(own["requires_grad"][path])
+        parameter.grad = _gradient(own["grads"][path], parameter.device)
+    for name, modes in own["training"].items():
+        _restore_module(objects[name], modes, own["buffers"][name])
+    for name, syncs in own.get("forward_syncs", {}).items():
+        objects[name].require_forward_param_sync = syncs  # type: ignore[attr-defined]
+    _check_came_back(objects, saved, where)
+
+
+def restore_changed(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
+    """As `restore`, and leaves alone what has the state already: a graph that was built with it stays whole."""
+    now = gather(objects)
+    if any(digest.of_value(now[part]) != digest.of_value(saved[part]) for part in now if part != "objects"):
+        restore(objects, saved, where)
+        return
+    for name, thing in objects.items():
+        if digest.of_value(now["objects"][name]) != digest.of_value(saved["objects"][name]):
+            thing.load_state_dict(copy.deepcopy(saved["objects"][name]))
+
+
+def _dense(grad: torch.Tensor | None) -> Any:
+    """A gradient as what commits hold: a sparse one (of an embedding, say) as the tensors that it is made of."""
+    if grad is None or grad.layout is not torch.sparse_coo:
+        return grad
+    return {
+        "indices": grad._indices(), "values": grad._values(), "size": list(grad.shape),
+        "coalesced": grad.is_coalesced(),
+    }  # fmt: skip
+
+
+def _gradient(saved: Any, device: torch.device) -> torch.Tensor | None:
+    """A gradient that `_dense` took apart."""
+    if saved is None or isinstance(saved, torch.Tensor):
+        return None if saved is None else saved.to(device)
+    return torch.sparse_coo_tensor(
+        saved["indices"], saved["values"], saved["size"], device=device, is_coalesced=saved["coalesced"],
+        check_invariants=True,
+    )  # fmt: skip
+
+
+def _restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.Tensor]) -> None:
+    for child, training in zip(module.modules(), modes, strict=True):
+        child.training = training
+    for path, value in unsaved_buffers(module).items():
+        value.copy_(buffers[path])
+
+
+def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """`Optimizer.load_state_dict` casts what it is given to the parameter's dtype; NAdam's products lose bits by it."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, values in saved["state"].items():
+        mine = optimizer.state[parameters[index]]
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and mine[name].dtype != value.dtype:
+                mine[name] = value.to(mine[name].device)
+
+
+def _restore_devices(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:
+    """A learning rate that is a tensor comes back where the program had made it: a commit's tensors are on the CPU."""
+    for group, made in zip(optimizer.param_groups, before, strict=True):
+        for name, value in group.items():
+            if isinstance(value, torch.Tensor) and isinstance(made.get(name), torch.Tensor):
+                group[name] = value.to(made[name].device)
+
+
+def _check_came_back(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
+    for name, thing in objects.items():
+        if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
+            continue
+        now = dict(digest.leaves(thing.state_dict()))
+        lost = [path for path, bits in digest.leaves(saved["objects"][name]) if now.get(path) != bits]
+        if lost:
+            raise RunMismatchError(
+                f"{where}: {name} does not have the saved state after load_state_dict ({', '.join(lost[:3])}): the "
+                "program is another one (another dtype?), or the class loses it. Use the program that made the commit."
+            )
+
+
+def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter of the modules, then of the optimizers among `objects`, once, by its path."""
+    seen: set[int] = set()
+    modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+    optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, torch.optim.Optimizer)}
+    named = [
+        (f"{name}.{path}", p) for name in sorted(modules) for path, p in modules[name].named_parameters()
+    ]
+    named += [
+        (f"{name}.param_groups.{number}.{index}", parameter)
+        for name in sorted(optimizers)
+        for number, group in enumerate(optimizers[name].param_groups)
+        for index, parameter in enumerate(group["params"])
+    ]
+    for path, parameter in named:
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield path, parameter
+
+
+def parameter_paths(objects: Mapping[str, Any]) -> set[str]:
+    """The paths under which a commit keeps the gradients."""
+    return {path for path, _ in _parameters(objects)}
+
+
+def unsaved_buffers(
+    module: torch.nn.Module, saved: Mapping[str, Any] | None = None
+) -> dict[str, torch.Tensor]:
+    """Buffers that are registered as not persistent: state_dict (`saved`) leaves them out, and training may change them."""
+    names = (module.state_dict() if saved is None else saved).keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name not in names}

@@ -1,0 +1,72 @@
+"""What a model makes of batches that it does not train on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from samebits.errors import EmptyDatasetError
+from samebits.trainer._batch import concatenated, moved
+from samebits.trainer._forward import Forward
+from samebits.trainer._history import Means, SumOverRanks, mean_over_ranks
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model in eval mode and without gradients; `forward` counts in metrics of its own."""
+
+    model: torch.nn.Module
+    forward: Forward
+
+    def measure(
+        self, batches: Iterable[Any], loader: Iterable[Any], over: SumOverRanks = dict
+    ) -> dict[str, float]:
+        """Means of loss and metrics over the samples (`over`: of all ranks); `loader` is where the batches come from.
+
+        Raises `EmptyDatasetError` when there is none.
+        """
+        means = Means()
+        self.forward.metrics.reset()
+        with evaluating(self.model):
+            for batch in batches:
+                self.add(batch, means)
+        return self.taken(means, loader, over)
+
+    def add(self, batch: Any, means: Means) -> None:
+        """Measures one batch, in `evaluating`."""
+        result = self.forward(self.model, batch)
+        means.add(self.forward.measured(result), result.count)
+
+    def taken(self, means: Means, loader: Iterable[Any], over: SumOverRanks = dict) -> dict[str, float]:
+        """The means over the batches that were added, and the metrics'; both begin anew. Raises as `measure`."""
+        if not means.sums:
+            raise EmptyDatasetError(
+                f"Trainer.evaluate: the {type(loader).__name__} has no batch. Is its dataset empty, or an iterator that can "
+                "be read only once?"
+            )
+        return means.take(over) | mean_over_ranks(self.forward.metrics.take(), over)
+
+    def predict(self, loader: Iterable[Any]) -> Any:
+        """The outputs for all batches as one, on the CPU. Raises `EmptyDatasetError` when there is none."""
+        with evaluating(self.model):
+            outputs = [moved(self.forward.output(self.model, batch), torch.device("cpu")) for batch in loader]
+        if not outputs:
+            raise EmptyDatasetError(f"Trainer.predict: the {type(loader).__name__} has no batch.")
+        return concatenated(outputs)
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """In eval mode and without gradients; each module's mode is put back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,76 @@
+"""What one call of `Trainer.fit` is asked to do, checked before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from samebits.errors import InvalidArgumentError
+from samebits.train._loop.fixed_length_epochs import check_steps
+from samebits.train._run_arguments import check_batches
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """The arguments of `fit` about epochs and validation.
+
+    Raises:
+        InvalidArgumentError: one is outside its range, or contradicts another or a loader's length.
+    """
+
+    loader: Iterable[Any]
+    epochs: int
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_data: Iterable[Any] | None = None
+    validation_freq: int | Collection[int] = 1
+    validation_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_batches(self.loader, "fit(loader")
+        _check_int("epochs", self.epochs, 1)
+        _check_int("initial_epoch", self.initial_epoch, 0)
+        if self.initial_epoch >= self.epochs:
+            raise InvalidArgumentError(
+                f"fit(epochs={self.epochs}, initial_epoch={self.initial_epoch}): no epoch is left to train. epochs counts all "
+                "epochs, those before initial_epoch too."
+            )
+        check_steps(self.loader, self.steps_per_epoch, "fit(steps_per_epoch")
+        self._check_validation()
+
+    def validates_after(self, epoch: int) -> bool:
+        """Whether a validation follows `epoch` (from 0): every so many epochs, or after those listed (from 1)."""
+        if self.validation_data is None:
+            return False
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
+
+    def _check_validation(self) -> None:
+        asked = {
+            "validation_freq": self.validation_freq != 1,
+            "validation_steps": self.validation_steps is not None,
+        }
+        for name in [name for name, given in asked.items() if given and self.validation_data is None]:
+            raise InvalidArgumentError(
+                f"fit({name}={getattr(self, name)!r}): there is no validation_data. Pass validation_data=loader."
+            )
+        if isinstance(self.validation_freq, Collection) and not isinstance(self.validation_freq, str):
+            for epoch in self.validation_freq:
+                _check_int("validation_freq: an epoch", epoch, 1)
+        else:
+            _check_int("validation_freq", self.validation_freq, 1)
+        if self.validation_data is not None:
+            check_batches(self.validation_data, "fit(validation_data")
+            if hasattr(self.validation_data, "__next__"):
+                raise InvalidArgumentError(
+                    f"fit(validation_data={type(self.validation_data).__name__}): it is read after each epoch. Pass a "
+                    "samebits.data.DataLoader, a list of batches, or any object whose __iter__ starts anew."
+                )
+            check_steps(self.validation_data, self.validation_steps, "fit(validation_steps")
+
+
+def _check_int(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidArgumentError(f"fit({name}={value!r}): must be an int of at least {least}.")

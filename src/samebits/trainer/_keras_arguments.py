@@ -1,0 +1,71 @@
+"""Calls of `fit` in Keras's way are named, with the line to type."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from samebits.errors import InvalidArgumentError
+from samebits.train._state.run_state import Stateful
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_OF_THE_LOADER = (
+    "x",
+    "y",
+    "batch_size",
+    "shuffle",
+    "sample_weight",
+    "validation_split",
+    "validation_batch_size",
+)
+_OF_VALIDATION = ("validation_data", "validation_freq", "validation_steps")
+_LOADER = (
+    "fit takes a loader of (x, y) batches:\n"
+    "    loader = samebits.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=32, shuffle=True)\n"
+    "    trainer.fit(loader, epochs=..., validation_data=other_loader)"
+)
+
+
+def without_habits(fit: Callable[P, T]) -> Callable[P, T]:
+    """`fit`, which raises `InvalidArgumentError` for arguments that Keras's `fit` takes and this one does not."""
+
+    @functools.wraps(fit)
+    def call(*args: P.args, **named: P.kwargs) -> T:
+        _check(args[1:], named)
+        return fit(*args, **named)
+
+    return call
+
+
+def _check(given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    second = given[1] if len(given) > 1 else None
+    if isinstance(second, torch.Tensor) or hasattr(second, "__iter__"):
+        raise InvalidArgumentError(
+            f"Trainer.fit(loader, epochs={type(second).__name__}): the second argument is the number of epochs. {_LOADER}"
+        )
+    for name, value in named.items():
+        if _is_a_validation(name, value) and "validation_data" not in named:
+            raise InvalidArgumentError(
+                f"Trainer.fit({name}=...): an object by this name is saved, and nothing is validated. Give the loader as "
+                f"validation_data={name}."
+            )
+        if isinstance(value, Stateful):  # an object to save may have any name
+            continue
+        if name == "callbacks":
+            raise InvalidArgumentError(
+                "Trainer.fit(callbacks=...): callbacks belong to the trainer, which saves their state:\n"
+                "    trainer = samebits.Trainer(model, loss_fn, optimizer, callbacks=[...])"
+            )
+        if name in _OF_THE_LOADER:
+            raise InvalidArgumentError(f"Trainer.fit({name}=...): batches are made by a loader. {_LOADER}")
+
+
+def _is_a_validation(name: str, value: Any) -> bool:
+    """Whether a loader was meant to be `validation_data`: loaders have a state, so `Run` would take it as one to save."""
+    is_loader = hasattr(value, "__iter__") and not isinstance(value, torch.nn.Module)
+    return is_loader and name not in _OF_VALIDATION and name.startswith(("val", "eval"))

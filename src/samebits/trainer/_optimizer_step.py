@@ -1,0 +1,107 @@
+"""From the loss of a batch to new weights: backward, and at the end of a group of batches the optimizer's step."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from samebits.trainer._scheduler_steps import SchedulerSteps
+
+
+@dataclass(frozen=True)
+class Group:
+    """The batches between two steps of the optimizer: those of `accumulate` steps, or what an epoch has left."""
+
+    planned: int
+    """By how many the losses are divided."""
+    count: int
+    """How many there were, with this one."""
+    ends: bool
+
+
+def group_of(batch_index: int, accumulate: int, length: int | None, *, ends_epoch: bool) -> Group:
+    """The group that batch `batch_index` of an epoch of `length` batches (None: nobody knows) belongs to."""
+    count = batch_index % accumulate + 1
+    left = accumulate if length is None else length - (batch_index - count + 1)
+    return Group(max(1, min(accumulate, left)), count, ends_epoch or count == accumulate)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a trainer does with a loss. It holds nothing that changes, but in objects that every commit has."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    scaler: torch.amp.GradScaler | None = None
+    ema: AveragedModel | None = None
+    schedule: SchedulerSteps | None = None
+
+    def summing(self, group: Group) -> AbstractContextManager[None]:
+        """Around forward and backward: the ranks sum gradients in a group's last backward; until then each has its own.
+
+        A static graph is what its first backward was, so those are summed every time.
+        """
+        if group.ends or not isinstance(self.model, DistributedDataParallel) or self.model.static_graph:
+            return nullcontext()
+        return self.model.no_sync()
+
+    def __call__(self, loss: torch.Tensor, group: Group) -> None:
+        """Adds the gradient of the group's mean loss; with the group's last batch steps, and lets go of the gradients.
+
+        A step that the scaler skips, since a gradient overflowed, is none for scheduler and EMA either.
+        """
+        if group.planned > 1:
+            loss = loss / group.planned
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        if not group.ends:
+            return
+        if group.count != group.planned:
+            self._rescale(group.planned / group.count)
+        if self._step():
+            if self.schedule is not None:
+                self.schedule.after_step()
+            if self.ema is not None:
+                self.ema.update_parameters(self.model)
+        self.optimizer.zero_grad()
+
+    def _step(self) -> bool:
+        """Whether the weights have changed."""
+        if self.scaler is None:
+            self._clip()
+            self.optimizer.step()
+            return True
+        self.scaler.unscale_(self.optimizer)
+        self._clip()
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() >= before
+
+    def _clip(self) -> None:
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
+        if self.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self._parameters(), self.clip_value)
+
+    def _rescale(self, factor: float) -> None:
+        """The epoch ended where nobody knew that it would: the group was smaller than its losses were divided by."""
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def average(model: torch.nn.Module, decay: float) -> AveragedModel:
+    """An exponential moving average of the weights. It needs no process group of its own: all ranks have the same."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    ema = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    ema.requires_grad_(False)
+    return ema.eval()

@@ -1,0 +1,326 @@
+"""`Trainer.fit`: the usual loop, on top of `Run`."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from samebits._context import observed
+from samebits.callbacks import Callback, TerminateOnNaN
+from samebits.callbacks._progress_bar import bars
+from samebits.train._loop.fixed_length_epochs import check_steps, epoch_length
+from samebits.train._loop.steps import Step
+from samebits.train._run import Run
+from samebits.train._run_arguments import check_batches
+from samebits.train._saving.best_commits import Best
+from samebits.trainer import _trainer_arguments as trainer_arguments
+from samebits.trainer._batch import device_of
+from samebits.trainer._commit_events import Told
+from samebits.trainer._evaluation import Evaluation, evaluating
+from samebits.trainer._fit_plan import FitPlan
+from samebits.trainer._forward import Forward, ForwardHook
+from samebits.trainer._history import History, Logbook, mean_over_ranks
+from samebits.trainer._keras_arguments import without_habits
+from samebits.trainer._loss import Loss, LossFunction
+from samebits.trainer._metrics import Metric, Metrics
+from samebits.trainer._optimizer_step import Update, average, group_of
+from samebits.trainer._scheduler_steps import SchedulerSteps
+
+
+class Trainer:
+    """Trains `model` on batches; killed anywhere, `fit` ends with the same weights and returns the same history.
+
+    ```python
+    trainer = samebits.Trainer(model, nn.functional.cross_entropy, optimizer, accumulate=4, clip_norm=1.0, ema=0.999)
+    history = trainer.fit(loader, epochs=10, validation_data=val, run_dir="runs/digits")
+    ```
+
+    A batch is `(inputs, target)`, `(inputs, target, weight)`, or a dict (`model(**inputs)`, the target is "labels");
+    inputs that are a tuple or a dict are the model's arguments. docs/training.md shows each, and what is resumed how.
+
+    Args:
+        model: called as `model(inputs)`.
+        loss_fn: `loss_fn(output, target)`, a mean over the batch. None: the model computes it, as `output.loss`, from the
+            whole batch, `model(**batch)` or `model(*batch)`.
+        optimizer: steps after every `accumulate` batches.
+        scheduler: a torch LR scheduler of this optimizer.
+        scheduler_step: "epoch": after each epoch's validation; "step": after each step of the optimizer.
+        monitor: name in the epoch's logs, for torch's ReduceLROnPlateau.
+        callbacks: called in order; their state is part of every commit.
+        metrics: by name, `f(output, target)`, a mean over the batch, or objects with update, compute, reset and a
+            state_dict; logged per epoch, and of a validation with `val_` before the name.
+        accumulate: batches per step of the optimizer; the gradient is that of the mean of their losses. An epoch's last
+            group may be smaller: it is stepped, and is the mean over the batches that it has (transformers' rule).
+        clip_norm: the gradient's largest norm, over all parameters together.
+        clip_value: the largest absolute value of its elements.
+        precision: "bf16" or "fp16" for `torch.autocast`, with "fp16" a GradScaler too; None for neither.
+        ema: decay of an exponential moving average of the weights (0.999, say). It begins with the weights after the first
+            step; buffers are the model's. Validation, `evaluate` and `predict` use the average, `eval_model`.
+        forward: `forward(model, batch)` in place of all of the above about batches, loss and metrics: returns the loss,
+            or the loss and a dict of metrics.
+        device: where model and batches go; None: batches go to where the model is.
+
+    Raises:
+        InvalidArgumentError: an argument is not what its place asks for; the message says what is.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: LossFunction | None,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: LRScheduler | None = None,
+        scheduler_step: str = "epoch",
+        monitor: str = "val_loss",
+        callbacks: Sequence[Callback] = (),
+        metrics: Mapping[str, Metric] | None = None,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        precision: str | None = None,
+        ema: float | None = None,
+        forward: ForwardHook | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        trainer_arguments.check_parts(model, loss_fn, optimizer)
+        trainer_arguments.check_callbacks(callbacks)
+        trainer_arguments.check_scheduler(scheduler, scheduler_step, optimizer)
+        trainer_arguments.check_update(accumulate, clip_norm, clip_value, precision, ema)
+        trainer_arguments.check_hook(forward, loss_fn, metrics)
+        self._metrics = Metrics(metrics or {})
+        self.model = model if device is None else model.to(device)
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.callbacks = list(callbacks)
+        self.accumulate = accumulate
+        self.forward = forward
+        self.scaler = torch.amp.GradScaler(device_of(model).type) if precision == "fp16" else None
+        self.ema = None if ema is None else average(model, ema)
+        self.epochs = 0
+        self.initial_epoch = 0
+        self.steps_per_epoch: int | None = None
+        self.validates = False
+        self.metrics = self._metrics.functions | self._metrics.objects
+        self._validation_metrics = self._metrics.copied()
+        self._dtype = trainer_arguments.PRECISIONS[precision]
+        measuring = Forward(Loss(loss_fn), self._validation_metrics, self._dtype, forward)
+        self._evaluation = Evaluation(self.eval_model, measuring)
+        self._schedule = SchedulerSteps(scheduler, scheduler_step, monitor)
+        self._update = Update(model, optimizer, clip_norm, clip_value, self.scaler, self.ema, self._schedule)
+        self._run: Run | None = None
+        self._logbook = Logbook()
+
+    @without_habits
+    def fit(
+        self,
+        loader: Iterable[Any],
+        epochs: int = 1,
+        *,
+        verbose: str | int = "auto",
+        validation_data: Iterable[Any] | None = None,
+        class_weight: Mapping[int, float] | None = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_freq: int | Collection[int] = 1,
+        run_dir: str | os.PathLike[str] | None = None,
+        **run_options: Any,
+    ) -> History:
+        """Trains up to epoch number `epochs` and returns the history of all epochs, those before a resume too.
+
+        A run in `run_dir` that has finished trains nothing and returns its history; asked for more epochs, it goes on.
+
+        Args:
+            loader: a `samebits.data.DataLoader` (or any iterable that starts anew at each `iter()`).
+            epochs: how many in all, those before a resume, and before `initial_epoch`, counted in.
+            verbose: 0: nothing. 1 or "auto": a progress bar on a terminal, and a line per epoch. 2: the lines alone.
+            validation_data: batches to evaluate after an epoch.
+            class_weight: by class; each sample's loss is multiplied by that of its target (`Loss` says how the mean is
+                taken, and what it asks of `loss_fn`). Not for validation.
+            initial_epoch: the number of the first epoch of a new training; a resumed one goes on where it stands.
+            steps_per_epoch: batches per epoch, at most those of the loader: each epoch goes on in the loader where the last
+                one ended. None: an epoch is one pass.
+            validation_steps: batches per validation; each begins with the first one.
+            validation_freq: validate after every so many epochs, or after those listed (the first is 1).
+            run_dir: where commits go, and where training is resumed from; None: nothing is saved.
+            run_options: further arguments of `Run`: its options, and further objects to save. `best` is a name in the
+                epochs' logs ("val_loss", "max:val_accuracy").
+
+        Raises:
+            InvalidArgumentError: the arguments contradict each other or the loaders.
+            NonFiniteLossError: the loss became NaN or infinite, and there is no `TerminateOnNaN`.
+        """
+        plan = FitPlan(
+            loader, epochs, initial_epoch, steps_per_epoch, validation_data, validation_freq, validation_steps
+        )
+        if self.forward is None:  # of a hook's metrics nobody knows the names before
+            self._schedule.check(self._metrics.names(validates=validation_data is not None))
+        forward = Forward(Loss(self.loss_fn, class_weight), self._metrics, self._dtype, self.forward)
+        callbacks = [*self.callbacks, *bars(verbose)]
+        if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
+            run_options.setdefault("check_loss", False)  # what is raised cannot be stopped at
+        self._logbook = Logbook()
+        best = Best(run_options.get("keep_best", 0), run_options.pop("best", None))
+        with self._running(Run(run_dir, **self._stateful(), **run_options), plan, callbacks) as run:
+            epochs = plan.epochs - self._logbook.initial_epoch
+            for step, batch in run.steps(loader, epochs, steps_per_epoch=steps_per_epoch):
+                self._step(run, forward, step, batch, callbacks)
+                if step.ends_epoch:
+                    logs = self._end_epoch(run, plan, callbacks)
+                    if (value := best.of(logs)) is not None:
+                        run.best(value, everywhere=True)
+            for callback in callbacks:
+                callback.on_train_end(self)
+        best.names.update(self._logbook.history.history)
+        if best.unlogged:
+            best.warn("Trainer.fit")
+        return copy.deepcopy(self._logbook.history)
+
+    def evaluate(self, loader: Iterable[Any], steps: int | None = None) -> dict[str, float]:
+        """Means of loss and metrics over the samples of `loader` (of its first `steps` batches).
+
+        In eval mode and without gradients; with `ema` of the average.
+
+        Raises:
+            InvalidArgumentError: `loader` is none, or has fewer than `steps` batches.
+            EmptyDatasetError: there is no batch.
+        """
+        check_batches(loader, "Trainer.evaluate(loader")
+        check_steps(loader, steps, "Trainer.evaluate(steps")
+        return self._evaluation.measure(islice(loader, steps), loader)
+
+    def predict(self, loader: Iterable[Any]) -> Any:
+        """The model's outputs for all batches of `loader`, put together along the first dimension, on the CPU.
+
+        Of a batch the inputs count, as in `fit`: `(inputs,)`, `(inputs, target)`, a dict, or the input itself. In eval
+        mode and without gradients; with `ema` of the average. Outputs may be tensors, or tuples, lists and dicts of them.
+
+        Raises:
+            InvalidArgumentError: `loader` is none.
+            EmptyDatasetError: there is no batch.
+        """
+        check_batches(loader, "Trainer.predict(loader")
+        return self._evaluation.predict(loader)
+
+    @property
+    def eval_model(self) -> torch.nn.Module:
+        """The model that validation measures: with `ema` the average, else `model`."""
+        return self.model if self.ema is None else self.ema.module
+
+    @property
+    def run_dir(self) -> Path | str | None:
+        """Where the commits of the fit under way go."""
+        return None if self._run is None else self._run.run_dir
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the fit under way goes on from a commit."""
+        return self._run is not None and self._run.resumed
+
+    def stop_training(self) -> None:
+        """Ends training after this step (for callbacks)."""
+        if self._run is not None:
+            self._run.stop()
+
+    def commit(self) -> None:
+        """Asks for a commit between this step and the next (for callbacks)."""
+        if self._run is not None:
+            self._run.commit()
+
+    def _stateful(self) -> dict[str, Any]:
+        """Everything that changes, by name."""
+        named = {f"callback_{i}_{type(c).__name__}": c for i, c in enumerate(self.callbacks)}
+        named |= {f"metric_{name}": metric for name, metric in self._metrics.objects.items()}
+        named |= {f"val_metric_{name}": metric for name, metric in self._validation_metrics.objects.items()}
+        parts = {
+            "scheduler": self.scheduler,
+            "scaler": self.scaler,
+            "ema": self.ema,
+            "logbook": self._logbook,
+        }
+        given = {name: part for name, part in parts.items() if part is not None}
+        return {"model": self.model, "optimizer": self.optimizer, **given, **named}
+
+    @contextmanager
+    def _running(self, run: Run, plan: FitPlan, callbacks: list[Callback]) -> Iterator[Run]:
+        """A fit under way: what callbacks see of it, and that they are told its beginning and its end."""
+        self.epochs, self.validates = plan.epochs, plan.validation_data is not None
+        self.steps_per_epoch = epoch_length(plan.loader, plan.steps_per_epoch)
+        with run, observed(Told(self, run, callbacks)):
+            self._run = run
+            if run.rank:
+                callbacks[:] = [callback for callback in callbacks if callback.every_rank]
+            if not run.resumed:
+                self._logbook.initial_epoch = plan.initial_epoch
+                self._metrics.reset()
+                self.optimizer.zero_grad()
+                self.model.train()
+            self.initial_epoch = self._logbook.initial_epoch
+            try:
+                for callback in callbacks:
+                    callback.on_train_begin(self)
+                yield run
+            finally:
+                self._run = None
+                for callback in callbacks:
+                    callback.on_exit(self)
+
+    def _step(
+        self, run: Run, forward: Forward, step: Step, batch: Any, callbacks: Sequence[Callback]
+    ) -> None:
+        for callback in callbacks if step.batch_index == 0 else ():
+            callback.on_epoch_begin(self, self.initial_epoch + step.epoch)
+        for callback in callbacks:
+            callback.on_batch_begin(self, step.number)
+        group = group_of(step.batch_index, self.accumulate, self.steps_per_epoch, ends_epoch=step.ends_epoch)
+        with self._update.summing(group):
+            result = forward(self.model, batch)
+            run.log(loss=result.loss)
+            self._update(result.loss, group)
+        values = forward.measured(result)
+        self._logbook.means.add(values, result.count)
+        logs = {"loss": values["loss"]}
+        if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
+            logs = mean_over_ranks(logs, run.sum_over_ranks)  # all ranks stop, or none
+        for callback in callbacks:
+            callback.on_batch_end(self, step.number, logs)
+
+    def _end_epoch(self, run: Run, plan: FitPlan, callbacks: Sequence[Callback]) -> dict[str, float]:
+        epoch = self._logbook.next_epoch
+        over = run.sum_over_ranks
+        logs = self._logbook.means.take(over) | mean_over_ranks(self._metrics.take(), over)
+        if plan.validates_after(epoch):
+            logs |= {f"val_{name}": value for name, value in self._validate(run, plan, callbacks).items()}
+        self._schedule.after_epoch(logs, validates=self.validates)
+        for callback in callbacks:
+            callback.on_epoch_end(self, epoch, logs)
+        self._logbook.end_epoch(epoch, logs)
+        return logs
+
+    def _validate(self, run: Run, plan: FitPlan, callbacks: Sequence[Callback]) -> dict[str, float]:
+        assert plan.validation_data is not None
+        for callback in callbacks:
+            callback.on_validation_begin(self)
+        self._logbook.validation.sums.clear()
+        self._validation_metrics.reset()
+        with evaluating(self.eval_model):
+            for batch in run.validate(
+                plan.validation_data
+            ):  # killed inside, it goes on inside: no local adds up anything
+                self._evaluation.add(batch, self._logbook.validation)
+                if self._logbook.validation.batches == plan.validation_steps:
+                    break
+        logs = self._evaluation.taken(self._logbook.validation, plan.validation_data, run.sum_over_ranks)
+        for callback in callbacks:
+            callback.on_validation_end(self, logs)
+        return logs

@@ -1,0 +1,98 @@
+"""What `verify` draws from the baseline."""
+
+import random
+
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from samebits.audit._verify.check_plan import BaselineFacts, checks_after, kill_checks
+
+
+def facts(lengths, validates=True, **changed):
+    """The facts of a run whose epochs have `lengths` batches and, perhaps, a validation at each end."""
+    ends = [sum(lengths[: n + 1]) - 1 for n in range(len(lengths))]
+    values = {
+        "steps": tuple(range(sum(lengths))),
+        "epoch_lasts": frozenset(ends),
+        "epoch_firsts": frozenset({0, *(end + 1 for end in ends[:-1])}),
+        "validations": tuple(ends) if validates else (),
+        "uses_run": True,
+        "loaders": [2],
+    }
+    return BaselineFacts(**{**values, **changed})
+
+
+runs = st.lists(st.integers(1, 9), min_size=1, max_size=6).filter(lambda lengths: sum(lengths) > 1)
+property_test = hypothesis_settings(derandomize=True, max_examples=300, deadline=None)
+
+
+@property_test
+@given(runs, st.integers(0, 10**6), st.booleans())
+def test_every_kill_hits_a_step_of_the_run_after_a_commit_that_a_restart_can_resume_from(
+    lengths, seed, validates
+):
+    """Each kill is at a step the baseline made, behind a commit at a boundary after the first step."""
+    for check in kill_checks(facts(lengths, validates), random.Random(seed)):
+        first = check.processes[0]
+        assert 1 <= first.commit_steps[0] <= first.kill.step < sum(lengths)
+        assert check.processes[-1].kill is None
+
+
+@property_test
+@given(st.lists(st.integers(4, 9), min_size=1, max_size=5), st.integers(0, 10**6))
+def test_mid_epoch_means_that_commit_and_kill_are_inside_the_same_epoch(lengths, seed):
+    """Where epochs are long enough, no epoch begins or ends between the commit and the killed step."""
+    known = facts(lengths)
+    kill, (commit,) = (
+        (process := kill_checks(known, random.Random(seed))[0].processes[0]).kill,
+        process.commit_steps,
+    )
+    assert commit < kill.step
+    assert not known.epoch_lasts & set(range(commit, kill.step + 1))
+    assert not known.epoch_firsts & set(range(commit, kill.step + 1))
+
+
+@property_test
+@given(runs, st.integers(0, 10**6))
+def test_the_second_kill_row_hits_an_epochs_last_step(lengths, seed):
+    """The step killed in the second row ends an epoch, and not the run where another epoch could be had."""
+    known = facts(lengths)
+    step = kill_checks(known, random.Random(seed))[1].processes[0].kill.step
+    assert step in known.epoch_lasts
+    assert step < max(known.steps) or len(known.epoch_lasts - {0}) == 1
+
+
+@property_test
+@given(runs, st.integers(0, 10**6))
+def test_the_third_kill_row_goes_on_before_it_is_killed_again(lengths, seed):
+    """First in a validation that the baseline saw, then in a save at a later boundary, then to the end."""
+    first, second, third = kill_checks(facts(lengths), random.Random(seed))[2].processes
+    assert first.kill.at == "validation" or lengths[0] == sum(lengths) - 1 == 0
+    assert second.kill.at == "commit" and second.kill.step in second.commit_steps
+    assert second.kill.step > first.kill.step
+    assert third.kill is None
+
+
+def test_one_seed_draws_one_plan_and_another_seed_another():
+    """`--seed` repeats the kills."""
+    known, groups = facts([9, 9, 9]), ("kill",)
+    assert checks_after(known, groups, 1) == checks_after(known, groups, 1)
+    assert len({str(checks_after(known, groups, seed)) for seed in range(20)}) > 10
+
+
+def test_rows_that_do_not_apply_say_why_and_start_nothing():
+    """No Run: no kill rows; no loader: no worker rows."""
+    rows = checks_after(facts([5], uses_run=False, loaders=[]), ("kill", "workers", "threads"), 0)
+    empty = [row for row in rows if not row.processes]
+    assert [row.group for row in empty] == ["kill"] * 3 + ["workers"] * 3
+    assert all(row.does_not_apply for row in empty)
+
+
+def test_thread_rows_are_promised_where_the_switch_makes_them_so():
+    """Thread counts decide for a script that has the switch on in every step; for others they are measured."""
+    assert [row.promised for row in checks_after(facts([5]), ("threads",), 0)] == [False, False]
+    assert [row.promised for row in checks_after(facts([5], thread_invariant=True), ("threads",), 0)] == [
+        True,
+        True,
+    ]

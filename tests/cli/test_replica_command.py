@@ -1,0 +1,253 @@
+"""`samebits replica`: its table, explanations, exit codes, JSON and page."""
+
+import json
+import linecache
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from samebits.cli import main
+from samebits.replica import Equal, analyze, capture
+from samebits.replica._report.graph_picture import LIMIT, picture_of
+
+EXAMPLE = Path(__file__).parents[2] / "examples/replica/broken.py"
+
+STEPS = """
+import torch, torch.distributed as dist, torch.distributed._functional_collectives as fc
+from samebits.replica import Equal, Partition
+
+def reduced():
+    def step(params, x):
+        params["w"].sub_(fc.all_reduce(x, "avg", dist.group.WORLD))
+    return step, ({"w": torch.ones(3)}, torch.ones(3))
+
+def shards():
+    def step(params, x, mesh):
+        params["w"].sub_(fc.all_reduce(x, "avg", (mesh, 1)))
+    return step, ({"w": torch.ones(3)}, torch.ones(3)), {"params.w": Partition([[0, 1], [2, 3]])}
+
+def hangs():
+    def step(x, go):
+        return torch.cond(go, lambda x: fc.all_reduce(x, "sum", dist.group.WORLD) + 0, lambda x: x * 2, (x,))
+    return step, (torch.ones(3), torch.tensor(True))
+
+def nothing():
+    return 3
+
+def pair():
+    return 1, 2
+
+def declares():
+    return (lambda x: x + 1), (torch.ones(3),), {"x": Equal}
+
+def reads():
+    def step(x):
+        return x * 2 if x.sum() > 0 else x
+    return step, (torch.ones(3),)
+
+def leaves():
+    raise SystemExit(0)
+
+def raises():
+    return (lambda x: x.view(7, 7)), (torch.ones(3),)
+
+def stateless():
+    return (lambda x: x + 1), (torch.ones(3),)
+"""
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    """Runs `samebits replica ...` in a folder with a module; gives exit code, standard output and standard error."""
+    (tmp_path / "own_steps.py").write_text(STEPS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("own_steps", EXAMPLE.stem):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["samebits", "replica", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return call
+
+
+def test_a_step_that_keeps_its_state_equal_ends_with_0(command):
+    """The table has every input and output; what is reduced is ok; the last line is the verdict."""
+    code, out, err = command("own_steps:reduced", "--world-size", 4)
+    assert (code, err) == (0, "")
+    assert re.search(r"^params\.w +state +equal +equal +ok$", out, re.M)
+    assert re.search(r"^x +batch +all differ +all differ$", out, re.M)
+    assert out.splitlines()[-1] == "all 1 parameters, buffers and optimizer states stay as equal as declared"
+
+
+REDUCED = "average its gradient with all_reduce"
+EXAMPLES = {
+    "forgotten": ("reduced", {"model.fc.weight", "head.bias"}, set(), REDUCED),
+    "outside": ("inside", {"head.weight", "head.bias"}, {"model.module.fc.weight"}, REDUCED),
+    "unsynchronised": (
+        "synchronised",
+        {"model.module.norm.running_mean", "model.module.norm.running_var"},
+        {"model.module.fc.weight", "head.module.weight"},
+        "has the statistics of each rank's own batch: use SyncBatchNorm (on GPUs), or broadcast it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_broken_example_ends_with_1_and_its_cure_and_its_twin_with_0(command, name):
+    """A forgotten all-reduce, a parameter outside of DDP, a BatchNorm buffer: named with line and cure; the repaired step is clean."""
+    twin, wrong, right, cure = EXAMPLES[name]
+    code, out, _ = command(f"{EXAMPLE}:{name}", "--world-size", 8, "--json", "r.json", "--html", "r.html")
+    assert code == 1 and cure in out and "broken.py:" in out
+    found = json.loads(Path("r.json").read_text())
+    assert found["schema"] == "samebits.replica/1" and found["world_size"] == 8
+    drifting = {one["name"] for one in found["values"] if one.get("as_declared") is False}
+    assert wrong <= drifting == set(found["explanations"]) and not right & drifting
+    assert Page.read("r.html")
+    code, out, _ = command(f"{EXAMPLE}:{twin}", "--world-size", 8)
+    assert code == 0 and "stay as equal as declared" in out.splitlines()[-1]
+
+
+def test_state_is_held_to_what_was_declared(command):
+    """A shard that is equal in its own group only is as declared; declared equal on all ranks it would drift."""
+    assert command("own_steps:shards", "--mesh", "dp=2,tp=2")[0] == 0
+    text = Path("own_steps.py").read_text().replace("Partition([[0, 1], [2, 3]])", "Equal()")
+    Path("own_steps_equal.py").write_text(text)
+    code, out, _ = command("own_steps_equal:shards", "--mesh", "dp=2,tp=2")
+    assert code == 1 and "params.w varies: 0-1 | 2-3" in out
+
+
+def test_a_hang_ends_with_1(command):
+    """A collective that not all members reach is an error, whatever stays equal."""
+    code, out, _ = command("own_steps:hangs", "--world-size", 2)
+    assert code == 1 and "hang: " in out and out.splitlines()[-1] == "the step hangs"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["own_steps:reduced"], "--world-size 8, or --mesh"),
+        (["own_steps", "--world-size", "2"], "give MODULE:FUNCTION"),
+        (["no_such_module:f", "--world-size", "2"], "no module 'no_such_module'"),
+        (["no/such/file.py:f", "--world-size", "2"], "no file "),
+        (["own_steps:f", "--world-size", "2"], "no function 'f'"),
+        (["own_steps:nothing", "--world-size", "2"], "must return (step, args)"),
+        (["own_steps:pair", "--world-size", "2"], "declarations), not (int, int)"),
+        (["own_steps:declares", "--world-size", "2"], "Equal(), PerReplica() or Partition"),
+        (
+            ["own_steps:reads", "--world-size", "2"],
+            "reads the value of a tensor, and a capture computes none [own_steps.py:",
+        ),
+        (["own_steps:reduced", "--mesh", "dp"], "dp=2,tp=4"),
+        (["own_steps:reduced", "--mesh", "dp=2,dp=2"], "dp=2,tp=4"),
+        (["own_steps:reduced", "--world-size", "2", "--html", "no/such/f.html"], "there is no folder"),
+    ],
+)
+def test_wrong_calls_end_with_2(command, args, said):
+    """Each wrong call is one line on standard error."""
+    code, out, err = command(*args)
+    assert (code, out) == (2, "") and said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "said"), [("raises", "RuntimeError: shape '[7, 7]' is invalid"), ("leaves", "SystemExit: 0")]
+)
+def test_code_of_the_user_that_ends_early_ends_with_2_and_its_own_lines(command, function, said):
+    """Neither a proof (0) nor a drift (1) comes from a step that did not run; the frames shown are the user's."""
+    code, out, err = command(f"own_steps:{function}", "--world-size", 2)
+    assert (code, out) == (2, "") and said in err.splitlines()[-1]
+    files = re.findall(r'^  File "(.*)", line', err, re.M)
+    assert files and {Path(file).name for file in files} == {"own_steps.py"}
+
+
+def test_a_file_that_does_not_parse_ends_with_2_and_its_line(command):
+    """The line is shown, and no frame of ours."""
+    Path("unfinished.py").write_text("def f(:")
+    code, out, err = command("unfinished.py:f", "--world-size", 2)
+    assert (code, out) == (2, "") and "SyntaxError" in err and err.count('  File "') == 0
+
+
+def test_a_file_may_have_the_name_of_a_module_of_python(command):
+    """What is imported already under its name is not taken for it."""
+    Path("pickle.py").write_text(STEPS)
+    code, out, _ = command("pickle.py:reduced", "--world-size", 2)
+    assert code == 0 and "stay as equal" in out
+
+
+def test_a_step_without_state_is_no_proof_of_anything(command):
+    """The verdict says that there was nothing to hold equal."""
+    code, out, _ = command("own_steps:stateless", "--world-size", 2)
+    assert code == 0 and out.splitlines()[-1].startswith("nothing to hold equal")
+
+
+class Page(HTMLParser):
+    """The rectangles and paths of a page, and what it loads from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.boxes, self.paths, self.loads = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if tag == "rect":
+            self.boxes.append(attributes["class"].split())
+        if tag == "path":
+            self.paths.append(attributes["class"].split())
+        if tag in {"script", "link", "img"} or "src" in attributes or "href" in attributes:
+            self.loads.append(tag)
+
+    @classmethod
+    def read(cls, file):
+        page = cls()
+        page.feed(Path(file).read_text())
+        return page
+
+
+def test_the_page_colours_what_varies_and_needs_nothing_else(command):
+    """Varying boxes and lines are marked, the way to what drifts is thick, the clean twin has none; nothing is loaded."""
+    command(f"{EXAMPLE}:forgotten", "--world-size", 2, "--html", "bad.html")
+    command("own_steps:reduced", "--world-size", 2, "--html", "good.html")
+    bad, good = Page.read("bad.html"), Page.read("good.html")
+    assert bad.loads == good.loads == []
+    assert any("way" in one for one in bad.boxes) and any("way" in one for one in bad.paths)
+    assert not any("way" in one for one in good.boxes + good.paths)
+    assert sum("varying" in one for one in good.boxes) == 1  # the batch
+
+
+def chain(length):
+    def step(w, x):
+        for _ in range(length):
+            x = (x + 1.0) * 2.0
+        w.add_(x)
+
+    return analyze(capture(step, torch.ones(2), torch.ones(2), world_size=2), {"w": Equal()})
+
+
+def test_a_large_step_is_drawn_by_its_lines():
+    """Up to the limit every node is a box; beyond, the ops of a line are one."""
+    small, large = picture_of(chain(5)), picture_of(chain(LIMIT))
+    assert sum(box.kind == "op" for box in small.boxes) == 11
+    ops = [box for box in large.boxes if box.kind == "op"]
+    assert len(ops) == 2 and len(ops[0].members) == 2 * LIMIT and "nodes" in large.note
+    assert [box.on_the_way for box in large.boxes if box.kind in {"op", "state after"}] == [True, True, True]
+
+
+def test_the_picture_has_a_limit():
+    """A step of more lines than fit has the boxes on the way to what drifts first, and says how many are left out."""
+    lines = "\n".join(f"    x = x + {number}.0" for number in range(3 * LIMIT))
+    source = f"def step(w, v, x):\n{lines}\n    w.add_(v)\n    return x\n"
+    scope = {}
+    name = "many_lines.py"
+    exec(compile(source, name, "exec"), scope)
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    report = analyze(capture(scope["step"], *(torch.ones(2) for _ in range(3)), world_size=2), {"w": Equal()})
+    picture = picture_of(report)
+    assert len(picture.boxes) == LIMIT and f"{LIMIT} of" in picture.note
+    assert any(box.title == "w" and box.on_the_way for box in picture.boxes)

@@ -1,0 +1,531 @@
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import tempfile
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import samebits
+from samebits import _digest as digest
+from samebits._context import Position, process
+from samebits.data import DataLoader
+from samebits.errors import (
+    EmptyDatasetError,
+    InvalidArgumentError,
+    PipelineError,
+    PipelineMismatchError,
+    UnimplementedError,
+    UnseededError,
+)
+from samebits.random._process import generator_states
+
+
+class Noisy(Dataset):
+    """Every element draws from all three global generators, like an unmodified augmentation."""
+
+    def __init__(self, length=37):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.tensor(
+            [index, torch.randn(()).item(), np.random.randn(), random.random(), torch.rand(()).item()]
+        )
+
+
+class Counting(Noisy):
+    """Negative control: what an element gets depends on how many were read before."""
+
+    calls = 0
+
+    def __getitem__(self, index):
+        self.calls += 1
+        return torch.tensor([index, self.calls])
+
+
+def mixup(elements):
+    batch = torch.stack(elements)
+    return batch.roll(1, 0) * torch.rand(1) + batch * np.random.rand()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    samebits.set_random_seed(11)
+
+
+def stream(loader, epochs=2):
+    return [[digest.of_value(batch) for batch in loader] for _ in range(epochs)]
+
+
+ORDERS = {
+    "in order": {"batch_size": 5},
+    "shuffled": {"batch_size": 5, "shuffle": True},
+    "drop_last": {"batch_size": 5, "shuffle": True, "drop_last": True},
+    "one by one": {"batch_size": None, "shuffle": True},
+    "sampler": {"batch_size": 4, "sampler": lambda: WeightedRandomSampler(torch.arange(1.0, 38), 30)},
+    "sampler with generator": {
+        "batch_size": 4,
+        "sampler": lambda: RandomSampler(range(37), generator=torch.Generator().manual_seed(3)),
+    },
+    "batch_sampler": {"batch_sampler": lambda: BatchSampler(RandomSampler(range(37)), 6, drop_last=False)},
+    "collate draws": {"batch_size": 5, "shuffle": True, "collate_fn": mixup},
+}
+
+
+def make(order, dataset=None, **more):
+    arguments = {k: v() if k.endswith("sampler") else v for k, v in ORDERS[order].items()}
+    return DataLoader(dataset or Noisy(), **arguments, **more)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_same_bits_for_any_number_of_workers(order):
+    """0, 1 and 3 workers give the same stream, for elements and collates that draw from the global generators."""
+    expected = stream(make(order))
+    assert stream(make(order, num_workers=1)) == expected
+    assert stream(make(order, num_workers=3)) == expected
+    assert expected[0] != expected[1]
+
+
+def test_persistent_workers_give_the_same_stream():
+    """Workers that live over epochs give the stream of no workers."""
+    assert stream(make("shuffled", num_workers=2, persistent_workers=True), 3) == stream(make("shuffled"), 3)
+
+
+def test_a_counting_dataset_differs_by_workers():
+    """Negative control: a dataset that counts its calls gives another stream with workers."""
+    assert stream(make("in order", Counting())) != stream(make("in order", Counting(), num_workers=2))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumes_at_every_batch(order, workers):
+    """From the state after any batch, through JSON, a new loader with other workers continues with the same bits."""
+    whole = [batch for epoch in stream(make(order), 2) for batch in epoch]
+    steps = len(make(order))
+    for cut in range(0, steps + 1, 1 if workers == 0 else 4):
+        loader = make(order)
+        batches = iter(loader)
+        for _ in range(cut):
+            next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        resumed = make(order, num_workers=workers)
+        resumed.load_state_dict(state)
+        assert [batch for epoch in stream(resumed, 2) for batch in epoch] == whole[cut:], cut
+
+
+def test_prefetched_batches_are_not_counted():
+    """The state tells the batches handed out, not those that workers made ahead."""
+    loader = make("in order", num_workers=2, prefetch_factor=4)
+    batches = iter(loader)
+    next(batches)
+    assert loader.state_dict()["batch_index"] == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("order", ["shuffled", "sampler", "collate draws"])
+def test_the_callers_generators_do_not_move(order, workers):
+    """Creating, iterating, abandoning and resuming a loader leaves torch's, NumPy's and Python's generators alone."""
+    torch.randn(1), np.random.randn(), random.gauss(0, 1)  # leaves a kept normal behind in each
+    before = generator_states.digest()
+    loader = make(order, num_workers=workers)
+    next(iter(loader))
+    stream(loader)
+    loader.load_state_dict(loader.state_dict())
+    stream(loader, 1)
+    assert generator_states.digest() == before
+    torch.rand(1)
+    assert generator_states.digest() != before
+
+
+def test_shuffling_is_a_permutation_that_depends_on_seed_and_epoch():
+    """Each epoch visits each element once, in an order of its own; another seed, another order."""
+    loader = DataLoader(range(1000), batch_size=7, shuffle=True)
+    epochs = [torch.cat(list(loader)).tolist() for _ in range(3)]
+    assert all(sorted(order) == list(range(1000)) for order in epochs)
+    assert len({tuple(order) for order in epochs}) == 3
+    other = DataLoader(range(1000), batch_size=7, shuffle=True, seed=12)
+    assert torch.cat(list(other)).tolist() != epochs[0]
+
+
+def test_the_seed_comes_from_the_argument_the_generator_or_the_process():
+    """seed=, generator= and set_random_seed with the same number give the same order."""
+    by_process = list(DataLoader(range(50), shuffle=True))
+    samebits.set_random_seed(99)
+    by_argument = list(DataLoader(range(50), shuffle=True, seed=11))
+    by_generator = list(DataLoader(range(50), shuffle=True, generator=torch.Generator().manual_seed(11)))
+    assert by_process == by_argument == by_generator
+    assert list(DataLoader(range(50), shuffle=True)) != by_process
+
+
+def test_drawing_twice_the_same_index_augments_twice():
+    """Sampling with replacement does not repeat the augmentation of an element: it is keyed by its ordinal."""
+    loader = DataLoader(Noisy(), batch_size=50, sampler=[7] * 50)
+    (batch,) = loader
+    assert len(set(batch[:, 1].tolist())) == 50
+
+
+def test_elements_of_large_seeds_differ():
+    """Seeds 7 and 7 + 2^32 give different elements (torch.manual_seed would give the same)."""
+    a, b = (torch.cat(list(DataLoader(Noisy(), batch_size=8, seed=seed))) for seed in (7, 7 + 2**32))
+    assert not torch.equal(a[:, 1:], b[:, 1:])
+
+
+def test_inside_a_run_another_loader_is_keyed_by_the_position():
+    """A loader iterated in the body of a run's loop gives the same batches at the same step, whatever came before."""
+    loader = make("shuffled")
+    process.position = Position("train", 0, 4, 4)
+    first = stream(loader, 2)
+    assert first[0] == first[1]
+    process.position = Position("train", 0, 5, 5)
+    assert stream(loader, 1)[0] != first[0]
+    process.position = None
+    assert loader.state_dict()["epoch"] == 0
+
+
+def test_getitems_is_used_and_keyed():
+    """A dataset that reads whole batches (`__getitems__`) is asked for batches, with generators set per batch."""
+
+    class Batched(Noisy):
+        def __getitems__(self, indices):
+            return [self[i] for i in indices]
+
+    assert stream(make("shuffled", Batched())) == stream(make("shuffled", Batched(), num_workers=2))
+
+
+def test_initial_seed_inside_an_element_does_not_tell_the_worker():
+    """torch.initial_seed() in `__getitem__`, often used to seed libraries, depends on the element alone."""
+
+    class Seed(Noisy):
+        def __getitem__(self, index):
+            return torch.initial_seed()
+
+    assert stream(make("in order", Seed())) == stream(make("in order", Seed(), num_workers=3))
+
+
+def test_worker_info_shows_the_users_dataset():
+    """get_worker_info().dataset in worker_init_fn is the user's own dataset."""
+
+    def init(worker):
+        torch.utils.data.get_worker_info().dataset.length = 1000 + worker
+
+    class Length(Noisy):
+        def __getitem__(self, index):
+            return self.length
+
+    (batch,) = DataLoader(Length(), batch_size=37, num_workers=1, worker_init_fn=init)
+    assert batch.tolist() == [1000] * 37
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"num_workers": -1}, InvalidArgumentError, "num_workers=-1"),
+        ({"num_workers": 1.5}, InvalidArgumentError, "num_workers=1.5"),
+        ({"batch_size": 0}, InvalidArgumentError, "batch_size=0"),
+        ({"seed": -3}, InvalidArgumentError, "seed=-3"),
+        ({"shuffle": True, "sampler": [1]}, InvalidArgumentError, "mutually exclusive"),
+        ({"in_order": False}, UnimplementedError, "in_order"),
+        ({"dataset": []}, EmptyDatasetError, "length 0"),
+        ({"dataset": 3}, InvalidArgumentError, "__len__"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, error, words):
+    """A bad argument raises one clear error that names it."""
+    with pytest.raises(error, match=words):
+        DataLoader(**{"dataset": Noisy(), **arguments})
+
+
+def test_iterable_datasets_are_refused():
+    """An IterableDataset has no element numbers; the error says what to do."""
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    with pytest.raises(UnimplementedError, match="map-style"):
+        DataLoader(Stream())
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"batch_size": 6}, "batch_size was 5, is 6"),
+        ({"shuffle": False}, "order was 'shuffle=True', is 'shuffle=False'"),
+        ({"seed": 4}, "seed was 11, is 4"),
+        ({"dataset": Noisy(36)}, "length was 37, is 36"),
+    ],
+)
+def test_a_position_of_another_pipeline_is_refused(change, named):
+    """load_state_dict names what differs between the two pipelines."""
+    state = DataLoader(Noisy(), batch_size=5, shuffle=True).state_dict()
+    other = DataLoader(**{"dataset": Noisy(), "batch_size": 5, "shuffle": True, **change})
+    with pytest.raises(PipelineMismatchError, match=named):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"epoch": 1}, {"epoch": "x", "batch_index": 0, "pipeline": {}}, None, [1]]
+)
+def test_what_is_no_state_is_refused(state):
+    """Anything that is not a state of this class is refused by name."""
+    with pytest.raises(PipelineMismatchError, match="not a state"):
+        DataLoader(Noisy()).load_state_dict(state)
+
+
+@pytest.mark.slow
+def test_unseeded_under_the_switch_raises(python):
+    """With the switch on and no seed, a loader refuses to make an order; off, it differs from run to run as torch's."""
+    out = python(
+        "import samebits\nsamebits.enable_op_determinism()\n"
+        "try:\n    next(iter(samebits.data.DataLoader(range(9), shuffle=True)))\n"
+        "except samebits.errors.UnseededError as error:\n    print('refused', error)\n"
+    ).stdout
+    assert "refused" in out and "set_random_seed" in out
+    source = "import samebits\nprint([int(x) for x in samebits.data.DataLoader(range(99), shuffle=True)])"
+    assert python(source).stdout != python(source).stdout
+    assert UnseededError.__mro__[2] is RuntimeError
+
+
+def test_workers_need_no_main_guard(python):
+    """A script without `if __name__ == "__main__"` may use workers."""
+    assert (
+        "ok"
+        in python(
+            "import samebits\nprint(len(list(samebits.data.DataLoader(range(9), num_workers=2, seed=1))), 'ok')"
+        ).stdout
+    )
+
+
+def test_workers_die_with_their_parent(python):
+    """SIGKILL of the training process leaves no worker behind."""
+    out = python(
+        "import os, signal, samebits, multiprocessing\n"
+        "it = iter(samebits.data.DataLoader(range(9), num_workers=2, seed=1))\nnext(it)\n"
+        "print(*[p.pid for p in multiprocessing.active_children()], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n",
+        code=-9,
+    ).stdout
+    pids = [int(p) for p in out.split()]
+    assert len(pids) == 2
+
+    def lives(pid):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    for _ in range(1000):
+        if not any(map(lives, pids)):
+            return
+        time.sleep(0.05)
+    raise AssertionError("a worker outlived its parent")
+
+
+def test_an_error_in_a_worker_keeps_its_traceback():
+    """An exception in the dataset reaches the caller with the user's line, from a worker as from the process itself."""
+
+    class Broken(Noisy):
+        def __getitem__(self, index):
+            raise KeyError("no such image")
+
+    for workers in (0, 1):
+        before = generator_states.digest()
+        with pytest.raises(KeyError, match="no such image"):
+            next(iter(make("in order", Broken(), num_workers=workers)))
+        assert generator_states.digest() == before
+
+
+class Unlucky(torch.utils.data.Dataset):
+    """Nine elements; number 7 raises."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        if index == 7:
+            raise self.error
+        return torch.full((2,), index)
+
+
+class UnluckyAtOnce(Unlucky):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Unpicklable(Exception):
+    def __init__(self, file, why):
+        super().__init__(f"{file}: {why}")
+
+
+def told(dataset, workers, **options):
+    """The type, the message and the notes of what an epoch in batches of two raises."""
+    loader = samebits.data.DataLoader(dataset, seed=1, num_workers=workers, **{"batch_size": 2, **options})
+    with pytest.raises(Exception) as caught:
+        for _ in loader:
+            pass
+    return caught.type, str(caught.value), "\n".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_users_code_is_told_with_its_element_and_batch(workers):
+    """What a dataset or a collate_fn raises keeps its type and message, and a note names class, index, batch and worker."""
+    where = ", in worker [01]" if workers else "$"
+    kind, message, notes = told(Unlucky(ValueError("cannot decode")), workers)
+    assert (kind, message) == (ValueError, "cannot decode")
+    assert re.search(rf"raised by Unlucky\[7\], for batch 3 of the epoch{where}", notes), notes
+    kind, _, notes = told(Unlucky(OSError(5, "no disk")), workers, batch_size=None)
+    assert kind is OSError and re.search(rf"Unlucky\[7\], for batch 7 of the epoch{where}", notes), notes
+    kind, _, notes = told(UnluckyAtOnce(KeyError(3)), workers)
+    assert kind is KeyError and "by UnluckyAtOnce.__getitems__, for batch 3" in notes, notes
+    kind, _, notes = told(list(map(torch.ones, range(4))), workers)  # of unequal lengths
+    assert kind is RuntimeError and "by collate_fn (default_collate), for batch 0" in notes, notes
+
+
+def test_an_error_that_cannot_be_pickled_keeps_its_message():
+    """An exception that no other process can rebuild comes as a PipelineError that says what it was."""
+    kind, message, notes = told(Unlucky(Unpicklable("a.png", "cut off")), 1)
+    assert kind is PipelineError and message.endswith("Unpicklable: a.png: cut off"), message
+    assert "raised by Unlucky[7]" in notes
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stop_iteration_in_a_dataset_does_not_end_the_epoch(workers):
+    """StopIteration in __getitem__ is an error; torch's loader (control) silently leaves out the rest of the epoch."""
+    loader = samebits.data.DataLoader(Unlucky(StopIteration()), batch_size=2, seed=1, num_workers=workers)
+    with pytest.raises(PipelineError, match=r"StopIteration, raised by Unlucky\[7\], for batch 3"):
+        list(loader)
+    assert len(list(torch.utils.data.DataLoader(Unlucky(StopIteration()), batch_size=2))) == 3 < len(loader)
+
+
+@given(
+    length=st.integers(1, 60),
+    size=st.integers(1, 20),
+    drop=st.booleans(),
+    epochs=st.integers(1, 3),
+    data=st.data(),
+)
+def test_any_cut_resumes(length, size, drop, epochs, data):
+    """For any length, batch size and cut point, the resumed stream is the tail of the whole."""
+
+    def new():
+        return DataLoader(Noisy(length), batch_size=size, shuffle=True, drop_last=drop, seed=5)
+
+    whole = [b for e in stream(new(), epochs) for b in e]
+    cut = data.draw(st.integers(0, len(whole)))
+    loader, got = new(), []
+    while len(got) < cut:
+        for batch in loader:
+            got.append(digest.of_value(batch))
+            if len(got) == cut:
+                break
+        if len(new()) == 0:
+            break
+    resumed = new()
+    resumed.load_state_dict(loader.state_dict())
+    while len(got) < len(whole):
+        got += [digest.of_value(batch) for batch in resumed]
+    assert got == whole
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_abandoned_epoch_does_not_reach_the_next(persistent):
+    """Batches that workers made for an epoch that was left early are not given out in the next one."""
+    expected = stream(make("shuffled"), 21)[20]
+    loader = make("shuffled", num_workers=2, persistent_workers=persistent, prefetch_factor=2)
+    for _ in range(20):
+        batches = iter(loader)
+        next(batches)
+        time.sleep(0.01)  # more is done than asked for
+        next(batches)
+    assert stream(loader, 1)[0] == expected
+
+
+def test_persistent_workers_are_the_same_processes():
+    """Workers with persistent_workers=True live from epoch to epoch; without it each epoch has its own."""
+
+    class Pid(Noisy):
+        def __getitem__(self, index):
+            return os.getpid()
+
+    for persistent in (False, True):
+        loader = DataLoader(Pid(4), num_workers=1, persistent_workers=persistent)
+        first, second = ({int(pid) for pid in loader} for _ in range(2))
+        assert len(first) == 1 and (first == second) == persistent and os.getpid() not in first
+
+
+def test_the_timeout_is_an_error():
+    """`timeout` seconds without a batch raise a RuntimeError (torch's class) that names the batch and the dataset."""
+
+    class Waiting(Noisy):
+        def __getitem__(self, index):
+            time.sleep(200 if index == 9 else 0)
+            return index
+
+    for timeout in (0.5, 4.0, 32.0):  # a loaded machine may not have the first ones so soon
+        told = rf"batch . of samebits.data.DataLoader\(Waiting\).*{timeout} seconds"
+        with pytest.raises(RuntimeError, match=told) as caught:
+            list(DataLoader(Waiting(), batch_size=4, num_workers=2, timeout=timeout))
+        if "batch 2 of" in str(caught.value):
+            return
+    raise AssertionError(str(caught.value))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", multiprocessing.get_context("forkserver")])
+def test_a_multiprocessing_context_gives_the_same_stream(context):
+    """fork, and what torch's loader starts by importing `__main__` again, which ours does not."""
+    data = TensorDataset(torch.arange(60.0).view(20, 3))
+    expected = stream(DataLoader(data, batch_size=6, shuffle=True), 1)
+    assert (
+        stream(
+            DataLoader(data, batch_size=6, shuffle=True, num_workers=1, multiprocessing_context=context), 1
+        )
+        == expected
+    )
+
+
+def test_a_loader_in_a_worker_reads_by_itself():
+    """A dataset that iterates a loader with workers of its own, in a worker or not, gives the same elements."""
+
+    class Nested(Noisy):
+        def __getitem__(self, index):
+            return sum(int(x) for x in DataLoader(range(index + 1), num_workers=2, seed=3))
+
+    assert stream(make("in order", Nested(7), num_workers=2), 1) == stream(make("in order", Nested(7)), 1)
+
+
+def test_a_killed_worker_is_replaced():
+    """SIGKILL of a worker gives one warning and the same stream; torch's loader raises."""
+
+    class Fatal(Noisy):
+        def __getitem__(self, index):
+            if torch.utils.data.get_worker_info() is not None and index == 11 and not os.path.exists(flag):
+                open(flag, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(index)
+
+    with tempfile.TemporaryDirectory() as folder:
+        flag = os.path.join(folder, "killed")
+        with pytest.warns(RuntimeWarning, match="signal 9.*same bits"):
+            assert stream(make("shuffled", Fatal(), num_workers=2), 1) == stream(make("shuffled"), 1)

@@ -1,0 +1,247 @@
+"""Kernels compile at first use, and their cache never gets in the way."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samebits._native import kernel
+from samebits._native.lazy_kernel import resolved
+from samebits._native.parallel_kernel import OnTeam
+from samebits.random._cpu import uniform_normal_kernels, bernoulli_masks, philox
+from samebits.random._draws import feistel
+
+# Prints the result, and whether the code came from the cache.
+FOLD = """
+from samebits.random._cpu import philox as _philox
+print(_philox.fold(1, 2, 3), sum(_philox.fold.made.stats.cache_hits.values()))
+"""
+FOLDED = "(5452440581865733702, 4803372148756078498)"
+
+
+def run(code=FOLD, **environment):
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("SAMEBITS_CACHE_DIR", "XDG_CACHE_HOME")
+    }
+    ran = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
+        env=kept | environment, capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+def kernels(folder):
+    return sorted(folder.rglob("fold-*.kernel"))
+
+
+@pytest.mark.slow
+def test_second_process_loads_what_the_first_compiled(tmp_path):
+    """A process has its kernel from the cache of an earlier one; after a byte is flipped it compiles again."""
+    assert run(XDG_CACHE_HOME=str(tmp_path)) == f"{FOLDED} 0"
+    (stored,) = kernels(tmp_path / "samebits")
+    code = bytearray(stored.read_bytes())
+    code[len(code) // 2] ^= 1
+    stored.write_bytes(code)
+    assert run(XDG_CACHE_HOME=str(tmp_path)) == f"{FOLDED} 0"
+    assert run(SAMEBITS_CACHE_DIR=str(tmp_path / "samebits")) == f"{FOLDED} 1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", ["SAMEBITS_CACHE_DIR", "HOME"])
+def test_no_writable_folder_is_no_error(tmp_path, named):
+    """Without a folder that can be written, or without a home, kernels compile and nothing is kept."""
+    file = tmp_path / "file"
+    file.write_text("")
+    assert run(**{named: str(file)}) == f"{FOLDED} 0"
+
+
+@pytest.mark.slow
+def test_processes_may_compile_at_once(tmp_path):
+    """Processes that compile into one empty folder at once all succeed and leave one whole file."""
+    with ThreadPoolExecutor(3) as pool:
+        printed = list(pool.map(lambda _: run(SAMEBITS_CACHE_DIR=str(tmp_path)), range(3)))
+    assert all(line.startswith(FOLDED) for line in printed)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == kernels(tmp_path)
+    assert len(kernels(tmp_path)) == 1
+
+
+EDITED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import samebits
+assert samebits.__file__.startswith(sys.argv[1]), samebits.__file__
+from samebits.random._cpu import philox as _philox
+print(_philox.fold(1, 2, 3), sum(_philox.fold.made.stats.cache_hits.values()))
+"""
+
+
+def test_a_thread_that_waited_for_another_to_compile_takes_what_it_compiled():
+    """The second of two threads whose first calls meet finds the kernel compiled; it used to raise "compilation disabled"."""
+
+    @kernel("uint64(uint64)")
+    def twice(x):
+        return x * np.uint64(2)
+
+    assert twice(3) == 6
+    late = twice.made._compile_for_args(
+        3
+    )  # what the other thread is about to do once the compile lock is free
+    assert late is next(iter(twice.made.overloads.values())).entry_point and twice(4) == 8
+
+
+@pytest.mark.slow
+def test_an_edit_of_any_kernel_is_seen(tmp_path):
+    """After an edit in the cipher, which `fold` only expands, the old code of `fold` is not used."""
+    copy = tmp_path / "copy"
+    shutil.copytree(os.path.dirname(os.path.dirname(philox.__file__)), copy / "samebits")
+
+    def ran():
+        done = subprocess.run(
+            [sys.executable, "-c", EDITED, str(copy)],
+            env=os.environ | {"SAMEBITS_CACHE_DIR": str(tmp_path / "cache")}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    assert ran() == f"{FOLDED} 0"
+    cipher = copy / "samebits" / "random" / "_philox.py"
+    cipher.write_text(cipher.read_text().replace("range(10)", "range(9)"))
+    edited, hits = ran().rsplit(" ", 1)
+    assert edited != FOLDED and hits == "0"
+
+
+FORKED = """
+import os, threading
+from samebits.random._cpu import uniform_normal_kernels as _distributions, philox as _philox
+import torch
+def compile_slowly():
+    _distributions.normal(torch.zeros(1, 2, dtype=torch.uint64), 0.0, 1.0, torch.empty(8, dtype=torch.float64))
+thread = threading.Thread(target=compile_slowly)
+thread.start()
+children = []
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if _philox.fold(1, 2, 3)[0] == 5452440581865733702 else 1)
+    children.append(child)
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+thread.join()
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_while_a_thread_compiles_is_safe(tmp_path):
+    """Children forked while another thread imports Numba and compiles can compile themselves (without the lock they would hang)."""
+    assert run(FORKED, SAMEBITS_CACHE_DIR=str(tmp_path)) == "[0, 0, 0, 0, 0]"
+
+
+def calls(kernel):
+    """The mathematical functions that the machine code of a kernel calls."""
+    if isinstance(kernel, OnTeam):
+        fresh = numba.njit("void(int64, int64[:])", nogil=True, error_model="numpy")(resolved(kernel._part))
+    else:
+        kernel = kernel.get()
+        if not kernel.signatures:
+            kernel._compile_for_args()
+        fresh = numba.njit(kernel.signatures[0], nogil=True, error_model="numpy")(kernel.py_func)
+    (assembly,) = fresh.inspect_asm().values()
+    named = set(re.findall(r"(?:callq?\s+\*?|movabsq\s+\$)([A-Za-z_][\w.@]*)", assembly))
+    return {name for name in named if re.search(r"svml|sin|cos|log|exp|pow|sqrt|fma", name)}
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [philox.fold, philox.fill_words, feistel._permute, uniform_normal_kernels._UNIFORM[torch.float32][0],
+     uniform_normal_kernels._NORMAL[torch.float64], uniform_normal_kernels._NORMAL[torch.bfloat16], bernoulli_masks._DROPOUT[torch.float16]],
+)  # fmt: skip
+def test_kernels_call_no_math_library(kernel):
+    """The machine code has no call of libm or SVML (negative control: a kernel with a logarithm has one)."""
+    assert not calls(kernel)
+
+
+def test_the_check_sees_a_math_library():
+    """A kernel that takes a logarithm does call a library."""
+    import math  # noqa: PLC0415
+
+    from samebits._native import kernel  # noqa: PLC0415
+
+    @kernel("float64(float64)")
+    def logarithm(x):
+        return math.log(x)
+
+    assert calls(logarithm)
+
+
+@pytest.mark.slow
+def test_kernels_of_one_factory_keep_apart_in_the_cache(tmp_path):
+    """Kernels that differ in free variables only, compiled in processes of their own, run their own code when loaded.
+
+    (Under one name, the code of all is linked as if it were one: the sum of float32 numbers ran the loop of bfloat16.)
+    """
+    source = """
+import sys, torch
+from samebits.determinism._kernels.reductions.blocks import reduce
+
+for kind in sys.argv[1:]:
+    x = torch.full((100_000,), 0.5, dtype=getattr(torch, kind))
+    assert reduce("sum", x).item() == 50_000, kind
+print("ok")
+"""
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    env = {**os.environ, "SAMEBITS_CACHE_DIR": str(tmp_path / "samebits")}
+    for kinds in (["float32"], ["bfloat16"], ["bfloat16", "float32"]):
+        done = subprocess.run([sys.executable, str(script), *kinds], env=env, capture_output=True, text=True)
+        assert done.stdout == "ok\n", done.stderr
+    assert len(list(tmp_path.rglob("*.kernel"))) == 2
+
+
+DEFERRED = """
+import sys, torch, samebits
+samebits.set_random_seed(3)
+samebits.enable_op_determinism()
+torch.nn.functional.cross_entropy(torch.rand(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0])).backward()
+samebits.Run, samebits.nn.Dropout, samebits.rounding.stochastic_round, samebits.data.DataLoader
+print(sorted({"numba", "llvmlite"} & set(sys.modules)))
+samebits.random.uniform(samebits.random.key(1), 2)
+print(sorted({"numba", "llvmlite"} & set(sys.modules)))
+"""
+
+
+def test_numba_is_imported_by_the_first_call_of_a_kernel(tmp_path):
+    """Not by the package, by seeding, by the switch or by a step in which no kernel of ours runs."""
+    assert run(DEFERRED).splitlines() == ["[]", "['llvmlite', 'numba']"]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_keys_are_folded_without_numba_to_the_same_bits(seed, offset, data):
+    """The cipher in Python's integers gives what the kernel gives: keys do not depend on what was imported."""
+    w0, w1, w2, w3 = philox.words_of(seed, (offset + data) % 2**64)
+    assert (w0 | w1 << 32, w2 | w3 << 32) == philox.fold(seed, offset, data)
+
+
+def test_a_key_is_the_same_before_and_after_numba_came():
+    """`words.fold` and `set_random_seed` in a process before and after its first kernel."""
+    code = """
+import sys, numpy, random, torch, samebits
+from samebits.random import _int_keys as words
+def made():
+    samebits.set_random_seed(2**62 + 5)
+    return words.fold((2**63, 2**64 - 1), "name", -1, 7), numpy.random.rand(), random.random(), torch.rand(()).item()
+before = made()
+print("numba" in sys.modules)
+samebits.random.uniform(samebits.random.key(1), 2)
+print("numba" in sys.modules, made() == before)
+"""
+    assert run(code).split() == ["False", "True", "True"]

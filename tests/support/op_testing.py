@@ -1,0 +1,64 @@
+"""Shared by the tests of op determinism: thread counts, tensors, and replacements put in front without the rest of the switch."""
+
+from contextlib import contextmanager
+
+import torch
+from hypothesis import strategies as st
+
+from samebits.determinism._dispatcher import KernelOverrides
+from samebits.determinism.table._reviewed_schemas import installable
+from samebits._digest import of_value
+
+THREADS = (1, 2, 3, 4, 8)
+
+
+@contextmanager
+def replaced(*modules):
+    """The replacements of these modules (or tuples of replacements), taken away at the end."""
+    overrides = KernelOverrides()
+    try:
+        for module in modules:
+            for one in installable(getattr(module, "REPLACEMENTS", module)):
+                overrides.put(one.op, one.device, one.make)
+        yield
+    finally:
+        overrides.remove()
+
+
+def over_threads(compute):
+    """The digests of what `compute` returns at each thread count, and its last value."""
+    seen = set()
+    for count in THREADS:
+        torch.set_num_threads(count)
+        value = compute()
+        seen.add(of_value(value))
+    return seen, value
+
+
+def close(value, expected, dtype, *, scale=1.0, torchs=None):
+    """As near to the value in double as the type allows, or at least as torch's own is."""
+    tolerance = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.complex64: 2e-6}.get(
+        dtype, 1e-13
+    )
+    assert value.dtype == dtype
+    expected = expected.to(torch.complex128 if value.is_complex() else torch.float64)
+    slack = 0 if torchs is None else 2 * (torchs - expected).abs().max()
+    assert (value - expected).abs().max() <= tolerance * scale * max(1.0, expected.abs().max().item()) + slack
+
+
+def numbers(shape, dtype, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+layouts = st.sampled_from(("plain", "strided", "transposed", "expanded"))
+
+
+def laid_out(shape, dtype, seed, layout):
+    rows, columns = shape
+    if layout == "strided":
+        return numbers((rows, 2 * columns), dtype, seed)[:, ::2]
+    if layout == "transposed":
+        return numbers((columns, rows), dtype, seed).t()
+    if layout == "expanded":
+        return numbers((rows, 1), dtype, seed).expand(rows, columns)
+    return numbers(shape, dtype, seed)

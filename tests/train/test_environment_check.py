@@ -1,0 +1,265 @@
+"""Every commit says where it was made; on a resume what differs stops the run, by name, or is told and written down."""
+
+import json
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import samebits
+from samebits.checkpoint import CommitStore
+from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.train._state.environment_check import KNOWN, Environment
+
+
+def train(run_dir, lr=0.1, stop=None, momentum=0.9, epochs=2, **options):
+    samebits.set_random_seed(1)
+    model = nn.Linear(2, 1)
+    opt = torch.optim.SGD(model.parameters(), lr, momentum=momentum)
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
+    with samebits.Run(run_dir, model=model, opt=opt, scheduler=scheduler, **options) as run:
+        for step, x in run.steps([torch.ones(3, 2)] * 3, epochs=epochs):
+            opt.zero_grad()
+            model(x).square().mean().backward()
+            opt.step()
+            if step.ends_epoch:
+                scheduler.step()
+    return model.weight.detach().clone()
+
+
+def newest(run_dir):
+    return CommitStore(run_dir).newest()[0].environment
+
+
+@pytest.fixture
+def committed(tmp_path):
+    train(tmp_path / "r", epochs=1)
+    return tmp_path / "r"
+
+
+def test_every_commit_holds_the_environment(committed):
+    """Versions, CPU, GPUs, threads, flags, world size, script and the optimizers' first hyperparameters."""
+    held = newest(committed)
+    assert held["packages"].keys() >= {"torch", "numpy", "samebits", "numba"} and held["world_size"] == 1
+    assert {
+        "python",
+        "platform",
+        "cpu",
+        "gpus",
+        "threads",
+        "op_determinism",
+        "flags",
+        "scripts",
+    } <= held.keys()
+    assert held["optimizers"]["opt"][0]["lr"] == 0.1 and held["optimizers"]["opt"][0]["momentum"] == 0.9
+    assert held["flags"]["default_dtype"] == "float32"
+
+
+CHANGES = {
+    "torch": ("packages", "torch"),
+    "numpy": ("packages", "numpy"),
+    "samebits": ("packages", "samebits"),
+    "numba": ("packages", "llvmlite"),
+    "python": ("python",),
+    "cpu": ("cpu",),
+    "gpu": ("gpus",),
+    "flags": ("flags", "float32_matmul_precision"),
+}
+
+
+def pretend(committed, path, value):
+    """What a commit of another machine says."""
+    manifest = CommitStore(committed).newest()[0]
+    now = json.loads(json.dumps(manifest.environment))
+    inner = now
+    for part in path[:-1]:
+        inner = inner[part]
+    inner[path[-1]] = value
+
+    class Other:
+        environment, step = now, manifest.step
+
+    return Other
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_stops_the_resume_and_is_accepted_by_its_name(committed, name):
+    """Another version, CPU, GPU or flag is refused with what it was and is; its name, and no other, accepts it."""
+    before = pretend(committed, CHANGES[name], "another")
+    here = Environment.here({}, 1)
+    with pytest.raises(RunMismatchError, match=rf"another then, .* now \('{name}'\)") as caught:
+        here.check(before, "the run", {"threads"})
+    assert f"allow_changes={sorted({name, 'threads'})}" in str(caught.value)
+    here.check(before, "the run", {name})
+
+
+def test_all_changes_are_listed_at_once(committed):
+    """One error names everything that differs."""
+    before = pretend(committed, ("cpu",), "Z80")
+    before.environment["packages"]["torch"] = "0.1"
+    with pytest.raises(
+        RunMismatchError, match=r"(?s)cpu: Z80 then.*packages.torch: 0.1 then.*\['cpu', 'torch'\]"
+    ):
+        Environment.here({}, 1).check(before, "the run", frozenset())
+
+
+def test_a_flag_that_really_changed_is_refused(committed):
+    """Another float32 precision than the commit's stops the real resume, and is accepted by name."""
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(RunMismatchError, match="float32_matmul_precision: highest then, high now"):
+            train(committed)
+        train(committed, allow_changes=["flags"])
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("given", [["tourch"], "torch", ["cpu", "disk"]])
+def test_an_unknown_name_lists_the_known(tmp_path, given):
+    """A name that is none, or a string for a list, is an error that lists the names."""
+    with pytest.raises(InvalidArgumentError, match=", ".join(KNOWN)):
+        samebits.Run(tmp_path, allow_changes=given)
+
+
+@pytest.mark.parametrize("given", [["world_size"], "world_size", ["torch", "world_size"]])
+def test_another_world_size_cannot_be_allowed(tmp_path, given):
+    """allow_changes=["world_size"] is refused with the reason and the way out, before a folder is made."""
+    with pytest.raises(InvalidArgumentError, match="as many processes as it began with.*load_weights"):
+        samebits.Run(tmp_path / "r", allow_changes=given)
+    assert "world_size" not in KNOWN and not (tmp_path / "r").exists()
+
+
+def test_threads_are_put_back_unless_allowed(committed, forked, capfd):
+    """Another number of threads is put back and told; allow_changes=["threads"] keeps the new one."""
+
+    def resumed(**options):
+        torch.set_num_threads(3)
+        train(committed, **options)
+        return torch.get_num_threads()
+
+    began = newest(committed)["threads"]
+    assert forked(lambda: resumed(allow_changes=["threads"])).value == 3 != began
+    assert "set_num_threads" not in capfd.readouterr().err
+    train(committed.with_name("s"), epochs=1)
+    committed = committed.with_name("s")
+    assert forked(resumed).value == began
+    assert f"the run began with {began} threads" in capfd.readouterr().err
+
+
+def test_threads_that_cannot_be_put_back_stop_the_run(monkeypatch, committed):
+    """Where the number cannot be had and bits depend on it, the run stops; thread-invariant, it goes on."""
+    before = pretend(committed, ("threads",), 7)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # as where a process may not have more
+    with pytest.raises(RunMismatchError, match="7 intra-op threads.*thread_invariant.*'threads'"):
+        Environment.here({}, 1).resume(before, "the run", frozenset())
+    Environment.here({}, 1).resume(before, "the run", {"threads"})
+    with samebits.enable_op_determinism(thread_invariant=True):
+        Environment.here({}, 1).resume(before, "the run", {"flags"})
+
+
+def test_another_learning_rate_is_told_with_both_values(committed):
+    """An optimizer made with another rate than the run began with goes on with the commit's: a warning says both."""
+    with pytest.warns(UserWarning, match=r"with: opt.lr: 0.1 then, 0.5 now. The commit's go on"):
+        changed = train(committed, lr=0.5)
+    assert torch.equal(changed, train(None))
+
+
+def test_another_schedule_is_told_with_both_values(tmp_path):
+    """A scheduler that is made for more epochs than the run began with goes on with the commit's length: a warning says both."""
+
+    def schedule(epochs):
+        opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1)
+        plan = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 3 * epochs)
+        with samebits.Run(tmp_path, opt=opt, plan=plan) as run:
+            for _ in run.steps([1, 2, 3], epochs=epochs):
+                opt.step()
+                plan.step()
+
+    schedule(1)
+    with pytest.warns(UserWarning, match=r"with: plan.T_max: 3 then, 6 now. The commit's go on"):
+        schedule(2)
+
+
+def test_another_rate_under_a_warm_up_is_told_as_it_was_given(tmp_path):
+    """A warm-up from 0 makes both rates 0.0 before the first step: the warning says what was given. Equal ones: no warning."""
+
+    def warm_up(rate, epochs):
+        samebits.set_random_seed(1)
+        opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], rate)
+        plan = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: min(1.0, step / 4))
+        with samebits.Run(tmp_path, opt=opt, plan=plan) as run:
+            for _ in run.steps([1, 2, 3], epochs=epochs):
+                opt.step()
+                plan.step()
+
+    warm_up(0.1, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warm_up(0.1, 2)
+    with pytest.warns(UserWarning, match=r"with: opt.lr: 0.1 then, 0.5 now. The commit's go on"):
+        warm_up(0.5, 3)
+
+
+def test_a_rate_that_a_scheduler_changed_is_no_change(committed):
+    """Negative control: the commit's rate is another than the constructor's, the program is the same: no warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(committed)
+
+
+SCRIPT = """
+import sys, torch, samebits, part
+samebits.set_random_seed(1)
+torch.set_num_threads(1)
+with samebits.Run(sys.argv[1], allow_changes=sys.argv[3:]) as run:
+    for step, x in run.steps([1, 2, 3], epochs=int(sys.argv[2])):
+        pass
+"""
+
+
+@pytest.mark.slow
+def test_a_changed_script_is_told_and_written_down(tmp_path):
+    """The script, or a module of the user's beside it, changed between two starts: a warning, and the step in the commits."""
+
+    def start(epochs, *allowed):
+        (tmp_path / "main.py").write_text(SCRIPT)
+        command = [sys.executable, "main.py", "r", str(epochs), *allowed]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    (tmp_path / "part.py").write_text("")
+    start(1)
+    assert newest(tmp_path / "r")["scripts"][0]["files"].keys() == {"main.py", "part.py"}
+    assert "changed since" not in start(2)
+    (tmp_path / "part.py").write_text("answer = 42\n")
+    assert "part.py changed since" in start(3)
+    assert "changed since" not in start(4)
+    (tmp_path / "part.py").write_text("answer = 43\n")
+    assert "changed since" not in start(5, "script")
+    assert [entry["step"] for entry in newest(tmp_path / "r")["scripts"]] == [0, 6, 12]
+
+
+PER_BACKEND = """
+import torch, samebits
+from samebits.determinism._environment import _cuda_precisions, environment_fingerprint
+torch.backends.cuda.matmul.fp32_precision = "tf32"  # torch has no one word for it then, and raises
+print(environment_fingerprint()["flags"]["float32_matmul_precision"])
+before = _cuda_precisions()
+torch.backends.cudnn.allow_tf32 = not torch.backends.cudnn.allow_tf32
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+after = _cuda_precisions()
+print(*(name for name in after if after[name] != before[name]))
+"""
+
+
+def test_a_precision_of_each_backend_is_told(python):
+    """A run where TensorFloat-32 was set by torch's newer names has a fingerprint; on a GPU cuDNN's and 16-bit sums are in it."""
+    words, changed = python(PER_BACKEND).stdout.splitlines()
+    assert words.startswith("cuda tf32, mkldnn ")
+    assert changed.split() == [
+        "cudnn_conv_fp32_precision", "cudnn_rnn_fp32_precision", "bf16_reduced_precision_reduction"
+    ]  # fmt: skip

@@ -1,0 +1,270 @@
+"""Programs in which something easily gets lost over a kill: each resumes to the bits of an uninterrupted run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import samebits
+from samebits import _digest as digest
+from samebits._context import Observer, CheckOverrides, process
+
+torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
+STEP_OF_EPOCH = 5
+
+
+class KillAt(Observer):
+    def __init__(self, step):
+        self.step = step
+
+    def step_begins(self, run, step, batch, *, ends_epoch):
+        if step.step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.randn(3) + index / 20
+
+
+def loader(**more):
+    return samebits.data.DataLoader(Noisy(), batch_size=4, shuffle=True, **more)
+
+
+def step_of(model, opt, x):
+    opt.zero_grad()
+    model(x).square().mean().backward()
+    opt.step()
+
+
+def make(dtype=torch.float32, kind=torch.optim.Adam):
+    samebits.set_random_seed(8)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(dtype)
+    return model, kind(model.parameters(), 0.05)
+
+
+def a_loop_per_epoch_on_one_loader(run_dir):
+    model, opt = make()
+    data = loader()
+    with samebits.Run(run_dir, model=model, opt=opt) as run:
+        for epoch in range(3):
+            for _, x in run.steps(data, name=f"epoch{epoch}"):
+                step_of(model, opt, x)
+    return model.state_dict()
+
+
+def a_warm_up_before_the_loop(run_dir):
+    model, opt = make()
+    with samebits.Run(run_dir, model=model, opt=opt) as run:
+        losses = run.state.setdefault("losses", [])
+        step_of(model, opt, torch.ones(2, 3))
+        for _, x in run.steps(loader(), epochs=3):
+            step_of(model, opt, x)
+            losses.append(float(x.sum()))
+    return model.state_dict(), losses
+
+
+def parameters_that_only_the_optimizer_knows(run_dir):
+    model, _ = make()
+    centre = torch.randn(1, requires_grad=True)
+    opt = torch.optim.Adam([*model.parameters(), centre], 0.05)
+    with samebits.Run(run_dir, opt=opt) as run:
+        for _, x in run.steps(loader(), epochs=3):
+            step_of(lambda x: model(x) - centre, opt, x)
+    return model.state_dict(), centre.detach()
+
+
+def nadam_in_bfloat16(run_dir):
+    model, opt = make(torch.bfloat16, torch.optim.NAdam)
+    with samebits.Run(run_dir, model=model, opt=opt) as run:
+        for _, x in run.steps(loader(), epochs=3):
+            step_of(model, opt, x.bfloat16())
+    return model.state_dict()
+
+
+def a_wrapped_loader(run_dir):
+    class Bar:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __len__(self):
+            return len(self.inner)
+
+        def __iter__(self):
+            yield from self.inner
+
+    model, opt = make()
+    with samebits.Run(run_dir, model=model, opt=opt) as run:
+        for _, x in run.steps(Bar(loader()), epochs=3):
+            step_of(model, opt, x)
+    return model.state_dict()
+
+
+def a_look_at_the_first_batch(run_dir):
+    model, opt = make()
+    data = loader()
+    next(iter(data))
+    with samebits.Run(run_dir, model=model, opt=opt) as run:
+        for _, x in run.steps(data, epochs=3):
+            step_of(model, opt, x)
+    return model.state_dict()
+
+
+def a_loop_left_by_break(run_dir):
+    model, opt = make()
+    with samebits.Run(run_dir, model=model, opt=opt) as run:
+        for step, x in run.steps(loader(), epochs=3, name="first"):
+            step_of(model, opt, x)
+            if step.number == 3:
+                break
+        for _, x in run.steps(loader(), epochs=2, name="second"):
+            step_of(model, opt, x)
+    return model.state_dict()
+
+
+def frozen_then_trained(run_dir):
+    model, opt = make()
+    model[0].requires_grad_(False)
+    with samebits.Run(run_dir, model=model, opt=opt) as run:
+        for step, x in run.steps(loader(), epochs=3):
+            if step.number == 6:
+                model[0].requires_grad_(True)
+            step_of(model, opt, x)
+    return model.state_dict()
+
+
+def activation_checkpointing(run_dir):
+    model, opt = make()
+    part = nn.Sequential(model[0], samebits.nn.Dropout(0.5), model[1])
+    with samebits.Run(run_dir, model=model, part=part, opt=opt) as run:
+        for _, x in run.steps(loader(), epochs=3):
+            step_of(
+                lambda x: model[2](torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False)), opt, x
+            )
+    return model.state_dict()
+
+
+def ended(program, run_dir, kill=None, commits=None):
+    process.overrides = CheckOverrides(commit_steps=commits)
+    if kill is not None:
+        process.observers.append(KillAt(kill))
+    return digest.of_value(program(run_dir))
+
+
+PROGRAMS = [
+    a_loop_per_epoch_on_one_loader,
+    a_warm_up_before_the_loop,
+    parameters_that_only_the_optimizer_knows,
+    nadam_in_bfloat16,
+    a_wrapped_loader,
+    a_look_at_the_first_batch,
+    a_loop_left_by_break,
+    frozen_then_trained,
+    activation_checkpointing,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+@pytest.mark.filterwarnings("ignore:resuming replays")
+def test_killed_and_resumed_programs_are_equal(forked, tmp_path, program):
+    """Killed right before a loop's first commit, in the first epoch, and later: equal to the uninterrupted program."""
+    expected = forked(ended, program, None)
+    assert expected.code == 0
+    for cut, commits in ((2, (2,)), (5, (4,)), (7, (6,)), (11, (10,))):
+        run_dir = tmp_path / str(cut)
+        assert forked(ended, program, run_dir, cut, commits).code == -9
+        assert forked(ended, program, run_dir).value == expected.value, cut
+
+
+def test_activation_checkpointing_repeats_the_mask():
+    """The recomputed forward has the first one's dropout mask: the gradient is that of the loss that was computed."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 8), torch.randn(8, 8, requires_grad=True)
+    process.run_key, process.position = (5, 0), samebits._context.Position("train", 0, 0, 0)
+    gradients = []
+    for checkpointed in (False, True):
+        layer = samebits.nn.Dropout(0.5, name="a")
+
+        def part(x, layer=layer):
+            return layer(torch.tanh(x @ weight))
+
+        out = torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False) if checkpointed else part(x)
+        gradients.append(torch.autograd.grad(out.square().sum(), weight)[0])
+    assert torch.equal(*gradients)
+
+
+def test_more_epochs_go_on_from_the_end(forked, tmp_path):
+    """A finished run that is asked for more epochs goes on, to the bits of a run that was asked for them at once."""
+
+    def train(run_dir, epochs):
+        model, opt = make()
+        with samebits.Run(run_dir, model=model, opt=opt) as run:
+            for _, x in run.steps(loader(), epochs=epochs):
+                step_of(model, opt, x)
+        return digest.of_value([model.state_dict(), opt.state_dict()])
+
+    assert forked(train, tmp_path / "r", 2).code == 0
+    assert forked(train, tmp_path / "r", 4).value == forked(train, None, 4).value
+
+
+LARGE = """
+import sys, torch, samebits
+class Large(torch.utils.data.Dataset):
+    def __len__(self): return 3
+    def __getitem__(self, index):
+        w = torch.randn(400_000)
+        return w.mean() / w.std()
+samebits.set_random_seed(1)
+torch.set_num_threads(2)
+print([x.item().hex() for x in samebits.data.DataLoader(Large(), num_workers=int(sys.argv[1]))], torch.get_num_threads())
+"""
+
+
+def test_large_sums_in_an_element_are_those_of_a_worker(python):
+    """An element that sums a large tensor has the same bits inline and in a worker; the threads are put back."""
+    inline = python(LARGE, 0).stdout
+    assert inline == python(LARGE, 1).stdout and inline.endswith("2\n")
+
+
+def test_sigterm_to_the_whole_group_commits(root, tmp_path):
+    """SIGTERM to the process group, loader workers included, ends in a commit and exit code 75."""
+    command = [
+        sys.executable,
+        str(root / "examples" / "digits.py"),
+        "--run-dir",
+        str(tmp_path / "r"),
+        "--workers",
+        "2",
+    ]
+    with open(tmp_path / "log", "w") as log:
+        child = subprocess.Popen(
+            [*command, "--epochs", "50", "--patience", "50"], stdout=log, stderr=log, start_new_session=True
+        )
+    while "epoch  1" not in (tmp_path / "log").read_text():
+        assert child.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGTERM)
+    assert child.wait(60) == 75
+    assert "SIGTERM: committed at step" in (tmp_path / "log").read_text()
+
+
+def test_a_compiled_model_with_automatic_shapes_is_refused(python):
+    """torch.compile's automatic dynamic shapes depend on what the process has met: refused, with the cure."""
+    out = python(
+        "import torch, samebits\n"
+        "m = torch.nn.Linear(2, 2)\n"
+        "samebits.Run(None, m=torch.compile(m, dynamic=False))\n"
+        "try:\n    samebits.Run(None, m=torch.compile(m))\n"
+        "except samebits.errors.UnimplementedError as error:\n    print(error)\n"
+    ).stdout
+    assert "torch.compile(model, dynamic=False)" in out
+    assert "samebits.nn.compiled(model, dynamic=False)" in out
