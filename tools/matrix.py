@@ -149,7 +149,7 @@ def _review(environment: Environment, found: Outcome, _: list[str]) -> None:
     told = json.loads(report.read_text(encoding="utf-8"))
     over_threads = sum(row["threads"] is False for row in told["rows"])
     found.review = f"{told['verdict']} {len(told['rows'])} cases, {over_threads} differ over threads"
-    listed = "from samebits.determinism.table._reviewed_schemas import not_reviewed as n; print(len(n()))"
+    listed = "from samebits.determinism._reviewed_schemas import not_reviewed as n; print(len(n()))"
     found.not_reviewed = environment.asked(listed).strip()
     if code:
         found.broken.append("review")

@@ -17,7 +17,7 @@ from samebits.selfcheck.parts.switch.check import (
 )
 from samebits.determinism._kernels.indexing.put import write_in_order
 from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker
-from samebits.determinism.table import _reviewed_schemas as reviewed_schemas
+from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._dispatcher import overload
 
 BY_OP = {r.op: r for r in REPLACEMENTS}

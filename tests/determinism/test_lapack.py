@@ -8,7 +8,7 @@ from op_testing import THREADS, replaced
 
 import samebits
 from samebits.determinism._kernels import lapack
-from samebits.determinism.table import _reviewed_schemas as reviewed_schemas
+from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._guards import uninitialized_memory
 
 SIZE = 192

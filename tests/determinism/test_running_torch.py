@@ -13,7 +13,7 @@ if sys.argv[1:2] == ["untested"]:
 warnings.simplefilter("ignore")
 import samebits
 from samebits.determinism import _replacements as catalogue
-from samebits.determinism.table import _reviewed_schemas as reviewed
+from samebits.determinism import _reviewed_schemas as reviewed
 from samebits.determinism._replacement import Replacement
 samebits.set_random_seed(0)
 calls = []

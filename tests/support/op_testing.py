@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from samebits.determinism._dispatcher import KernelOverrides
-from samebits.determinism.table._reviewed_schemas import installable
+from samebits.determinism._reviewed_schemas import installable
 from samebits._digest import of_value
 
 THREADS = (1, 2, 3, 4, 8)

@@ -17,6 +17,7 @@ from samebits._inspect.patching import Patches
 from samebits.determinism import _compile
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism import _replacements as replacements
+from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._compile import inductor_flag
 from samebits.determinism._dispatcher import KernelOverrides
 from samebits.determinism._guards import (
@@ -33,7 +34,6 @@ from samebits.determinism._guards.torch_draws import SeedGuard
 from samebits.determinism._guards.uninitialized_memory import memory_fill
 from samebits.determinism._replacement import Replacement
 from samebits.determinism._settings import OnUnimplemented, Settings, activate, active
-from samebits.determinism.table import _reviewed_schemas as reviewed_schemas
 from samebits.errors import InvalidArgumentError
 
 

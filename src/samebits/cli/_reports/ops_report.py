@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from samebits.determinism._reviewed_schemas import exists
 from samebits.determinism.table import Entry, reviewed
-from samebits.determinism.table._reviewed_schemas import exists
 from samebits.determinism.table._verdict_names import (
     ALTERNATIVE,
     DETERMINISTIC,

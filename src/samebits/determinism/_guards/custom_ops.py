@@ -18,12 +18,12 @@ import torch
 
 from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line
+from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._dispatcher import KernelOverrides, has_kernel, overload
 from samebits.determinism._environment import TESTED_TORCH
 from samebits.determinism._guards import triton_atomics
 from samebits.determinism._settings import active
 from samebits.determinism._warn_once import warn_once
-from samebits.determinism.table import _reviewed_schemas as reviewed_schemas
 from samebits.errors import (
     InvalidArgumentError,
     UndeclaredOpWarning,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from samebits.determinism._dispatcher import aten_ops
-from samebits.determinism.table._reviewed_schemas import schema_digest
+from samebits.determinism._reviewed_schemas import schema_digest
 from samebits.determinism.table._snapshot import ReviewedOverloads
 
 _TAGS = {"nondeterministic_seeded", "pointwise", "reduction", "view_copy", "inplace_view"}

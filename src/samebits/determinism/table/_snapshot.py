@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
 
-from samebits.determinism.table._reviewed_schemas import FILES, running
+from samebits.determinism._reviewed_schemas import FILES, running
 
 FILE, FILE_OTHERS = FILES
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from samebits.determinism import _replacements as catalogue
 from samebits.determinism._replacement import Replacement
+from samebits.determinism._reviewed_schemas import not_reviewed, running, schemas
 from samebits.determinism.table._class_rules import rule_of
 from samebits.determinism.table._gpu_evidence import GpuEvidence, seen
-from samebits.determinism.table._reviewed_schemas import not_reviewed, running, schemas
 from samebits.determinism.table._snapshot import OverloadRow, ReviewedOverloads, reviewed
 from samebits.determinism.table._thread_evidence import seen_cases
 from samebits.determinism.table._verdict_names import (

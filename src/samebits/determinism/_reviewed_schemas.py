@@ -19,7 +19,7 @@ from samebits.determinism._environment import TESTED_TORCH, UntestedVersionWarni
 from samebits.determinism._replacement import Replacement
 from samebits.determinism._warn_once import warn_once
 
-FILES = tuple(Path(__file__).parent / name for name in ("snapshot.csv", "versions.csv"))
+FILES = tuple(Path(__file__).parent / "table" / name for name in ("snapshot.csv", "versions.csv"))
 """The table of the pinned version, and what others have otherwise; both begin their lines with name and schema."""
 
 _EXPLICIT = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
