@@ -29,7 +29,7 @@ SOURCES_CASE, SOURCES = "every formulation stands before a kernel", "formulation
 _RUNS = 20
 _SECONDS = 0.03
 _NO_KERNEL = "torch has no kernel of it on this device"
-_SHARED = ("outs.py", "put.py", "unpool.py")
+_SHARED = tuple(f"_kernels/{name}.py" for name in ("out_argument", "indexing/put", "indexing/max_unpool"))
 """Files of the formulations that the CPU's kernels use too."""
 _BACKEND = "lanczos"
 """In the name of the one op that a torch may have on the CPU only."""
