@@ -26,7 +26,8 @@ from samebits._inspect.user_functions import Program
 from samebits.context import Position, process
 from samebits.errors import IncompleteStateError, InvalidArgumentError
 from samebits.train import state
-from samebits.train.findings import Change, Judge, Late, late_changes, message
+from samebits.train.findings import Change, Judge, Late, late_changes
+from samebits.train.named import message
 from samebits.train.reach import assigned, snapshot
 
 _FIRST_STEPS = 3
