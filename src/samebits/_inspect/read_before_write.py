@@ -87,9 +87,15 @@ class Order:
             hook for codes in program.functions.values() for one in codes for hook in _hooks(one, program)
         ]
         self._memo: dict[tuple[int, Place], _Seen] = {}
+        self._recomputed: dict[Place, bool] = {}
 
     def recomputed(self, place: Place) -> bool:
         """Whether each iteration writes the place before it reads it."""
+        if place not in self._recomputed:
+            self._recomputed[place] = self._is_recomputed(place)
+        return self._recomputed[place]
+
+    def _is_recomputed(self, place: Place) -> bool:
         fetched = [(code.co_name, self._of(code, place)) for code in self._fetches]
         if any(seen.writes for name, seen in fetched if name == "set_epoch"):
             return True  # the loader tells its sampler the epoch

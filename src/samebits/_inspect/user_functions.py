@@ -36,6 +36,11 @@ class Program:
                     self._add_members(sys.modules[name])
         self.add(frame.f_code)
 
+    @property
+    def size(self) -> int:
+        """How many functions are known."""
+        return len(self._codes)
+
     def _add_module(self, module: types.ModuleType | None) -> None:
         file = getattr(module, "__file__", None)
         if module is None or file is None or is_library(file) or module in self.modules:

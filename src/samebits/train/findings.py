@@ -100,7 +100,8 @@ class Judge:
         self._equals: dict[str, set[str]] = {}
         """Path to the paths in the commit that had the same value each time that it changed."""
         self._made: set[str] = set()
-        self._order: Order | None = None
+        self._known: tuple[Any, Order, NameUse] | None = None
+        """The order of the program that was last asked for, and what it was made from."""
 
     def lost(
         self,
@@ -122,8 +123,7 @@ class Judge:
         left = [c for c in left if not self._is_copy(c, saved)]
         if not left:
             return []
-        asking = loop_locals.asking(frame)
-        order, uses = _order(asking, own, left[0].taken), NameUse(own, asking[-1][0])
+        order, uses = self._program(frame, own, left[0].taken)
         return [c for c in left if not _is_harmless(c, order, uses, changed)]
 
     def unsettled(
@@ -132,9 +132,21 @@ class Judge:
         """Those that no iteration sets anew, and that are no readings of a clock."""
         if not late:
             return []
-        asking = loop_locals.asking(frame)
-        order, uses = _order(asking, own, taken), NameUse(own, asking[-1][0])
+        order, uses = self._program(frame, own, taken)
         return [one for one in late if not order.settled(one.place) and not uses.timed(one.place.name)]
+
+    def _program(
+        self, frame: FrameType, own: user_functions.Program, taken: snapshot.Snapshot
+    ) -> tuple[Order, NameUse]:
+        """What reads and writes in which order; made anew when the program has more functions than before."""
+        for kind in taken.kinds:
+            own.add_kind(kind)
+        asking = loop_locals.asking(frame)
+        made_from = asking, set(taken.callables), set(taken.fetching), set(taken.steps), own.size
+        if self._known is None or self._known[0] != made_from:
+            order = Order(own, asking, taken.callables, _fetches(taken.fetching), taken.steps)
+            self._known = made_from, order, NameUse(own, asking[-1][0])
+        return self._known[1:]
 
     def _is_first(self, change: Change) -> bool:
         """None before: made when it was first needed, as a resumed run will make it. A local is no such cache."""
@@ -190,19 +202,15 @@ def _places(change: Change) -> list[Place]:
     return [place for place in places if place.kind in {"attr", "name", "item", "whole"}]
 
 
-def _order(
-    asking: list[tuple[CodeType, int]], own: user_functions.Program, taken: snapshot.Snapshot
-) -> Order:
-    for kind in taken.kinds:
-        own.add_kind(kind)
-    fetches: list[CodeType] = [
+def _fetches(kinds: set[type]) -> list[CodeType]:
+    """The methods that draw a batch, of the classes that the loader fetches with."""
+    return [
         code
-        for kind in taken.fetching
+        for kind in kinds
         for base in kind.__mro__
         for code in user_functions.methods(base)
         if code.co_name in _FETCHES
     ]
-    return Order(own, asking, taken.callables, fetches, taken.steps)
 
 
 def _is_state(change: Change) -> bool:
