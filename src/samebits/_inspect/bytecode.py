@@ -9,13 +9,21 @@ from types import CodeType, FrameType
 
 _ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
+"""The beginnings of the names of instructions that look up an attribute, or a variable of an outer scope."""
 _READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 
 
 @functools.lru_cache(maxsize=2048)
 def instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
     """The instructions of a code object, without inline caches."""
-    return tuple(item for item in dis.get_instructions(code) if item.opname != "CACHE")
+    return tuple(_named(item, code) for item in dis.get_instructions(code) if item.opname != "CACHE")
+
+
+def _named(item: dis.Instruction, code: CodeType) -> dis.Instruction:
+    """Before Python 3.12 `dis` does not know the names of keyword arguments."""
+    return item._replace(argval=code.co_consts[item.arg or 0]) if item.opname == "KW_NAMES" else item
 
 
 def followers(item: dis.Instruction, position: int, number: dict[int, int]) -> list[int]:

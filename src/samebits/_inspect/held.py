@@ -30,7 +30,7 @@ class Part(NamedTuple):
     """A value inside another."""
 
     kind: str
-    """"attr", or "item" of what is changed in place."""
+    """"attr", or "item" of what is changed in place; "memo" of a cache, "stream" of a file in memory, "rows" of a database."""
     path: str
     """As it is written behind the path of the whole."""
     value: Any
@@ -93,7 +93,7 @@ def _memo(value: Any) -> Iterable[Part]:
 
 
 def _context_variable(value: contextvars.ContextVar[Any]) -> Iterable[Part]:
-    return [Part("attr", ".get()", value.get(None))]
+    return [Part("item", ".get()", value.get(None))]
 
 
 def _weak_values(value: Any) -> Iterable[Part]:

@@ -2,75 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import collections
 import functools
 import itertools
 import operator
 import types
-import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
-import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from samebits import _digest as digest
+from samebits._inspect.actions import action_of, thorough_action_of
+from samebits._inspect.attributes import attributes_of, defaults_of, own_names
 from samebits._inspect.held import reader_of
-from samebits._inspect.rng_states import GENERATORS, of_generator
+from samebits._inspect.leaf_hashes import ENDS, ITEMS, both_ends, numbers, of_array, of_ends, of_tensor
+from samebits._inspect.rng_states import of_generator
 from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, of_nested, plain
 from samebits._inspect.user_code import is_library, is_user_type
 
 MAX_LEAVES = 300
 _DEPTH = 5
-_ITEMS = 16
-"""Items of a container that are followed one by one; of longer ones the length and both ends count."""
-_ENDS = 128
-_LARGE = 1 << 16
-"""Bytes from which on a tensor is hashed only when its version changed, and an array by a sample."""
 _PLAIN_SEQUENCES = (list, tuple)
-_SKIPPED = (types.ModuleType, types.BuiltinFunctionType, type)
 _OF_CLASSES = (
     types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType, property, staticmethod, classmethod,
     functools.cached_property,
 )  # fmt: skip
-_ITERATORS = (
-    types.GeneratorType,
-    _BaseDataLoaderIter,
-    *{type(iter(empty)) for empty in ([], (), range(0), {}, {}.values(), {}.items(), set(), "")},
-    enumerate,
-    zip,
-    map,
-)
-_MODULE_OWN = frozenset(vars(torch.nn.Module()))
-_OPTIMIZER_OWN = frozenset(
-    {"defaults", "param_groups", "state", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured"}
-)
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Attributes of an object, its slots included, as they lie: no property, `__getattr__` or `__getattribute__` runs."""
-    try:
-        found = dict(object.__getattribute__(value, "__dict__"))
-    except AttributeError:
-        found = {}
-    for name, slot in _slots(type(value)).items():
-        with suppress(AttributeError):  # never assigned
-            found[name] = slot.__get__(value)
-    return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
-    return {
-        name: slot
-        for base in reversed(kind.__mro__)
-        for name, slot in vars(base).items()
-        if isinstance(slot, types.MemberDescriptorType) and name != "__dict__"
-    }
 
 
 class Walk:
@@ -125,11 +82,11 @@ class Walk:
 
     def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
         """One leaf."""
-        self._add(path, _tensor(value))
+        self._add(path, of_tensor(value))
 
     def array(self, path: str, value: Any, depth: int) -> None:
         """One leaf."""
-        self._add(path, leaf(value) if value.nbytes <= _LARGE else _sampled(value))
+        self._add(path, of_array(value))
 
     def generator(self, path: str, value: Any, depth: int) -> None:
         """One leaf: the state of a random generator, unless a module that was given to `Run` holds it."""
@@ -139,19 +96,22 @@ class Walk:
     def mapping(self, path: str, value: dict[Any, Any], depth: int) -> None:
         """Its keys and some items; one leaf if it is long and plain; of a very long one the length."""
         pairs = list(dict.items(value))  # not the methods of a user's subclass
-        if len(pairs) > _ITEMS and {type(item) for _, item in pairs} <= PLAIN:
-            self._add(path, _ends([item for pair in pairs for item in pair if type(item) in PLAIN]))
+        if len(pairs) > ITEMS and {type(item) for _, item in pairs} <= PLAIN:
+            self._add(path, of_ends([item for pair in pairs for item in pair if type(item) in PLAIN]))
             return
-        if len(pairs) > 4 * _ITEMS:
+        if len(pairs) > 4 * ITEMS:
             self._add(f"{path}.keys()", plain(len(pairs)))
             return
         hashed = sorted(((leaf(key), key, item) for key, item in pairs), key=operator.itemgetter(0))
         self._add(
             f"{path}.keys()", plain([own for own, _, _ in hashed])
         )  # filled in another order after a resume
-        for _, key, item in hashed[:_ITEMS]:
-            name = f"{path}[{key!r}]" if type(key) in PLAIN else f"{path}[...]"
-            self.part("item", "", name, item, depth + 1)
+        for number, (_, key, item) in enumerate(hashed[:ITEMS]):
+            self.part("item", "", f"{path}[{self.key(key, number)}]", item, depth + 1)
+
+    def key(self, key: Any, number: int) -> str:
+        """How a key is written in a path."""
+        return repr(key) if type(key) in PLAIN else "..."
 
     def sequence(self, path: str, value: Any, depth: int) -> None:
         """One leaf if it is plain, else its length and some items."""
@@ -160,11 +120,11 @@ class Walk:
             if type(value) not in _PLAIN_SEQUENCES
             else value
         )
-        if set(map(type, _both_ends(value))) <= PLAIN:
-            self._add(path, _ends(value))
+        if set(map(type, both_ends(value))) <= PLAIN:
+            self._add(path, of_ends(value))
             return
         self._add(f"len({path})", plain(len(value)))
-        for number in _numbers(len(value)):
+        for number in numbers(len(value)):
             self.part("item", "", f"{path}[{number}]", value[number], depth + 1)
 
     def ends(self, path: str, value: collections.deque[Any], depth: int) -> None:
@@ -173,7 +133,7 @@ class Walk:
 
     def set(self, path: str, value: Any, depth: int) -> None:
         """One leaf, whatever the order."""
-        self._add(path, plain([len(value), *sorted(leaf(item) for item in value)][:_ENDS]))
+        self._add(path, plain([len(value), *sorted(leaf(item) for item in value)][:ENDS]))
 
     def function(self, path: str, value: types.FunctionType, depth: int) -> None:
         """Closures of the user's functions: their plain cells."""
@@ -188,7 +148,7 @@ class Walk:
                 if type(content) in PLAIN or self.thorough:
                     self.part("name", name, f"{path}.{name}", content, depth + 1)
         if self.thorough:
-            for name, default in _defaults(value):
+            for name, default in defaults_of(value):
                 if type(default) not in PLAIN:
                     self.part("name", name, f"{path}.{name}", default, depth + 1)
 
@@ -227,7 +187,7 @@ class Walk:
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
         """Attributes of a user's object, its slots included; of a module without torch's own."""
-        own = _own_names(type(value))
+        own = own_names(type(value))
         for name, item in attributes_of(value).items():
             if name not in own:
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
@@ -292,100 +252,3 @@ def leaves_in(name: str, value: Any) -> Leaves:
 def hashes_in(name: str, value: Any) -> frozenset[bytes]:
     """The hashes of what a walk finds from one value on."""
     return frozenset(leaves_in(name, value).by_name().values())
-
-
-@functools.lru_cache(maxsize=4096)
-def action_of(kind: type) -> str | None:
-    """The method of `Walk` for values of a type; None: they are not looked at."""
-    if issubclass(kind, _SKIPPED):
-        return None
-    for bases, action in _ACTIONS:
-        if issubclass(kind, bases):
-            return action
-    if is_user_type(kind):
-        return "attributes"
-    if issubclass(kind, torch.utils.data.Sampler):
-        return "sampler"
-    if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith("samebits"):
-        return None
-    return "stateful" if hasattr(kind, "state_dict") else None
-
-
-@functools.lru_cache(maxsize=4096)
-def thorough_action_of(kind: type) -> str | None:
-    """The same for a thorough walk."""
-    if issubclass(kind, type):
-        return "user_class"
-    return "library" if reader_of(kind) is not None and not is_user_type(kind) else action_of(kind)
-
-
-@functools.lru_cache(maxsize=4096)
-def _own_names(kind: type) -> frozenset[str]:
-    """Attributes of torch's own in instances of a user's subclass."""
-    if issubclass(kind, torch.nn.Module):
-        return _MODULE_OWN
-    return _OPTIMIZER_OWN if issubclass(kind, torch.optim.Optimizer) else frozenset()
-
-
-_ACTIONS: tuple[tuple[Any, str], ...] = (
-    (torch.Tensor, "tensor"),
-    ((np.ndarray, np.generic), "array"),
-    (GENERATORS, "generator"),
-    (types.FunctionType, "function"),
-    (types.MethodType, "method"),
-    (torch.utils.data.DataLoader, "loader"),
-    (dict, "mapping"),
-    ((list, tuple), "sequence"),
-    (collections.deque, "ends"),
-    ((set, frozenset), "set"),
-    (itertools.count, "counter"),
-    (_ITERATORS, "iterator"),
-    (torch.nn.Module, "module"),
-    ((types.SimpleNamespace, argparse.Namespace), "attributes"),
-)
-
-
-def _defaults(function: types.FunctionType) -> list[tuple[str, Any]]:
-    code, values = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
-    return [*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()]
-
-
-def _both_ends(value: Any) -> list[Any]:
-    return list(value) if len(value) <= 2 * _ENDS else [*value[:_ENDS], *value[-_ENDS:]]
-
-
-def _ends(value: Any) -> bytes:
-    return plain([len(value), type(value).__name__, *_both_ends(value)])
-
-
-def _numbers(length: int) -> range | list[int]:
-    return range(length) if length <= _ITEMS else [*range(_ITEMS // 2), *range(length - _ITEMS // 2, length)]
-
-
-_VERSIONS: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-_HASHED: dict[int, tuple[int, int, bytes]] = {}
-
-
-def _tensor(value: torch.Tensor) -> bytes:
-    """Hash of a tensor; of a large one again only when torch counted a write to it, or it moved."""
-    if value.numel() * value.element_size() <= _LARGE or value.is_inference():
-        return leaf(value)
-    now = (value._version, value.data_ptr())
-    if _VERSIONS.get(id(value)) is value and _HASHED[id(value)][:2] == now:
-        return _HASHED[id(value)][2]
-    hashed = leaf(value)
-    _VERSIONS[id(value)] = value
-    _HASHED[id(value)] = (*now, hashed)
-    return hashed
-
-
-def _sampled(value: np.ndarray) -> bytes:
-    """Hash of shape, type and 4,096 elements spread over a large array."""
-    step = max(1, value.size // 4096)
-    sample: Any = np.ascontiguousarray(
-        value.reshape(-1)[::step] if value.flags.c_contiguous else value.flat[::step]
-    )
-    if sample.dtype.kind == "O":
-        return plain(value.shape)
-    return xxhash.xxh3_64_digest(sample.view(np.uint8), digest.leaf(f"{value.dtype}{value.shape}"))

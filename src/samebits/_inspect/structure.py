@@ -24,7 +24,7 @@ Structure = Mapping[str, Any]
 _OWN = frozenset(vars(torch.nn.Module()))
 _HOOKS = "hooks"
 _CLASS = "class"
-_ENVIRON = "os.environ["
+ENVIRON = "os.environ["
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 
 
@@ -83,7 +83,7 @@ def of_process() -> Structure:
     if decimal is not None:
         now = decimal.getcontext()
         settings |= {"decimal.getcontext().prec": now.prec, "decimal.getcontext().rounding": now.rounding}
-    return settings | {f"{_ENVIRON}{name!r}]": value for name, value in os.environ.items()}
+    return settings | {f"{ENVIRON}{name!r}]": value for name, value in os.environ.items()}
 
 
 def described(value: Any) -> str:
@@ -118,7 +118,7 @@ def differences(before: Structure, now: Structure) -> dict[str, str]:
 
 
 def _text(name: str, before: Any, now: Any) -> str:
-    if name.startswith(_ENVIRON):  # often a secret, and the text goes into logs
+    if name.startswith(ENVIRON):  # often a secret, and the text goes into logs
         return "has another value now"
     return f"was {_shown(before)}, is {_shown(now)}"
 

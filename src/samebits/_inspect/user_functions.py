@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from samebits._inspect import bytecode
 from samebits._inspect.user_code import is_library, is_user_type
 
+_MAKES = ("__init__", "__new__", "__post_init__")
 _DRIVER = "samebits.train"
 """Whose loops call the user's functions (`Trainer`): then their order is read from there."""
 
@@ -21,6 +23,8 @@ class UserFunctions:
 
     def __init__(self, frame: types.FrameType) -> None:
         self.functions: dict[str, list[types.CodeType]] = {}
+        self.constructors: dict[str, list[types.CodeType]] = {}
+        """Those that a call of a class by its name runs."""
         self._codes: set[types.CodeType] = set()
         self._kinds: set[type] = set()
         self.modules: list[types.ModuleType] = []
@@ -31,6 +35,11 @@ class UserFunctions:
                 if name.startswith(_DRIVER):
                     self._add_members(sys.modules[name])
         self.add(frame.f_code)
+
+    @property
+    def size(self) -> int:
+        """How many functions are known."""
+        return len(self._codes)
 
     def _add_module(self, module: types.ModuleType | None) -> None:
         file = getattr(module, "__file__", None)
@@ -51,11 +60,15 @@ class UserFunctions:
 
     def add_kind(self, kind: type) -> None:
         """The methods of a class and of its bases that are the user's."""
-        for base in kind.__mro__:
-            if base not in self._kinds and is_user_type(base):
-                self._kinds.add(base)
-                for code in methods(base):
-                    self.add(code)
+        if kind in self._kinds:
+            return
+        for base in filter(is_user_type, kind.__mro__):
+            own = methods(base)
+            made = [code for code in own if code.co_name in _MAKES]
+            self.constructors.setdefault(kind.__name__, []).extend(made)
+            for code in own:
+                self.add(code)
+        self._kinds.add(kind)
 
     def _add_item(self, item: Any) -> None:
         if isinstance(item, type):
@@ -68,7 +81,11 @@ class UserFunctions:
         for one in bytecode.whole(code):
             if one not in self._codes:
                 self._codes.add(one)
-                self.functions.setdefault(one.co_name, []).append(one)
+                if one.co_flags & inspect.CO_OPTIMIZED or one.co_name == "<module>":
+                    self.functions.setdefault(one.co_name, []).append(one)
+                else:  # the body of a class
+                    made = [part for part in bytecode.inner(one) if part.co_name in _MAKES]
+                    self.constructors.setdefault(one.co_name, []).extend(made)
 
     def global_names(self, module: types.ModuleType) -> set[str]:
         """Names that functions of this module read as globals."""

@@ -26,7 +26,8 @@ from samebits._inspect import loop_locals, structure, user_code
 from samebits._inspect.user_functions import UserFunctions
 from samebits.errors import IncompleteStateError, InvalidArgumentError
 from samebits.train._completeness import assigned_attributes, reachable_state
-from samebits.train._completeness.lost_changes import Change, Late, LostChanges, late_changes, message
+from samebits.train._completeness.incomplete_state_message import message
+from samebits.train._completeness.lost_changes import Change, Late, LostChanges, late_changes
 from samebits.train._state import run_state as state
 
 _FIRST_STEPS = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from types import CodeType, FrameType
@@ -9,11 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from samebits._context import Position
 from samebits._inspect import bytecode, loop_locals, user_functions
+from samebits._inspect.name_use import NameUse
 from samebits._inspect.read_before_write import ReadBeforeWrite, StoredPlace
-from samebits._inspect.structure import Structure, differences
-from samebits.train._completeness import reachable_state
+from samebits._inspect.rng_states import of_state
+from samebits._inspect.structure import ENVIRON, Structure, differences
+from samebits.train._completeness import committed_memory, reachable_state
 
 _DRAWS = frozenset(
     [
@@ -54,7 +56,6 @@ _FETCHES = frozenset(
 )
 _READ_BY = {"stream": ("read", "getvalue", "getbuffer"), "rows": ("fetch", "select")}
 """Names and words by which a program reads what it has written: without them it is a log."""
-_SHOWN = 6
 
 
 class Change(NamedTuple):
@@ -82,9 +83,14 @@ def late_changes(before: Mapping[str, Structure], now: Mapping[str, Structure]) 
         if old != now[path]:
             for name, text in differences(old, now[path]).items():
                 if old.get(name, "") is not None:
-                    last = name.rpartition(".")[2]
-                    found.append(Late(f"{path}.{name}" if path else name, text, StoredPlace("attr", last)))
+                    found.append(Late(f"{path}.{name}" if path else name, text, _place(path, name)))
     return found
+
+
+def _place(path: str, name: str) -> StoredPlace:
+    if name.startswith(ENVIRON):
+        return StoredPlace("item", "environ", ast.literal_eval(name.removeprefix(ENVIRON)[:-1]))
+    return StoredPlace("built" if path else "set", name.rpartition(".")[2])
 
 
 class LostChanges:
@@ -94,7 +100,8 @@ class LostChanges:
         self._equals: dict[str, set[str]] = {}
         """Path to the paths in the commit that had the same value each time that it changed."""
         self._made: set[str] = set()
-        self._order: ReadBeforeWrite | None = None
+        self._known: tuple[Any, ReadBeforeWrite, NameUse] | None = None
+        """The order of the program that was last asked for, and what it was made from."""
 
     def lost(
         self,
@@ -112,12 +119,12 @@ class LostChanges:
         ]
         if not left:
             return []
-        saved = reachable_state.of_saved(states)
+        saved = _of_saved(states)
         left = [c for c in left if not self._is_copy(c, saved)]
         if not left:
             return []
-        order = _order(loop_locals.asking(frame), own, left[0].taken)
-        return [c for c in left if not self._is_harmless(c, order, changed)]
+        order, uses = self._program(frame, own, left[0].taken)
+        return [c for c in left if not _is_harmless(c, order, uses, changed)]
 
     def unsettled(
         self,
@@ -129,8 +136,21 @@ class LostChanges:
         """Those that no iteration sets anew, and that are no readings of a clock."""
         if not late:
             return []
-        order = _order(loop_locals.asking(frame), own, taken)
-        return [one for one in late if not order.settled(one.place) and not order.timed(one.place.name)]
+        order, uses = self._program(frame, own, taken)
+        return [one for one in late if not order.settled(one.place) and not uses.timed(one.place.name)]
+
+    def _program(
+        self, frame: FrameType, own: user_functions.UserFunctions, taken: reachable_state.StateSnapshot
+    ) -> tuple[ReadBeforeWrite, NameUse]:
+        """What reads and writes in which order; made anew when the program has more functions than before."""
+        for kind in taken.kinds:
+            own.add_kind(kind)
+        asking = loop_locals.asking(frame)
+        made_from = asking, set(taken.callables), set(taken.fetching), set(taken.steps), own.size
+        if self._known is None or self._known[0] != made_from:
+            order = ReadBeforeWrite(own, asking, taken.callables, _fetches(taken.fetching), taken.steps)
+            self._known = made_from, order, NameUse(own, asking[-1][0])
+        return self._known[1:]
 
     def _is_first(self, change: Change) -> bool:
         """None before: made when it was first needed, as a resumed run will make it. A local is no such cache."""
@@ -152,132 +172,51 @@ class LostChanges:
         self._equals[change.path] = equal
         return bool(equal)
 
-    def _is_harmless(self, change: Change, order: ReadBeforeWrite, changed: Mapping[str, Change]) -> bool:
-        last = change.now.places[-1]
-        if last.kind == "memo":
-            return not order.draws(change.now.places[-2].name, _DRAWS)
-        if last.kind in _READ_BY:
-            return not any(name in text.lower() for text in order.names() for name in _READ_BY[last.kind])
-        filled = change.path.endswith(".keys()")
-        held = filled or change.path.startswith("len(")
-        places = [*change.now.places, *([StoredPlace("item", last.name)] if held else [])]
-        if any(order.recomputed(place) for place in places if place.kind in {"attr", "name", "item"}):
-            return True
-        if isinstance(change.now.value, float | int) and last.kind != "item" and order.timed(last.name):
-            return True
-        if not filled or _entries_changed(change, changed):
-            return False
-        own = [
-            code
-            for kind, _ in change.now.owners[-1:]
-            for base in kind.__mro__
-            for code in user_functions.methods(base)
-        ]
-        return order.memo(last.name, _DRAWS, own)
 
-
-def message(changes: list[Change], late: list[Late], position: Position) -> str:
-    """What is lost, each with its cure."""
-    grouped: dict[str, list[Change]] = {}
-    for change in changes:
-        grouped.setdefault(_subject(change), []).append(change)
-    lines = {subject: _line(subject, group) for subject, group in grouped.items()}
-    lines |= {
-        one.path: f"{one.path} {one.text}: a resumed program begins with what it was built with. Make this change before the "
-        "loop, by a value in run.state, or set it in every step, from step.number."
-        for one in late
-    }
-    paths, shown = list(lines), list(lines.values())[:_SHOWN]
-    if len(paths) > _SHOWN:
-        shown.append(f"and {len(paths) - _SHOWN} more: {', '.join(paths[_SHOWN : _SHOWN + 10])}")
-    named = ", ".join(f'"{path}"' for path in paths[:_SHOWN])
-    return (
-        f"Run, loop {position.loop!r}, before step {position.step}: what follows changes from step to step and is in no commit, so "
-        "that a resumed run would go on with other values:\n  - "
-        + "\n  - ".join(shown)
-        + f'\nIf that does no harm (a log, a cache of what is computed again): run.ignore("{paths[0]}") before the loop, or '
-        f"Run(ignore=[{named}]), Trainer.fit(ignore=[{named}]); a path stands for all below it. check_complete=False turns the check off."
-    )
-
-
-def _line(subject: str, group: list[Change]) -> str:
-    change = group[0]
-    kind, name, saves, generator = change.taken.roots[change.now.places[0].name]
-    root = change.now.places[0].name
-    where = (
-        "a local variable that the next iteration reads"
-        if change.now.root == "local"
-        else "a global variable"
-    )
-    if any(place.kind == "hook" for place in change.now.places):
-        return (
-            f"{subject}: a hook holds it, which no state_dict saves. Keep it in run.state, or in an object with a state_dict "
-            "that is given to the run."
-        )
-    if change.now.root == "given":
-        owner = change.now.owners[0][0].__name__ if change.now.owners else name
-        return f"{subject}: {owner} was given to Run, and its state_dict leaves this out. Save and load it there."
-    if change.now.root == "loader":
-        return (
-            f"{subject}: a commit holds the loader's position, nothing of what its dataset or sampler counts or draws. Compute it "
-            "from the index, or from the epoch in set_epoch(epoch); the global generators are set for each element."
-        )
-    if generator:
-        return (
-            f"{subject} ({name}, {where}): keep its state in run.state, or make it anew from step.number, or draw from the "
-            "global generators, which Run sets at each step."
-        )
-    if len(change.now.places) == 1 and not saves and kind in {"plain", "container"}:
-        value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
-        return f"{subject} ({where}{value}): use run.state.{root} for it, with run.state.setdefault({root!r}, ...) before the loop."
-    if kind == "iterator":
-        return (
-            f"{subject} (an iterator, {where}): give its loader to the run, Run({root}=loader), which resumes it where it stood; "
-            "or index by step.number."
-        )
-    inside = "" if group[0].path == subject else f" ({_shown(group[0].path)})"
-    if saves:
-        return f'{subject}{inside}, a {name}: run.add("{root}", {root}) before the loop, or Run({root}={root}, ...).'
-    if kind in {"plain", "container"}:
-        return f"{subject}{inside} ({where}): use run.state.{root} for it, with run.state.setdefault({root!r}, ...) before the loop."
-    if kind == "library":
-        return f"{subject}{inside} (a {name}, {where}): keep what it holds in run.state.{root}, and put it back before the loop."
-    return (
-        f'{subject}{inside}: give {name} a state_dict and a load_state_dict, and it to the run: run.add("{root}", {root}); or keep '
-        "the value in run.state."
-    )
-
-
-def _subject(change: Change) -> str:
-    """The name to save, or the attribute of an object that leaves it out."""
-    if change.now.root in {"local", "global"} and not change.now.owners:
-        return change.now.places[0].name
-    return _shown(change.path).split("[")[0]
-
-
-def _shown(path: str) -> str:
-    return (
-        path.removeprefix("len(").removesuffix(".keys()").removesuffix(")")
-        if path.startswith("len(")
-        else path.removesuffix(".keys()")
-    )
-
-
-def _order(
-    asking: list[tuple[CodeType, int]],
-    own: user_functions.UserFunctions,
-    taken: reachable_state.StateSnapshot,
-) -> ReadBeforeWrite:
-    for kind in taken.kinds:
-        own.add_kind(kind)
-    fetches: list[CodeType] = [
+def _is_harmless(
+    change: Change, order: ReadBeforeWrite, uses: NameUse, changed: Mapping[str, Change]
+) -> bool:
+    """Whether the next iteration writes it before it reads it, computes it again, or nobody reads it but a clock's reader."""
+    last = change.now.places[-1]
+    if last.kind == "memo":
+        return not uses.draws(change.now.places[-2].name, _DRAWS)
+    if any(order.recomputed(place) for place in _places(change)):
+        return True
+    if last.kind in _READ_BY:
+        return not any(name in text.lower() for text in uses.names() for name in _READ_BY[last.kind])
+    if isinstance(change.now.value, float | int) and last.kind != "item" and uses.timed(last.name):
+        return True
+    if not change.path.endswith(".keys()") or _entries_changed(change, changed):
+        return False
+    own = [
         code
-        for kind in taken.fetching
+        for kind, _ in change.now.owners[-1:]
+        for base in kind.__mro__
+        for code in user_functions.methods(base)
+    ]
+    return uses.memo(last.name, _DRAWS, own)
+
+
+def _places(change: Change) -> list[StoredPlace]:
+    """Where an iteration may write it: the names on the way to it, and the object that holds it, which may be overwritten."""
+    places, last = list(change.now.places), change.now.places[-1]
+    if change.path.endswith(".keys()") or change.path.startswith("len("):
+        places.append(StoredPlace("item", last.name))
+    held = change.now.value is None and change.now.hashed != reachable_state.NONE
+    if (held or last.kind in {"item", "stream"}) and not change.taken.is_shared(change.now):
+        places.append(StoredPlace("whole", last.name))
+    return [place for place in places if place.kind in {"attr", "name", "item", "whole"}]
+
+
+def _fetches(kinds: set[type]) -> list[CodeType]:
+    """The methods that draw a batch, of the classes that the loader fetches with."""
+    return [
+        code
+        for kind in kinds
         for base in kind.__mro__
         for code in user_functions.methods(base)
         if code.co_name in _FETCHES
     ]
-    return ReadBeforeWrite(own, asking, taken.callables, fetches)
 
 
 def _is_state(change: Change) -> bool:
@@ -324,3 +263,18 @@ def _entries_changed(change: Change, changed: Mapping[str, Change]) -> bool:
     """Whether items of a dict are other ones than before, not only more of them."""
     inside = change.path.removesuffix(".keys()") + "["
     return any(path.startswith(inside) for path in changed)
+
+
+def _of_saved(values: Mapping[str, Any]) -> dict[bytes, set[str]]:
+    """Hash to the paths of `run.state`, and of states of the user's own objects, that have it."""
+    walk = reachable_state.StateSnapshot()
+    for name, value in values.items():
+        walk.value(name, value, 0)
+    found: dict[bytes, set[str]] = {}
+    for path, one in walk.leaves_by_path.items():
+        found.setdefault(one.hashed, set()).add(path)
+    for number, inner in enumerate(committed_memory.inner(values)):
+        state = of_state(inner)
+        if state is not None:
+            found.setdefault(state, set()).add(f"generator {number}")
+    return found

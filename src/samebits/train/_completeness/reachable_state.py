@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import sys
 import types
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from samebits import _digest as digest
 from samebits._inspect import loop_locals, structure
+from samebits._inspect.attributes import attributes_of
 from samebits._inspect.hooks import hooks_of
-from samebits._inspect.reachable import Walk, action_of, attributes_of, thorough_action_of
+from samebits._inspect.reachable import Walk
 from samebits._inspect.read_before_write import StoredPlace
-from samebits._inspect.rng_states import GENERATORS, of_state
-from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type
 from samebits._inspect.user_functions import UserFunctions
+from samebits.train._completeness import committed_memory, kinds_of_state
 
 NONE = plain(None)
 """The hash of None."""
+_WRITTEN = (torch.device, torch.dtype)
+"""What is written as a key with its `repr`, which has no address."""
 
 
 class Leaf(NamedTuple):
@@ -38,6 +38,8 @@ class Leaf(NamedTuple):
     """From the root inwards: the names that hold it."""
     owners: tuple[tuple[type, str], ...]
     """The user's objects around it, and which attribute of theirs leads on."""
+    way: tuple[int, ...] = ()
+    """The identities of the objects from the root to it."""
 
 
 class StateSnapshot(Walk):
@@ -53,10 +55,12 @@ class StateSnapshot(Walk):
         """Classes of the user's objects, and of the parts of the loader."""
         self.callables: set[str] = set()
         """Names that hold something that may be called: a module, an object with `__call__`."""
+        self.steps: set[str] = set()
+        """Names that hold a step of `run.steps`."""
         self.fetching: set[type] = set()
         """Classes of what the loader fetches with."""
         self.roots: dict[str, tuple[str, str, bool, bool]] = {}
-        """What a name holds: "plain", "container", "iterator", "library" (no class of the user's) or "object"; its class; if it has a state_dict; if it is a generator."""
+        """What a name holds: its `kinds.role`."""
         self.structure: dict[str, structure.Structure] = {}
         """Of the modules that were met, by path."""
         self.modules: list[tuple[str, torch.nn.Module]] = []
@@ -66,13 +70,18 @@ class StateSnapshot(Walk):
         self._places: list[StoredPlace] = []
         self._owners: list[tuple[type, str]] = []
         self._saved: set[int] = set()
+        self._way: list[int] = []
+        self._names: dict[int, set[str]] = {}
+        """Of each object that was met: the names that hold it."""
+        self._holds: dict[str, set[int]] = {}
+        """Of each name: the objects that it holds, of one class several."""
         self._hooked: list[tuple[str, torch.nn.Module, int, str, tuple[StoredPlace, ...]]] = []
 
     def know(self, saved: Any) -> None:
         """Tensors and containers that the commit holds: what lies in their memory is saved."""
-        for value in _inner(saved):
+        for value in committed_memory.inner(saved):
             if isinstance(value, torch.Tensor):
-                self._saved.add(_memory(value))
+                self._saved.add(committed_memory.of_tensor(value))
             else:
                 self._seen.add(id(value))
 
@@ -80,15 +89,21 @@ class StateSnapshot(Walk):
         """Does not look at these: what `locals()` and `globals()` gave."""
         self._seen.update(map(id, things))
 
+    def key(self, key: Any, number: int) -> str:
+        """Each key has a text of its own, so that entries can be told apart: tuples too, and objects by their order."""
+        if type(key) is tuple:
+            return ", ".join(self.key(part, number) for part in key)
+        return repr(key) if type(key) in PLAIN or isinstance(key, _WRITTEN) else f"...{number}"
+
     def root(self, kind: str, name: str, value: Any) -> None:
         """Walks what a name holds: an object of the run, the loader, a variable."""
         self._root = kind
         place = StoredPlace("name" if kind == "global" else kind, name)
-        self.roots[name] = _described(value)
+        self.roots[name] = kinds_of_state.role(value)
         self._places.append(place)
         self._note(name, value)
         if kind in {"local", "global"} and self.roots[name][0] in {"object", "library"}:
-            self._add(name, plain(self._names_given.get(id(value)) or _named(value)))
+            self._add(name, plain(self._names_given.get(id(value)) or kinds_of_state.named(value)))
         self.value(name, value, 0)
         self._places.pop()
 
@@ -99,13 +114,13 @@ class StateSnapshot(Walk):
 
     def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
         """Keeps the way that leads to the value."""
-        if kind == "item":
+        if kind in {"item", "stream"}:
             name = self._places[-1].name if self._places else ""
         owned = kind == "attr" and bool(self._owner)
         if owned:
             self._owners.append((self._owner, name))  # type: ignore[arg-type]
         self._places.append(StoredPlace(kind, name))
-        if kind != "item":
+        if kind not in {"item", "stream"}:
             self._note(name, value)
         owner, self._owner = self._owner, None
         self.value(path, value, depth)
@@ -126,19 +141,35 @@ class StateSnapshot(Walk):
                 self.fetching.add(kind)
 
     def value(self, path: str, value: Any, depth: int) -> None:
-        """Keeps a plain value beside its hash."""
+        """Keeps a plain value beside its hash, and which objects lead to it."""
         self._value = value if type(value) in PLAIN else None
+        if self._value is None and self._places:
+            place = self._places[-1]
+            self._names.setdefault(id(value), set()).add(place.name)
+            if place.kind not in {"item", "stream"}:
+                self._holds.setdefault(place.name, set()).add(id(value))
+        self._way.append(id(value))
         super().value(path, value, depth)
+        self._way.pop()
 
     def _add(self, path: str, hashed: bytes) -> None:
         self.names.append(path)
+        places = tuple(self._places)
         self.leaves_by_path[path] = Leaf(
-            hashed, self._value, self._root, tuple(self._places), tuple(self._owners)
+            hashed, self._value, self._root, places, tuple(self._owners), tuple(self._way)
+        )
+
+    def is_shared(self, one: Leaf) -> bool:
+        """Whether the object that holds it was met under another name, too, or another object under this name."""
+        name = one.places[-1].name
+        inner = list(itertools.takewhile(lambda place: place.name == name, reversed(one.places)))
+        return len(self._holds.get(name, ())) > 1 or any(
+            self._names.get(way, {name}) != {name} for way in one.way[-len(inner) :]
         )
 
     def action(self, kind: type) -> str | None:
         """Optimizers that the run does not know are looked at; of samebits' own objects only what they hold of the user's."""
-        return _action_of(kind)
+        return kinds_of_state.action_of(kind)
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
         """Attributes of a user's object."""
@@ -187,12 +218,12 @@ class StateSnapshot(Walk):
                 if isinstance(item, list | tuple)
                 else (item,)
             )
-            if any(_is_users_own(one) for one in inner):
+            if any(kinds_of_state.is_users_own(one) for one in inner):
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
         """One leaf, unless the commit holds this memory. Parameters of unknown modules by torch's count of writes."""
-        if _memory(value) in self._saved:
+        if committed_memory.of_tensor(value) in self._saved:
             return
         if self._places and self._places[-1].kind == "tensor" and not value.is_inference():
             self._add(path, plain((value._version, value.data_ptr())))
@@ -221,15 +252,6 @@ class StateSnapshot(Walk):
         self._add(f"{path}.state", plain([counts, rates]))
 
 
-@functools.lru_cache(maxsize=4096)
-def _action_of(kind: type) -> str | None:
-    if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
-        return "optimizer"
-    if kind.__module__.startswith("samebits.") and action_of(kind) == "attributes":
-        return "holder"
-    return thorough_action_of(kind)
-
-
 def take(
     frame: types.FrameType, objects: Mapping[str, Any], saved: Any, loader: Any, program: UserFunctions
 ) -> StateSnapshot:
@@ -239,6 +261,9 @@ def take(
     walk.skip(dict(objects))
     walk.know(saved)
     walk.pass_over(scope for one in frames for scope in (one.f_locals, one.f_globals))
+    walk.steps |= {
+        name for one in frames for name, held in one.f_locals.items() if kinds_of_state.is_step(held)
+    }
     carried, _ = loop_locals.of_frames(frame)
     try:
         for name, value in objects.items():
@@ -256,21 +281,6 @@ def take(
     return walk
 
 
-def of_saved(values: Mapping[str, Any]) -> dict[bytes, set[str]]:
-    """Hash to the paths of `run.state`, and of states of the user's own objects, that have it."""
-    walk = StateSnapshot()
-    for name, value in values.items():
-        walk.value(name, value, 0)
-    found: dict[bytes, set[str]] = {}
-    for path, one in walk.leaves_by_path.items():
-        found.setdefault(one.hashed, set()).add(path)
-    for number, inner in enumerate(_inner(values)):
-        state = of_state(inner)
-        if state is not None:
-            found.setdefault(state, set()).add(f"generator {number}")
-    return found
-
-
 def _globals(frame: types.FrameType, program: UserFunctions) -> dict[str, Any]:
     """Globals that the functions of the user's modules read; the script's own by its code."""
     found: dict[str, Any] = {}
@@ -279,54 +289,7 @@ def _globals(frame: types.FrameType, program: UserFunctions) -> dict[str, Any]:
         if module is not script:
             held = vars(module)
             names = program.global_names(module)
-            found |= {name: held[name] for name in names if name in held and _may_change(held[name])}
+            found |= {
+                name: held[name] for name in names if name in held and kinds_of_state.may_change(held[name])
+            }
     return found | loop_locals.script_globals(frame)
-
-
-def _described(value: Any) -> tuple[str, str, bool, bool]:
-    kind = type(value)
-    held = kind in PLAIN or isinstance(value, torch.Tensor)
-    group = (
-        "plain" if held else "container" if issubclass(kind, (dict, list, tuple, set, deque)) else "object"
-    )
-    group = "library" if group == "object" and not is_user_type(kind) else group
-    group = "iterator" if hasattr(kind, "__next__") else group
-    saves = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
-    return group, kind.__name__, saves, issubclass(kind, GENERATORS)
-
-
-def _named(value: Any) -> str:
-    return described(value) if isinstance(value, types.FunctionType | type) else type(value).__qualname__
-
-
-def _may_change(value: Any) -> bool:
-    if isinstance(value, type):
-        return is_user_type(value)
-    return not isinstance(value, types.ModuleType | types.BuiltinFunctionType)
-
-
-def _is_users_own(value: Any) -> bool:
-    return isinstance(value, torch.nn.Module | types.FunctionType | types.MethodType) or is_user_type(
-        type(value)
-    )
-
-
-def _inner(value: Any) -> Iterator[Any]:
-    """The value, containers inside it, and the tensors in them."""
-    for _, one, parts in digest.walk(value, parts_of=_containers):
-        if parts is not None or isinstance(one, list | tuple | torch.Tensor):
-            yield one
-
-
-def _containers(value: Any) -> digest.Parts | None:
-    if isinstance(value, dict):
-        return [pair for pair in value.items() if type(pair[1]) not in PLAIN]
-    if isinstance(value, list | tuple) and len(value) <= 1024:
-        return [pair for pair in enumerate(value) if type(pair[1]) not in PLAIN]
-    return None
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    if tensor.layout is not torch.strided or tensor.numel() == 0 or torch.nn.parameter.is_lazy(tensor):
-        return -id(tensor)
-    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,66 @@
+"""What an object is to the check: by its class, what is done with it and what it is called in an error."""
+
+from __future__ import annotations
+
+import functools
+import io
+import types
+from collections import deque
+from typing import Any
+
+import torch
+
+from samebits._inspect import actions
+from samebits._inspect.rng_states import GENERATORS
+from samebits._inspect.structure import described
+from samebits._inspect.tree import PLAIN
+from samebits._inspect.user_code import is_user_type
+
+
+@functools.lru_cache(maxsize=4096)
+def action_of(kind: type) -> str | None:
+    """The method of the walk for values of a type; None: they are not looked at."""
+    if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
+        return "optimizer"
+    if kind.__module__.startswith("samebits.") and actions.action_of(kind) == "attributes":
+        return "holder"
+    return actions.thorough_action_of(kind)
+
+
+def role(value: Any) -> tuple[str, str, bool, bool]:
+    """What a variable holds: "plain", "container", "iterator", "library" (no class of the user's) or "object"; its class;
+    if it has a state_dict; if it is a generator.
+    """
+    kind = type(value)
+    held = kind in PLAIN or isinstance(value, torch.Tensor)
+    group = (
+        "plain" if held else "container" if issubclass(kind, (dict, list, tuple, set, deque)) else "object"
+    )
+    group = "library" if group == "object" and not is_user_type(kind) else group
+    group = "iterator" if hasattr(kind, "__next__") and not issubclass(kind, io.IOBase) else group
+    saves = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+    return group, kind.__name__, saves, issubclass(kind, GENERATORS)
+
+
+def named(value: Any) -> str:
+    """The name of a function or a class, or of an object's class."""
+    return described(value) if isinstance(value, types.FunctionType | type) else type(value).__qualname__
+
+
+def is_step(value: Any) -> bool:
+    """Whether `run.steps` gave it; its module imports this one."""
+    return type(value).__module__.startswith("samebits.") and type(value).__name__ == "Step"
+
+
+def may_change(value: Any) -> bool:
+    """Whether a global variable can hold state: modules, library classes and builtins cannot."""
+    if isinstance(value, type):
+        return is_user_type(value)
+    return not isinstance(value, types.ModuleType | types.BuiltinFunctionType)
+
+
+def is_users_own(value: Any) -> bool:
+    """Whether it is a module, a function or an object of the user's class."""
+    return isinstance(value, torch.nn.Module | types.FunctionType | types.MethodType) or is_user_type(
+        type(value)
+    )
