@@ -2,8 +2,8 @@
 
 import sys
 
-from samebits._inspect import bytecode
-from samebits._inspect.control_flow import is_outside_of_body
+from samebits._inspect._program import bytecode
+from samebits._inspect._program.control_flow import is_outside_of_body
 
 TOTAL = 0
 

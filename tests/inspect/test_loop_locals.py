@@ -10,7 +10,7 @@ import types
 import numpy as np
 import torch
 
-from samebits._inspect import loop_locals
+from samebits._inspect._program import loop_locals
 from samebits._inspect.reachable import MAX_LEAVES, Walk
 
 

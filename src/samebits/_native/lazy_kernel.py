@@ -15,7 +15,7 @@ from types import CellType, FunctionType
 from typing import Any, overload
 
 from samebits import _native as native
-from samebits._inspect import bytecode
+from samebits._inspect._program import bytecode
 
 
 class Deferred:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from samebits._inspect import loop_locals, structure
+from samebits._inspect import structure
+from samebits._inspect._program import loop_locals
 from samebits._inspect.reachable import Walk
 from samebits._inspect.tree import Leaves, plain
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from samebits._context import Position
-from samebits._inspect import loop_locals
+from samebits._inspect._program import loop_locals
 from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit._record import memory

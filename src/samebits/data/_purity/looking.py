@@ -10,7 +10,7 @@ from typing import Any
 
 from samebits.data._purity import known
 from samebits.data._purity.record import Record
-from samebits.data._purity.values import (  # fmt: skip
+from samebits.data._purity.values import (
     GIVEN,
     NOTHING,
     PLAIN,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from samebits._inspect import bytecode
+from samebits._inspect._program import bytecode
 from samebits._inspect.user_code import owner_of_module
 from samebits.replica._analysis.memory import ByteRange
 from samebits.replica._analysis.storage_layout import constant_place

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samebits._inspect import bytecode
+from samebits._inspect._program import bytecode
 from samebits._inspect.rng_states import RESTORABLE, put_state, state_of
 from samebits.random._process import generator_states
 from samebits.replica._capture.closures import is_followed

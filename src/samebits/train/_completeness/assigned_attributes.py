@@ -9,11 +9,11 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from samebits._inspect.bytecode import instructions
+from samebits._inspect._program.bytecode import instructions
+from samebits._inspect._program.user_functions import UserFunctions
 from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import is_user_type
-from samebits._inspect.user_functions import UserFunctions
 
 _NAMES = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")

@@ -2,7 +2,7 @@
 
 At some boundaries (`Completeness.due`) it hashes what can be reached from the run and from the frame of the user's loop
 (`reach`). What has changed since the last look, is in no commit, and is not written again before the next iteration reads
-it (`_inspect.liveness` for locals, `_inspect.read_before_write` for the rest) would be lost by a resume: `IncompleteStateError`.
+it (`liveness` for locals, `read_before_write` for the rest) would be lost by a resume: `IncompleteStateError`.
 
 In between it compares how the run's modules are built and what the process is set to (`structure`), which no commit holds:
 another submodule, hook or `p` in the middle of the training would be lost, too, unless every step sets it anew.
@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from samebits._context import Position, process
-from samebits._inspect import loop_locals, structure, user_code
-from samebits._inspect.user_functions import UserFunctions
+from samebits._inspect import structure, user_code
+from samebits._inspect._program import loop_locals
+from samebits._inspect._program.user_functions import UserFunctions
 from samebits.errors import IncompleteStateError, InvalidArgumentError
 from samebits.train._completeness import assigned_attributes, reachable_state
 from samebits.train._completeness.incomplete_state_message import message

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from samebits._inspect import bytecode, loop_locals, user_functions
-from samebits._inspect.name_use import NameUse
-from samebits._inspect.read_before_write import ReadBeforeWrite, StoredPlace
+from samebits._inspect._program import bytecode, loop_locals, user_functions
+from samebits._inspect._program.name_use import NameUse
+from samebits._inspect._program.read_before_write import ReadBeforeWrite, StoredPlace
 from samebits._inspect.rng_states import of_state
 from samebits._inspect.structure import ENVIRON, Structure, differences
 from samebits.train._completeness import committed_memory, reachable_state

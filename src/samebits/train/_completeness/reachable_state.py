@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from samebits._inspect import loop_locals, structure
+from samebits._inspect import structure
+from samebits._inspect._program import loop_locals
+from samebits._inspect._program.read_before_write import StoredPlace
+from samebits._inspect._program.user_functions import UserFunctions
 from samebits._inspect.attributes import attributes_of
 from samebits._inspect.hooks import hooks_of
 from samebits._inspect.reachable import Walk
-from samebits._inspect.read_before_write import StoredPlace
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type
-from samebits._inspect.user_functions import UserFunctions
 from samebits.train._completeness import committed_memory, kinds_of_state
 
 NONE = plain(None)

@@ -9,7 +9,7 @@ from types import CodeType
 from typing import Any
 
 from samebits._context import Position
-from samebits._inspect.control_flow import is_outside_of_body
+from samebits._inspect._program.control_flow import is_outside_of_body
 from samebits.errors import DuplicateNameError, InvalidArgumentError
 from samebits.train._loop.batch_source import BatchSource
 from samebits.train._loop.fixed_length_epochs import Continued

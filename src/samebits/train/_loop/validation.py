@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from samebits._context import Position, notify, process
-from samebits._inspect.bytecode import begins_for
+from samebits._inspect._program.bytecode import begins_for
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from samebits._context import Position
-from samebits._inspect import loop_locals
+from samebits._inspect._program import loop_locals
 from samebits._inspect.reachable import hashes_in
 from samebits.train._state import run_state as state
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dis
 from collections.abc import Sequence
 
-from samebits._inspect.bytecode import ATTRIBUTES
-from samebits._inspect.stack import count, keywords, use
+from samebits._inspect._program.bytecode import ATTRIBUTES
+from samebits._inspect._program.stack import count, keywords, use
 
 _ARGUMENTS = {
     "clear": {0},

@@ -13,8 +13,8 @@ import re
 from collections.abc import Sequence
 from types import CodeType
 
-from samebits._inspect import bytecode
-from samebits._inspect.control_flow import ControlFlow, Edge, Ring
+from samebits._inspect._program import bytecode
+from samebits._inspect._program.control_flow import ControlFlow, Edge, Ring
 
 _VARIABLE = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|NAME|CLOSURE)")
 _Names = tuple[tuple[str, ...], tuple[str, ...]]

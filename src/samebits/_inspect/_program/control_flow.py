@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from samebits._inspect.bytecode import end_of_for, followers, handlers, instructions
+from samebits._inspect._program.bytecode import end_of_for, followers, handlers, instructions
 
 Edge = tuple[int, int]
 """From an instruction, by number, to one that may run next."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import CodeType
 
-from samebits._inspect.bytecode import ATTRIBUTES, GLOBALS, instructions
-from samebits._inspect.stack import use
-from samebits._inspect.user_functions import UserFunctions
+from samebits._inspect._program.bytecode import ATTRIBUTES, GLOBALS, instructions
+from samebits._inspect._program.stack import use
+from samebits._inspect._program.user_functions import UserFunctions
 
 _CLOCKS = frozenset(
     [

@@ -13,11 +13,16 @@ from collections.abc import Collection, Sequence
 from types import CodeType
 from typing import NamedTuple
 
-from samebits._inspect.bytecode import ATTRIBUTES, GLOBALS, followers, inner, instructions
-from samebits._inspect.conditions import asks_for_a_kind, holds_from_a_step_on, is_of_step, stored_at_head
-from samebits._inspect.resets import end_of_reset, is_filled
-from samebits._inspect.stack import use
-from samebits._inspect.user_functions import UserFunctions
+from samebits._inspect._program.bytecode import ATTRIBUTES, GLOBALS, followers, inner, instructions
+from samebits._inspect._program.conditions import (
+    asks_for_a_kind,
+    holds_from_a_step_on,
+    is_of_step,
+    stored_at_head,
+)
+from samebits._inspect._program.resets import end_of_reset, is_filled
+from samebits._inspect._program.stack import use
+from samebits._inspect._program.user_functions import UserFunctions
 
 _CALLED = ("forward", "__call__")
 _STORES = {

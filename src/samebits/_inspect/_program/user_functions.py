@@ -7,7 +7,7 @@ import sys
 import types
 from typing import Any
 
-from samebits._inspect import bytecode
+from samebits._inspect._program import bytecode
 from samebits._inspect.user_code import is_library, is_user_type
 
 _MAKES = ("__init__", "__new__", "__post_init__")

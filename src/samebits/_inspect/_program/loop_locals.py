@@ -7,7 +7,7 @@ import sys
 import types
 from typing import Any
 
-from samebits._inspect import liveness
+from samebits._inspect._program import liveness
 from samebits._inspect.reachable import Walk
 from samebits._inspect.tree import PLAIN, Leaves
 from samebits._inspect.user_code import is_library
