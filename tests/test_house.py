@@ -9,8 +9,30 @@ import pytest
 
 FULLEST = 15
 INVENTED = {
-    *("told", "Told", "inhand", "InHand", "looked", "Alone", "Together", "Wishes", "goes_on", "set_aside", "aside"),
-    *("newness", "no_known_numbers", "no_swaps", "told_in_the_users_words", "shelf", "Shelf", "draft", "Draft", "warden"),
+    *(
+        "told",
+        "Told",
+        "inhand",
+        "InHand",
+        "looked",
+        "Alone",
+        "Together",
+        "Wishes",
+        "goes_on",
+        "set_aside",
+        "aside",
+    ),
+    *(
+        "newness",
+        "no_known_numbers",
+        "no_swaps",
+        "told_in_the_users_words",
+        "shelf",
+        "Shelf",
+        "draft",
+        "Draft",
+        "warden",
+    ),
 }
 """Names that were made up here for things that have a name in PyTorch, JAX or Python's library."""
 
