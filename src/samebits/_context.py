@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 VERSION = "0.1.0.dev0"
@@ -70,6 +71,17 @@ class CheckOverrides:
     """Whether a `Run` looks for forgotten state itself: `verify` names it by what it does."""
 
 
+OnUnimplemented = Literal["raise", "warn"]
+
+
+@dataclass(frozen=True)
+class OpDeterminismSettings:
+    """The arguments of `enable_op_determinism`."""
+
+    thread_invariant: bool = False
+    on_unimplemented: OnUnimplemented = "raise"
+
+
 class Observer:
     """Receives the events of a `Run`. All methods do nothing here; an observer must not change the run.
 
@@ -107,9 +119,10 @@ class Observer:
 
 @dataclass
 class _ProcessState:
-    """The process-wide state; one object so that a reader sees all of it at once."""
+    """The process-wide state, but for caches; one object so that a reader sees all of it at once."""
 
-    op_determinism: bool = False
+    op_determinism: OpDeterminismSettings | None = None
+    """The settings of the switch; None while it is off."""
     seed: int | None = None
     position: Position | None = None
     run_key: Words | None = None
@@ -119,6 +132,16 @@ class _ProcessState:
     """The global `samebits.random.Generator`, once there is one."""
     observers: list[Observer] = field(default_factory=list)
     overrides: CheckOverrides = field(default_factory=CheckOverrides)
+    open_runs: dict[int, Thread] = field(default_factory=dict)
+    """The thread of each open `Run`, by the run's id."""
+    preemption: Any = None
+    """The `Preemption` whose signal handlers are installed."""
+    locked_run_dirs: dict[str, int] = field(default_factory=dict)
+    """Run directories that are locked, and the process that did it: a record lock does not exclude its own process."""
+    leases: set[str] = field(default_factory=set)
+    """The owners of leases on run directories behind URLs that this process is."""
+    notices: dict[str, str] = field(default_factory=dict)
+    """Warnings of op determinism that were shown: subject to text. A run's record names those from before it, too."""
 
 
 process = _ProcessState()

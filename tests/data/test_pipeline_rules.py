@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import samebits
+from samebits._context import process
 from samebits import random
 from samebits.data import Pipeline, _purity as purity
 from samebits.data._calls import draw_scope
@@ -23,7 +24,6 @@ from samebits.data._workers import executor_choice
 from samebits.data._workers.side_effects import functions
 from samebits.data._calls.user_function import Function
 from samebits.data._calls.element_generators import key_words
-from samebits.determinism import _warn_once as warn_once
 from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError
 from samebits.random._process import generator_states
 from samebits.random import _int_keys as int_keys
@@ -36,7 +36,7 @@ main = os.getpid()
 
 @pytest.fixture(autouse=True)
 def fresh():
-    warn_once._shown.clear()
+    process.notices.clear()
     log.clear()
     offset[0] = 0
 
@@ -671,7 +671,7 @@ def test_an_element_changed_in_place_where_the_source_holds_it_is_a_side_effect(
         )
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            monkeypatch.setattr(warn_once, "_shown", {})
+            monkeypatch.setattr(process, "notices", {})
             read[workers] = [torch.stack([one.clone() for one in pipeline]) for _ in range(2)]
         assert any("in place" in str(one.message) for one in told) == bool(workers)
     assert all(map(torch.equal, read[0], read[2]))

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from samebits.data import Pipeline, check, _purity as purity
+from samebits._context import process
 from samebits.data._calls import draw_scope
 from samebits.data._calls.element_generators import key_words
 from samebits.data._calls.remembered_draws import Memos
 from samebits.data._calls.reachable_memories import keepers
-from samebits.determinism import _warn_once as warn_once
 from samebits.errors import ConflictWarning, PipelineDifferenceError, PipelineError
 from samebits.random._process import generator_states
 from samebits._inspect import rng_states
@@ -208,7 +208,7 @@ def _afresh():
     TABLE.clear()
     default_dict.__defaults__[0].clear()
     vars(of_function).clear()
-    warn_once._shown.clear()
+    process.notices.clear()
 
 
 def pipeline(name):

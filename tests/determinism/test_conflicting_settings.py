@@ -9,9 +9,9 @@ import torch
 import torch.utils.deterministic as memory_fill
 
 import samebits
+from samebits._context import process
 from samebits.determinism._guards import conflicting_settings
 from samebits.determinism._compile import inductor_flag
-from samebits.determinism import _warn_once as warn_once
 from samebits.determinism.table._snapshot import numbers
 from samebits.errors import ConflictError, ConflictWarning
 
@@ -19,7 +19,7 @@ from samebits.errors import ConflictError, ConflictWarning
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     samebits.set_random_seed(0)
-    monkeypatch.setattr(warn_once, "_shown", {})
+    monkeypatch.setattr(process, "notices", {})
 
 
 def caught_from(work):

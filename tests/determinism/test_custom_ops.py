@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import samebits
+from samebits._context import process
 from samebits.determinism._guards import custom_ops
 from samebits.determinism import _warn_once as warn_once
 from samebits.errors import (
@@ -18,7 +19,7 @@ from samebits.errors import (
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     samebits.set_random_seed(0)
-    monkeypatch.setattr(warn_once, "_shown", {})
+    monkeypatch.setattr(process, "notices", {})
     monkeypatch.setattr(custom_ops, "_declared", {})
 
 

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data.distributed import DistributedSampler
 
 import samebits
-from samebits._context import at_import
+from samebits._context import at_import, process
 from samebits.determinism import _warn_once as warn_once, twister
 from samebits.determinism._guards import numpy_draws, python_draws
 from samebits.determinism._guards.random_sources import SOURCES
@@ -46,7 +46,7 @@ def on():
 
 @pytest.fixture
 def shown(monkeypatch):
-    monkeypatch.setattr(warn_once, "_shown", {})
+    monkeypatch.setattr(process, "notices", {})
     return warn_once.notices
 
 

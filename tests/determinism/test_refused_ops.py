@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits
+from samebits._context import process
 from samebits.determinism import _replacements as replacements, _warn_once as warn_once
 from samebits.determinism._guards import refused_ops
 from samebits._inspect.user_code import calling_line
@@ -23,7 +24,7 @@ def bare(monkeypatch):
     """No alternatives: the ops in question are refused, as an op for which there is none. Nothing was warned of yet."""
     samebits.set_random_seed(0)
     monkeypatch.setattr(replacements, "REPLACEMENTS", ())
-    monkeypatch.setattr(warn_once, "_shown", {})
+    monkeypatch.setattr(process, "notices", {})
 
 
 def put():

@@ -9,9 +9,9 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import samebits
+from samebits._context import process
 from samebits.determinism import (
     _cuda_loading as cuda_loading,
-    _warn_once as warn_once,
     _verified_on_gpu as verified_on_gpu,
 )
 from samebits.determinism._guards import refused_ops
@@ -40,7 +40,7 @@ LOST = ("CUDA enabled", "support for cuda", "NVIDIA driver", "No CUDA GPUs", "ke
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     samebits.set_random_seed(0)
-    monkeypatch.setattr(warn_once, "_shown", {})
+    monkeypatch.setattr(process, "notices", {})
 
 
 def fake_call(op, device):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler, random_split
 
 import samebits
-from samebits._context import at_import
+from samebits._context import at_import, process
 from samebits.determinism._guards import torch_generators, torch_draws
 from samebits.determinism import _warn_once as warn_once, _switch as switch
 from samebits.determinism._dispatcher import overload
@@ -229,7 +229,7 @@ def test_a_seed_for_the_single_op_is_enough(draw, on):
 @pytest.fixture
 def shown(monkeypatch):
     """The warnings of this test, as if nothing had been warned of before."""
-    monkeypatch.setattr(warn_once, "_shown", {})
+    monkeypatch.setattr(process, "notices", {})
     return warn_once.notices
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import samebits
+from samebits._context import process
 from samebits.audit._review.case import ReviewCase as Reviewed
 from samebits.audit._review.case import built_on, forward, normal
 from samebits.determinism import (
@@ -40,7 +41,7 @@ MACHINE = {"gpu": "a GPU", "torch": "2.11.0+cu130", "cuda": "13.0", "samebits": 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     samebits.set_random_seed(0)
-    monkeypatch.setattr(warn_once, "_shown", {})
+    monkeypatch.setattr(process, "notices", {})
 
 
 def test_each_formulation_has_a_case():

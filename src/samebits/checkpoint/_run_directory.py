@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from samebits._context import process
 from samebits.checkpoint._async_writer.writer.commit_folder import sync_folder
 from samebits.checkpoint._manifest import marker_text
 from samebits.errors import RunDirectoryError
@@ -38,9 +39,6 @@ CURES = {
 
 _PATIENCE = 60.0
 """Seconds that the writer of a killed run may take to finish the snapshot that it has."""
-
-_held: dict[str, int] = {}
-"""Folders that are locked, and the process that did it: a record lock does not exclude its own process."""
 
 
 class RunDirectory:
@@ -80,7 +78,7 @@ class RunDirectory:
         if self._lock is None:
             return
         if self.owned:
-            _held.pop(os.path.realpath(self.path), None)
+            process.locked_run_dirs.pop(os.path.realpath(self.path), None)
         os.close(self._lock)
         self._lock = None
 
@@ -88,7 +86,7 @@ class RunDirectory:
         # A POSIX record lock ends with the process. flock's would live on in forked loader workers after a
         # SIGKILL of their parent. Its trap: closing *any* descriptor of the file here gives the lock up.
         key, pid = os.path.realpath(self.path), os.getpid()
-        if _held.get(key) == pid:
+        if process.locked_run_dirs.get(key) == pid:
             raise RunDirectoryError(
                 f"run directory {self.path} is already open in this process (pid {pid}). "
                 "Close the other run first, or give each run a folder of its own."
@@ -101,7 +99,7 @@ class RunDirectory:
         except BaseException:
             os.close(descriptor)
             raise
-        _held[key], self._lock, self._pid = pid, descriptor, pid
+        process.locked_run_dirs[key], self._lock, self._pid = pid, descriptor, pid
         return descriptor
 
     def _prepare(self, descriptor: int) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from samebits._context import VERSION
+from samebits._context import VERSION, process
 from samebits._inspect import user_code
-from samebits.determinism._settings import active
 
 TESTED_TORCH = ("2.11.0", "2.13.0", "2.15.0")
 """Versions of torch that the test suite has passed with (docs/versions.md): those that the op table was reviewed with."""
@@ -82,7 +81,7 @@ def _cuda_precisions() -> dict[str, Any]:
 
 def _op_determinism() -> dict[str, Any]:
     """The flag of torch, and what the switch is on with."""
-    settings = active()
+    settings = process.op_determinism
     enabled = {"enabled": torch.are_deterministic_algorithms_enabled()}
     return enabled if settings is None else {**enabled, **asdict(settings)}
 

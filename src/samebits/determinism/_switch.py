@@ -12,7 +12,7 @@ from types import TracebackType
 
 import torch
 
-from samebits._context import process
+from samebits._context import OnUnimplemented, OpDeterminismSettings, process
 from samebits._inspect.patching import Patches
 from samebits.determinism import _compile
 from samebits.determinism import _cuda_loading as cuda_loading
@@ -33,7 +33,6 @@ from samebits.determinism._guards import (
 from samebits.determinism._guards.torch_draws import SeedGuard
 from samebits.determinism._guards.uninitialized_memory import memory_fill
 from samebits.determinism._replacement import Replacement
-from samebits.determinism._settings import OnUnimplemented, Settings, activate, active
 from samebits.errors import InvalidArgumentError
 
 
@@ -45,9 +44,9 @@ class _Switch:
         self.guards = (self.guard, numpy_draws.NumpyGuard(), python_draws.PythonGuard())
         self._undo = ExitStack()
 
-    def change(self, wanted: Settings | None) -> None:
+    def change(self, wanted: OpDeterminismSettings | None) -> None:
         """Off for None. What raises leaves the switch as it was."""
-        before = active()
+        before = process.op_determinism
         if wanted == before:
             return
         self._turn_off()
@@ -59,7 +58,7 @@ class _Switch:
                 self._turn_on(before)
             raise
 
-    def _turn_on(self, settings: Settings) -> None:
+    def _turn_on(self, settings: OpDeterminismSettings) -> None:
         self.guard.check()
         conflicting_settings.refuse_environment()
         with ExitStack() as undo:
@@ -74,11 +73,11 @@ class _Switch:
             for guard in self.guards:
                 undo.callback(guard.remove)
                 guard.install()
-            undo.callback(_tell, None)
-            _tell(settings)
+            process.op_determinism = settings
             self._undo = undo.pop_all()
 
     def _turn_off(self) -> None:
+        process.op_determinism = None
         self._undo.close()
 
 
@@ -88,7 +87,7 @@ _switch = _Switch()
 class OpDeterminism:
     """What `enable_op_determinism` returns: leaving its `with` block puts back the state before the call."""
 
-    def __init__(self, before: Settings | None) -> None:
+    def __init__(self, before: OpDeterminismSettings | None) -> None:
         self._before = before
 
     def __enter__(self) -> None:
@@ -134,19 +133,14 @@ def enable_op_determinism(
         raise InvalidArgumentError(
             f"enable_op_determinism(on_unimplemented={on_unimplemented!r}): it is 'raise' or 'warn'."
         )
-    before = active()
-    _switch.change(Settings(bool(thread_invariant), on_unimplemented) if enabled else None)
+    before = process.op_determinism
+    _switch.change(OpDeterminismSettings(bool(thread_invariant), on_unimplemented) if enabled else None)
     return OpDeterminism(before)
 
 
 def op_determinism_enabled() -> bool:
     """Whether the switch is on."""
-    return process.op_determinism
-
-
-def _tell(settings: Settings | None) -> None:
-    activate(settings)
-    process.op_determinism = settings is not None
+    return process.op_determinism is not None
 
 
 @contextmanager
@@ -177,7 +171,7 @@ def _flags() -> Iterator[None]:
 
 
 @contextmanager
-def _kernels(settings: Settings) -> Iterator[None]:
+def _kernels(settings: OpDeterminismSettings) -> Iterator[None]:
     """Our kernels, and in front of those that torch refuses the errors that say what to do."""
     overrides = KernelOverrides()
     try:
@@ -190,7 +184,7 @@ def _kernels(settings: Settings) -> Iterator[None]:
         overrides.remove()
 
 
-def _wanted(settings: Settings) -> Iterator[Replacement]:
+def _wanted(settings: OpDeterminismSettings) -> Iterator[Replacement]:
     for it in replacements.REPLACEMENTS:
         if settings.thread_invariant or not it.only_threads:
             yield it
@@ -199,7 +193,7 @@ def _wanted(settings: Settings) -> Iterator[Replacement]:
 
 
 @contextmanager
-def _functions(settings: Settings) -> Iterator[None]:
+def _functions(settings: OpDeterminismSettings) -> Iterator[None]:
     """Python functions that would undo the switch, or that begin what cannot be deterministic."""
     patches = Patches()
     try:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from samebits._context import process
 from samebits._inspect import user_code
-
-_shown: dict[str, str] = {}
-"""Subject to text. Of the process: a run's record names what happened before it was opened, too."""
 
 
 def warn_once(subject: str, text: str, category: type[Warning]) -> None:
     """Shows `text` at the first call for this subject; Python's own "once" depends on filters and call places."""
-    if subject in _shown:
+    if subject in process.notices:
         return
-    _shown[subject] = text
+    process.notices[subject] = text
     user_code.warn(text, category)
 
 
 def notices() -> tuple[str, ...]:
     """What op determinism warned of in this process: where the promise has an exception. A record shows it."""
-    return tuple(_shown.values())
+    return tuple(process.notices.values())

@@ -169,7 +169,7 @@ class Run:
             self.preemption.uninstall()
             self._saving.close()
             raise
-        _threads[id(self)] = threading.current_thread()
+        process.open_runs[id(self)] = threading.current_thread()
         notify("run_opened", self)
         return self
 
@@ -183,7 +183,7 @@ class Run:
             if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
                 self._saving.stopped(self._loops.stop())
         finally:
-            _threads.pop(id(self), None)
+            process.open_runs.pop(id(self), None)
             process.position = None
             process.run_key, process.rank_key = self._keys_before
             self._saving.close()
@@ -371,13 +371,9 @@ class Run:
         return self._stop
 
 
-_threads: dict[int, threading.Thread] = {}
-"""The thread of each run that is open in this process."""
-
-
 def _check_alone() -> None:
     """Raises `InvalidArgumentError` while a run is open in another thread."""
-    for thread in _threads.values():
+    for thread in process.open_runs.values():
         if thread is not threading.current_thread() and thread.is_alive():
             raise InvalidArgumentError(
                 f"Run: a run is open in another thread of this process ({thread.name}). The global generators of torch, NumPy "

@@ -22,7 +22,6 @@ from samebits.audit._record.record_file import RecordFile, start_line
 from samebits.audit._record.record_lines import Lines
 from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
 from samebits.audit._record.written_files import outside, writes
-from samebits.determinism._settings import active
 from samebits.determinism._warn_once import notices
 
 
@@ -325,7 +324,7 @@ class Recorder(Observer, TorchListener):
     def _see_threads(self) -> None:
         threads = torch.get_num_threads()
         self._threads = [self._threads[0] if self._threads else threads, threads]
-        settings = active()
+        settings = process.op_determinism
         self._any_threads &= settings is not None and settings.thread_invariant
 
     def _initial(self, before: Position, frame: FrameType | None, *, fresh: bool) -> None:

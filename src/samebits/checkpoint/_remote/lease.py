@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from samebits._context import process
 from samebits.checkpoint._remote.fsspec_files import FsspecFiles
 from samebits.errors import RemoteStorageError, RunDirectoryError
 
@@ -27,9 +28,6 @@ SECONDS = 60.0
 BEATS = 4
 """Renewals within `seconds`: a lease outlives a few that fail."""
 LIMIT = 4096
-
-_mine: set[str] = set()
-"""Owners that this process is."""
 
 
 class Lease:
@@ -71,7 +69,7 @@ class Lease:
         except BaseException:
             self._facts = {}
             raise
-        _mine.add(self._facts["owner"])
+        process.leases.add(self._facts["owner"])
         self._stop.clear()
         self._renewal = threading.Thread(target=self._renew, name="samebits-lease", daemon=True)
         self._renewal.start()
@@ -98,7 +96,7 @@ class Lease:
             self._stop.set()
             if self._renewal is not None:
                 self._renewal.join()
-            _mine.discard(self._facts["owner"])
+            process.leases.discard(self._facts["owner"])
             with suppress(RemoteStorageError, RunDirectoryError):  # else it runs out
                 self.check()
                 self._bucket.remove(LEASE)
@@ -107,7 +105,7 @@ class Lease:
     def _wait_for_the_owner(self) -> None:
         text = self._read()
         first = _parse(text)
-        if first.get("owner") in _mine:
+        if first.get("owner") in process.leases:
             raise RunDirectoryError(
                 f"run directory {self._bucket.url} is already open in this process (pid {os.getpid()}). "
                 "Close the other run first, or give each run a directory of its own."

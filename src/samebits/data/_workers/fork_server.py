@@ -22,12 +22,12 @@ from typing import Any
 import cloudpickle
 import torch
 
+from samebits._context import process
 from samebits.data._workers import result_encoding
 from samebits.data._workers.parent_death import signals_blocked
 from samebits.data._workers.result_memory import ResultMemory
 from samebits.data._workers.worker_process import WorkerProgram, serve
 from samebits.determinism import enable_op_determinism
-from samebits.determinism._settings import active
 from samebits.errors import PipelineError
 from samebits.random._process import seeds
 
@@ -47,7 +47,9 @@ class WorkerSettings:
         """
         self.fd = os.memfd_create("samebits-work")
         with os.fdopen(os.dup(self.fd), "wb") as file:
-            pickle.dump((sys.path, seeds.root_seed(), active(), torch.get_default_dtype()), file)
+            pickle.dump(
+                (sys.path, seeds.root_seed(), process.op_determinism, torch.get_default_dtype()), file
+            )
             try:
                 cloudpickle.dump(work, file)
             except Exception as error:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.backends import ContextProp
 
+from samebits._context import process
 from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line
 from samebits.determinism._compile import inductor_flag
 from samebits.determinism._guards import custom_ops, torch_generators
-from samebits.determinism._settings import active
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictError, ConflictWarning
 
@@ -66,7 +66,7 @@ def check() -> None:
     Raises:
         ConflictError: torch's flag is off or torch's warn_only is on, so that ops may have varied already.
     """
-    if active() is None:
+    if process.op_determinism is None:
         _check_without_switch()
         return
     torchs = torch._C
@@ -125,7 +125,7 @@ def _refuse_call(call: str) -> None:
 
 
 def _warns() -> bool:
-    settings = active()
+    settings = process.op_determinism
     return settings is not None and settings.on_unimplemented == "warn"
 
 

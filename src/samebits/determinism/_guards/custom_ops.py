@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
+from samebits._context import process
 from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line
 from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._dispatcher import KernelOverrides, has_kernel, overload
 from samebits.determinism._environment import TESTED_TORCH
 from samebits.determinism._guards import triton_atomics
-from samebits.determinism._settings import active
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import (
     InvalidArgumentError,
@@ -78,7 +78,7 @@ def declare_op(name: str, *, deterministic: bool) -> None:
     _declared[name] = deterministic
     for full in [full for full in _watched if _packet(full) == name]:
         _watched.pop(full).remove()
-    if active() is not None:
+    if process.op_determinism is not None:
         _watch(full for full in torch._C._dispatch_get_all_op_names() if _packet(full) == name)
 
 
@@ -142,7 +142,7 @@ def _first_call(full: str) -> Callable[..., Any]:
 
 
 def _judge(full: str) -> None:
-    name, settings = _packet(full), active()
+    name, settings = _packet(full), process.op_determinism
     if full.startswith("aten::"):
         text = (
             f"{full}, called at {calling_line()} under op determinism, is not reviewed: it is in no op table (those of torch "

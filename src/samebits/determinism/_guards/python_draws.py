@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from samebits._context import at_import
+from samebits._context import at_import, process
 from samebits._inspect.patching import Patches
 from samebits.determinism import twister
 from samebits.determinism._guards.random_sources import (
@@ -24,7 +24,6 @@ from samebits.determinism._guards.random_sources import (
     object_to,
     place,
 )
-from samebits.determinism._settings import active
 from samebits.random._process import generator_states
 
 _GLOBAL: Any = random._inst  # type: ignore[attr-defined]
@@ -65,7 +64,7 @@ class PythonGuard:
         return drawn
 
     def _forked(self) -> None:
-        if active() is not None:
+        if process.op_determinism is not None:
             self.remove()
             self.install()
 
@@ -163,7 +162,7 @@ class _Held:
         self._owner, self._name, self._made = owner, name, made
 
     def __call__(self, *args: Any) -> Any:
-        if active() is not None:
+        if process.op_determinism is not None:
             object_to(PYTHON_RANDOM, asking(), self._made)
         return getattr(type(self._owner), self._name)(self._owner, *args)
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
+from samebits._context import process
 from samebits._inspect import user_code
 
 EXIT_PREEMPTED = 75
@@ -73,7 +74,6 @@ class Preemption:
                 "Run: in a notebook or IPython, a signal (or the stop button) commits and ends the loop, but not the process, "
                 "and there is no exit code 75.",
             )
-        global _installed
         self._idle = True
         for number in SIGNALS:
             previous = signal.getsignal(number)
@@ -82,11 +82,10 @@ class Preemption:
             ):  # None: a handler in C, which could not be put back
                 self._previous[number] = signal.signal(number, self._note)
         self._start_watch()
-        _installed = self
+        process.preemption = self
 
     def uninstall(self) -> None:
         """Puts the previous handlers back; where a signal is ending the process, further ones change nothing any more."""
-        global _installed
         if self._pipe is None:
             return
         self._idle = self._waits = False
@@ -96,7 +95,7 @@ class Preemption:
         else:
             self._left = True
             atexit.register(self._watch_exit)
-        _installed = None
+        process.preemption = None
 
     @property
     def idle(self) -> bool:
@@ -260,15 +259,11 @@ class Preemption:
         self._put_back()
 
 
-_installed: Preemption | None = None
-
-
 def _in_child() -> None:
-    global _installed
-    if _installed is not None:
+    if process.preemption is not None:
         with suppress(ValueError, OSError):
-            _installed._forget()
-        _installed = None
+            process.preemption._forget()
+        process.preemption = None
 
 
 os.register_at_fork(after_in_child=_in_child)

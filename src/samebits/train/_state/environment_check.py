@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from samebits import _digest as digest
+from samebits._context import process
 from samebits._inspect import user_code
 from samebits.checkpoint import Manifest
 from samebits.determinism import environment_fingerprint
 from samebits.determinism._environment import differences
-from samebits.determinism._settings import active
 from samebits.errors import InvalidArgumentError, RunMismatchError
 
 _NAMES = {
@@ -99,7 +99,7 @@ class Environment:
 
     def _keep_threads(self, then: Mapping[str, Any], where: str) -> None:
         """Sets the number of intra-op threads that the run began with, where bits depend on it."""
-        settings, threads, now = active(), then.get("threads"), torch.get_num_threads()
+        settings, threads, now = process.op_determinism, then.get("threads"), torch.get_num_threads()
         if (
             not isinstance(threads, int)
             or threads == now
