@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from script_pairs import repaired
 
 BROKEN = Path(__file__).parent.parent / "broken"
-REPAIRED = BROKEN.parent / "repaired"
 NAMES = sorted(path.stem for path in BROKEN.glob("*.py"))
 QUICK = {
     "best_local": "kill-mid-epoch",
@@ -89,7 +89,7 @@ def judged(name, folder, checks, count=lambda *_: None):
     groups = {"run-again": "run again", "kill": "killed", "workers": "loader worker"}
     assert any(groups[check] in row["check"] for row in failing), (check, shown)
     count("broken scripts found, by the check and with the component that their authors name")
-    code, report, shown = verify(REPAIRED / f"{name}.py", folder / "repaired", checks)
+    code, report, shown = verify(repaired(BROKEN / f"{name}.py", folder), folder / "repaired", checks)
     equal = [row for row in report["rows"] if row["equal"]]
     count("repaired scripts")
     count("checks of those", len(report["rows"]))

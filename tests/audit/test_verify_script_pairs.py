@@ -1,4 +1,4 @@
-"""The scripts in tests/broken and tests/repaired are pairs that a check can be judged by.
+"""The scripts in tests/broken and their repairs in tests/repaired are pairs that a check can be judged by.
 
 That each broken script really differs, and each twin does not, is what `samebits verify` is run on them for.
 """
@@ -6,12 +6,10 @@ That each broken script really differs, and each twin does not, is what `samebit
 import ast
 import difflib
 import re
-from pathlib import Path
 
 import pytest
+from script_pairs import BROKEN, TESTS, patch_of, repaired
 
-TESTS = Path(__file__).parent.parent
-BROKEN = sorted((TESTS / "broken").glob("*.py"))
 COMPONENT = re.compile(r"component: (model|batch|loss|optimizer|locals:[\w.]+|state|steps)")
 CHECK = re.compile(r"check: (run-again|kill|workers)")
 
@@ -24,7 +22,7 @@ def code_lines(script):
 
 def test_there_are_as_many_twins_as_broken_scripts():
     """Each broken script has a repaired twin of its name, no twin is alone, and each row and component occurs."""
-    assert [p.name for p in BROKEN] == sorted(p.name for p in (TESTS / "repaired").glob("*.py"))
+    assert [patch_of(p) for p in BROKEN] == sorted((TESTS / "repaired").iterdir())
     assert len(BROKEN) >= 24
     told = [(ast.get_docstring(ast.parse(p.read_text())) or "") for p in BROKEN]
     assert {CHECK.search(text)[1] for text in told} == {"run-again", "kill", "workers"}
@@ -46,10 +44,9 @@ def test_a_broken_script_says_what_must_be_found(script):
 
 
 @pytest.mark.parametrize("script", BROKEN, ids=lambda p: p.stem)
-def test_a_twin_is_a_small_repair_of_the_same_script(script):
+def test_a_twin_is_a_small_repair_of_the_same_script(script, tmp_path):
     """Between the two, at most 15 lines are changed, and at least one."""
-    twin = TESTS / "repaired" / script.name
-    lines = list(difflib.ndiff(code_lines(script), code_lines(twin)))
+    lines = list(difflib.ndiff(code_lines(script), code_lines(repaired(script, tmp_path))))
     gone, new = (sum(line.startswith(sign) for line in lines) for sign in "-+")
     assert 1 <= max(gone, new) <= 15
     assert f'"runs/{script.stem}' in script.read_text()
