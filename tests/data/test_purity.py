@@ -242,7 +242,7 @@ def test_a_wrong_proof_is_corrected_by_the_first_task():
     def task():
         from samebits.data._calls.user_function import Function
 
-        return Function(lambda x: torch.rand(()).item(), "map").over((1, 2), [0, 1], [0, 1])
+        return Function(lambda x: torch.rand(()).item(), "map").call_each((1, 2), [0, 1], [0, 1])
 
     with generator_states.preserved():
         first = draws.run(task)

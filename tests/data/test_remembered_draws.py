@@ -486,7 +486,7 @@ def test_a_memo_of_a_draw_that_reading_missed_is_an_error(workers):
     memo = functools.cache(lambda: float(hidden))
     late = lambda x: memo() if x >= 100 else float(x)  # noqa: E731
     assert not purity.may_draw(late)
-    with pytest.raises(PipelineError, match="remembers what it drew"):
+    with pytest.raises(PipelineError, match="remembers its draw"):
         list(Pipeline.range(150).map(late).with_options(seed=1, num_parallel_calls=workers))
 
 
@@ -518,7 +518,7 @@ def test_a_memo_that_reading_missed_is_an_error_in_a_process_first_task_too(orde
             [sys.executable, "-c", FIRST_TASK, order, seed], capture_output=True, text=True, check=False
         )
         assert done.returncode == 1, done.stdout
-        assert "remembers what it drew" in done.stderr
+        assert "remembers its draw" in done.stderr
 
 
 DRAWS = {

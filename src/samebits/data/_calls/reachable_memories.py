@@ -25,7 +25,8 @@ from samebits.data._purity import known
 from samebits.data._purity.values import PLAIN
 
 OBJECTS, KEEPERS, ITEMS = 5000, 200, 64
-"""Bounds: objects that are walked over, keepers, items of a container that are looked into."""
+"""Bounds: objects that are walked over, keepers, items of a container that are visited."""
+# The last two: weak ones, OrderedDict, ...
 _CONTAINERS = (
     dict,
     set,
@@ -33,32 +34,32 @@ _CONTAINERS = (
     deque,
     MutableMapping,
     MutableSet,
-)  # the last two: weak ones, OrderedDict, ...
+)
 
 Part = tuple[Any, str]
-"""An object, and how it is called in messages."""
+"""An object, and its name in messages."""
 
 
 def keepers(function: Callable[..., Any]) -> list[Keeper]:
-    """What a call of `function` may find, and may leave, something in: the nearest first."""
+    """Returns the places that a call of `function` may read or leave something in, the nearest first."""
     found: list[Keeper] = []
-    seen: dict[int, Any] = {}  # the objects too: an identity is an object's as long as it lives
+    seen: dict[int, Any] = {}  # the objects too: an id is unique only while its object lives
     queue: deque[Part] = deque([(function, getattr(function, "__qualname__", type(function).__qualname__))])
     while queue and len(seen) < OBJECTS and len(found) < KEEPERS:
         one, name = queue.popleft()
         if id(one) not in seen and not isinstance(one, PLAIN):
             seen[id(one)] = one
-            found += _kept(one, name)
+            found += _keepers_of(one, name)
             queue.extend(_parts(one, name))
     return found
 
 
-def _kept(one: Any, name: str) -> Iterator[Keeper]:
-    """The keepers that an object is."""
+def _keepers_of(one: Any, name: str) -> Iterator[Keeper]:
+    """Yields the keepers that an object is."""
     if isinstance(one, functools._lru_cache_wrapper):
         yield FunctionCache(one)
     elif isinstance(one, FunctionType):
-        yield from () if known.is_library(one) else _of_function(one)
+        yield from () if known.is_library(one) else _keepers_of_function(one)
     elif isinstance(one, type):
         if not known.is_library(one):
             yield Variables(f"{one.__qualname__}.{{}}", vars(one), functools.partial(setattr, one))
@@ -76,7 +77,7 @@ def _kept(one: Any, name: str) -> Iterator[Keeper]:
         yield Variables(f"{type(one).__qualname__}.{{}}", vars(one), vars(one).__setitem__)
 
 
-def _of_function(one: FunctionType) -> Iterator[Keeper]:
+def _keepers_of_function(one: FunctionType) -> Iterator[Keeper]:
     yield Variables(f"{one.__qualname__}.{{}}", vars(one), vars(one).__setitem__)
     for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
         yield ClosureCell(name, cell)
@@ -87,13 +88,13 @@ def _of_function(one: FunctionType) -> Iterator[Keeper]:
 
 
 def _modules(one: FunctionType, used: Iterable[str]) -> list[ModuleType]:
-    """Modules of the user's that a function names."""
+    """Returns the user's modules that a function names."""
     named = map(one.__globals__.get, used)
     return [found for found in named if isinstance(found, ModuleType) and not known.is_library(found)]
 
 
 def _parts(one: Any, name: str) -> Iterator[Part]:
-    """What a call may reach through an object."""
+    """Yields the objects that a call may reach through an object."""
     if isinstance(one, functools._lru_cache_wrapper):
         yield one.__wrapped__, name
     elif isinstance(one, functools.partial):
@@ -135,7 +136,7 @@ def _parts_of_function(one: FunctionType) -> Iterator[Part]:
 
 
 def names_in(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The global variables, and the attributes, that a function's code names, inner functions included."""
+    """Returns the global variables and the attributes that a function's code names, inner functions included."""
     used, attributes = {}, {}
     for one in dis.get_instructions(code):
         if one.opname.endswith(("_GLOBAL", "_NAME")):

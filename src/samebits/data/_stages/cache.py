@@ -1,4 +1,4 @@
-"""`cache`: elements are computed once in each process, and are those of the first epoch in every epoch."""
+"""`cache`: elements are computed once in each process; every epoch has the elements of the first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samebits.data._stages.stage import Addressed, Ordinals, Reader, Stage, Stat
 class Cache(Addressed):
     """An addressed stage's elements, kept in memory; every reader gets a copy, which it may change.
 
-    Every repetition is the first one, so that what is random below does not depend on which came first.
+    Every repetition is the first one, so that draws below do not depend on which repetition came first.
     """
 
     kind = "cache"
@@ -44,15 +44,15 @@ class Cache(Addressed):
 
 @dataclass
 class _CachedStream:
-    """What has been read of a stream."""
+    """The elements read of a stream so far."""
 
     elements: list[Any] = field(default_factory=list)
-    behind: State = None
+    after: State = None
     complete: bool = False
 
 
 class StreamCache(Streamed):
-    """A stream's elements, kept in memory as they are read. State: elements handed out."""
+    """A stream's elements, kept in memory as they are read. State: elements delivered."""
 
     kind = "cache"
 
@@ -75,13 +75,13 @@ class StreamCache(Streamed):
                 yield copy.deepcopy(kept.elements[number - 1]), number
             if kept.complete:
                 return
-            self._read_on(kept, reader, number)
+            self._read_until(kept, reader, number)
 
-    def _read_on(self, kept: _CachedStream, reader: Reader, number: int) -> None:
-        """Reads until element `number` is there, and some more: a stream is opened anew each time."""
-        for element, behind in reader.read(self.inputs[0], 0, kept.behind):
+    def _read_until(self, kept: _CachedStream, reader: Reader, number: int) -> None:
+        """Reads until element `number` is there, and some more: each call opens the stream anew."""
+        for element, after in reader.read(self.inputs[0], 0, kept.after):
             kept.elements.append(element)
-            kept.behind = behind
+            kept.after = after
             if len(kept.elements) >= number + 64:
                 return
         kept.complete = True

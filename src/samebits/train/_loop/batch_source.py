@@ -85,7 +85,7 @@ class BatchSource:
         if self._iterator is None:
             self._begin(epoch, batch_index)
         batch, ends = self._take(epoch, batch_index)
-        self.rolled = self._loader.rolled if isinstance(self._loader, Pipeline) else 0
+        self.rolled = self._loader.rolling_digest if isinstance(self._loader, Pipeline) else 0
         if ends:
             self._end_epoch()
         return batch, ends
@@ -176,7 +176,7 @@ class InsideSource(BatchSource):
         if not isinstance(self._loader, _POSITIONED):
             super()._begin(epoch, batch_index)
             return
-        self._iterator = self._loader.inside(self.first, batch_index)
+        self._iterator = self._loader.iter_at(self.first, batch_index)
 
     def _place(self, epoch: int) -> Position:
         return self.first
