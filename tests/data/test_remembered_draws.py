@@ -354,7 +354,7 @@ def test_memos_of_what_was_not_drawn_are_no_error(make, tmp_path):
     plain, elements = make(tmp_path), []
     stage = Pipeline.range(150).map(abs).with_options(seed=3)
     own = stage._stage.bind(stage._key())
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         for x, key in enumerate(key_words(own.key, range(150)).tolist()):
             draw_scope.fill(tuple(key))
             elements.append(plain(x))
@@ -402,7 +402,7 @@ def test_no_function_of_the_corpus_is_accused():
         spec.loader.exec_module(modules[-1])
     corpus, probes = modules
     functions = [*corpus.IMPURE, *corpus.PURE, *probes.IMPURE, *probes.PURE]
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         for function in functions:
             if "rng" in getattr(getattr(function, "__code__", None), "co_varnames", ()):
                 continue
@@ -539,7 +539,7 @@ DRAWS = {
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_mark_sees_every_draw_and_takes_it_back(name, kept):
     """Also where only a normal that was kept is taken; after `restore` the libraries say what they said before."""
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         generator_states.fill((1, 2))
         if kept:
             np.random.randn(), random.gauss(0, 1), torch.randn(())

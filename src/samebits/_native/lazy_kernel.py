@@ -1,7 +1,7 @@
-"""Kernels as they are written down, without Numba: it is imported, and makes them, when one is first called.
+"""Definitions of kernels without Numba, which is imported, and compiles them, when one is first called.
 
 A kernel's parts are found where Python would find them, among the globals and free variables of its function. Numba
-gets a copy of the function in which they are what Numba has made of them.
+gets a copy of the function in which they are replaced by compiled ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from samebits._inspect import bytecode
 
 
 class Deferred:
-    """What `make` gives, made at the first call: a kernel, a part of kernels, or something that their bodies call."""
+    """A kernel, a part of kernels, or something that their bodies call, made by `make` at the first call."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -27,11 +27,11 @@ class Deferred:
         """None until it is needed."""
 
     def __call__(self, *args: Any) -> Any:
-        """Calls what is made, where that can be called from Python."""
+        """Calls the made object, if it can be called from Python."""
         return (self.made or self.get())(*args)
 
     def get(self) -> Any:
-        """What Numba knows; made now if it was not."""
+        """Returns Numba's object; makes it if needed."""
         with making():
             if self.made is None:
                 self.made = self._make()
@@ -54,17 +54,17 @@ def kernel(function: Any, /) -> Any:
 
 
 def inlined(function: Callable[..., Any]) -> Deferred:
-    """A part of kernels, expanded where it is called: LLVM vectorises no loop that has a call in it."""
+    """Returns a part of kernels, expanded where it is called: LLVM vectorises no loop that has a call in it."""
     return Deferred(lambda: native.compilation.inlined(resolved(function)))
 
 
 def instruction(build: Callable[..., Any]) -> Deferred:
-    """An expression of kernels that Python has no words for, given as LLVM instructions (`numba.extending.intrinsic`)."""
+    """Returns an expression of kernels, given as LLVM instructions (`numba.extending.intrinsic`)."""
     return Deferred(lambda: native.compilation.intrinsic(build))
 
 
 def resolved(function: Any) -> Any:
-    """A copy of a function whose globals and free variables are what Numba has made of them."""
+    """Returns a copy of a function whose globals and free variables are replaced by Numba's objects."""
     scope = function.__globals__
     names = [name for one in bytecode.whole(function.__code__) for name in bytecode.globals_read(one)]
     made = {name: scope[name].get() for name in names if isinstance(scope.get(name), Deferred)}
@@ -90,7 +90,7 @@ _imported: list[int] = [0]
 
 @contextmanager
 def making() -> Iterator[None]:
-    """One thread at a time imports Numba, or makes something with it; a fork waits for its end."""
+    """Lets one thread at a time import Numba or compile with it; a fork waits for the end of the block."""
     with _lock:
         _makers.append(len(sys.modules))
         try:
@@ -102,12 +102,12 @@ def making() -> Iterator[None]:
 
 
 def modules_of_others() -> int:
-    """How many modules are imported, but for those that making kernels has brought, which draw nothing."""
+    """Returns the number of imported modules, without those that compiling kernels imported, which draw nothing."""
     return len(sys.modules) - _imported[0]
 
 
 def _before_fork() -> None:
-    """Waits for who imports what compiling needs, then for who compiles: in the child their locks would never be free."""
+    """Waits for imports of the compiler and for compilations: in the child their locks would never be free."""
     _lock.acquire()
     compiler = sys.modules.get("numba.core.compiler_lock")
     _held.append(getattr(compiler, "global_compiler_lock", None))

@@ -98,7 +98,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         # Compiles the kernel before workers are forked, and checks that it can.
-        with generator_states.preserved():
+        with generator_states.preserve_states():
             generator_states.fill((0, 0))
         if process.position is not None:
             return self.iter_at(process.position, 0)

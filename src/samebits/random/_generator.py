@@ -236,7 +236,7 @@ def _check_not_repeated() -> None:
     if torch._C._is_tracing() or get_proxy_mode() is not None:
         raise UnimplementedError(
             "samebits.random.Generator: a draw while torch.export, make_fx or torch.jit.trace records its caller: the "
-            "graph would repeat one number for ever. Use torch.compile, which leaves the graph for it."
+            "graph would repeat one number forever. Use torch.compile, which leaves the graph for it."
         )
     if torch._C._are_functorch_transforms_active():
         raise UnimplementedError(

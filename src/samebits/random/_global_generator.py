@@ -27,11 +27,11 @@ class OfTheProcess(Generator):
         self._position: Position | None = None
         self._outside = self._words, 0
 
-    def standing(self) -> tuple[Any, ...]:
+    def position_state(self) -> tuple[Any, ...]:
         """Where it stands, for `stand`."""
         return self._position, self._outside, self._words, self._draws
 
-    def stand(self, where: tuple[Any, ...]) -> None:
+    def restore_position(self, where: tuple[Any, ...]) -> None:
         """Goes on from there."""
         self._position, self._outside, key, draws = where
         self._set(key, draws, self.device)
@@ -61,7 +61,7 @@ def get_global_generator() -> Generator:
     Raises `UnseededError` under op determinism when there is neither a generator nor a seed.
     """
     if process.generator is None:
-        process.generator = _made()
+        process.generator = _make_generator()
     return process.generator
 
 
@@ -79,7 +79,7 @@ def set_global_generator(generator: Generator) -> None:
     process.generator = generator
 
 
-def _made() -> Generator:
+def _make_generator() -> Generator:
     seed = seeds.root_seed()
     if seed is not None:
         return OfTheProcess(

@@ -13,7 +13,7 @@ import torch
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._device_kernels import kernels
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 Part = int | str | torch.Tensor
 Data = Part | tuple[Part, ...]
@@ -48,7 +48,7 @@ def split(key: torch.Tensor, num: int = 2) -> torch.Tensor:
     check_key("split", key)
     if num <= 0:
         raise InvalidArgumentError(f"split: num must be positive, got {num}")
-    return torch.ops.samebits.split(key, num) if traced(key) else split_keys(key, num)
+    return torch.ops.samebits.split(key, num) if is_traced(key) else split_keys(key, num)
 
 
 def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
@@ -62,7 +62,7 @@ def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
     for part in data if isinstance(data, tuple) else (data,):
         if isinstance(part, torch.Tensor):
             key = _fold_in_tensor(key, part)
-        elif traced(key):
+        elif is_traced(key):
             key = torch.ops.samebits.fold_in(key, as_int64(part))
         else:
             key = fold_in_integer(key, int_keys.as_uint64(part))
@@ -73,7 +73,7 @@ def _fold_in_tensor(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     if data.is_floating_point() or data.is_complex() or data.dtype is torch.bool:
         raise InvalidArgumentError(f"fold_in: a tensor that is folded in holds integers, got {data.dtype}")
     data = data.to(key.device, torch.int64)
-    return torch.ops.samebits.fold_in_each(key, data) if traced(key) else fold_in_each(key, data)
+    return torch.ops.samebits.fold_in_each(key, data) if is_traced(key) else fold_in_each(key, data)
 
 
 def as_int64(part: int | str) -> int:

@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 from samebits.errors import InvalidArgumentError
 from samebits.random._cpu.huge_pages import fresh
 from samebits.random._keys import check_key
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 from samebits.random._torch_ops.vmap_rules import one_by_one
 from samebits.rounding._cpu.number_formats import FORMATS
 from samebits.rounding._device_kernels import kernels
@@ -58,7 +58,7 @@ def stochastic_round(
     `out` where a gradient is asked for; `UnimplementedError` for devices other than CPU and CUDA.
     """
     _check(x, dtype, key)
-    watched = traced(key) or traced(x)
+    watched = is_traced(key) or is_traced(x)
     if out is not None:
         _check_out(x, dtype, out)
         if watched:  # who records the ops of the caller sees no write to an address

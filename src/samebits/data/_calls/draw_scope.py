@@ -72,7 +72,7 @@ class Draws:
             PipelineError: the task drew although reading had shown no draw, and not when it was computed again.
         """
         if not self._quiet:
-            with generator_states.preserved():
+            with generator_states.preserve_states():
                 return _run_with(True, task)
         before, modules = rng_states.of_process(), modules_of_others()
         try:
@@ -86,7 +86,7 @@ class Draws:
         imported = modules_of_others() != modules  # a library may draw when it is imported
         before.restore()
         self._quiet = False
-        with generator_states.preserved(), _set_filling(True), _watch_block() as watch:
+        with generator_states.preserve_states(), _set_filling(True), _watch_block() as watch:
             result = task()
         if not watch.drew and not imported:
             raise PipelineError(
@@ -105,7 +105,7 @@ class Draws:
             with _set_filling(False):
                 yield
             return
-        with generator_states.preserved(), _set_filling(True):
+        with generator_states.preserve_states(), _set_filling(True):
             if not self._quiet:
                 yield
                 return

@@ -103,13 +103,13 @@ class SamplerOrder:
 
     def _seeded_items(self, key: Words, epoch: int) -> Iterator[Any]:
         """Yields the sampler's items; its draws come from its own generators, unaffected by other draws in between."""
-        with generator_states.preserved():
+        with generator_states.preserve_states():
             self._set_epoch(key, epoch)
             generator_states.fill(key)
             own = rng_states.of_process()
             items = iter(self.sampler)
         while True:
-            with generator_states.preserved():
+            with generator_states.preserve_states():
                 own.restore()
                 try:
                     item = next(items)

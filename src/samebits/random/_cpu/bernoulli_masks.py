@@ -25,7 +25,7 @@ from samebits._native.parallel_kernel import (
     uint64_at,
 )
 from samebits.random._cpu.float16 import of_float16, to_bfloat16, to_float16
-from samebits.random._cpu.tiles import address, as_argument, fill, filling, float_of
+from samebits.random._cpu.tiles import address, as_argument, fill, float_of, tile_kernel
 
 _2_32 = 2.0**32
 _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
@@ -59,7 +59,7 @@ def _bernoulli_kernel(pointer: Any, unsigned: Any) -> OnTeam:
         for j in range(count):
             out[at + j] = one if words[j] < below else unsigned(0)
 
-    return filling(store, 4, f"bernoulli_{unsigned.__name__}")
+    return tile_kernel(store, 4, f"bernoulli_{unsigned.__name__}")
 
 
 def _bernoulli_kernel_each(pointer: Any, unsigned: Any) -> OnTeam:
@@ -69,7 +69,7 @@ def _bernoulli_kernel_each(pointer: Any, unsigned: Any) -> OnTeam:
         for j in range(count):
             out[at + j] = one if np.float64(words[j]) + 1.0 <= p[at + j] * _2_32 else unsigned(0)
 
-    return filling(store, 4, f"bernoulli_each_{unsigned.__name__}")
+    return tile_kernel(store, 4, f"bernoulli_each_{unsigned.__name__}")
 
 
 @inlined
@@ -90,7 +90,7 @@ def _dropout_kernel(name: str, pointer: Any, real: Any, load: Any, rounded: Any)
         for j in range(count):
             out[at + j] = rounded(load(given[at + j]) * (real(0.0) if words[j] < below else scale))
 
-    return filling(store, 4, f"dropout_{name}")
+    return tile_kernel(store, 4, f"dropout_{name}")
 
 
 _UNSIGNED = {

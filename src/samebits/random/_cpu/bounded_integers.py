@@ -17,7 +17,7 @@ import torch
 from samebits._native import inlined
 from samebits._native.parallel_kernel import OnTeam, uint8_at, uint16_at, uint32_at, uint64_at
 from samebits.random._cpu.philox import philox4x32
-from samebits.random._cpu.tiles import fill, filling
+from samebits.random._cpu.tiles import fill, tile_kernel
 
 _LOW, _0, _1, _32 = (np.uint64(number) for number in (2**32 - 1, 0, 1, 32))
 
@@ -110,7 +110,7 @@ def _kernel(digits: int, product: Any, pointer: Any, integer: Any) -> OnTeam:
         if least < threshold:
             retry(words, count, at, args)
 
-    return filling(store, digits // 8, f"integers_{digits}_{np.dtype(integer).name}")
+    return tile_kernel(store, digits // 8, f"integers_{digits}_{np.dtype(integer).name}")
 
 
 _KERNELS = {

@@ -39,7 +39,7 @@ def _tile(_context: Any) -> Any:
     return native.types.CPointer(native.types.uint32)(), build
 
 
-def filling(store: Any, stream_bytes: int, name: str) -> OnTeam:
+def tile_kernel(store: Any, stream_bytes: int, name: str) -> OnTeam:
     """A kernel for `fill`. `store(words, count, at, args)` writes elements `at`, ..., `at + count - 1` of the output.
 
     `words` is the part of the stream that they are made of, `stream_bytes` for each element (1, 2, 4 or 8); `args[4]`
@@ -70,7 +70,7 @@ def filling(store: Any, stream_bytes: int, name: str) -> OnTeam:
 
 
 def fill(kernel: OnTeam, keys: torch.Tensor, out: torch.Tensor, *args: int) -> None:
-    """Runs a kernel of `filling` over `out`, contiguous, in as many rows as there are `keys`: (rows, 2), or (2,)."""
+    """Runs a kernel of `tile_kernel` over `out`, contiguous, in as many rows as there are `keys`: (rows, 2), or (2,)."""
     elements, rows = out.numel(), keys.numel() // 2
     if not elements:
         return

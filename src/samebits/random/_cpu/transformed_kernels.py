@@ -17,7 +17,7 @@ import torch
 from samebits._native import inlined
 from samebits._native.parallel_kernel import OnTeam
 from samebits.random._cpu.log_sin_cos import log_32, log_64
-from samebits.random._cpu.tiles import as_argument, fill, filling, float_of
+from samebits.random._cpu.tiles import as_argument, fill, float_of, tile_kernel
 from samebits.random._cpu.uniform_normal_kernels import _TO, _float32_in_0_1, _float64_in_0_1
 
 _LOW = np.uint32(2**32 - 1)
@@ -183,7 +183,7 @@ def _kernel(name: str, transform: Any, uniform: Any, dtype: torch.dtype) -> OnTe
             u, complement = uniform(words, j)
             out[at + j] = rounded(real(transform(u, complement, p)))
 
-    return filling(store, 8 if dtype is torch.float64 else 4, f"{name}_{dtype}")
+    return tile_kernel(store, 8 if dtype is torch.float64 else 4, f"{name}_{dtype}")
 
 
 _TRANSFORMS = {

@@ -32,7 +32,7 @@ from samebits.random._cpu.log_sin_cos import (
     from_bits_32,
     from_bits_64,
 )
-from samebits.random._cpu.tiles import as_argument, fill, filling, float_of
+from samebits.random._cpu.tiles import as_argument, fill, float_of, tile_kernel
 
 DIGITS = {torch.float32: 24, torch.float64: 53, torch.float16: 11, torch.bfloat16: 8}
 """Bits of the word that a uniform number is made of: the precision of its dtype."""
@@ -126,7 +126,7 @@ def _uniform_kernel(dtype: torch.dtype) -> OnTeam:
         for j in range(count):
             out[at + j] = rounded(fma(number(words, j, mask), span, low))
 
-    return filling(store, 8 if dtype is torch.float64 else 4, f"uniform_{dtype}")
+    return tile_kernel(store, 8 if dtype is torch.float64 else 4, f"uniform_{dtype}")
 
 
 def _normal_kernel_32(dtype: torch.dtype) -> OnTeam:
@@ -139,7 +139,7 @@ def _normal_kernel_32(dtype: torch.dtype) -> OnTeam:
         for j in range(count):
             out[at + j] = rounded(fma(from_bits_32(np.int32(words[j])), std, mean))
 
-    return filling(store, 4, f"normal_{dtype}")
+    return tile_kernel(store, 4, f"normal_{dtype}")
 
 
 @inlined
@@ -163,7 +163,7 @@ def _words_kernel(pointer: Any, size: int) -> OnTeam:
         for j in range(count // per_word * per_word, count):
             out[at + j] = words[j // per_word] >> (digits * (j % per_word))
 
-    return filling(store, size, f"words_{digits}")
+    return tile_kernel(store, size, f"words_{digits}")
 
 
 @inlined
@@ -177,8 +177,8 @@ _WORDS = {
     1: _words_kernel(uint8_at, 1),
     2: _words_kernel(uint16_at, 2),
     4: _words_kernel(uint32_at, 4),
-    8: filling(_store_words_64, 8, "words_64"),
+    8: tile_kernel(_store_words_64, 8, "words_64"),
 }
 _UNIFORM = {dtype: (_uniform_kernel(dtype), 2**digits - 1) for dtype, digits in DIGITS.items()}
 _NORMAL = {dtype: _normal_kernel_32(dtype) for dtype in _TO if dtype is not torch.float64}
-_NORMAL[torch.float64] = filling(_store_normal_64, 8, "normal_torch_float64")
+_NORMAL[torch.float64] = tile_kernel(_store_normal_64, 8, "normal_torch_float64")

@@ -17,7 +17,7 @@ from samebits.random._device_kernels import kernels
 from samebits.random._draws.integers import images, integers, length
 from samebits.random._keys import check_key
 from samebits.random._random_arguments import rows, sizes
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 _WEIGHT_BITS = 62
 _SLAB = 1 << 22
@@ -45,10 +45,10 @@ def choice(
     checked = sizes("choice", key, shape)
     n = length("choice", source, dim)
     if weights is None:
-        picked = (torch.ops.samebits.choice if traced(key) else chosen)(key, checked, n, replace)
+        picked = (torch.ops.samebits.choice if is_traced(key) else choose)(key, checked, n, replace)
     else:
         _check_weights(weights, n)
-        by_weight = torch.ops.samebits.choice_weighted if traced(key) else chosen_by_weight
+        by_weight = torch.ops.samebits.choice_weighted if is_traced(key) else choose_by_weight
         picked = by_weight(key, checked, weights.detach(), replace)
     if not isinstance(source, torch.Tensor):
         return picked
@@ -57,7 +57,7 @@ def choice(
     return values.view(*source.shape[:dim], *checked, *source.shape[dim + 1 :])
 
 
-def chosen(key: torch.Tensor, shape: Sequence[int], n: int, replace: bool) -> torch.Tensor:
+def choose(key: torch.Tensor, shape: Sequence[int], n: int, replace: bool) -> torch.Tensor:
     """`choice` of a number without weights, once the arguments' types are checked."""
     keys, per_key = rows("choice", key, shape)
     _check_enough(keys, per_key, n, replace, "")
@@ -66,7 +66,7 @@ def chosen(key: torch.Tensor, shape: Sequence[int], n: int, replace: bool) -> to
     return images("choice", key, keys, n, per_key).view(shape)
 
 
-def chosen_by_weight(
+def choose_by_weight(
     key: torch.Tensor, shape: Sequence[int], weights: torch.Tensor, replace: bool
 ) -> torch.Tensor:
     """`choice` of a number with weights, once their type and shape are checked."""
@@ -76,7 +76,7 @@ def chosen_by_weight(
         return torch.empty(shape, dtype=torch.int64, device=key.device)
     weights = weights.to(key.device)
     if not replace:
-        return _raced(key, keys, per_key, weights).view(shape)
+        return _race(key, keys, per_key, weights).view(shape)
     sums = _as_integers(weights).cumsum(0)
     return torch.searchsorted(sums, integers("choice", key, shape, 0, int(sums[-1])), right=True)
 
@@ -119,7 +119,7 @@ def _as_integers(weights: torch.Tensor) -> torch.Tensor:
     return torch.where(weights > 0, scaled.clamp(min=1), 0)
 
 
-def _raced(key: torch.Tensor, keys: torch.Tensor, number: int, weights: torch.Tensor) -> torch.Tensor:
+def _race(key: torch.Tensor, keys: torch.Tensor, number: int, weights: torch.Tensor) -> torch.Tensor:
     """The `number` elements of positive weight that come first, for every key: int64 (keys, number)."""
     times = torch.empty(keys.shape[0], len(weights), dtype=torch.float64, device=key.device)
     kernels("choice", key).transformed("exponential", keys, (1.0,), times)
@@ -156,7 +156,7 @@ def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Te
         raise InvalidArgumentError(
             f"categorical: logits of shape {tuple(logits.shape)} do not broadcast to a shape of {tuple(checked)} and n={n}"
         )
-    draw = torch.ops.samebits.categorical if traced(key) else indices_of
+    draw = torch.ops.samebits.categorical if is_traced(key) else indices_of
     return draw(key, checked, logits.detach())
 
 
@@ -178,7 +178,9 @@ def indices_of(key: torch.Tensor, shape: Sequence[int], logits: torch.Tensor) ->
     for some, first, last in _slabs(row.shape[0], row.shape[1], n):
         which = row[some, first:last]
         noise = fresh((*which.shape, n), table.dtype, key.device)
-        backend.transformed("gumbel", _moved(keys[some], first * n * noise.itemsize // 16), (0.0, 1.0), noise)
+        backend.transformed(
+            "gumbel", _advance_keys(keys[some], first * n * noise.itemsize // 16), (0.0, 1.0), noise
+        )
         out[some, first:last] = noise.add_(table[which]).argmax(-1)
     return out.view(shape)
 
@@ -204,7 +206,7 @@ def _slabs(rows: int, per_row: int, n: int) -> Iterator[tuple[slice, int, int]]:
             yield slice(row, row + step), first, min(first + samples, per_row)
 
 
-def _moved(keys: torch.Tensor, blocks: int) -> torch.Tensor:
+def _advance_keys(keys: torch.Tensor, blocks: int) -> torch.Tensor:
     """The keys whose streams begin `blocks` later."""
     moved = keys.clone()
     moved.view(torch.int64)[:, 1] += blocks

@@ -16,7 +16,7 @@ from samebits.random._device_kernels import kernels
 from samebits.random._draws.uniform_normal import bernoulli
 from samebits.random._keys import check_key
 from samebits.random._random_arguments import FLOATS, check_probability, row_keys, write
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 
 def dropout(
@@ -59,10 +59,10 @@ def dropout(
         )
     if probability == 1:
         return input.mul_(0.0) if inplace else input * 0.0
-    if traced(key):
+    if is_traced(key):
         out = torch.ops.samebits.dropout(key, input, probability)
         return input.copy_(out) if inplace else out
-    return _recorded(input, key, probability, run, inplace)
+    return _apply(input, key, probability, run, inplace)
 
 
 def differentiable(key: torch.Tensor, given: torch.Tensor, p: float) -> torch.Tensor:
@@ -70,14 +70,14 @@ def differentiable(key: torch.Tensor, given: torch.Tensor, p: float) -> torch.Te
     if _forward_mode() or _are_functorch_transforms_active():
         dropped = bernoulli(key, given.shape, p=p, dtype=torch.bool)
         return given * dropped.logical_not().to(given.dtype).div_(1 - p)
-    return _recorded(given, key, p, _below_autograd if traced(key) else run)
+    return _apply(given, key, p, _below_autograd if is_traced(key) else run)
 
 
 def _forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def _recorded(
+def _apply(
     given: torch.Tensor,
     key: torch.Tensor,
     p: float,
@@ -131,17 +131,17 @@ class _DropoutFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
         (key,), (grad,) = ctx.saved_tensors, grad_outputs
-        return _again(grad, key, ctx.p), None, None, None, None
+        return _backward(grad, key, ctx.p), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *grad_inputs: Any) -> torch.Tensor:
         (key,), (tangent, *_) = ctx.saved_tensors, grad_inputs
-        return _again(tangent, key, ctx.p)
+        return _backward(tangent, key, ctx.p)
 
 
-def _again(grad: torch.Tensor, key: torch.Tensor, p: float) -> torch.Tensor:
+def _backward(grad: torch.Tensor, key: torch.Tensor, p: float) -> torch.Tensor:
     """The forward may have been traced, and not this, or the other way round."""
-    return torch.ops.samebits.dropout(key, grad, p) if traced(key) else _recorded(grad, key, p, run)
+    return torch.ops.samebits.dropout(key, grad, p) if is_traced(key) else _apply(grad, key, p, run)
 
 
 @lru_cache(maxsize=64)

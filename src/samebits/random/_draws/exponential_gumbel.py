@@ -18,7 +18,7 @@ from samebits.random._cpu import normal_tails
 from samebits.random._cpu.huge_pages import fresh
 from samebits.random._device_kernels import kernels
 from samebits.random._random_arguments import floating, row_keys, sizes
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 _FAR = 36
 """Deviations from the mean above which a tail is drawn by its expansion: its probability nears the least float64."""
@@ -39,7 +39,7 @@ def exponential(
     that does not fit the shape.
     """
     _check_positive("exponential", "rate", rate)
-    return _drawn("exponential", key, shape, dtype, device, (rate,))
+    return _draw("exponential", key, shape, dtype, device, (rate,))
 
 
 def gumbel(
@@ -58,7 +58,7 @@ def gumbel(
     """
     _check_finite("gumbel", "loc", loc)
     _check_positive("gumbel", "scale", scale)
-    return _drawn("gumbel", key, shape, dtype, device, (loc, scale))
+    return _draw("gumbel", key, shape, dtype, device, (loc, scale))
 
 
 def truncated_normal(
@@ -84,10 +84,10 @@ def truncated_normal(
     _check_positive(what, "std", std)
     if not low < high:
         raise InvalidArgumentError(f"{what}: low must be below high, got low={low}, high={high}")
-    return _drawn(what, key, shape, dtype, device, (mean, std, low, high))
+    return _draw(what, key, shape, dtype, device, (mean, std, low, high))
 
 
-def _drawn(
+def _draw(
     what: str,
     key: torch.Tensor,
     shape: tuple[int | Sequence[int], ...],
@@ -96,7 +96,7 @@ def _drawn(
     parameters: tuple[float, ...],
 ) -> torch.Tensor:
     size, dtype = sizes(what, key, shape), floating(what, dtype)
-    if traced(key):
+    if is_traced(key):
         drawn = getattr(torch.ops.samebits, what)(key, size, *parameters, dtype)
     else:
         drawn = transform(what, key, size, parameters, dtype)
@@ -128,7 +128,7 @@ def _check_positive(what: str, name: str, number: float) -> None:
         raise InvalidArgumentError(f"{what}: {name} must be positive and finite, got {number}")
 
 
-def _inside(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
+def _bounds_in_dtype(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
     """The least and the greatest number of the dtype in [low, high]."""
     bounds = torch.tensor([low, high], dtype=torch.float64)
     least, greatest = bounds.to(dtype).double().tolist()
@@ -158,7 +158,7 @@ def _truncation(
     mean: float, std: float, low: float, high: float, dtype: torch.dtype
 ) -> tuple[str, tuple[float, ...]]:
     """The kernel and its parameters."""
-    least, greatest = _inside(low, high, dtype)
+    least, greatest = _bounds_in_dtype(low, high, dtype)
     with normal_tails.exact():
         a, b = ((Decimal(bound) - Decimal(mean)) / Decimal(std) for bound in (low, high))
         if max(a, -b) < _FAR:

@@ -16,7 +16,7 @@ from samebits.random._device_kernels import kernels
 from samebits.random._draws.feistel import MAX_SIZE, permute_indices
 from samebits.random._keys import as_int64, check_key
 from samebits.random._random_arguments import INTEGERS, row_keys, sizes
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 
 def randint(
@@ -45,7 +45,7 @@ def randint(
         raise InvalidArgumentError(
             f"randint: {dtype} holds {limits.min} to {limits.max}, got low={low}, high={high}; choose a wider dtype"
         )
-    if traced(key):
+    if is_traced(key):
         drawn = torch.ops.samebits.randint(key, checked, as_int64(low), as_int64(high - 1), dtype)
     else:
         drawn = integers("randint", key, checked, low, high - low, dtype)
@@ -88,7 +88,7 @@ def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> i
     Raises `InvalidArgumentError` unless 0 <= i < n <= 2**48 for all of them.
     """
     if not isinstance(i, torch.Tensor):
-        if isinstance(key, torch.Tensor) and traced(key):
+        if isinstance(key, torch.Tensor) and is_traced(key):
             raise UnimplementedError(
                 "permute_index of an int gives an int, which a key that is traced or transformed cannot; give the index as "
                 "an int64 tensor"
@@ -103,7 +103,7 @@ def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> i
         )
     if given.shape != (2,) or given.dtype is not torch.uint64:
         int_keys.from_tensor(given)  # raises
-    return torch.ops.samebits.permute_index(given, i, n) if traced(given) else images_of(given, i, n)
+    return torch.ops.samebits.permute_index(given, i, n) if is_traced(given) else images_of(given, i, n)
 
 
 def images_of(key: torch.Tensor, i: torch.Tensor, n: int) -> torch.Tensor:
@@ -130,7 +130,7 @@ def permutation(key: torch.Tensor, source: int | torch.Tensor, *, dim: int = 0) 
     check_key("permutation", key)
     n = length("permutation", source, dim)
     batch = key.shape[:-1]
-    orders = torch.ops.samebits.permutation(key, n) if traced(key) else orders_of(key, n)
+    orders = torch.ops.samebits.permutation(key, n) if is_traced(key) else orders_of(key, n)
     if not isinstance(source, torch.Tensor):
         return orders
     if not batch:

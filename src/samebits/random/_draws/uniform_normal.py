@@ -25,7 +25,7 @@ from samebits.random._random_arguments import (
     sizes,
     write,
 )
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 _COUNTABLE = (*FLOATS, torch.bool, *INTEGERS)
 Shape = int | Sequence[int]
@@ -39,7 +39,7 @@ def bits(key: torch.Tensor, *shape: Shape, dtype: torch.dtype = torch.uint32) ->
     size = sizes("bits", key, shape)
     if dtype not in INTEGERS:
         raise InvalidArgumentError(f"bits: dtype must be an integer dtype, got {dtype}")
-    return torch.ops.samebits.bits(key, size, dtype) if traced(key) else stream(key, size, dtype)
+    return torch.ops.samebits.bits(key, size, dtype) if is_traced(key) else stream(key, size, dtype)
 
 
 def stream(key: torch.Tensor, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -67,7 +67,7 @@ def uniform(
     key batch that does not fit the shape.
     """
     size, dtype = sizes("uniform", key, shape), floating("uniform", dtype)
-    if traced(key):
+    if is_traced(key):
         drawn = torch.ops.samebits.uniform(key, size, low, high, dtype)
     else:
         drawn = fill_uniform("uniform", key, fresh(size, dtype, key.device), low, high)
@@ -80,7 +80,7 @@ def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high:
     Raises `InvalidArgumentError` as `uniform`, and if `result` is on another device or requires grad.
     """
     check_result("uniform_", key, result, FLOATS)
-    if traced(key):
+    if is_traced(key):
         return result.copy_(uniform(key, result.shape, low=low, high=high, dtype=result.dtype))
     return fill_uniform("uniform_", key, result, low, high)
 
@@ -107,7 +107,7 @@ def normal(
     Raises `InvalidArgumentError` for another dtype, std < 0, or a key batch that does not fit the shape.
     """
     size, dtype = sizes("normal", key, shape), floating("normal", dtype)
-    if traced(key):
+    if is_traced(key):
         drawn = torch.ops.samebits.normal(key, size, mean, std, dtype)
     else:
         drawn = fill_normal("normal", key, fresh(size, dtype, key.device), mean, std)
@@ -120,7 +120,7 @@ def normal_(key: torch.Tensor, result: torch.Tensor, *, mean: float = 0.0, std: 
     Raises `InvalidArgumentError` as `normal`, and if `result` is on another device or requires grad.
     """
     check_result("normal_", key, result, FLOATS)
-    if traced(key):
+    if is_traced(key):
         return result.copy_(normal(key, result.shape, mean=mean, std=std, dtype=result.dtype))
     return fill_normal("normal_", key, result, mean, std)
 
@@ -152,7 +152,7 @@ def bernoulli(
             f"bernoulli: dtype must be a floating or integer dtype or bool, got {dtype}"
         )
     dtype = dtype or torch.float32
-    if not traced(key):
+    if not is_traced(key):
         drawn = fill_bernoulli("bernoulli", key, fresh(size, dtype, key.device), p)
     elif isinstance(p, torch.Tensor):
         drawn = torch.ops.samebits.bernoulli_each(key, size, p.detach(), dtype)
@@ -167,7 +167,7 @@ def bernoulli_(key: torch.Tensor, result: torch.Tensor, *, p: float | torch.Tens
     Raises `InvalidArgumentError` as `bernoulli`, and if `result` is on another device or requires grad.
     """
     check_result("bernoulli_", key, result, _COUNTABLE)
-    if traced(key):
+    if is_traced(key):
         return result.copy_(bernoulli(key, result.shape, p=p, dtype=result.dtype))
     return fill_bernoulli("bernoulli_", key, result, p)
 

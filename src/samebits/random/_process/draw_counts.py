@@ -33,12 +33,12 @@ def note(stream: np.ndarray) -> None:
     _note = stream, _cuda() if torch.cuda.is_initialized() else ()
 
 
-def noted() -> tuple[np.ndarray, tuple[tuple[int, int], ...]] | None:
+def snapshot() -> tuple[np.ndarray, tuple[tuple[int, int], ...]] | None:
     """From where it is counted, for `go_on`."""
     return _note
 
 
-def go_on(noted: tuple[np.ndarray, tuple[tuple[int, int], ...]] | None) -> None:
+def restore(noted: tuple[np.ndarray, tuple[tuple[int, int], ...]] | None) -> None:
     """Counts from there again, once the generators stand where they stood."""
     global _note
     _note = noted

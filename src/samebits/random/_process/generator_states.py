@@ -64,7 +64,7 @@ def _seed_python(seeds: np.ndarray) -> None:
 
 def _seed_numpy(seeds: np.ndarray) -> None:
     """`numpy.random.seed`, which takes 30 us between two steps for an array, where this takes 6."""
-    words = numpy_words() if _in_place_is_right() else NOTHING
+    words = numpy_words() if _supports_in_place_seeding() else NOTHING
     if not words.size:
         np.random.seed(seeds)  # noqa: NPY002
         if type(np.random.mtrand._rand._bit_generator) is not np.random.MT19937:  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def _forget_kept_normal() -> None:
 
 
 @cache
-def _in_place_is_right() -> bool:
+def _supports_in_place_seeding() -> bool:
     """Whether this NumPy has its generator as we know it: tried out once, on one that nobody else has."""
     seeds = np.arange(1, 1 + _SEED_WORDS, dtype=np.uint32)
     ours, theirs = np.random.MT19937(0), np.random.MT19937(0)
@@ -102,7 +102,7 @@ _blocks = 0
 
 
 @contextmanager
-def preserved() -> Iterator[ProcessStates]:
+def preserve_states() -> Iterator[ProcessStates]:
     """Whatever the block draws or seeds, the generators are afterwards as they were before it; gives their states."""
     global _blocks
     states = rng_states.of_process()
@@ -115,8 +115,8 @@ def preserved() -> Iterator[ProcessStates]:
 
 
 @contextmanager
-def given_up() -> Iterator[None]:
-    """As `preserved`, for a block after which the generators are filled anew anyway: to put them back costs 0.2 ms."""
+def discard_states() -> Iterator[None]:
+    """As `preserve_states`, for a block after which the generators are filled anew anyway: to put them back costs 0.2 ms."""
     global _blocks
     _blocks += 1
     try:

@@ -25,7 +25,7 @@ def set_random_seed(seed: int) -> None:
     generator is forgotten: `samebits.random.get_global_generator` makes a new one of this seed.
     Raises `InvalidArgumentError` unless `seed` is an int with 0 <= seed < 2**63, and changes nothing then.
     """
-    checked = _checked(seed)
+    checked = _check_seed(seed)
     own_seed, offset = int_keys.fold(int_keys.root(checked), _STREAM)
     blocks = (philox.words_of(own_seed, (offset + block) % 2**64) for block in range(2))
     seeds = np.array([*chain.from_iterable(blocks)], np.uint32)
@@ -36,7 +36,7 @@ def set_random_seed(seed: int) -> None:
     context.process.seed, context.process.generator = checked, None
 
 
-def _checked(seed: int) -> int:
+def _check_seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise InvalidArgumentError(
             f"set_random_seed takes an int, got {seed!r} ({type(seed).__name__}); for example set_random_seed(1)"

@@ -12,7 +12,7 @@ from torch._C import (
 from torch.compiler import is_dynamo_compiling
 
 
-def traced(key: Tensor) -> bool:
+def is_traced(key: Tensor) -> bool:
     """Whether somebody watches the ops of a function of `key`, or the key has no memory: 0.2 us when not.
 
     Dynamo; make_fx and torch.export (before dispatch they stand as a mode of torch functions), FakeTensorMode and every

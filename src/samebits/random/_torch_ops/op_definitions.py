@@ -109,13 +109,13 @@ _define(
 )
 _define(
     f"choice({_OF_SIZE}, SymInt n, bool replace) -> Tensor",
-    choices.chosen,
+    choices.choose,
     _indices,
     vmap_rules.of_size,
 )
 _define(
     f"choice_weighted({_OF_SIZE}, Tensor weights, bool replace) -> Tensor",
-    choices.chosen_by_weight,
+    choices.choose_by_weight,
     _indices,
     vmap_rules.of_size,
 )

@@ -141,7 +141,7 @@ class BatchSource:
         return Position("loader", epoch, 0, epoch)
 
     def _generators(self) -> AbstractContextManager[Any]:
-        return generator_states.given_up()  # the step that follows, or the end of the loop, sets them
+        return generator_states.discard_states()  # the step that follows, or the end of the loop, sets them
 
     def finish(self) -> Any:
         """The loop is over: lets go of the iterator and returns where the loader stands."""
@@ -182,7 +182,7 @@ class InsideSource(BatchSource):
         return self.first
 
     def _generators(self) -> AbstractContextManager[Any]:
-        return generator_states.preserved()
+        return generator_states.preserve_states()
 
     def _forget(self) -> None:
         """An iteration of this loader that is counted goes on, perhaps that of the outer loop."""
