@@ -20,7 +20,7 @@ Data = Part | tuple[Part, ...]
 
 
 def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
-    """The key of a seed: a uint64 tensor of shape (2,) that holds (seed, 0).
+    """Returns the key of a seed: a uint64 tensor of shape (2,) that holds (seed, 0).
 
     Raises `InvalidArgumentError` unless `seed` is an integer with 0 <= seed < 2**64.
     """
@@ -32,7 +32,7 @@ def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
         ) from None
     if not 0 <= number < 2**64:
         raise InvalidArgumentError(
-            f"key: a seed is an integer with 0 <= seed < 2**64, got {number}; for a number that may be anything, "
+            f"key: a seed is an integer with 0 <= seed < 2**64, got {number}; for any other number, "
             "fold its text into a key: fold_in(key(0), str(number))"
         )
     if torch.compiler.is_dynamo_compiling():  # Inductor has no code for a constant of uint64
@@ -41,7 +41,7 @@ def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
 
 
 def split(key: torch.Tensor, num: int = 2) -> torch.Tensor:
-    """`num` independent keys of every key: (*batch, 2) gives (num, *batch, 2).
+    """Returns `num` independent keys of every key: (*batch, 2) gives (num, *batch, 2).
 
     Raises `InvalidArgumentError` if `key` is no key or `num` is not positive.
     """
@@ -52,9 +52,10 @@ def split(key: torch.Tensor, num: int = 2) -> torch.Tensor:
 
 
 def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
-    """A new key of the same shape from every key and `data`; for an integer d it is `split(key, d + 1)[d]`.
+    """Folds `data` into every key, which gives new keys of the same shape; for an integer d it is `split(key, d + 1)[d]`.
 
-    An integer of at most 64 bits counts (a negative one plus 2**64), a string as the xxh3-64 of its UTF-8 bytes, a tuple's items one after the other. A
+    An integer of at most 64 bits counts (a negative one plus 2**64), a string as the xxh3-64 of its UTF-8 bytes, a tuple's
+    items one after another. A
     tensor of integers is broadcast against the batch of keys: with a step in a tensor, a compiled function serves all.
     Raises `InvalidArgumentError` if `key` is no key or `data` is none of these.
     """
@@ -77,7 +78,7 @@ def _fold_in_tensor(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 
 def as_int64(part: int | str) -> int:
-    """What `words.as_uint64` gives, as an op takes it; a symbolic integer stays one."""
+    """Returns `int_keys.as_uint64` as an op takes it; a symbolic integer stays one."""
     if isinstance(part, torch.SymInt) or (isinstance(part, int) and -(2**63) <= part < 2**63):
         return part
     return _signed(int_keys.as_uint64(part))
@@ -88,17 +89,17 @@ def _signed(number: int) -> int:
 
 
 def split_keys(key: torch.Tensor, num: int) -> torch.Tensor:
-    """`split`, without a look at the arguments."""
+    """Returns `split`, without checks of the arguments."""
     return _fold_all("split", key, 0, num)
 
 
 def fold_in_integer(key: torch.Tensor, number: int) -> torch.Tensor:
-    """`fold_in` of an integer modulo 2**64."""
+    """Returns `fold_in` of an integer modulo 2**64."""
     return _fold_all("fold_in", key, number % 2**64, 1)[0]
 
 
 def fold_in_each(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """`fold_in` of an int64 tensor on the key's device: adding to the offset first is what folding in 0 then folds in."""
+    """Returns `fold_in` of an int64 tensor on the key's device, by adding to the offset and folding in 0."""
     batch = torch.broadcast_shapes(key.shape[:-1], data.shape)
     moved = key.contiguous().view(torch.int64).expand(*batch, 2).clone()
     moved[..., 1] += data
@@ -106,7 +107,7 @@ def fold_in_each(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 
 def _fold_all(what: str, key: torch.Tensor, first: int, number: int) -> torch.Tensor:
-    """`first`, `first` + 1, ... folded into the keys: (number, *batch, 2), for the function `what`."""
+    """Folds `first`, `first` + 1, ... into the keys: (number, *batch, 2), for the function `what`."""
     backend, keys = kernels(what, key), key.contiguous().view(-1, 2)
     out = torch.empty(number, *key.shape, dtype=torch.uint64, device=key.device)
     backend.folded(keys, first, out.view(number, keys.shape[0], 2))

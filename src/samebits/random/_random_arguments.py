@@ -1,4 +1,4 @@
-"""What the functions of samebits.random check of their arguments, and the rows that a batch of keys stands for."""
+"""The checks of arguments of samebits.random, and the rows of a batch of keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INTEGER = (int, torch.SymInt)
 
 
 def sizes(what: str, key: torch.Tensor, shape: tuple[Any, ...]) -> tuple[int, ...]:
-    """The sizes of a shape given as integers or one sequence. Raises `InvalidArgumentError` for it or the key."""
+    """Returns the sizes of a shape given as integers or one sequence. Raises `InvalidArgumentError` for it or the key."""
     check_key(what, key)
     given = shape[0] if len(shape) == 1 and not isinstance(shape[0], _INTEGER) else shape
     try:
@@ -37,12 +37,12 @@ def sizes(what: str, key: torch.Tensor, shape: tuple[Any, ...]) -> tuple[int, ..
 
 
 def _of_tensor(size: torch.Size) -> torch.Size:
-    """A tensor's sizes: as they are, symbolic ones too, but numbers for torch.jit.trace, which does not record them."""
+    """Returns a tensor's sizes: unchanged, symbolic ones too, but numbers for torch.jit.trace, which does not record them."""
     return torch.Size([int(number) for number in size]) if torch.jit.is_tracing() else size
 
 
 def floating(what: str, dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype, float32 for None. Raises `InvalidArgumentError` unless it is a floating dtype."""
+    """Returns the dtype, float32 for None. Raises `InvalidArgumentError` unless it is a floating dtype."""
     if dtype is None:
         return torch.float32
     if dtype not in FLOATS:
@@ -53,7 +53,7 @@ def floating(what: str, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def rows(what: str, key: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, int]:
-    """(keys of shape (rows, 2), elements per row). Raises `InvalidArgumentError` if the keys do not fit the shape."""
+    """Returns (keys of shape (rows, 2), elements per row). Raises `InvalidArgumentError` if the keys do not fit the shape."""
     if key.dim() == 1:
         return key.contiguous().view(1, 2), prod(shape)
     batch = tuple(key.shape[:-1])
@@ -70,7 +70,7 @@ def rows(what: str, key: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tens
 
 
 def row_keys(what: str, key: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The keys of `rows`, or one key of shape (2,), which costs less."""
+    """Returns the keys of `rows`, or one key of shape (2,), which costs less."""
     return key.contiguous() if key.dim() == 1 else rows(what, key, shape)[0]
 
 
@@ -96,7 +96,7 @@ def check_result(what: str, key: torch.Tensor, result: torch.Tensor, dtypes: tup
 
 
 def check_probability(what: str, p: float) -> float:
-    """`p` as a float. Raises `InvalidArgumentError` unless it is a number with 0 <= p <= 1."""
+    """Returns `p` as a float. Raises `InvalidArgumentError` unless it is a number with 0 <= p <= 1."""
     if not isinstance(p, int | float):
         raise InvalidArgumentError(f"{what}: p must be a number or a tensor, got {p!r} ({type(p).__name__})")
     if not 0 <= p <= 1:

@@ -32,7 +32,7 @@ _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
 def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) -> None:
-    """Ones with probability `p`, else zeros; a tensor p is float64, contiguous and of the shape of `out`."""
+    """Writes ones with probability `p`, else zeros; a tensor p is float64, contiguous and of the shape of `out`."""
     if isinstance(p, torch.Tensor):
         fill(_BERNOULLI_EACH[out.itemsize], keys, out, _one(out.dtype), address(p))
     elif p == 1:
@@ -42,13 +42,13 @@ def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) ->
 
 
 def dropout(keys: torch.Tensor, given: torch.Tensor, p: float, scale: float, out: torch.Tensor) -> None:
-    """`given` times `scale`, or times 0 with probability p < 1; `given` may be `out`. Both contiguous, of one dtype."""
+    """Writes `given` times `scale`, or times 0 with probability p < 1; `given` may be `out`. Both contiguous, of one dtype."""
     fill(_DROPOUT[out.dtype], keys, out, address(given), floor(p * _2_32), as_argument(scale))
 
 
 @cache
 def _one(dtype: torch.dtype) -> int:
-    """The bits of 1."""
+    """Returns the bits of 1."""
     return int(torch.ones((), dtype=dtype, device="cpu").view(_BITS[dtype.itemsize]))
 
 

@@ -35,29 +35,29 @@ from samebits.random._cpu.log_sin_cos import (
 from samebits.random._cpu.tiles import as_argument, fill, float_of, tile_kernel
 
 DIGITS = {torch.float32: 24, torch.float64: 53, torch.float16: 11, torch.bfloat16: 8}
-"""Bits of the word that a uniform number is made of: the precision of its dtype."""
+"""Bits of the word used for a uniform number: the precision of its dtype."""
 _2_32, _LOW, _32 = 2.0**-32, np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def words(keys: torch.Tensor, out: torch.Tensor) -> None:
-    """The bytes of the keys' streams, to any integer dtype."""
+    """Writes the bytes of the keys' streams, to any integer dtype."""
     fill(_WORDS[out.itemsize], keys, out)
 
 
 def uniform(keys: torch.Tensor, low: float, span: float, out: torch.Tensor) -> None:
-    """Uniform numbers x span + low; `low` and `span` are numbers of the dtype of `out`."""
+    """Writes uniform numbers x span + low; `low` and `span` are numbers of the dtype of `out`."""
     kernel, mask = _UNIFORM[out.dtype]
     fill(kernel, keys, out, as_argument(span), as_argument(low), mask)
 
 
 def normal(keys: torch.Tensor, mean: float, std: float, out: torch.Tensor) -> None:
-    """Normal numbers z std + mean."""
+    """Writes normal numbers z std + mean."""
     fill(_NORMAL[out.dtype], keys, out, as_argument(std), as_argument(mean))
 
 
 @inlined
 def _float32_in_0_1(word: Any) -> Any:
-    """The float32 next to (float32(word) + 1/2) / 2**32, which is in (0, 1]; the product is exact."""
+    """Returns the float32 next to (float32(word) + 1/2) / 2**32, which is in (0, 1]; the product is exact."""
     return np.float32(np.uint32(word)) * np.float32(2.0**-32) + np.float32(2.0**-33)
 
 
@@ -68,7 +68,7 @@ def _float64_in_0_1(high: Any, low: Any) -> Any:
 
 @inlined
 def _joined(words: Any, j: Any) -> Any:
-    """Words 2 j and 2 j + 1 as one, the first one above."""
+    """Returns words 2 j and 2 j + 1 as one, the first one above."""
     return (np.uint64(words[2 * j]) << _32) | np.uint64(words[2 * j + 1])
 
 
@@ -84,7 +84,7 @@ def _uniform_64(words: Any, j: Any, mask: Any) -> Any:
 
 @inlined
 def _box_muller_32(words: Any, count: Any) -> None:
-    """Pairs of words become the bits of pairs of normal numbers."""
+    """Turns pairs of words into the bits of pairs of normal numbers."""
     for j in range((count + 1) // 2):
         x, y = box_muller_32(_float32_in_0_1(words[2 * j]), _float32_in_0_1(words[2 * j + 1]))
         words[2 * j] = np.uint32(bits_32(x))
@@ -113,7 +113,7 @@ _TO = {
     torch.float16: (uint16_at, to_float16),
     torch.bfloat16: (uint16_at, to_bfloat16),
 }
-"""How a dtype is written."""
+"""Pointer, conversion and type by which a dtype is written."""
 
 
 def _uniform_kernel(dtype: torch.dtype) -> OnTeam:
@@ -151,7 +151,7 @@ def _store_normal_64(words: Any, count: Any, at: Any, args: Any) -> None:
 
 
 def _words_kernel(pointer: Any, size: int) -> OnTeam:
-    """For elements of `size` bytes, little-endian."""
+    """Returns the kernel for elements of `size` bytes, little-endian."""
     per_word, digits = 4 // size, 8 * size
 
     @inlined

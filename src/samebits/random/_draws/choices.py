@@ -21,7 +21,7 @@ from samebits.random._torch_ops.is_traced import is_traced
 
 _WEIGHT_BITS = 62
 _SLAB = 1 << 22
-"""Gumbel numbers that are in memory at a time, about."""
+"""Approximate number of Gumbel numbers in memory at a time."""
 
 
 def choice(
@@ -32,9 +32,9 @@ def choice(
     weights: torch.Tensor | None = None,
     dim: int = 0,
 ) -> torch.Tensor:
-    """Random elements of range(source) as int64 of this shape, or of a tensor along `dim`, which the shape replaces.
+    """Returns random elements of range(source) as int64 of this shape, or of a tensor along `dim`, which the shape replaces.
 
-    Without replacement, no element comes twice from one key. `weights` (n,) are relative probabilities; they are
+    Without replacement, no element is drawn twice from one key. `weights` (n,) are relative probabilities; they are
     rounded to integers with 62 - ceil(log2 n) bits for the largest (42 bits for a million), at least 1 if positive.
     Without replacement, elements are drawn one after the other with the weights of those that are left, by the order
     of independent exponential times E / weight (Efraimidis and Spirakis, Weighted random sampling with a reservoir,
@@ -58,7 +58,7 @@ def choice(
 
 
 def choose(key: torch.Tensor, shape: Sequence[int], n: int, replace: bool) -> torch.Tensor:
-    """`choice` of a number without weights, once the arguments' types are checked."""
+    """Returns `choice` of a number without weights, once the arguments' types are checked."""
     keys, per_key = rows("choice", key, shape)
     _check_enough(keys, per_key, n, replace, "")
     if replace or not prod(shape):
@@ -69,7 +69,7 @@ def choose(key: torch.Tensor, shape: Sequence[int], n: int, replace: bool) -> to
 def choose_by_weight(
     key: torch.Tensor, shape: Sequence[int], weights: torch.Tensor, replace: bool
 ) -> torch.Tensor:
-    """`choice` of a number with weights, once their type and shape are checked."""
+    """Returns `choice` of a number with weights, once their type and shape are checked."""
     keys, per_key = rows("choice", key, shape)
     _check_enough(keys, per_key, _positive(weights), replace, " of positive weight")
     if not prod(shape):
@@ -84,7 +84,7 @@ def choose_by_weight(
 def _check_enough(keys: torch.Tensor, per_key: int, available: int, replace: bool, kind: str) -> None:
     if keys.shape[0] and (min(per_key, 1) if replace else per_key) > available:
         raise InvalidArgumentError(
-            f"choice: {per_key} elements of {available}{kind} were asked for; "
+            f"choice: {per_key} elements of {available}{kind} were requested; "
             + ("there must be one" if replace else "ask for fewer, or give replace=True")
         )
 
@@ -96,7 +96,7 @@ def _check_weights(weights: torch.Tensor, n: int) -> None:
 
 
 def _positive(weights: torch.Tensor) -> int:
-    """How many weights are positive, once they are found to be weights."""
+    """Returns the number of positive weights; raises if they are no weights."""
     if not bool(((weights >= 0) & torch.isfinite(weights)).all()):
         raise InvalidArgumentError("choice: weights must be finite and not negative")
     positive = int((weights > 0).sum())
@@ -106,7 +106,7 @@ def _positive(weights: torch.Tensor) -> int:
 
 
 def _scaled(weights: torch.Tensor, exponent: int) -> torch.Tensor:
-    """The weights in float64, times a power of two that brings the largest to (2**(exponent - 1), 2**exponent]."""
+    """Returns the weights in float64, times a power of two that brings the largest to (2**(exponent - 1), 2**exponent]."""
     weights = weights.detach().double()
     _, largest = torch.frexp(weights.max())
     shift = exponent - int(largest)
@@ -114,23 +114,23 @@ def _scaled(weights: torch.Tensor, exponent: int) -> torch.Tensor:
 
 
 def _as_integers(weights: torch.Tensor) -> torch.Tensor:
-    """Integers in proportion to the weights: their sum is below 2**63, and no positive weight becomes 0."""
+    """Returns integers in proportion to the weights: their sum is below 2**63, and no positive weight becomes 0."""
     scaled = _scaled(weights, _WEIGHT_BITS - (len(weights) - 1).bit_length()).round().long()
     return torch.where(weights > 0, scaled.clamp(min=1), 0)
 
 
 def _race(key: torch.Tensor, keys: torch.Tensor, number: int, weights: torch.Tensor) -> torch.Tensor:
-    """The `number` elements of positive weight that come first, for every key: int64 (keys, number)."""
+    """Returns the `number` elements of positive weight with the smallest times, for every key: int64 (keys, number)."""
     times = torch.empty(keys.shape[0], len(weights), dtype=torch.float64, device=key.device)
     kernels("choice", key).transformed("exponential", keys, (1.0,), times)
     racing = weights.nonzero()[:, 0]
-    # Scaled so that no time overflows: elements of 2**-1900 of the largest weight still have their place.
+    # Scaled so that no time overflows: elements of 2**-1900 of the largest weight still compete.
     arrivals = times[:, racing] / _scaled(weights, 900)[racing]
     return racing[_smallest(arrivals, number)]
 
 
 def _smallest(values: torch.Tensor, number: int) -> torch.Tensor:
-    """Indices of the `number` smallest values of each row, in their order; of equals, the first ones come first."""
+    """Returns indices of the `number` smallest values of each row, in order; of equals, the first ones come first."""
     last = values.topk(number, dim=1, largest=False, sorted=False).values.amax(1, keepdim=True)
     before, equal = values < last, values == last
     taken = before | (equal & (equal.cumsum(1) <= number - before.sum(1, keepdim=True)))
@@ -139,7 +139,7 @@ def _smallest(values: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    """Indices along the last dimension of `logits` (..., n), with the probabilities softmax(logits): int64 of this shape.
+    """Returns indices along the last dimension of `logits` (..., n), with probabilities softmax(logits): int64 of this shape.
 
     The shape is logits.shape[:-1] if none is given, or one that it broadcasts to. The index is that of the largest of
     `gumbel(key, *shape, n)` + (logits - their maximum), the first of equals (the Gumbel-max trick; Maddison, Tarlow,
@@ -161,7 +161,7 @@ def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Te
 
 
 def indices_of(key: torch.Tensor, shape: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    """`categorical`, once the shapes are checked."""
+    """Returns `categorical`, once the shapes are checked."""
     if not bool(torch.isfinite(logits.amax(-1)).all()):
         raise InvalidArgumentError(
             "categorical: every row of logits must have a finite maximum; there is a NaN, a +inf, or a row of -inf only"
@@ -197,6 +197,9 @@ def _check_logits(logits: torch.Tensor) -> None:
         )
 
 
+"""Yields (rows, first sample, last sample) of parts whose Gumbel numbers fit into memory; each begins with a block."""
+
+
 def _slabs(rows: int, per_row: int, n: int) -> Iterator[tuple[slice, int, int]]:
     """(rows, first sample, last sample) of parts whose Gumbel numbers fit into memory; each begins with a block."""
     samples = per_row if per_row * n <= _SLAB else max(4, _SLAB // n // 4 * 4)
@@ -204,6 +207,9 @@ def _slabs(rows: int, per_row: int, n: int) -> Iterator[tuple[slice, int, int]]:
     for row in range(0, rows, step):
         for first in range(0, per_row, samples):
             yield slice(row, row + step), first, min(first + samples, per_row)
+
+
+"""Returns the keys whose streams begin `blocks` later."""
 
 
 def _advance_keys(keys: torch.Tensor, blocks: int) -> torch.Tensor:

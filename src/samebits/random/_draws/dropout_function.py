@@ -1,4 +1,4 @@
-"""`dropout` whose mask is a function of a key: computed once more in backward, never stored."""
+"""`dropout` whose mask is a function of a key: drawn again in backward, never stored."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """Elements of `input` are zeroed with probability p, the others scaled by 1 / (1 - p), as `F.dropout` does.
+    """Zeroes elements of `input` with probability p and scales the others by 1 / (1 - p), as `F.dropout` does.
 
-    Zero where `bernoulli(key, input.shape, p=p)` is one, whatever the dtype, the layout and the number of threads.
+    Zero where `bernoulli(key, input.shape, p=p)` is one, for every dtype, layout and number of threads.
     Differentiable, in forward mode and twice too.
 
     Args:
@@ -66,7 +66,7 @@ def dropout(
 
 
 def differentiable(key: torch.Tensor, given: torch.Tensor, p: float) -> torch.Tensor:
-    """What autograd sees of the op. In forward mode and for torch.func the mask is a factor, which gives the same bits."""
+    """Returns the op for autograd. In forward mode and for torch.func the mask is a factor, which gives the same bits."""
     if _forward_mode() or _are_functorch_transforms_active():
         dropped = bernoulli(key, given.shape, p=p, dtype=torch.bool)
         return given * dropped.logical_not().to(given.dtype).div_(1 - p)
@@ -84,7 +84,7 @@ def _apply(
     compute: Callable[..., torch.Tensor],
     inplace: bool = False,
 ) -> torch.Tensor:
-    """`compute`, by way of autograd where somebody may ask for a gradient or a tangent."""
+    """Calls `compute`, by way of autograd if a gradient or a tangent may be needed."""
     if (given.requires_grad and torch.is_grad_enabled()) or _forward_mode():
         return _DropoutFunction.apply(given, key, p, compute, inplace)
     return compute(given, key, p, inplace)
@@ -96,7 +96,7 @@ def _below_autograd(given: torch.Tensor, key: torch.Tensor, p: float, inplace: b
 
 
 def run(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = False) -> torch.Tensor:
-    """`dropout` of 0 < p < 1, once the arguments are checked; autograd does not see it."""
+    """Returns `dropout` of 0 < p < 1, once the arguments are checked; autograd does not see it."""
     keys = row_keys("dropout", key, given.shape)
     if not given.numel():
         return given if inplace else torch.empty_like(given)
@@ -109,7 +109,7 @@ def run(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = False)
 
 
 class _DropoutFunction(torch.autograd.Function):
-    """Linear in its input: gradient and tangent are dropped as the input was."""
+    """An op linear in its input: gradient and tangent are dropped as the input was."""
 
     @staticmethod
     def forward(
@@ -140,11 +140,11 @@ class _DropoutFunction(torch.autograd.Function):
 
 
 def _backward(grad: torch.Tensor, key: torch.Tensor, p: float) -> torch.Tensor:
-    """The forward may have been traced, and not this, or the other way round."""
+    """Drops a gradient: forward may have been traced and backward not, or the other way round."""
     return torch.ops.samebits.dropout(key, grad, p) if is_traced(key) else _apply(grad, key, p, run)
 
 
 @lru_cache(maxsize=64)
 def _scale(p: float, dtype: torch.dtype) -> float:
-    """1 / (1 - p), rounded as `F.dropout` rounds it on the CPU."""
+    """Returns 1 / (1 - p), rounded as `F.dropout` rounds it on the CPU."""
     return torch.ones((), dtype=dtype, device="cpu").div_(1 - p).item()

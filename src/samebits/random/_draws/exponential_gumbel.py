@@ -1,4 +1,4 @@
-"""Random numbers that a formula makes of uniform ones: `exponential`, `gumbel`, `truncated_normal`.
+"""Random numbers computed from uniform ones: `exponential`, `gumbel`, `truncated_normal`.
 
 Element i of a row is made of word i of its key's stream (two words for float64) alone. Half precision is computed in
 float32 and rounded once, to nearest even.
@@ -31,7 +31,7 @@ def exponential(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Exponential numbers -log(u) / rate of mean 1 / rate; float32 by default, float64, float16 or bfloat16.
+    """Returns exponential numbers -log(u) / rate of mean 1 / rate; float32 by default, float64, float16 or bfloat16.
 
     Within 3 ulp of the exact function of the word, over the whole range: positive, at most 22.9 / rate (45.1 / rate in
     float64), where the resolution of the words ends.
@@ -50,7 +50,7 @@ def gumbel(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Gumbel numbers loc - scale log(-log(u)); dtypes as for `exponential`.
+    """Returns Gumbel numbers loc - scale log(-log(u)); dtypes as for `exponential`.
 
     -log(u) is exact to 3 ulp over its whole range, so the standard ones have an absolute error of some 3 ulp of
     max(1, |x|), and lie in -3.2 ... 22.9 (-3.9 ... 45.1 in float64).
@@ -71,11 +71,11 @@ def truncated_normal(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Normal numbers of this mean and deviation, given that they lie in [low, high]; dtypes as for `exponential`.
+    """Returns normal numbers of this mean and deviation, restricted to [low, high]; dtypes as for `exponential`.
 
-    The bounds are those of the result, as in `torch.nn.init.trunc_normal_`; they may be infinite, leave out the mean,
-    and lie in any tail: the inverse of the distribution is computed from the tail that is exact, in float64.
-    Every result lies in [low, high], also after rounding.
+    The bounds are those of the result, as in `torch.nn.init.trunc_normal_`; they may be infinite, exclude the mean,
+    and be in any tail: the inverse of the distribution is computed from the tail that is exact, in float64.
+    Every result is in [low, high], also after rounding.
     Raises `InvalidArgumentError` unless low < high, std is positive and mean and std finite, when the dtype has no number
     in [low, high], and as `exponential`.
     """
@@ -106,7 +106,7 @@ def _draw(
 def transform(
     what: str, key: torch.Tensor, size: Sequence[int], parameters: tuple[float, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """The function of that name, once its arguments are checked; `parameters` are its own, in their order."""
+    """Returns the numbers of that function, once its arguments are checked; `parameters` in its order."""
     name, given = what, parameters
     if what == "truncated_normal":
         mean, std, low, high = map(float, parameters)
@@ -129,7 +129,7 @@ def _check_positive(what: str, name: str, number: float) -> None:
 
 
 def _bounds_in_dtype(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
-    """The least and the greatest number of the dtype in [low, high]."""
+    """Returns the least and the greatest number of the dtype in [low, high]."""
     bounds = torch.tensor([low, high], dtype=torch.float64)
     least, greatest = bounds.to(dtype).double().tolist()
     if least < low:
@@ -138,13 +138,13 @@ def _bounds_in_dtype(low: float, high: float, dtype: torch.dtype) -> tuple[float
         greatest = _next(greatest, dtype, up=False)
     if not least <= greatest:
         raise InvalidArgumentError(
-            f"truncated_normal: no {dtype} lies in low={low} to high={high}; choose a wider interval or dtype"
+            f"truncated_normal: no {dtype} is in low={low} to high={high}; choose a wider interval or dtype"
         )
     return least, greatest
 
 
 def _next(number: float, dtype: torch.dtype, *, up: bool) -> float:
-    """The neighbour of a number of the dtype (torch.nextafter has no float16)."""
+    """Returns the neighbour of a number of the dtype (torch.nextafter has no float16)."""
     integer = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
     if number == 0:
         step = torch.tensor([1], dtype=integer).view(dtype).double().item()
@@ -157,7 +157,7 @@ def _next(number: float, dtype: torch.dtype, *, up: bool) -> float:
 def _truncation(
     mean: float, std: float, low: float, high: float, dtype: torch.dtype
 ) -> tuple[str, tuple[float, ...]]:
-    """The kernel and its parameters."""
+    """Returns the name of the kernel and its parameters."""
     least, greatest = _bounds_in_dtype(low, high, dtype)
     with normal_tails.exact():
         a, b = ((Decimal(bound) - Decimal(mean)) / Decimal(std) for bound in (low, high))

@@ -27,7 +27,7 @@ def randint(
     dtype: torch.dtype = torch.int64,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Integers of low, ..., high - 1, all equally likely to the last bit (no modulo bias), of any integer dtype.
+    """Returns integers of low, ..., high - 1, all equally likely to the last bit (no modulo bias), of any integer dtype.
 
     Raises `InvalidArgumentError` for low >= high, bounds that `dtype` does not hold, another dtype, a wrong key, or a
     key batch that does not fit the shape.
@@ -69,7 +69,7 @@ def integers(
     span: int,
     dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:
-    """The integers of `randint`, whose arguments these are once they are checked, for the function `what`."""
+    """Returns the integers of `randint`, for checked arguments, for the function `what`."""
     keys = row_keys(what, key, shape)
     backend = kernels(what, key)
     out = fresh(shape, dtype, key.device)
@@ -82,7 +82,7 @@ def permute_index(key: Words | torch.Tensor, i: int, n: int) -> int: ...
 @overload
 def permute_index(key: Words | torch.Tensor, i: torch.Tensor, n: int) -> torch.Tensor: ...
 def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> int | torch.Tensor:
-    """The image of index `i` under the permutation of range(n) that `key` selects; O(1) memory for any n.
+    """Returns the image of index `i` under the permutation of range(n) that `key` selects; O(1) memory for any n.
 
     An int64 tensor of indices on the key's device, of any shape, gives the tensor of their images.
     Raises `InvalidArgumentError` unless 0 <= i < n <= 2**48 for all of them.
@@ -107,7 +107,7 @@ def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> i
 
 
 def images_of(key: torch.Tensor, i: torch.Tensor, n: int) -> torch.Tensor:
-    """`permute_index` of a tensor, once the key and the dtype are checked."""
+    """Returns `permute_index` of a tensor, once the key and the dtype are checked."""
     backend = kernels("permute_index", key)
     out = fresh(tuple(i.shape), torch.int64, i.device)
     if i.numel():
@@ -121,11 +121,11 @@ def images_of(key: torch.Tensor, i: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def permutation(key: torch.Tensor, source: int | torch.Tensor, *, dim: int = 0) -> torch.Tensor:
-    """A random order of range(source), int64 of shape (source,); or the tensor `source` shuffled along `dim`.
+    """Returns a random order of range(source), int64 of shape (source,); or the tensor `source` shuffled along `dim`.
 
     Element i of the order is `permute_index(key, i, n)`. A batch of keys (*batch, 2) gives (*batch, n), or
     (*batch, *source.shape), each from its own key.
-    Raises `InvalidArgumentError` for a wrong key, a negative number or one above 2**48, or a dimension that there is not.
+    Raises `InvalidArgumentError` for a wrong key, a negative number or one above 2**48, or a missing dimension.
     """
     check_key("permutation", key)
     n = length("permutation", source, dim)
@@ -144,12 +144,12 @@ def permutation(key: torch.Tensor, source: int | torch.Tensor, *, dim: int = 0) 
 
 
 def orders_of(key: torch.Tensor, n: int) -> torch.Tensor:
-    """`permutation` of a number: int64 (*batch, n)."""
+    """Returns `permutation` of a number: int64 (*batch, n)."""
     return images("permutation", key, key.reshape(-1, 2).contiguous(), n, n).view(*key.shape[:-1], n)
 
 
 def length(what: str, source: int | torch.Tensor, dim: int) -> int:
-    """How many things there are to choose from: of range(source), or along a dimension."""
+    """Returns the number of things to choose from: of range(source), or along a dimension."""
     if isinstance(source, torch.Tensor):
         if not -source.dim() <= dim < source.dim():
             raise InvalidArgumentError(
@@ -168,7 +168,7 @@ def length(what: str, source: int | torch.Tensor, dim: int) -> int:
 
 
 def images(what: str, key: torch.Tensor, keys: torch.Tensor, n: int, number: int) -> torch.Tensor:
-    """The first `number` elements of the orders of range(n) of all `keys`, for the function `what`: int64 (keys, number)."""
+    """Returns the first `number` elements of the orders of range(n) for all `keys`, for the function `what`: int64 (keys, number)."""
     backend = kernels(what, key)
     out = fresh((keys.shape[0], number), torch.int64, key.device)
     backend.images(keys, n, out)

@@ -2,7 +2,7 @@
 
 Signatures, batched keys and the mapping from words to numbers follow `torch.func._random`. For a batch of keys of
 shape (*batch, 2), batch is broadcast against the output's shape and has as many dimensions; its trailing ones are
-drawn from one key. An element depends on its row's key, its place in the row and the parameters, on nothing else.
+drawn from one key. An element depends only on its row's key, its place in the row and the parameters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Shape = int | Sequence[int]
 
 
 def bits(key: torch.Tensor, *shape: Shape, dtype: torch.dtype = torch.uint32) -> torch.Tensor:
-    """Uniform integers over the whole range of an integer dtype: the bytes of the key's stream, little-endian.
+    """Returns uniform integers over the whole range of an integer dtype: the bytes of the key's stream, little-endian.
 
     Raises `InvalidArgumentError` for another dtype, a wrong key, or a key batch that does not fit the shape.
     """
@@ -43,7 +43,7 @@ def bits(key: torch.Tensor, *shape: Shape, dtype: torch.dtype = torch.uint32) ->
 
 
 def stream(key: torch.Tensor, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """`bits`, once its arguments are checked."""
+    """Returns `bits`, once its arguments are checked."""
     keys = row_keys("bits", key, size)
     backend = kernels("bits", key)
     out = fresh(size, dtype, key.device)
@@ -59,7 +59,7 @@ def uniform(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Uniform numbers of [low, high), of dtype float32 by default; float64, float16 and bfloat16 are the others.
+    """Returns uniform numbers of [low, high); float32 by default, float64, float16 or bfloat16.
 
     As in torch, rounding x (high - low) + low to the dtype may give `high` itself unless low = 0 and high = 1.
     They are drawn on the key's device and moved to `device`.
@@ -75,7 +75,7 @@ def uniform(
 
 
 def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
-    """Fills `result`, of any layout, with what `uniform` gives for its shape and dtype, and returns it.
+    """Fills `result`, of any layout, with the numbers of `uniform` for its shape and dtype, and returns it.
 
     Raises `InvalidArgumentError` as `uniform`, and if `result` is on another device or requires grad.
     """
@@ -86,7 +86,7 @@ def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high:
 
 
 def fill_uniform(what: str, key: torch.Tensor, out: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """`uniform_`, for the function `what`."""
+    """Runs `uniform_`, for the function `what`."""
     low_and_span = _low_and_span(what, float(low), float(high), out.dtype)
     keys = row_keys(what, key, out.shape)
     return write(out, kernels(what, key).uniform, keys, *low_and_span)
@@ -100,7 +100,7 @@ def normal(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Normal numbers of this mean and standard deviation; dtypes and device as for `uniform`.
+    """Returns normal numbers of this mean and standard deviation; dtypes and device as for `uniform`.
 
     The Box-Muller transform of torch's CUDA kernel on the same uniforms, evaluated without libm: the bits are those
     of every CPU, within 2**-22 of the exact transform (float64: a few ulp) and 2**-21 of torch's on CUDA.
@@ -115,7 +115,7 @@ def normal(
 
 
 def normal_(key: torch.Tensor, result: torch.Tensor, *, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
-    """Fills `result`, of any layout, with what `normal` gives for its shape and dtype, and returns it.
+    """Fills `result`, of any layout, with the numbers of `normal` for its shape and dtype, and returns it.
 
     Raises `InvalidArgumentError` as `normal`, and if `result` is on another device or requires grad.
     """
@@ -126,7 +126,7 @@ def normal_(key: torch.Tensor, result: torch.Tensor, *, mean: float = 0.0, std: 
 
 
 def fill_normal(what: str, key: torch.Tensor, out: torch.Tensor, mean: float, std: float) -> torch.Tensor:
-    """`normal_`, for the function `what`."""
+    """Runs `normal_`, for the function `what`."""
     if not std >= 0:
         raise InvalidArgumentError(f"{what}: std must not be negative, got {std}")
     keys = row_keys(what, key, out.shape)
@@ -140,7 +140,7 @@ def bernoulli(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Ones with probability p, else zeros: of dtype float32 by default, or another floating or integer dtype, or bool.
+    """Returns ones with probability p, else zeros: of dtype float32 by default, or another floating or integer dtype, or bool.
 
     One where word i of the key's stream is below floor(p 2**32): never for p = 0, always for p = 1. The same ones for
     every dtype. A tensor p is broadcast to the shape.
@@ -162,7 +162,7 @@ def bernoulli(
 
 
 def bernoulli_(key: torch.Tensor, result: torch.Tensor, *, p: float | torch.Tensor = 0.5) -> torch.Tensor:
-    """Fills `result`, of any layout, with what `bernoulli` gives for its shape and dtype, and returns it.
+    """Fills `result`, of any layout, with the numbers of `bernoulli` for its shape and dtype, and returns it.
 
     Raises `InvalidArgumentError` as `bernoulli`, and if `result` is on another device or requires grad.
     """
@@ -173,17 +173,19 @@ def bernoulli_(key: torch.Tensor, result: torch.Tensor, *, p: float | torch.Tens
 
 
 def fill_bernoulli(what: str, key: torch.Tensor, out: torch.Tensor, p: float | torch.Tensor) -> torch.Tensor:
-    """`bernoulli_`, for the function `what`."""
+    """Runs `bernoulli_`, for the function `what`."""
     probability = _each(what, p, out) if isinstance(p, torch.Tensor) else check_probability(what, p)
     keys = row_keys(what, key, out.shape)
     return write(out, kernels(what, key).bernoulli, keys, probability)
 
 
 def _each(what: str, p: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """`p` as float64, contiguous, of the shape and on the device of `out`."""
+    """Returns `p` as float64, contiguous, of the shape and on the device of `out`."""
     wide = p.detach().to(out.device, torch.float64)
     if not ((wide >= 0) & (wide <= 1)).all():
-        raise InvalidArgumentError(f"{what}: p must hold probabilities, 0 <= p <= 1; it has others, or NaN")
+        raise InvalidArgumentError(
+            f"{what}: p must hold probabilities, 0 <= p <= 1; it has other values, or NaN"
+        )
     try:
         return wide.expand(out.shape).contiguous()
     except RuntimeError:
@@ -194,7 +196,7 @@ def _each(what: str, p: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def _low_and_span(what: str, low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
-    """As torch does: round both bounds, and then their difference, to the output's dtype."""
+    """Rounds both bounds, and then their difference, to the output's dtype, as torch does."""
     if not low <= high:
         raise InvalidArgumentError(f"{what}: low must not be above high, got low={low}, high={high}")
     bounds = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(dtype)

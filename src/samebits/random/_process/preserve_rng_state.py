@@ -1,4 +1,4 @@
-"""What runs inside a step, a validation say, leaves the step's own draws where they were."""
+"""Preserves a step's draws while other code runs inside the step, such as a validation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samebits.random._process import draw_counts
 
 
 def preserve_rng_state() -> Callable[[], None]:
-    """Notes where all generators of the process stand; what it returns puts them, and the count of draws, back."""
+    """Saves the states of all generators of the process and the count of draws; the returned function restores them."""
     states, counted = rng_states.of_process(), draw_counts.snapshot()
     own = process.generator
     here = own.position_state() if isinstance(own, OfTheProcess) else None

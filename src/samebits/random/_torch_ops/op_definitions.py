@@ -2,7 +2,7 @@
 
 | | |
 |---|---|
-| implementation | what the public function calls where nothing is traced, on CPU and CUDA |
+| implementation | called by the public function where nothing is traced, on CPU and CUDA |
 | fake | shape, dtype and device of the result, for FakeTensorMode, compilers and the meta device |
 | vmap | `batching` |
 | autograd | `dropout` only: its mask is drawn again in backward; nothing else has a gradient |
@@ -41,7 +41,7 @@ def _define(
 
 
 def _sized(key: torch.Tensor, size: Sequence[int], *others: Any) -> torch.Tensor:
-    """A result of this size and, last of the arguments, dtype."""
+    """Returns an empty result of this size and, last of the arguments, dtype."""
     return key.new_empty(size, dtype=others[-1])
 
 
@@ -79,7 +79,7 @@ def _transformed(name: str) -> Callable[..., torch.Tensor]:
 
 
 def _randint(key: torch.Tensor, size: Sequence[int], low: int, last: int, dtype: torch.dtype) -> torch.Tensor:
-    """Both bounds are drawn; those of uint64 come as int64."""
+    """Draws between two inclusive bounds; those of uint64 come as int64."""
     low = low % 2**64 if dtype is torch.uint64 else low
     return integers.integers("randint", key, size, low, (last - low) % 2**64 + 1, dtype)
 

@@ -14,7 +14,7 @@ Rule = Callable[..., tuple[torch.Tensor, int]]
 
 
 def of_size(op: Any) -> Rule:
-    """For an op (key, size, ...); one by one if another argument is a batch."""
+    """Returns the rule of an op (key, size, ...); one by one if another argument is a batch."""
 
     def rule(
         info: Any, in_dims: Any, key: torch.Tensor, size: list[int], *rest: Any
@@ -27,7 +27,7 @@ def of_size(op: Any) -> Rule:
 
 
 def of_tensor(op: Any, trailing: int = 0) -> Rule:
-    """For an op (key, size, x, ...), where x broadcasts to the size, apart from its `trailing` last dimensions."""
+    """Returns the rule of an op (key, size, x, ...), where x broadcasts to the size, apart from its `trailing` last dimensions."""
 
     def rule(
         info: Any, in_dims: Any, key: torch.Tensor, size: list[int], x: torch.Tensor, *rest: Any
@@ -41,7 +41,7 @@ def of_tensor(op: Any, trailing: int = 0) -> Rule:
 
 
 def of_input(op: Any) -> Rule:
-    """For an op (key, input, ...) that draws as many numbers as `input` has."""
+    """Returns the rule of an op (key, input, ...) that draws as many numbers as `input` has."""
 
     def rule(
         info: Any, in_dims: Any, key: torch.Tensor, given: torch.Tensor, *rest: Any
@@ -53,7 +53,7 @@ def of_input(op: Any) -> Rule:
 
 
 def of_keys(op: Any, out_dim: int = 0) -> Rule:
-    """For an op (key, ...) that takes any batch of keys, and has it at `out_dim` of its result."""
+    """Returns the rule of an op (key, ...) that takes any batch of keys, and has it at `out_dim` of its result."""
 
     def rule(info: Any, in_dims: Any, key: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, int]:
         return op(key.movedim(in_dims[0], 0), *rest), out_dim
@@ -62,7 +62,7 @@ def of_keys(op: Any, out_dim: int = 0) -> Rule:
 
 
 def of_folded(op: Any) -> Rule:
-    """For an op (key, x), where x broadcasts to the batch of keys."""
+    """Returns the rule of an op (key, x), where x broadcasts to the batch of keys."""
 
     def rule(info: Any, in_dims: Any, key: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, int]:
         key, x = (_leading(t, dim, info.batch_size) for t, dim in zip((key, x), in_dims, strict=True))
@@ -73,7 +73,7 @@ def of_folded(op: Any) -> Rule:
 
 
 def one_by_one(op: Any) -> Rule:
-    """For an op that has no batched form: called for every sample."""
+    """Returns the rule of an op without batched form: called for every sample."""
 
     def rule(info: Any, in_dims: Any, *args: Any) -> tuple[torch.Tensor, int]:
         def sample(i: int) -> list[Any]:
@@ -92,11 +92,11 @@ def _leading(x: torch.Tensor, dim: int | None, number: int) -> torch.Tensor:
 
 
 def _keys(key: torch.Tensor, dim: int | None, number: int, dims: int) -> torch.Tensor:
-    """One key per sample for an output of `dims` dimensions, or one batch of keys per sample."""
+    """Returns one key per sample for an output of `dims` dimensions, or one batch of keys per sample."""
     keys = _leading(key, dim, number)
     return _padded(keys, 1, dims + 2) if keys.dim() == 2 else keys
 
 
 def _padded(x: torch.Tensor, at: int, dims: int) -> torch.Tensor:
-    """With dimensions of size 1 at `at` until there are `dims`."""
+    """Inserts dimensions of size 1 at `at` until there are `dims`."""
     return x.reshape(*x.shape[:at], *[1] * (dims - x.dim()), *x.shape[at:])

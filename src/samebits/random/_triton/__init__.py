@@ -1,6 +1,6 @@
-"""The back end for keys on CUDA: Triton kernels that give the bits of the CPU kernels.
+"""The back end for keys on CUDA: Triton kernels with the bits of the CPU kernels.
 
-Importing this package imports no Triton: `launchers` does.
+Importing this package does not import Triton: `launchers` does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from samebits.errors import UnimplementedError
 
 
 def launchers(what: str) -> Any:
-    """The module `launch`, whose functions fill CUDA tensors from CUDA keys.
+    """Returns the module whose functions fill CUDA tensors from CUDA keys.
 
     Raises `UnimplementedError`, naming samebits.random.`what`, where Triton is not installed.
     """
