@@ -66,12 +66,13 @@ def _sources_digest() -> str:
     hasher = xxhash.xxh3_64(repr((numba.__version__, llvmlite.__version__, sys.version_info[:3])).encode())
     for path in sorted(_PACKAGE.rglob("*.py")):
         source = path.read_bytes()
+        # parallel_kernel.py has the loop around every chunk.
         marks = (
             b"@kernel",
             b"@inlined",
             b"@instruction",
             b"on_team",
-        )  # parallel_kernel.py has the loop around every chunk
+        )
         if any(mark in source for mark in marks):
             hasher.update(path.relative_to(_PACKAGE).as_posix().encode())
             hasher.update(source)

@@ -50,9 +50,8 @@ class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
         if not batched:
             query, key, value = (x.unsqueeze(1) for x in (query, key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        causal = (
-            is_causal and key_padding_mask is None and not need_weights
-        )  # torch then ignores attn_mask's values
+        # Torch then ignores attn_mask's values.
+        causal = is_causal and key_padding_mask is None and not need_weights
         mask = self._mask(query, key, attn_mask, key_padding_mask, is_causal=is_causal)
         q, k, v = self._heads(query, key, value)
         if causal:

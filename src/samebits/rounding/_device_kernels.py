@@ -1,4 +1,4 @@
-"""The kernels of a key's device: one place where devices branch off."""
+"""The choice of kernels by a key's device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CPU: Any = rounding_kernels
 
 
 def kernels(what: str, key: torch.Tensor) -> Any:
-    """The module whose `stochastic_round` rounds tensors on the key's device.
+    """Returns the module whose `stochastic_round` rounds tensors on the key's device.
 
     Raises `UnimplementedError`, naming samebits.rounding.`what`, for a device without kernels of the same bits, and for
     CUDA without Triton, which is imported here for the first time.
