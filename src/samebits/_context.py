@@ -125,7 +125,7 @@ process = _ProcessState()
 
 
 @dataclass
-class _Unseeded:
+class _UnseededStates:
     """The states of generators when their library or samebits was imported, whichever came later.
 
     A generator with the same state has not been seeded: it has what the system gave it.
@@ -137,7 +137,7 @@ class _Unseeded:
     """The system's seed of NumPy's generator; None also if it was seeded before."""
 
 
-at_import = _Unseeded()
+at_import = _UnseededStates()
 
 
 def note_torch(torch: ModuleType) -> None:

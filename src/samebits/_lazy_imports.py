@@ -59,7 +59,7 @@ class AfterImport:
         """Returns the spec with the action attached; called by `sys.meta_path`."""
         if fullname != self._name:
             return None
-        spec = self._found_behind(path, target)
+        spec = self._find_after(path, target)
         if spec is not None and spec.loader is not None:
             loader, load = spec.loader, spec.loader.exec_module
 
@@ -73,7 +73,7 @@ class AfterImport:
             loader.exec_module = load_then_act  # type: ignore[method-assign]
         return spec
 
-    def _found_behind(self, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    def _find_after(self, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         """Returns the spec of the finders that Python would call after this one."""
         finders = list(sys.meta_path)
         for finder in finders[finders.index(self) + 1 :] if self in finders else ():

@@ -24,7 +24,7 @@ class Progress:
 
     Example:
         >>> with Progress("commits read") as progress:
-        ...     list_commits("runs/digits", verify=True, looked=progress.update)
+        ...     list_commits("runs/digits", verify=True, on_progress=progress.update)
     """
 
     def __init__(self, description: str, unit: str = "", *, shown: bool = True) -> None:

@@ -32,7 +32,7 @@ from numba.core.serialize import dumps
 from numba.extending import intrinsic as intrinsic
 from numba.extending import typeof_impl
 
-from samebits._native.lazy_kernel import Deferred, making
+from samebits._native.lazy_kernel import Deferred, compilation_lock
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CHECKSUM_BYTES = 16
@@ -145,7 +145,7 @@ def only(function: Callable[..., Any], signature: str) -> Any:
     made = dispatcher(function)
 
     def compile_for_args(*args: Any) -> Any:
-        with making(), global_compiler_lock:  # it imports the rest of Numba
+        with compilation_lock(), global_compiler_lock:  # it imports the rest of Numba
             if not made.overloads:  # else another thread was faster
                 made.compile(signature)
                 made.disable_compile()
@@ -181,5 +181,5 @@ def external(name: str, address: int | None, result: str, arguments: Sequence[st
 
 @typeof_impl.register(Deferred)
 def _type_of_deferred(value: Deferred, context: Any) -> Any:
-    """Types a part that a kernel names as an attribute of a module (`float16.to_float16`), which `resolved` cannot see."""
+    """Types a part that a kernel names as an attribute of a module (`float16.to_float16`), which `with_compiled_globals` cannot see."""
     return typeof_impl(value.get(), context)

@@ -32,7 +32,7 @@ class Deferred:
 
     def get(self) -> Any:
         """Returns Numba's object; makes it if needed."""
-        with making():
+        with compilation_lock():
             if self.made is None:
                 self.made = self._make()
             return self.made
@@ -49,13 +49,13 @@ def kernel(function: Any, /) -> Any:
     it: a Python int on either side of 2**63 must not compile twice.
     """
     if isinstance(function, str):
-        return lambda body: Deferred(lambda: native.compilation.only(resolved(body), function))
-    return Deferred(lambda: native.compilation.dispatcher(resolved(function)))
+        return lambda body: Deferred(lambda: native.compilation.only(with_compiled_globals(body), function))
+    return Deferred(lambda: native.compilation.dispatcher(with_compiled_globals(function)))
 
 
 def inlined(function: Callable[..., Any]) -> Deferred:
     """Returns a part of kernels, expanded where it is called: LLVM vectorises no loop that has a call in it."""
-    return Deferred(lambda: native.compilation.inlined(resolved(function)))
+    return Deferred(lambda: native.compilation.inlined(with_compiled_globals(function)))
 
 
 def instruction(build: Callable[..., Any]) -> Deferred:
@@ -63,7 +63,7 @@ def instruction(build: Callable[..., Any]) -> Deferred:
     return Deferred(lambda: native.compilation.intrinsic(build))
 
 
-def resolved(function: Any) -> Any:
+def with_compiled_globals(function: Any) -> Any:
     """Returns a copy of a function whose globals and free variables are replaced by Numba's objects."""
     scope = function.__globals__
     names = [name for one in bytecode.whole(function.__code__) for name in bytecode.globals_read(one)]
@@ -73,13 +73,13 @@ def resolved(function: Any) -> Any:
         {**scope, **made},
         function.__name__,
         function.__defaults__,
-        tuple(CellType(_known(cell.cell_contents)) for cell in function.__closure__ or ()),
+        tuple(CellType(_compiled_value(cell.cell_contents)) for cell in function.__closure__ or ()),
     )
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     return copy
 
 
-def _known(value: Any) -> Any:
+def _compiled_value(value: Any) -> Any:
     return value.get() if isinstance(value, Deferred) else value
 
 
@@ -89,7 +89,7 @@ _imported: list[int] = [0]
 
 
 @contextmanager
-def making() -> Iterator[None]:
+def compilation_lock() -> Iterator[None]:
     """Lets one thread at a time import Numba or compile with it; a fork waits for the end of the block."""
     with _lock:
         _makers.append(len(sys.modules))
@@ -101,7 +101,7 @@ def making() -> Iterator[None]:
                 _imported[0] += len(sys.modules) - before
 
 
-def modules_of_others() -> int:
+def imported_by_others() -> int:
     """Returns the number of imported modules, without those that compiling kernels imported, which draw nothing."""
     return len(sys.modules) - _imported[0]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from samebits import _native as native
-from samebits._native.lazy_kernel import Deferred, instruction, making, resolved
+from samebits._native.lazy_kernel import Deferred, compilation_lock, instruction, with_compiled_globals
 from samebits._native.openmp import parallel
 
 
@@ -66,14 +66,14 @@ class OnTeam:
 
     def _compile(self) -> tuple[Any, int, Any]:
         # A fork waits for this lock. (That of a cached_property would be locked forever in a child.)
-        with making():
+        with compilation_lock():
             if self._compiled is None:
                 code = native.compilation.callback(self._body(), f"{self._part.__module__}.{self._name}")
                 self._compiled = (code, code.address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address))
             return self._compiled
 
     def _body(self) -> Any:
-        part = native.compilation.part(_renamed(self._part, self._name), self._fastmath)
+        part = native.compilation.part(_rename(self._part, self._name), self._fastmath)
 
         def body(packed: Any) -> None:
             args = native.carray(packed, (1 << 20,))[1:]  # the kernel knows the true length
@@ -83,15 +83,15 @@ class OnTeam:
                 part(chunk, args)
                 chunk = count_up(packed)
 
-        return _renamed(body, f"{self._part.__module__}.{self._name}")
+        return _rename(body, f"{self._part.__module__}.{self._name}")
 
 
-def _renamed(function: Any, name: str) -> Any:
+def _rename(function: Any, name: str) -> Any:
     """Returns a copy with another name, which becomes that of its compiled code.
 
     Code from two cache files that has one name is linked as one function: a kernel would run another's loop.
     """
-    copy = resolved(function)
+    copy = with_compiled_globals(function)
     copy.__name__ = copy.__qualname__ = re.sub(r"\W", "_", name)
     return copy
 

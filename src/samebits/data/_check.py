@@ -43,7 +43,7 @@ def check(
     warned: dict[str, type[Warning]] = {}
     try:
         alone = call_in_fork(lambda: _digests(pipeline, 0, count), warned)
-        again = {how: call_in_fork(way, warned) for how, way in ways.items()}
+        again = {reading: call_in_fork(way, warned) for reading, way in ways.items()}
         middle = len(alone) // 2 if resume_at is None else resume_at
         state = call_in_fork(lambda: _state_after(pipeline, middle), warned)
         rest = call_in_fork(lambda: _read_resumed(pipeline, state, count - middle), warned)
@@ -51,9 +51,9 @@ def check(
     finally:
         for text, category in warned.items():
             warn_once(text, text, category)
-    for how, digests in again.items():
+    for reading, digests in again.items():
         if digests != alone:
-            _report(pipeline, how, alone, digests)
+            _report(pipeline, reading, alone, digests)
     return f"{alone[-1]:016x}" if alone else f"{0:016x}"
 
 
@@ -92,12 +92,12 @@ def _extend_digests(iterator: Any, value: int, count: int) -> list[int]:
     return digests
 
 
-def _report(pipeline: Pipeline, how: str, alone: list[int], digests: list[int]) -> None:
+def _report(pipeline: Pipeline, reading: str, alone: list[int], digests: list[int]) -> None:
     first = next((k for k, (a, b) in enumerate(zip(alone, digests, strict=False)) if a != b), None)
     if first is None:
-        what = f"there are {len(digests)} elements instead of {len(alone)}"
+        difference = f"there are {len(digests)} elements instead of {len(alone)}"
     else:
-        what = f"element {first} differs from that of the first reading"
+        difference = f"element {first} differs from that of the first reading"
     culprit = _culprit(pipeline._stage.bind(pipeline._key()), min(first or 0, 64))
     cure = (
         "It depends on something besides its element: a counter, the time, a set's order, another thread. Make it a function "
@@ -106,7 +106,7 @@ def _report(pipeline: Pipeline, how: str, alone: list[int], digests: list[int]) 
     named = (
         f"; {culprit.describe()} gives different bits when it is called again" if culprit is not None else ""
     )
-    raise PipelineDifferenceError(f"samebits.data.check: {how}, {what}{named}. {cure}")
+    raise PipelineDifferenceError(f"samebits.data.check: {reading}, {difference}{named}. {cure}")
 
 
 def _culprit(stage: Stage, first_difference: int) -> Stage | None:

@@ -30,9 +30,9 @@ def check(saved: str, stage: Stage, seed: int) -> None:
     raise PipelineMismatchError(_message(f"it had more stages after {mine[-1]}", len(theirs), len(mine)))
 
 
-def _message(what: str, theirs: int, mine: int) -> str:
+def _message(difference: str, theirs: int, mine: int) -> str:
     return (
-        f"the position belongs to another pipeline: {what} (it had {theirs - 1} stages, this one has {mine - 1}). Build the "
+        f"the position belongs to another pipeline: {difference} (it had {theirs - 1} stages, this one has {mine - 1}). Build the "
         "pipeline as it was, or start anew without the state"
     )
 

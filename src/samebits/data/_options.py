@@ -39,13 +39,13 @@ class Options:
     world_size: int | None = None
     remainder: Remainder | None = None
 
-    def updated(self, **changed: object) -> Options:
+    def with_changes(self, **changed: object) -> Options:
         """Returns these options with those that are not None changed; checked."""
         new = replace(self, **{name: value for name, value in changed.items() if value is not None})  # type: ignore[arg-type]
         new._check()
         return new
 
-    def merged(self, other: Options) -> Options:
+    def merge(self, other: Options) -> Options:
         """Returns the options of a pipeline made of several: the first that is set wins."""
         mine = {name: value for name, value in vars(self).items() if value is not None}
         return replace(other, **mine)

@@ -114,7 +114,7 @@ class Pipeline:
                 is called in this process, one element at a time and in order. By default its code is read for such
                 changes, and what it has captured is compared before and after the first elements.
         """
-        options = self._options.updated(
+        options = self._options.with_changes(
             num_parallel_calls=num_parallel_calls, executor=executor, deterministic=deterministic
         )
         return Pipeline(apply(Map(Function(function, "map", stateful=stateful)), self._stage), options)
@@ -133,7 +133,7 @@ class Pipeline:
                 "elements"
             )
         operation = MapBatches(Function(function, "map_batches", stateful=stateful))
-        return Pipeline(apply(operation, self._stage), self._options.updated(**options))
+        return Pipeline(apply(operation, self._stage), self._options.with_changes(**options))
 
     def filter(self, predicate: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
         """Keeps the elements for which `predicate(element)` is true; `stateful` as for `map`."""
@@ -326,7 +326,7 @@ class Pipeline:
 
         `device`: the device of tensors, also in dicts, lists and tuples; to CUDA through pinned memory, on a separate stream.
         """
-        return Pipeline(self._stage, self._options.updated(prefetch=buffer_size, device=device))
+        return Pipeline(self._stage, self._options.with_changes(prefetch=buffer_size, device=device))
 
     def with_options(
         self, *, seed: int | None = None, deterministic: bool | None = None,
@@ -354,7 +354,7 @@ class Pipeline:
         """
         return Pipeline(
             self._stage,
-            self._options.updated(
+            self._options.with_changes(
                 seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls, executor=executor,
                 timeout=timeout, rank=rank, world_size=world_size, remainder=remainder, start_method=start_method, pin_memory=pin_memory,
                 on_conflict=on_conflict,
@@ -465,7 +465,7 @@ def _combine(kind: str, pipelines: Sequence[Pipeline], addressed: Any, streamed:
     stages = [one._stage for one in pipelines]
     options = pipelines[0]._options
     for one in pipelines[1:]:
-        options = options.merged(one._options)
+        options = options.merge(one._options)
     return Pipeline(
         (addressed if all(isinstance(s, Addressed) for s in stages) else streamed)(*stages), options
     )

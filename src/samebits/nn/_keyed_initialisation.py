@@ -98,8 +98,8 @@ class KeyedDraws(TorchDispatchMode):
         generator_states.fill(int_keys.fold(self._root, kind, name, number), initial_seed=0)
 
 
-def _by_path(found: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {plain_path(path): tensor for path, tensor in found}
+def _by_path(tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {plain_path(path): tensor for path, tensor in tensors}
 
 
 def _written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

@@ -76,7 +76,7 @@ class Generator(torch.nn.Module, HasRngState):
     @classmethod
     def from_seed(cls, seed: int, *, device: torch.device | str | None = None) -> Generator:
         """Returns the generator of `key(seed)`. Raises `InvalidArgumentError` unless 0 <= seed < 2**64."""
-        return cls._on(_checked("Generator.from_seed", seed), device)
+        return cls._on(_check_seed("Generator.from_seed", seed), device)
 
     @classmethod
     def from_key(cls, key: torch.Tensor) -> Generator:
@@ -120,7 +120,7 @@ class Generator(torch.nn.Module, HasRngState):
     def reset_from_seed(self, seed: int) -> None:
         """Starts again as `from_seed(seed)`, on the same device."""
         self._find()
-        self._set(_checked("Generator.reset_from_seed", seed), 0, self.device)
+        self._set(_check_seed("Generator.reset_from_seed", seed), 0, self.device)
 
     def reset_from_key(self, key: torch.Tensor) -> None:
         """Starts again as `from_key(key)`, on the device where the generator is."""
@@ -245,9 +245,9 @@ def _check_not_repeated() -> None:
         )
 
 
-def _checked(what: str, seed: int) -> Words:
+def _check_seed(caller: str, seed: int) -> Words:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
-        raise InvalidArgumentError(f"{what} takes an int with 0 <= seed < 2**64, got {seed!r}")
+        raise InvalidArgumentError(f"{caller} takes an int with 0 <= seed < 2**64, got {seed!r}")
     return int_keys.root(int(seed))
 
 

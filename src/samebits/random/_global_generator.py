@@ -42,11 +42,11 @@ class OfTheProcess(Generator):
             if self._position is None:
                 self._outside = self._words, self._draws
             self._position = here
-            self._set(*(self._outside if here is None else (_of_step(here), 0)), self.device)
+            self._set(*(self._outside if here is None else (_step_key(here), 0)), self.device)
         return self._words
 
 
-def _of_step(position: Position) -> Words:
+def _step_key(position: Position) -> Words:
     return int_keys.fold(
         process.run_key or (0, 0), _STREAM, position.loop, position.step, *position.inside, *process.rank_key
     )

@@ -36,7 +36,7 @@ def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
             "fold its text into a key: fold_in(key(0), str(number))"
         )
     if torch.compiler.is_dynamo_compiling():  # Inductor has no code for a constant of uint64
-        return torch.tensor((_signed(number), 0), dtype=torch.int64, device=device).view(torch.uint64)
+        return torch.tensor((_to_signed(number), 0), dtype=torch.int64, device=device).view(torch.uint64)
     return int_keys.to_tensor((number, 0), device)
 
 
@@ -81,10 +81,10 @@ def as_int64(part: int | str) -> int:
     """Returns `int_keys.as_uint64` as an op takes it; a symbolic integer stays one."""
     if isinstance(part, torch.SymInt) or (isinstance(part, int) and -(2**63) <= part < 2**63):
         return part
-    return _signed(int_keys.as_uint64(part))
+    return _to_signed(int_keys.as_uint64(part))
 
 
-def _signed(number: int) -> int:
+def _to_signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
@@ -106,22 +106,22 @@ def fold_in_each(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     return fold_in_integer(moved.view(torch.uint64), 0)
 
 
-def _fold_all(what: str, key: torch.Tensor, first: int, number: int) -> torch.Tensor:
-    """Folds `first`, `first` + 1, ... into the keys: (number, *batch, 2), for the function `what`."""
-    backend, keys = kernels(what, key), key.contiguous().view(-1, 2)
+def _fold_all(caller: str, key: torch.Tensor, first: int, number: int) -> torch.Tensor:
+    """Folds `first`, `first` + 1, ... into the keys: (number, *batch, 2), for the function `caller`."""
+    backend, keys = kernels(caller, key), key.contiguous().view(-1, 2)
     out = torch.empty(number, *key.shape, dtype=torch.uint64, device=key.device)
     backend.folded(keys, first, out.view(number, keys.shape[0], 2))
     return out
 
 
-def check_key(what: str, key: torch.Tensor) -> None:
+def check_key(caller: str, key: torch.Tensor) -> None:
     """Raises `InvalidArgumentError` unless `key` is a uint64 tensor of shape (*batch, 2)."""
     if not isinstance(key, torch.Tensor):
         raise InvalidArgumentError(
-            f"{what} takes a key tensor, got {key!r} ({type(key).__name__}); make one with samebits.random.key(seed)"
+            f"{caller} takes a key tensor, got {key!r} ({type(key).__name__}); make one with samebits.random.key(seed)"
         )
     if key.dtype is not torch.uint64 or key.dim() == 0 or key.size(-1) != 2:
         raise InvalidArgumentError(
-            f"{what}: a key is a uint64 tensor of shape (*batch, 2), got {key.dtype} of shape {tuple(key.shape)}; "
+            f"{caller}: a key is a uint64 tensor of shape (*batch, 2), got {key.dtype} of shape {tuple(key.shape)}; "
             "make one with samebits.random.key(seed)"
         )

@@ -72,9 +72,9 @@ def stochastic_round(
 
 def round_to_new(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
     """Rounds to a new tensor, once the arguments are checked; autograd does not see it."""
-    given = _widen(x)
-    out = fresh(given.shape, dtype, given.device)
-    kernels("stochastic_round", key).stochastic_round(key.contiguous(), given, out)
+    source = _widen(x)
+    out = fresh(source.shape, dtype, source.device)
+    kernels("stochastic_round", key).stochastic_round(key.contiguous(), source, out)
     return out if x.is_contiguous() else torch.empty_like(x, dtype=dtype).copy_(out)
 
 
@@ -150,13 +150,13 @@ class _StraightThrough(_SingleLevelFunction):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
-        ctx.given, ctx.dtype = x.dtype, dtype
+        ctx.source, ctx.dtype = x.dtype, dtype
         with _levels_around():
             return _below_autograd(x, dtype, key)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, None, None]:
-        return grad_outputs[0].to(ctx.given), None, None
+        return grad_outputs[0].to(ctx.source), None, None
 
     @staticmethod
     def jvp(ctx: Any, *grad_inputs: Any) -> torch.Tensor:

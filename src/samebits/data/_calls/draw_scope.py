@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from samebits._context import Words
 from samebits._inspect import rng_states
-from samebits._native.lazy_kernel import modules_of_others
+from samebits._native.lazy_kernel import imported_by_others
 from samebits.errors import PipelineError, UnseededError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states
@@ -74,7 +74,7 @@ class Draws:
         if not self._quiet:
             with generator_states.preserve_states():
                 return _run_with(True, task)
-        before, modules = rng_states.of_process(), modules_of_others()
+        before, modules = rng_states.of_process(), imported_by_others()
         try:
             result = _run_with(False, task)
         except (PipelineError, UnseededError) as error:  # raised by a pipeline, by a loader
@@ -83,7 +83,7 @@ class Draws:
         else:
             if rng_states.of_process() == before:
                 return result
-        imported = modules_of_others() != modules  # a library may draw when it is imported
+        imported = imported_by_others() != modules  # a library may draw when it is imported
         before.restore()
         self._quiet = False
         with generator_states.preserve_states(), _set_filling(True), _watch_block() as watch:

@@ -59,14 +59,18 @@ class FunctionCache(Keeper):
 class Container(Keeper):
     """A dict, set, list, deque or the like, with the number of its items."""
 
-    def __init__(self, name: str, held: Any) -> None:
+    def __init__(self, name: str, target: Any) -> None:
         super().__init__(f"`{name}`")
-        self._held = held
-        self.counts = [held.__len__]
-        if len(held) <= FEW and isinstance(held, dict | list):
-            keys = list(held) if isinstance(held, dict) else range(len(held))
-            get = held.get if isinstance(held, dict) else lambda at: held[at] if at < len(held) else _NOTHING
-            self.slots = [(get, key) for key in keys if isinstance(held[key], PLAIN)]
+        self._held = target
+        self.counts = [target.__len__]
+        if len(target) <= FEW and isinstance(target, dict | list):
+            keys = list(target) if isinstance(target, dict) else range(len(target))
+            get = (
+                target.get
+                if isinstance(target, dict)
+                else lambda at: target[at] if at < len(target) else _NOTHING
+            )
+            self.slots = [(get, key) for key in keys if isinstance(target[key], PLAIN)]
 
     def save(self) -> Callable[[], None]:
         """Returns a function that restores its items; containers inside it are restored separately."""
@@ -131,9 +135,9 @@ class ClosureCell(Keeper):
 class Numbers(Keeper):
     """An array or tensor: restored, but not checked, since hashing it at every call would cost too much."""
 
-    def __init__(self, held: Any) -> None:
+    def __init__(self, target: Any) -> None:
         super().__init__("")
-        self._held = held
+        self._held = target
 
     @property
     def large(self) -> bool:
@@ -160,5 +164,5 @@ def contents(cell: CellType) -> Any:
         return None
 
 
-def _ids(held: Any) -> list[int]:
-    return list(map(id, [*held, *held.values()] if isinstance(held, dict) else held))
+def _ids(target: Any) -> list[int]:
+    return list(map(id, [*target, *target.values()] if isinstance(target, dict) else target))

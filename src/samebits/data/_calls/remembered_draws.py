@@ -63,23 +63,25 @@ class Memos:
             return self._function(element)
         self._calls += 1
         early = self._calls <= FIRST
-        given = _copy(element) if early or self._changes_elements else element
+        element_copy = _copy(element) if early or self._changes_elements else element
         before = self._last or self._mark()
         result = self._function(element)
         self._last = after = self._mark()
         if early and not self._changes_elements:
-            self._changes_elements = given is _NO_COPY or update_digest(0, given) != update_digest(0, element)
-        if (early or after != before) and given is not _NO_COPY:
-            where = self._put(before, after)
+            self._changes_elements = element_copy is _NO_COPY or update_digest(
+                0, element_copy
+            ) != update_digest(0, element)
+        if (early or after != before) and element_copy is not _NO_COPY:
+            where = self._changed_places(before, after)
             if self._is_to_repeat(where, early=early):
-                self._repeat(given, key, where)
+                self._repeat(element_copy, key, where)
         return result
 
     def _mark(self) -> _Mark:
         """Returns a mark that differs once something was remembered."""
         return [count() for count, _ in self._counts], [id(get(name)) for get, name, _ in self._slots]
 
-    def _put(self, before: _Mark, after: _Mark) -> list[str]:
+    def _changed_places(self, before: _Mark, after: _Mark) -> list[str]:
         """Returns the names of the places where something was put between two marks."""
         counts = zip(self._counts, before[0], after[0], strict=True)
         slots = zip(self._slots, before[1], after[1], strict=True)
@@ -93,7 +95,7 @@ class Memos:
         self._kept += 1
         return self._kept <= EACH or self._kept % SOME == 0
 
-    def _repeat(self, given: Any, key: Words, where: list[str]) -> None:
+    def _repeat(self, element_copy: Any, key: Words, where: list[str]) -> None:
         after = rng_states.of_process()
         draw_scope.refill(key)
         if rng_states.of_process() == after:  # it has not drawn
@@ -101,7 +103,7 @@ class Memos:
         self._drew += 1
         restores = [k.save() for k in self._keepers if self._effects or not isinstance(k, Numbers)]
         try:
-            self._function(given)
+            self._function(element_copy)
         except Exception:  # its element cannot be used twice
             again = after
         else:

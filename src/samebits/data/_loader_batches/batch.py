@@ -103,11 +103,11 @@ class BatchWork:
             )
             raise
 
-    def _annotate_error(self, error: Exception, task: BatchTask, what: str) -> None:
+    def _annotate_error(self, error: Exception, task: BatchTask, source: str) -> None:
         """Adds to an error of the user's code where it was raised: only our frames are between it and the loop."""
         worker = torch_data.get_worker_info()
         where = "" if worker is None else f", in worker {worker.id}"
-        place = f"raised by {what}, for batch {task.batch_index} of the epoch{where}"
+        place = f"raised by {source}, for batch {task.batch_index} of the epoch{where}"
         if isinstance(error, StopIteration):  # taken for the end of the epoch
             raise PipelineError(
                 f"samebits.data.DataLoader: StopIteration, {place}. It would end the epoch: give next() a "

@@ -126,15 +126,15 @@ class StreamBatch(Batching, Streamed):
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        behind, number = state or (None, 0)
+        after, number = state or (None, 0)
         elements: list[Any] = []
-        for element, behind in reader.read(self.inputs[0], repetition, behind):  # noqa: B020
+        for element, after in reader.read(self.inputs[0], repetition, after):  # noqa: B020
             elements.append(element)
             if len(elements) == self.batch_size:
-                yield self._collate_batch(elements, repetition, number), [behind, number + 1]
+                yield self._collate_batch(elements, repetition, number), [after, number + 1]
                 elements, number = [], number + 1
         if self.is_kept(len(elements)):
-            yield self._collate_batch(elements, repetition, number), [behind, number + 1]
+            yield self._collate_batch(elements, repetition, number), [after, number + 1]
 
     def _collate_batch(self, elements: list[Any], repetition: int, number: int) -> Any:
         own = [elements[row] for row in self.share.rows(len(elements)).tolist()]

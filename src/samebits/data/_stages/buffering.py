@@ -34,9 +34,9 @@ class _BufferingStage(Streamed):
         self, reader: Reader, repetition: int, before: State
     ) -> Iterator[tuple[HeldElement, State]]:
         """Yields the input's elements with the states before them, and the state after each."""
-        for element, behind in reader.read(self.inputs[0], repetition, before):
-            yield (element, before), behind
-            before = behind
+        for element, after in reader.read(self.inputs[0], repetition, before):
+            yield (element, before), after
+            before = after
 
     def reread(self, reader: Reader, repetition: int, references: Sequence[State]) -> list[HeldElement]:
         """Returns the elements that were held when the state was taken, read again."""
@@ -64,9 +64,9 @@ class StreamShuffle(_BufferingStage):
         held = self.reread(reader, repetition, references)
         arriving = self.read_input(reader, repetition, before)
         while True:
-            for one, behind in arriving:
+            for one, after in arriving:
                 held.append(one)
-                before = behind
+                before = after
                 if len(held) == self.buffer_size:
                     break
             if not held:
@@ -105,9 +105,9 @@ class Bucket(_BufferingStage):
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         before, seen, number, references = state or (None, 0, 0, [[]] * len(self.sizes))
         buckets = [self.reread(reader, repetition, each) for each in references]
-        for one, behind in self.read_input(reader, repetition, before):
+        for one, after in self.read_input(reader, repetition, before):
             length = self.measure.call_each(self.key, [(repetition, seen)], [one[0]])[0]
-            before, seen = behind, seen + 1
+            before, seen = after, seen + 1
             bucket = buckets[which := int(np.searchsorted(self.boundaries, length, side="right"))]
             bucket.append(one)
             if len(bucket) == self.sizes[which]:
@@ -143,10 +143,10 @@ class Pack(_BufferingStage):
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         before, references = state or (None, [])
         rows = [self.reread(reader, repetition, each) for each in references]
-        for one, behind in self.read_input(reader, repetition, before):
+        for one, after in self.read_input(reader, repetition, before):
             size = self._size(one[0], before)
-            before = behind
-            row = next((row for row in rows if self._row_length_used(row) + size <= self.row_length), None)
+            before = after
+            row = next((row for row in rows if self._filled_length(row) + size <= self.row_length), None)
             full = None
             if row is None:
                 full = rows.pop(0) if len(rows) == self.open_rows else None
@@ -174,7 +174,7 @@ class Pack(_BufferingStage):
             )
         return size
 
-    def _row_length_used(self, row: list[HeldElement]) -> int:
+    def _filled_length(self, row: list[HeldElement]) -> int:
         return sum(len(next(iter(_fields(element).values()))) for element, _ in row)
 
     def _pack_row(self, row: list[HeldElement]) -> dict[str, torch.Tensor]:

@@ -33,13 +33,13 @@ class Cache(Addressed):
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
-        kept = self._kept.setdefault(self.key, {})
+        cached = self._kept.setdefault(self.key, {})
         indices = (ordinals % self.length).tolist()
-        missing = [index for index in dict.fromkeys(indices) if index not in kept]
+        missing = [index for index in dict.fromkeys(indices) if index not in cached]
         if missing:
             elements = self.inputs[0].fetch(np.array(missing, np.int64))
-            kept.update(zip(missing, elements, strict=True))
-        return [copy.deepcopy(kept[index]) for index in indices]
+            cached.update(zip(missing, elements, strict=True))
+        return [copy.deepcopy(cached[index]) for index in indices]
 
 
 @dataclass
@@ -67,21 +67,21 @@ class StreamCache(Streamed):
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        kept = self._kept.setdefault(self.key, _CachedStream())
+        cached = self._kept.setdefault(self.key, _CachedStream())
         number = state or 0
         while True:
-            while number < len(kept.elements):
+            while number < len(cached.elements):
                 number += 1
-                yield copy.deepcopy(kept.elements[number - 1]), number
-            if kept.complete:
+                yield copy.deepcopy(cached.elements[number - 1]), number
+            if cached.complete:
                 return
-            self._read_until(kept, reader, number)
+            self._read_until(cached, reader, number)
 
-    def _read_until(self, kept: _CachedStream, reader: Reader, number: int) -> None:
+    def _read_until(self, cached: _CachedStream, reader: Reader, number: int) -> None:
         """Reads until element `number` is there, and some more: each call opens the stream anew."""
-        for element, after in reader.read(self.inputs[0], 0, kept.after):
-            kept.elements.append(element)
-            kept.after = after
-            if len(kept.elements) >= number + 64:
+        for element, after in reader.read(self.inputs[0], 0, cached.after):
+            cached.elements.append(element)
+            cached.after = after
+            if len(cached.elements) >= number + 64:
                 return
-        kept.complete = True
+        cached.complete = True

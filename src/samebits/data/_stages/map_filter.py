@@ -180,12 +180,12 @@ class StreamOperation(_OperationStage, Streamed):
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         before, number, done = state or (None, 0, 0)
-        for element, behind in reader.read(self.inputs[0], repetition, before):
+        for element, after in reader.read(self.inputs[0], repetition, before):
             results = self.operation.groups(self, [(repetition, number)], [element])[0]
             for count, result in enumerate(results[done:], done + 1):
                 over = count == len(results)
-                yield result, [behind, number + 1, 0] if over else [before, number, count]
-            before, number, done = behind, number + 1, 0
+                yield result, [after, number + 1, 0] if over else [before, number, count]
+            before, number, done = after, number + 1, 0
 
 
 class Unbatch(Operation):

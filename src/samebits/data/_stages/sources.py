@@ -32,7 +32,7 @@ class FirstElements:
         for index, element in zip(indices[:room], elements[:room], strict=True):
             self._noted.append((index, element, update_digest(0, element)))
 
-    def changed(self) -> Iterator[tuple[int, int]]:
+    def iter_changed(self) -> Iterator[tuple[int, int]]:
         """Yields (index, digest now) of the elements that have changed."""
         for index, element, was in self._noted:
             if (now := update_digest(0, element)) != was:

@@ -39,11 +39,11 @@ class StreamSlice(Streamed):
         part = self.part
         if part is not None and first >= part.stop:
             return
-        for number, (element, behind) in enumerate(reader.read(self.inputs[0], repetition, before), first):
+        for number, (element, after) in enumerate(reader.read(self.inputs[0], repetition, before), first):
             if part is None:
-                yield (self.start + number, element), [behind, number + 1]
+                yield (self.start + number, element), [after, number + 1]
             elif number in part:
-                yield element, [behind, number + 1]
+                yield element, [after, number + 1]
             if part is not None and number + 1 >= part.stop:
                 return
 
@@ -72,9 +72,9 @@ class StreamRepeat(Streamed):
         each = self.count or _REPETITIONS
         for number in range(first, each):
             empty = before is None
-            for element, behind in reader.read(self.inputs[0], repetition * each + number, before):
+            for element, after in reader.read(self.inputs[0], repetition * each + number, before):
                 empty = False
-                yield element, [number, behind]
+                yield element, [number, after]
             if empty and self.count is None:
                 return  # an input without elements, repeated for ever, would never return
             before = None
@@ -97,7 +97,7 @@ class StreamZip(Streamed):
             reader.read(stage, repetition, before) for stage, before in zip(self.inputs, befores, strict=True)
         ]
         for pairs in zip(*read, strict=False):
-            yield tuple(element for element, _ in pairs), [behind for _, behind in pairs]
+            yield tuple(element for element, _ in pairs), [after for _, after in pairs]
 
 
 class StreamConcatenate(Streamed):
@@ -114,8 +114,8 @@ class StreamConcatenate(Streamed):
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         first, before = state or (0, None)
         for number in range(first, len(self.inputs)):
-            for element, behind in reader.read(self.inputs[number], repetition, before):
-                yield element, [number, behind]
+            for element, after in reader.read(self.inputs[number], repetition, before):
+                yield element, [number, after]
             before = None
 
 

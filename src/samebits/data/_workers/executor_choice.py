@@ -88,9 +88,9 @@ class Auto:
 
     def _blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         if self.parallel is None:
-            for element, behind in self._inline.read(stage, repetition, state):
-                yield element, behind
-                state = behind
+            for element, after in self._inline.read(stage, repetition, state):
+                yield element, after
+                state = after
                 if len(self._times) == TRIED and min(self._times) > WORTH:
                     self.parallel = self._start()
                     break

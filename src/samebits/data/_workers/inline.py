@@ -36,16 +36,16 @@ class Inline:
     def blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         """Yields the elements of a bound stage of blocks."""
         watch, effects = CaptureWatch(stage), Effects(stage)
-        behind = state
+        after = state
         for task in tasks(stage, state):
             if effects.affects(stage):
-                yield from Serial(stage, effects, self._draws).read(repetition, behind)
+                yield from Serial(stage, effects, self._draws).read(repetition, after)
                 return
             computed = self._timed(task, lambda task=task: self.compute_task(stage, repetition, task, watch))
             if watch.noticed() is not None:
                 effects = Effects(stage)
             yield from elements(stage, task, computed, state)
-            behind = task[1]
+            after = task[1]
 
     def compute_task(self, stage: Blocks, repetition: int, task: Task, watch: CaptureWatch) -> list[Any]:
         """Returns the results of a task."""

@@ -92,7 +92,7 @@ class Parallel:
 
     def _blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         under_way: deque[tuple[Task, int]] = deque()
-        behind = state
+        after = state
         coming = tasks(stage, state)
         try:
             while self._watch.noticed() is None:  # threads change captured values in this process
@@ -100,10 +100,10 @@ class Parallel:
                 if done is None:
                     return
                 yield from elements(stage, *done, state)
-                behind = done[0][1]
+                after = done[0][1]
         except EffectNoticedError as found:  # by processes
             self._watch.note(*found.args)
-        yield from self._read_inline(stage, repetition, behind)
+        yield from self._read_inline(stage, repetition, after)
 
     def _run_step(
         self, stage: Blocks, repetition: int, coming: Iterator[Task], under_way: deque[tuple[Task, int]]

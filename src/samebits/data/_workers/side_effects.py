@@ -182,7 +182,7 @@ def _persists(source: Source, handed: FirstElements) -> bool:
     """Returns True if an element changed in place stays changed for the next reader."""
     before = rng_states.of_process()
     try:
-        return any(update_digest(0, source.read(index)) == now for index, now in handed.changed())
+        return any(update_digest(0, source.read(index)) == now for index, now in handed.iter_changed())
     except Exception:  # it cannot be read twice
         return False
     finally:

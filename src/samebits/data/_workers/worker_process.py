@@ -86,8 +86,8 @@ class StageWork:
 
     def describe(self, job: WorkerJob) -> str:
         """Returns the names of its elements and stage."""
-        first, behind = job.task
-        elements = f"element {first}" if behind == first + 1 else f"elements {first} to {behind - 1}"
+        first, end = job.task
+        elements = f"element {first}" if end == first + 1 else f"elements {first} to {end - 1}"
         return f"{elements} of {self._stages[job.stage].describe()}"
 
 

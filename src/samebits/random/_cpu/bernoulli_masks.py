@@ -34,20 +34,20 @@ _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) -> None:
     """Writes ones with probability `p`, else zeros; a tensor p is float64, contiguous and of the shape of `out`."""
     if isinstance(p, torch.Tensor):
-        fill(_BERNOULLI_EACH[out.itemsize], keys, out, _one(out.dtype), address(p))
+        fill(_BERNOULLI_EACH[out.itemsize], keys, out, _one_bits(out.dtype), address(p))
     elif p == 1:
         out.fill_(1)
     else:
-        fill(_BERNOULLI[out.itemsize], keys, out, _one(out.dtype), floor(p * _2_32))
+        fill(_BERNOULLI[out.itemsize], keys, out, _one_bits(out.dtype), floor(p * _2_32))
 
 
-def dropout(keys: torch.Tensor, given: torch.Tensor, p: float, scale: float, out: torch.Tensor) -> None:
-    """Writes `given` times `scale`, or times 0 with probability p < 1; `given` may be `out`. Both contiguous, of one dtype."""
-    fill(_DROPOUT[out.dtype], keys, out, address(given), floor(p * _2_32), as_argument(scale))
+def dropout(keys: torch.Tensor, source: torch.Tensor, p: float, scale: float, out: torch.Tensor) -> None:
+    """Writes `source` times `scale`, or times 0 with probability p < 1; `source` may be `out`. Both contiguous, of one dtype."""
+    fill(_DROPOUT[out.dtype], keys, out, address(source), floor(p * _2_32), as_argument(scale))
 
 
 @cache
-def _one(dtype: torch.dtype) -> int:
+def _one_bits(dtype: torch.dtype) -> int:
     """Returns the bits of 1."""
     return int(torch.ones((), dtype=dtype, device="cpu").view(_BITS[dtype.itemsize]))
 
@@ -85,10 +85,10 @@ def _of_bfloat16(word: Any) -> Any:
 def _dropout_kernel(name: str, pointer: Any, real: Any, load: Any, rounded: Any) -> OnTeam:
     @inlined
     def store(words: Any, count: Any, at: Any, args: Any) -> None:
-        out, given = pointer(args[4]), pointer(args[5])
+        out, source = pointer(args[4]), pointer(args[5])
         below, scale = np.uint32(args[6]), real(float_of(args[7]))
         for j in range(count):
-            out[at + j] = rounded(load(given[at + j]) * (real(0.0) if words[j] < below else scale))
+            out[at + j] = rounded(load(source[at + j]) * (real(0.0) if words[j] < below else scale))
 
     return tile_kernel(store, 4, f"dropout_{name}")
 

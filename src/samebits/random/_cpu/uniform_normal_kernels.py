@@ -67,7 +67,7 @@ def _float64_in_0_1(high: Any, low: Any) -> Any:
 
 
 @inlined
-def _joined(words: Any, j: Any) -> Any:
+def _join(words: Any, j: Any) -> Any:
     """Returns words 2 j and 2 j + 1 as one, the first one above."""
     return (np.uint64(words[2 * j]) << _32) | np.uint64(words[2 * j + 1])
 
@@ -79,7 +79,7 @@ def _uniform_32(words: Any, j: Any, mask: Any) -> Any:
 
 @inlined
 def _uniform_64(words: Any, j: Any, mask: Any) -> Any:
-    return np.float64(np.int64(_joined(words, j) & np.uint64(mask))) * 2.0**-53
+    return np.float64(np.int64(_join(words, j) & np.uint64(mask))) * 2.0**-53
 
 
 @inlined
@@ -147,7 +147,7 @@ def _store_normal_64(words: Any, count: Any, at: Any, args: Any) -> None:
     _box_muller_64(words, count)
     out, std, mean = float64_at(args[4]), float_of(args[5]), float_of(args[6])
     for j in range(count):
-        out[at + j] = fma(from_bits_64(_joined(words, j)), std, mean)
+        out[at + j] = fma(from_bits_64(_join(words, j)), std, mean)
 
 
 def _words_kernel(pointer: Any, size: int) -> OnTeam:

@@ -105,7 +105,7 @@ def _positive(weights: torch.Tensor) -> int:
     return positive
 
 
-def _scaled(weights: torch.Tensor, exponent: int) -> torch.Tensor:
+def _scale(weights: torch.Tensor, exponent: int) -> torch.Tensor:
     """Returns the weights in float64, times a power of two that brings the largest to (2**(exponent - 1), 2**exponent]."""
     weights = weights.detach().double()
     _, largest = torch.frexp(weights.max())
@@ -115,7 +115,7 @@ def _scaled(weights: torch.Tensor, exponent: int) -> torch.Tensor:
 
 def _as_integers(weights: torch.Tensor) -> torch.Tensor:
     """Returns integers in proportion to the weights: their sum is below 2**63, and no positive weight becomes 0."""
-    scaled = _scaled(weights, _WEIGHT_BITS - (len(weights) - 1).bit_length()).round().long()
+    scaled = _scale(weights, _WEIGHT_BITS - (len(weights) - 1).bit_length()).round().long()
     return torch.where(weights > 0, scaled.clamp(min=1), 0)
 
 
@@ -125,7 +125,7 @@ def _race(key: torch.Tensor, keys: torch.Tensor, number: int, weights: torch.Ten
     kernels("choice", key).transformed("exponential", keys, (1.0,), times)
     racing = weights.nonzero()[:, 0]
     # Scaled so that no time overflows: elements of 2**-1900 of the largest weight still compete.
-    arrivals = times[:, racing] / _scaled(weights, 900)[racing]
+    arrivals = times[:, racing] / _scale(weights, 900)[racing]
     return racing[_smallest(arrivals, number)]
 
 

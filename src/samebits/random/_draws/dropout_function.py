@@ -65,12 +65,12 @@ def dropout(
     return _apply(input, key, probability, run, inplace)
 
 
-def differentiable(key: torch.Tensor, given: torch.Tensor, p: float) -> torch.Tensor:
+def differentiable(key: torch.Tensor, source: torch.Tensor, p: float) -> torch.Tensor:
     """Returns the op for autograd. In forward mode and for torch.func the mask is a factor, which gives the same bits."""
     if _forward_mode() or _are_functorch_transforms_active():
-        dropped = bernoulli(key, given.shape, p=p, dtype=torch.bool)
-        return given * dropped.logical_not().to(given.dtype).div_(1 - p)
-    return _apply(given, key, p, _below_autograd if is_traced(key) else run)
+        dropped = bernoulli(key, source.shape, p=p, dtype=torch.bool)
+        return source * dropped.logical_not().to(source.dtype).div_(1 - p)
+    return _apply(source, key, p, _below_autograd if is_traced(key) else run)
 
 
 def _forward_mode() -> bool:
@@ -78,34 +78,34 @@ def _forward_mode() -> bool:
 
 
 def _apply(
-    given: torch.Tensor,
+    source: torch.Tensor,
     key: torch.Tensor,
     p: float,
     compute: Callable[..., torch.Tensor],
     inplace: bool = False,
 ) -> torch.Tensor:
     """Calls `compute`, by way of autograd if a gradient or a tangent may be needed."""
-    if (given.requires_grad and torch.is_grad_enabled()) or _forward_mode():
-        return _DropoutFunction.apply(given, key, p, compute, inplace)
-    return compute(given, key, p, inplace)
+    if (source.requires_grad and torch.is_grad_enabled()) or _forward_mode():
+        return _DropoutFunction.apply(source, key, p, compute, inplace)
+    return compute(source, key, p, inplace)
 
 
-def _below_autograd(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
+def _below_autograd(source: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.samebits.dropout(key, given, p)
+        return torch.ops.samebits.dropout(key, source, p)
 
 
-def run(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = False) -> torch.Tensor:
+def run(source: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = False) -> torch.Tensor:
     """Returns `dropout` of 0 < p < 1, once the arguments are checked; autograd does not see it."""
-    keys = row_keys("dropout", key, given.shape)
-    if not given.numel():
-        return given if inplace else torch.empty_like(given)
-    fill, scale, contiguous = kernels("dropout", key).dropout, _scale(p, given.dtype), given.contiguous()
+    keys = row_keys("dropout", key, source.shape)
+    if not source.numel():
+        return source if inplace else torch.empty_like(source)
+    fill, scale, contiguous = kernels("dropout", key).dropout, _scale(p, source.dtype), source.contiguous()
     if inplace:
-        return write(given, fill, keys, contiguous, p, scale)
+        return write(source, fill, keys, contiguous, p, scale)
     out = fresh(contiguous.shape, contiguous.dtype, contiguous.device)
     fill(keys, contiguous, p, scale, out)
-    return out if contiguous is given else torch.empty_like(given).copy_(out)
+    return out if contiguous is source else torch.empty_like(source).copy_(out)
 
 
 class _DropoutFunction(torch.autograd.Function):
@@ -114,7 +114,7 @@ class _DropoutFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        given: torch.Tensor,
+        source: torch.Tensor,
         key: torch.Tensor,
         p: float,
         compute: Callable[..., torch.Tensor],
@@ -123,7 +123,7 @@ class _DropoutFunction(torch.autograd.Function):
         ctx.p = p
         ctx.save_for_backward(key)
         ctx.save_for_forward(key)
-        out = compute(given, key, p, inplace)
+        out = compute(source, key, p, inplace)
         if inplace:
             ctx.mark_dirty(out)
         return out

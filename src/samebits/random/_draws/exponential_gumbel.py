@@ -17,7 +17,7 @@ from samebits.errors import InvalidArgumentError
 from samebits.random._cpu import normal_tails
 from samebits.random._cpu.huge_pages import fresh
 from samebits.random._device_kernels import kernels
-from samebits.random._random_arguments import floating, row_keys, sizes
+from samebits.random._random_arguments import floating_dtype, row_keys, sizes
 from samebits.random._torch_ops.is_traced import is_traced
 
 _FAR = 36
@@ -79,53 +79,53 @@ def truncated_normal(
     Raises `InvalidArgumentError` unless low < high, std is positive and mean and std finite, when the dtype has no number
     in [low, high], and as `exponential`.
     """
-    what = "truncated_normal"
-    _check_finite(what, "mean", mean)
-    _check_positive(what, "std", std)
+    caller = "truncated_normal"
+    _check_finite(caller, "mean", mean)
+    _check_positive(caller, "std", std)
     if not low < high:
-        raise InvalidArgumentError(f"{what}: low must be below high, got low={low}, high={high}")
-    return _draw(what, key, shape, dtype, device, (mean, std, low, high))
+        raise InvalidArgumentError(f"{caller}: low must be below high, got low={low}, high={high}")
+    return _draw(caller, key, shape, dtype, device, (mean, std, low, high))
 
 
 def _draw(
-    what: str,
+    caller: str,
     key: torch.Tensor,
     shape: tuple[int | Sequence[int], ...],
     dtype: torch.dtype | None,
     device: torch.device | str | None,
     parameters: tuple[float, ...],
 ) -> torch.Tensor:
-    size, dtype = sizes(what, key, shape), floating(what, dtype)
+    size, dtype = sizes(caller, key, shape), floating_dtype(caller, dtype)
     if is_traced(key):
-        drawn = getattr(torch.ops.samebits, what)(key, size, *parameters, dtype)
+        drawn = getattr(torch.ops.samebits, caller)(key, size, *parameters, dtype)
     else:
-        drawn = transform(what, key, size, parameters, dtype)
+        drawn = transform(caller, key, size, parameters, dtype)
     return drawn if device is None else drawn.to(device)
 
 
 def transform(
-    what: str, key: torch.Tensor, size: Sequence[int], parameters: tuple[float, ...], dtype: torch.dtype
+    caller: str, key: torch.Tensor, size: Sequence[int], parameters: tuple[float, ...], dtype: torch.dtype
 ) -> torch.Tensor:
     """Returns the numbers of that function, once its arguments are checked; `parameters` in its order."""
-    name, given = what, parameters
-    if what == "truncated_normal":
+    name, given = caller, parameters
+    if caller == "truncated_normal":
         mean, std, low, high = map(float, parameters)
         name, given = _truncation(mean, std, low, high, dtype)
-    keys = row_keys(what, key, size)
-    backend = kernels(what, key)
+    keys = row_keys(caller, key, size)
+    backend = kernels(caller, key)
     out = fresh(size, dtype, key.device)
     backend.transformed(name, keys, given, out)
     return out
 
 
-def _check_finite(what: str, name: str, number: float) -> None:
+def _check_finite(caller: str, name: str, number: float) -> None:
     if not -math.inf < number < math.inf:  # as math.isfinite, which Dynamo does not know for symbolic numbers
-        raise InvalidArgumentError(f"{what}: {name} must be finite, got {number}")
+        raise InvalidArgumentError(f"{caller}: {name} must be finite, got {number}")
 
 
-def _check_positive(what: str, name: str, number: float) -> None:
+def _check_positive(caller: str, name: str, number: float) -> None:
     if not 0 < number < math.inf:
-        raise InvalidArgumentError(f"{what}: {name} must be positive and finite, got {number}")
+        raise InvalidArgumentError(f"{caller}: {name} must be positive and finite, got {number}")
 
 
 def _bounds_in_dtype(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:

@@ -62,16 +62,16 @@ def _bound(name: str, bound: Any) -> int:
 
 
 def integers(
-    what: str,
+    caller: str,
     key: torch.Tensor,
     shape: Sequence[int],
     low: int,
     span: int,
     dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:
-    """Returns the integers of `randint`, for checked arguments, for the function `what`."""
-    keys = row_keys(what, key, shape)
-    backend = kernels(what, key)
+    """Returns the integers of `randint`, for checked arguments, for the function `caller`."""
+    keys = row_keys(caller, key, shape)
+    backend = kernels(caller, key)
     out = fresh(shape, dtype, key.device)
     backend.integers(keys, low, span, out)
     return out
@@ -148,28 +148,28 @@ def orders_of(key: torch.Tensor, n: int) -> torch.Tensor:
     return images("permutation", key, key.reshape(-1, 2).contiguous(), n, n).view(*key.shape[:-1], n)
 
 
-def length(what: str, source: int | torch.Tensor, dim: int) -> int:
+def length(caller: str, source: int | torch.Tensor, dim: int) -> int:
     """Returns the number of things to choose from: of range(source), or along a dimension."""
     if isinstance(source, torch.Tensor):
         if not -source.dim() <= dim < source.dim():
             raise InvalidArgumentError(
-                f"{what}: source of shape {tuple(source.shape)} has no dimension {dim}"
+                f"{caller}: source of shape {tuple(source.shape)} has no dimension {dim}"
             )
         return source.shape[dim]
     try:
         n = index(source)
     except TypeError:
         raise InvalidArgumentError(
-            f"{what}: source must be an int or a tensor, got {source!r} ({type(source).__name__})"
+            f"{caller}: source must be an int or a tensor, got {source!r} ({type(source).__name__})"
         ) from None
     if not 0 <= n <= MAX_SIZE:
-        raise InvalidArgumentError(f"{what}: source must be 0 to 2**48, got {n}")
+        raise InvalidArgumentError(f"{caller}: source must be 0 to 2**48, got {n}")
     return n
 
 
-def images(what: str, key: torch.Tensor, keys: torch.Tensor, n: int, number: int) -> torch.Tensor:
-    """Returns the first `number` elements of the orders of range(n) for all `keys`, for the function `what`: int64 (keys, number)."""
-    backend = kernels(what, key)
+def images(caller: str, key: torch.Tensor, keys: torch.Tensor, n: int, number: int) -> torch.Tensor:
+    """Returns the first `number` elements of the orders of range(n) for all `keys`, for the function `caller`: int64 (keys, number)."""
+    backend = kernels(caller, key)
     out = fresh((keys.shape[0], number), torch.int64, key.device)
     backend.images(keys, n, out)
     return out

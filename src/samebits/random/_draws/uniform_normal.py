@@ -20,7 +20,7 @@ from samebits.random._random_arguments import (
     INTEGERS,
     check_probability,
     check_result,
-    floating,
+    floating_dtype,
     row_keys,
     sizes,
     write,
@@ -66,7 +66,7 @@ def uniform(
     Raises `InvalidArgumentError` for another dtype, low > high, bounds or a range that the dtype does not hold, or a
     key batch that does not fit the shape.
     """
-    size, dtype = sizes("uniform", key, shape), floating("uniform", dtype)
+    size, dtype = sizes("uniform", key, shape), floating_dtype("uniform", dtype)
     if is_traced(key):
         drawn = torch.ops.samebits.uniform(key, size, low, high, dtype)
     else:
@@ -85,11 +85,11 @@ def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high:
     return fill_uniform("uniform_", key, result, low, high)
 
 
-def fill_uniform(what: str, key: torch.Tensor, out: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Runs `uniform_`, for the function `what`."""
-    low_and_span = _low_and_span(what, float(low), float(high), out.dtype)
-    keys = row_keys(what, key, out.shape)
-    return write(out, kernels(what, key).uniform, keys, *low_and_span)
+def fill_uniform(caller: str, key: torch.Tensor, out: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Runs `uniform_`, for the function `caller`."""
+    low_and_span = _low_and_span(caller, float(low), float(high), out.dtype)
+    keys = row_keys(caller, key, out.shape)
+    return write(out, kernels(caller, key).uniform, keys, *low_and_span)
 
 
 def normal(
@@ -106,7 +106,7 @@ def normal(
     of every CPU, within 2**-22 of the exact transform (float64: a few ulp) and 2**-21 of torch's on CUDA.
     Raises `InvalidArgumentError` for another dtype, std < 0, or a key batch that does not fit the shape.
     """
-    size, dtype = sizes("normal", key, shape), floating("normal", dtype)
+    size, dtype = sizes("normal", key, shape), floating_dtype("normal", dtype)
     if is_traced(key):
         drawn = torch.ops.samebits.normal(key, size, mean, std, dtype)
     else:
@@ -125,12 +125,12 @@ def normal_(key: torch.Tensor, result: torch.Tensor, *, mean: float = 0.0, std: 
     return fill_normal("normal_", key, result, mean, std)
 
 
-def fill_normal(what: str, key: torch.Tensor, out: torch.Tensor, mean: float, std: float) -> torch.Tensor:
-    """Runs `normal_`, for the function `what`."""
+def fill_normal(caller: str, key: torch.Tensor, out: torch.Tensor, mean: float, std: float) -> torch.Tensor:
+    """Runs `normal_`, for the function `caller`."""
     if not std >= 0:
-        raise InvalidArgumentError(f"{what}: std must not be negative, got {std}")
-    keys = row_keys(what, key, out.shape)
-    return write(out, kernels(what, key).normal, keys, float(mean), float(std))
+        raise InvalidArgumentError(f"{caller}: std must not be negative, got {std}")
+    keys = row_keys(caller, key, out.shape)
+    return write(out, kernels(caller, key).normal, keys, float(mean), float(std))
 
 
 def bernoulli(
@@ -172,37 +172,43 @@ def bernoulli_(key: torch.Tensor, result: torch.Tensor, *, p: float | torch.Tens
     return fill_bernoulli("bernoulli_", key, result, p)
 
 
-def fill_bernoulli(what: str, key: torch.Tensor, out: torch.Tensor, p: float | torch.Tensor) -> torch.Tensor:
-    """Runs `bernoulli_`, for the function `what`."""
-    probability = _each(what, p, out) if isinstance(p, torch.Tensor) else check_probability(what, p)
-    keys = row_keys(what, key, out.shape)
-    return write(out, kernels(what, key).bernoulli, keys, probability)
+def fill_bernoulli(
+    caller: str, key: torch.Tensor, out: torch.Tensor, p: float | torch.Tensor
+) -> torch.Tensor:
+    """Runs `bernoulli_`, for the function `caller`."""
+    probability = (
+        _broadcast_probability(caller, p, out)
+        if isinstance(p, torch.Tensor)
+        else check_probability(caller, p)
+    )
+    keys = row_keys(caller, key, out.shape)
+    return write(out, kernels(caller, key).bernoulli, keys, probability)
 
 
-def _each(what: str, p: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def _broadcast_probability(caller: str, p: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Returns `p` as float64, contiguous, of the shape and on the device of `out`."""
     wide = p.detach().to(out.device, torch.float64)
     if not ((wide >= 0) & (wide <= 1)).all():
         raise InvalidArgumentError(
-            f"{what}: p must hold probabilities, 0 <= p <= 1; it has other values, or NaN"
+            f"{caller}: p must hold probabilities, 0 <= p <= 1; it has other values, or NaN"
         )
     try:
         return wide.expand(out.shape).contiguous()
     except RuntimeError:
         raise InvalidArgumentError(
-            f"{what}: p of shape {tuple(p.shape)} does not broadcast to the output's shape {tuple(out.shape)}"
+            f"{caller}: p of shape {tuple(p.shape)} does not broadcast to the output's shape {tuple(out.shape)}"
         ) from None
 
 
 @lru_cache(maxsize=64)
-def _low_and_span(what: str, low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
+def _low_and_span(caller: str, low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
     """Rounds both bounds, and then their difference, to the output's dtype, as torch does."""
     if not low <= high:
-        raise InvalidArgumentError(f"{what}: low must not be above high, got low={low}, high={high}")
+        raise InvalidArgumentError(f"{caller}: low must not be above high, got low={low}, high={high}")
     bounds = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(dtype)
     span = bounds[1] - bounds[0]
     if not (bounds.isfinite().all() and span.isfinite()):
         raise InvalidArgumentError(
-            f"{what}: low, high and high - low must be finite in {dtype}, got low={low}, high={high}"
+            f"{caller}: low, high and high - low must be finite in {dtype}, got low={low}, high={high}"
         )
     return bounds[0].item(), span.item()

@@ -26,61 +26,61 @@ BASE = np.ascontiguousarray(BASE, np.uint32)
 
 
 @inlined
-def _scrambled(word: Any, factor: Any) -> Any:
+def _scramble(word: Any, factor: Any) -> Any:
     return np.uint32((word ^ (word >> _30)) * factor)
 
 
 @inlined
-def _mixed(y: Any) -> Any:
+def _mix(y: Any) -> Any:
     """Combines the upper bit of a word of the state and the other bits of the next one, from the word of the next state."""
     return np.uint32(((y ^ (_MATRIX if y > _LOWER else _0)) << _1) | (y >> _31))
 
 
 @inlined
-def _array_seeded(words: Any, seed: Any, base: Any) -> None:
+def _init_by_array(words: Any, seed: Any, base: Any) -> None:
     """Writes the state of `init_by_array` for an array of at most 624 words, before any draw."""
     words[0] = base[0]
     for i in range(1, WORDS):
         j = (i - 1) % seed.size
-        words[i] = np.uint32((base[i] ^ _scrambled(words[i - 1], _FIRST)) + seed[j] + np.uint32(j))
+        words[i] = np.uint32((base[i] ^ _scramble(words[i - 1], _FIRST)) + seed[j] + np.uint32(j))
     # The 624th of the first pass is word 1 again, with word 0 the last one.
     j = (WORDS - 1) % seed.size
-    words[1] = np.uint32((words[1] ^ _scrambled(words[WORDS - 1], _FIRST)) + seed[j] + np.uint32(j))
+    words[1] = np.uint32((words[1] ^ _scramble(words[WORDS - 1], _FIRST)) + seed[j] + np.uint32(j))
     for i in range(2, WORDS):
-        words[i] = np.uint32((words[i] ^ _scrambled(words[i - 1], _SECOND)) - np.uint32(i))
-    words[1] = np.uint32((words[1] ^ _scrambled(words[WORDS - 1], _SECOND)) - np.uint32(1))
+        words[i] = np.uint32((words[i] ^ _scramble(words[i - 1], _SECOND)) - np.uint32(i))
+    words[1] = np.uint32((words[1] ^ _scramble(words[WORDS - 1], _SECOND)) - np.uint32(1))
     words[0] = _UPPER
 
 
 @kernel("void(uint32[::1], uint32[::1], uint32[::1])")
 def seed_in_place(state: Any, seed: Any, base: Any) -> None:
     """Sets NumPy's generator in place (624 words, then the number drawn) to the state after `numpy.random.seed(seed)`."""
-    _array_seeded(state, seed, base)
+    _init_by_array(state, seed, base)
     state[WORDS] = WORDS
 
 
 @kernel("void(uint32[::1])")
 def _untwist(words: Any) -> None:
     """Undoes the last twist; if no twist made the state, the lower 31 bits of word 0 are lost."""
-    mixed = _mixed(words[623] ^ words[396])
+    mixed = _mix(words[623] ^ words[396])
     for i in range(623, 0, -1):
         across = i + 396 if i < 228 else i - 228
-        before = _mixed(words[i - 1] ^ words[across])
+        before = _mix(words[i - 1] ^ words[across])
         words[i] = (mixed & _UPPER) | (before & _LOWER)
         mixed = before
-    words[0] = (mixed & _UPPER) | (_mixed(words[623] ^ words[396]) & _LOWER)
+    words[0] = (mixed & _UPPER) | (_mix(words[623] ^ words[396]) & _LOWER)
 
 
 @inlined
 def _first_pass(words: Any, i: Any) -> Any:
     """Returns word i >= 3 as it was between the two passes of init_by_array."""
-    return np.uint32(words[i] + np.uint32(i)) ^ _scrambled(words[i - 1], _SECOND)
+    return np.uint32(words[i] + np.uint32(i)) ^ _scramble(words[i - 1], _SECOND)
 
 
 @kernel("uint32(uint32[::1], int64, uint32[::1])")
 def _seed_word(words: Any, i: Any, base: Any) -> Any:
     """Returns the addend of init_by_array at word i >= 4 if it made this state: seed[j] + j with j = (i - 1) % len(seed)."""
-    return np.uint32(_first_pass(words, i) - (base[i] ^ _scrambled(_first_pass(words, i - 1), _FIRST)))
+    return np.uint32(_first_pass(words, i) - (base[i] ^ _scramble(_first_pass(words, i - 1), _FIRST)))
 
 
 @kernel("boolean(uint32[::1], uint32[::1])")
@@ -88,7 +88,7 @@ def _was_seeded(words: Any, base: Any) -> Any:
     """Returns True if seeding by an integer, or by an array of at most 40 words, made this state: 128 bits agree."""
     by_integer = True
     for i in range(2, 6):
-        by_integer &= words[i] == np.uint32(_scrambled(words[i - 1], _KNUTH) + np.uint32(i))
+        by_integer &= words[i] == np.uint32(_scramble(words[i - 1], _KNUTH) + np.uint32(i))
     if by_integer:
         return True
     for length in range(1, _LONGEST_SEED + 1):

@@ -40,7 +40,7 @@ def _define(
     torch.library.register_vmap(qualified, rule(getattr(torch.ops.samebits, name)), lib=LIBRARY)
 
 
-def _sized(key: torch.Tensor, size: Sequence[int], *others: Any) -> torch.Tensor:
+def _empty_result(key: torch.Tensor, size: Sequence[int], *others: Any) -> torch.Tensor:
     """Returns an empty result of this size and, last of the arguments, dtype."""
     return key.new_empty(size, dtype=others[-1])
 
@@ -50,7 +50,7 @@ def _indices(key: torch.Tensor, size: Sequence[int], *others: Any) -> torch.Tens
 
 
 def _draw(schema: str, run: Callable[..., torch.Tensor]) -> None:
-    _define(f"{schema} -> Tensor", run, _sized, vmap_rules.of_size)
+    _define(f"{schema} -> Tensor", run, _empty_result, vmap_rules.of_size)
 
 
 def _uniform(
@@ -71,7 +71,7 @@ def _bernoulli(
     return uniform_normal.fill_bernoulli("bernoulli", key, fresh(size, dtype, key.device), p)
 
 
-def _transformed(name: str) -> Callable[..., torch.Tensor]:
+def _transform_op(name: str) -> Callable[..., torch.Tensor]:
     def run(key: torch.Tensor, size: Sequence[int], *parameters: Any) -> torch.Tensor:
         return exponential_gumbel.transform(name, key, size, parameters[:-1], parameters[-1])
 
@@ -88,17 +88,17 @@ _draw(f"bits({_OF_SIZE}, ScalarType dtype)", uniform_normal.stream)
 _draw(f"uniform({_OF_SIZE}, float low, float high, ScalarType dtype)", _uniform)
 _draw(f"normal({_OF_SIZE}, float mean, float std, ScalarType dtype)", _normal)
 _draw(f"bernoulli({_OF_SIZE}, float p, ScalarType dtype)", _bernoulli)
-_draw(f"exponential({_OF_SIZE}, float rate, ScalarType dtype)", _transformed("exponential"))
-_draw(f"gumbel({_OF_SIZE}, float loc, float scale, ScalarType dtype)", _transformed("gumbel"))
+_draw(f"exponential({_OF_SIZE}, float rate, ScalarType dtype)", _transform_op("exponential"))
+_draw(f"gumbel({_OF_SIZE}, float loc, float scale, ScalarType dtype)", _transform_op("gumbel"))
 _draw(
     f"truncated_normal({_OF_SIZE}, float mean, float std, float low, float high, ScalarType dtype)",
-    _transformed("truncated_normal"),
+    _transform_op("truncated_normal"),
 )
 _draw(f"randint({_OF_SIZE}, SymInt low, SymInt last, ScalarType dtype)", _randint)
 _define(
     f"bernoulli_each({_OF_SIZE}, Tensor p, ScalarType dtype) -> Tensor",
     _bernoulli,
-    _sized,
+    _empty_result,
     vmap_rules.of_tensor,
 )
 _define(

@@ -34,7 +34,7 @@ def of_tensor(op: Any, trailing: int = 0) -> Rule:
     ) -> tuple[torch.Tensor, int]:
         keys = _keys(key, in_dims[0], info.batch_size, len(size))
         if in_dims[2] is not None:
-            x = _padded(x.movedim(in_dims[2], 0), 1, len(size) + trailing + 1)
+            x = _pad_dims(x.movedim(in_dims[2], 0), 1, len(size) + trailing + 1)
         return op(keys, [info.batch_size, *size], x, *rest), 0
 
     return rule
@@ -46,7 +46,7 @@ def of_input(op: Any) -> Rule:
     def rule(
         info: Any, in_dims: Any, key: torch.Tensor, given: torch.Tensor, *rest: Any
     ) -> tuple[torch.Tensor, int]:
-        given = _leading(given, in_dims[1], info.batch_size)
+        given = _batch_first(given, in_dims[1], info.batch_size)
         return op(_keys(key, in_dims[0], info.batch_size, given.dim() - 1), given, *rest), 0
 
     return rule
@@ -65,9 +65,9 @@ def of_folded(op: Any) -> Rule:
     """Returns the rule of an op (key, x), where x broadcasts to the batch of keys."""
 
     def rule(info: Any, in_dims: Any, key: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, int]:
-        key, x = (_leading(t, dim, info.batch_size) for t, dim in zip((key, x), in_dims, strict=True))
+        key, x = (_batch_first(t, dim, info.batch_size) for t, dim in zip((key, x), in_dims, strict=True))
         dims = max(key.dim() - 1, x.dim())
-        return op(_padded(key, 1, dims + 1), _padded(x, 1, dims)), 0
+        return op(_pad_dims(key, 1, dims + 1), _pad_dims(x, 1, dims)), 0
 
     return rule
 
@@ -87,16 +87,16 @@ def one_by_one(op: Any) -> Rule:
     return rule
 
 
-def _leading(x: torch.Tensor, dim: int | None, number: int) -> torch.Tensor:
+def _batch_first(x: torch.Tensor, dim: int | None, number: int) -> torch.Tensor:
     return x.expand(number, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
 def _keys(key: torch.Tensor, dim: int | None, number: int, dims: int) -> torch.Tensor:
     """Returns one key per sample for an output of `dims` dimensions, or one batch of keys per sample."""
-    keys = _leading(key, dim, number)
-    return _padded(keys, 1, dims + 2) if keys.dim() == 2 else keys
+    keys = _batch_first(key, dim, number)
+    return _pad_dims(keys, 1, dims + 2) if keys.dim() == 2 else keys
 
 
-def _padded(x: torch.Tensor, at: int, dims: int) -> torch.Tensor:
+def _pad_dims(x: torch.Tensor, at: int, dims: int) -> torch.Tensor:
     """Inserts dimensions of size 1 at `at` until there are `dims`."""
     return x.reshape(*x.shape[:at], *[1] * (dims - x.dim()), *x.shape[at:])

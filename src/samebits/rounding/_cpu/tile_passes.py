@@ -79,7 +79,7 @@ def random_word(words: Any, stream: Any, j: Any) -> Any:
     return words[_TILE * stream + j]
 
 
-def tiled(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int], ...], name: str) -> OnTeam:
+def tile_kernel(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int], ...], name: str) -> OnTeam:
     """Returns a kernel for `run` and `run_rows`. `store(words, count, at, row)` computes elements `at`, ..., `at + count - 1`.
 
     `widths[s]` is 2 or 4: the bytes for each element of the stream s, which `random_half` or `random_word` read out of
@@ -116,7 +116,7 @@ def tiled(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int], ...
 
 
 def run(kernel: OnTeam, keys: int, elements: int, *args: int) -> None:
-    """Runs a kernel of `tiled` over `elements` elements; `keys` is the address of two uint64 for each stream."""
+    """Runs a kernel of `tile_kernel` over `elements` elements; `keys` is the address of two uint64 for each stream."""
     if elements:
         size = _LARGE_PIECE if elements >= _LARGE else _PIECE
         row = array("q", (keys, elements, *args))

@@ -64,11 +64,11 @@ def lower(
         ConflictError: the process group has another size, or no group has the ranks of a collective.
     """
     check_step("lower", step)
-    own = check_rules(rules, step.module)
+    user_rules = check_rules(rules, step.module)
     verify_methods(step, rounding=rounding)
     found = assignment_of(step)
     frame = found.frame if found else analyze(step).frame
-    module = Lowering(step, rank_of(step, rank), own, rounding=rounding).graph(frame)
+    module = Lowering(step, rank_of(step, rank), user_rules, rounding=rounding).graph(frame)
     return LoweredStep(step, module, rounding=rounding, seed=seed)
 
 

@@ -45,7 +45,9 @@ _REDUCE = frozenset(
 _OURS = frozenset({"samebits::dropout"})
 
 
-def rule_of(node: Node, layout: StorageLayout, program: AnalysisContext, own: Mapping[str, Rule]) -> Rule:
+def rule_of(
+    node: Node, layout: StorageLayout, program: AnalysisContext, user_rules: Mapping[str, Rule]
+) -> Rule:
     """Returns the rule of an op that is no higher-order op.
 
     Raises:
@@ -58,8 +60,8 @@ def rule_of(node: Node, layout: StorageLayout, program: AnalysisContext, own: Ma
         raise _no_rule_error(node, str(target))
     name, packet = target.name(), signature(target).packet
     for given in (name, target._schema.name):
-        if given in own:
-            return own[given]
+        if given in user_rules:
+            return user_rules[given]
     if name in COLLECTIVES:
         return FLOAT32 if packet in _REDUCE else AS_IS
     if program.plan(node, layout).is_view or torch.Tag.inplace_view in target.tags or packet in _MAKES:

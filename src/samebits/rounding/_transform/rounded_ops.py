@@ -64,7 +64,7 @@ class Rounded(nn.Module):
         """Returns the results of the op, rounded; its writes are rounded in place."""
         copies: list[tuple[torch.Tensor, torch.Tensor, Place]] = []
         wide: dict[int, torch.Tensor] = {}
-        given = [
+        values = [
             _copy_writes(one, self._at[index], copies) if index in self._at else _widen(one, wide)
             for index, one in enumerate(args)
         ]
@@ -73,7 +73,7 @@ class Rounded(nn.Module):
             for name, one in kwargs.items()
         }
         try:
-            found = self.target(*given, **named)
+            found = self.target(*values, **named)
         except (RuntimeError, TypeError) as error:
             error.add_note(f"samebits.rounding.lower: while {self.what} was computed in float32")
             raise
@@ -81,15 +81,15 @@ class Rounded(nn.Module):
             found = _wait(found)
         for original, copy, place in copies:
             round_into(original, copy, self._key(stream, place, original))
-        back = {id(copy): original for original, copy, _ in copies}
-        return self._narrow(stream, found, back, iter(range(len(self._results))))
+        originals = {id(copy): original for original, copy, _ in copies}
+        return self._narrow(stream, found, originals, iter(range(len(self._results))))
 
-    def _narrow(self, stream: Words, found: Any, back: Mapping[int, torch.Tensor], numbers: Any) -> Any:
+    def _narrow(self, stream: Words, found: Any, originals: Mapping[int, torch.Tensor], numbers: Any) -> Any:
         if isinstance(found, (list, tuple)):
-            return type(found)([self._narrow(stream, one, back, numbers) for one in found])
+            return type(found)([self._narrow(stream, one, originals, numbers) for one in found])
         number = next(numbers, None)
-        if not isinstance(found, torch.Tensor) or id(found) in back or number is None:
-            return back.get(id(found), found)
+        if not isinstance(found, torch.Tensor) or id(found) in originals or number is None:
+            return originals.get(id(found), found)
         result = self._results[number]
         if result is None or result.dtype not in HALVES:
             return found
@@ -128,26 +128,26 @@ def _result(leaf: Any) -> _ResultForm | None:
     return _ResultForm(leaf.dtype, leaf.stride() if static else None)
 
 
-def _widen(given: Any, seen: dict[int, torch.Tensor]) -> Any:
+def _widen(values: Any, widened: dict[int, torch.Tensor]) -> Any:
     """Returns inputs in float32; a tensor that occurs twice is widened once."""
-    if isinstance(given, torch.Tensor):
-        if given.dtype not in HALVES:
-            return given
-        if id(given) not in seen:
-            seen[id(given)] = given.float()
-        return seen[id(given)]
-    if isinstance(given, (list, tuple)):
-        return [_widen(one, seen) for one in given]
-    return torch.float32 if isinstance(given, torch.dtype) and given in HALVES else given
+    if isinstance(values, torch.Tensor):
+        if values.dtype not in HALVES:
+            return values
+        if id(values) not in widened:
+            widened[id(values)] = values.float()
+        return widened[id(values)]
+    if isinstance(values, (list, tuple)):
+        return [_widen(one, widened) for one in values]
+    return torch.float32 if isinstance(values, torch.dtype) and values in HALVES else values
 
 
-def _copy_writes(given: Any, name: str, copies: list[Any], index: int = 0) -> Any:
+def _copy_writes(values: Any, name: str, copies: list[Any], index: int = 0) -> Any:
     """Returns written arguments: float32 copies of 16-bit ones, noted in `copies`; others unchanged."""
-    if isinstance(given, (list, tuple)):
-        return [_copy_writes(one, name, copies, number) for number, one in enumerate(given)]
-    if not isinstance(given, torch.Tensor) or given.dtype not in HALVES:
-        return given
-    copies.append((given, given.float(), (name, index)))
+    if isinstance(values, (list, tuple)):
+        return [_copy_writes(one, name, copies, number) for number, one in enumerate(values)]
+    if not isinstance(values, torch.Tensor) or values.dtype not in HALVES:
+        return values
+    copies.append((values, values.float(), (name, index)))
     return copies[-1][1]
 
 

@@ -18,7 +18,7 @@ from samebits._context import Words
 from samebits._native import inlined
 from samebits._native.parallel_kernel import OnTeam
 from samebits.random._cpu.tiles import float_of
-from samebits.rounding._cpu.tile_passes import tiled
+from samebits.rounding._cpu.tile_passes import tile_kernel
 from samebits.rounding.optim._stored import STORED, name_of, pack, store
 
 
@@ -112,7 +112,7 @@ def _kernel(dtype: torch.dtype, state_dtype: torch.dtype, amsgrad: bool) -> OnTe
 
     widths = (weight.width,) if state.width == 0 else (weight.width, state.width, state.width)
     reads = ((10, 2), (11, 2), (12, state_dtype.itemsize), (13, state_dtype.itemsize))
-    return tiled(update, widths, reads, f"adamw_{name_of(dtype)}_{name_of(state_dtype)}_{amsgrad}")
+    return tile_kernel(update, widths, reads, f"adamw_{name_of(dtype)}_{name_of(state_dtype)}_{amsgrad}")
 
 
 def plain(tensors: list[torch.Tensor], keys: list[Words], by: AdamWFactors) -> None:

@@ -90,7 +90,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         work = list(self._with_gradient())
-        base = _streams.of_process(self._what) if any(p.dtype in HALVES for _, _, p in work) else (0, 0)
+        base = _streams.process_key(self._what) if any(p.dtype in HALVES for _, _, p in work) else (0, 0)
         jobs = []
         for group, name, param in work:
             state, numbers = self._prepare(group, param)
@@ -132,11 +132,11 @@ def new_state(param: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
     return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
 
-def _check_numbers(what: str, given: Mapping[str, Any]) -> None:
+def _check_numbers(caller: str, given: Mapping[str, Any]) -> None:
     for name in ("lr", "betas", "momentum", "dampening", "weight_decay", "eps"):
         value = given.get(name, 0)
         for number in value if isinstance(value, tuple | list) else (value,):
             if isinstance(number, torch.Tensor):
                 raise InvalidArgumentError(
-                    f"{what}: {name} must be a number, got a tensor; give float({name}), and let a scheduler change it"
+                    f"{caller}: {name} must be a number, got a tensor; give float({name}), and let a scheduler change it"
                 )

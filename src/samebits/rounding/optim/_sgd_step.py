@@ -13,7 +13,7 @@ from samebits._context import Words
 from samebits._native import inlined
 from samebits._native.parallel_kernel import OnTeam
 from samebits.random._cpu.tiles import float_of
-from samebits.rounding._cpu.tile_passes import tiled
+from samebits.rounding._cpu.tile_passes import tile_kernel
 from samebits.rounding.optim._stored import STORED, name_of, pack, store
 
 
@@ -88,7 +88,7 @@ def _kernel(dtype: torch.dtype, state_dtype: torch.dtype | None, nesterov: bool)
 
     widths = (weight.width,) if state.width == 0 else (weight.width, state.width)
     reads = ((8, 2), (9, 2), (buffer_place, state_dtype.itemsize if state_dtype else 2))
-    return tiled(
+    return tile_kernel(
         update, widths, reads, f"sgd_{name_of(dtype)}_{state_dtype and name_of(state_dtype)}_{nesterov}"
     )
 

@@ -25,14 +25,14 @@ _STREAM = int_keys.as_uint64("samebits.rounding.optim")
 _1, _2, _32 = np.uint64(1), np.uint64(2), np.uint64(32)
 
 
-def of_process(what: str) -> Words:
+def process_key(caller: str) -> Words:
     """Returns the key for all parameters: of the run, else of the process's seed. Raises `UnseededError` without either."""
     if process.run_key is not None:
         return int_keys.fold(process.run_key, _STREAM)
     seed = seeds.root_seed()
     if seed is None:
         raise UnseededError(
-            f"{what}.step(): no seed is set, so replicas would round differently and drift apart. Call "
+            f"{caller}.step(): no seed is set, so replicas would round differently and drift apart. Call "
             "samebits.set_random_seed(seed), with one seed on all ranks, before."
         )
     return int_keys.fold(int_keys.root(seed), _STREAM)
@@ -41,11 +41,13 @@ def of_process(what: str) -> Words:
 def keys(base: Words, step: int, name: int | str, shard: Sequence[int], number: int) -> tuple[int, ...]:
     """Returns keys of `number` (at most 3) tensors of one parameter, first its own, then those of its state, as uint64s."""
     *before, last = name, *shard
-    return _of_tensors(*int_keys.fold(_step_key(base, step), *before), int_keys.as_uint64(last))[: 2 * number]
+    return _tensor_keys(*int_keys.fold(_step_key(base, step), *before), int_keys.as_uint64(last))[
+        : 2 * number
+    ]
 
 
 @kernel("UniTuple(uint64, 6)(uint64, uint64, uint64)")
-def _of_tensors(seed: Any, offset: Any, last: Any) -> Any:
+def _tensor_keys(seed: Any, offset: Any, last: Any) -> Any:
     """Folds 0, 1 and 2 into the key with `last` folded in: one call, as a call costs more than the arithmetic."""
     a, b, c, d = block(seed, offset + last)
     own, at = a | (b << _32), c | (d << _32)

@@ -97,7 +97,7 @@ def _run(
     number: int,
     shard: list[int],
 ) -> None:
-    base = _streams.of_process(f"{rule} in a graph") if weight.dtype in HALVES else (0, 0)
+    base = _streams.process_key(f"{rule} in a graph") if weight.dtype in HALVES else (0, 0)
     place = name if number < 0 else number, shard
     update(rule, [ParameterUpdate([weight, gradient, *state], step, place, numbers)], base)
 
