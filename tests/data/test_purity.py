@@ -226,7 +226,7 @@ def test_quiet_pipelines_cost_no_captures(monkeypatch):
     """A pipeline whose functions are proven quiet captures the generators' states once, not for each task."""
     counted = []
     original = generator_states.preserve_states
-    monkeypatch.setattr(generator_states, "preserved", lambda: counted.append(1) or original())
+    monkeypatch.setattr(generator_states, "preserve_states", lambda: counted.append(1) or original())
     list(Pipeline.from_source(IMAGES).map(augment).batch(1).with_options(seed=1))
     assert len(counted) <= 3
     few = len(counted)
