@@ -228,7 +228,7 @@ def test_a_memo_that_holds_a_draw_is_an_error_that_names_it(name, workers):
         else:
             list(pipeline(name).with_options(num_parallel_calls=workers))
     message = str(caught.value)
-    assert HOLDING[name][1] in message and "Draw outside of what is remembered" in message
+    assert HOLDING[name][1] in message and "Draw outside of the cached code" in message
     assert message.startswith("Pipeline.map(")
     if workers != 2:  # two workers begin with a task each
         assert f"element {FIRST.get(name, 0)} drew" in message

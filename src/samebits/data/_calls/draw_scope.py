@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 CURE = (
     "Then the element that is first in a process determines all others in it, and other workers, or a resume, give other "
-    "elements. Draw outside of the memory; draw it once before the pipeline is read, so that all workers have it; or "
+    "elements. Draw outside of the cached code; draw it once before the pipeline is read, so that all workers have it; or "
     "remember it by its origin: a parameter `key`, say."
 )
 _thread_state = threading.local()
