@@ -107,7 +107,7 @@ def _process_as_before():
     from samebits import _context as context, determinism
     from samebits._inspect import rng_states
 
-    before = rng_states.of_process()  # not preserved(): a seed that a test sets is one that lasts
+    before = rng_states.of_process()  # not preserve_states(): a seed that a test sets is one that lasts
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -1,6 +1,6 @@
-"""What this process knows: the switch, the seed, the position, the observers, and what a check overrides.
+"""The state of this process: the switch, the seed, the position, the observers, and the overrides of a check.
 
-The lowest layer: it imports nothing of the package, so that everything above may read it.
+The lowest layer: it imports nothing of the package, so that every module may read it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from zlib import crc32
 
 VERSION = "0.1.0.dev0"
-"""Of samebits; what is installed says so too, but sources that are used as they lie are installed nowhere."""
+"""The version of samebits; an installed package has it too, but sources that are not installed need it here."""
 
 _URL_SIGNS = re.compile(r"[^A-Za-z0-9-]+")
 
@@ -27,7 +27,7 @@ Words = tuple[int, int]
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run is: small integers and the loop's name.
+    """The position of a run: small integers and the loop's name.
 
     `step` counts the batches of the whole run from 0, `batch_index` those of the epoch.
     """
@@ -39,36 +39,36 @@ class Position:
     phase: str = "train"
     """ "train", or "validate" between two batches of a `Run.validate` in the body of this step."""
     name: str = ""
-    """Of the validation."""
+    """The name of the validation."""
     phase_batch: int = 0
     """The batch of the validation, from 0."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What a commit keeps."""
+        """Returns the form stored in a commit."""
         return dict(vars(self))
 
     @property
     def inside(self) -> tuple[str | int, ...]:
-        """Where in the step's body this is; what is drawn in a validation is keyed by it, besides loop and step."""
+        """The place in the step's body; draws in a validation are keyed by it, besides loop and step."""
         return () if self.phase == "train" else (self.phase, self.name, self.phase_batch)
 
 
 @dataclass(frozen=True)
 class CheckOverrides:
-    """What `samebits verify` changes from outside in a run that it observes. A normal run has none set."""
+    """The changes that `samebits verify` makes to a run that it observes. A normal run has none."""
 
     run_root: Path | None = None
-    """Every run directory is moved below this folder."""
+    """The folder that holds every run directory."""
     stop_after_steps: int | None = None
-    """The run ends, as if exhausted, after this many steps of this and earlier processes together."""
+    """The number of steps, in this and earlier processes together, after which the run ends as if exhausted."""
     batches_per_epoch: int | None = None
-    """An epoch ends after this many batches (validation included)."""
+    """The number of batches after which an epoch ends (validation included)."""
     num_workers: int | None = None
-    """The workers of every `samebits.data.Pipeline`."""
+    """The number of workers of every `samebits.data.Pipeline`."""
     commit_steps: tuple[int, ...] | None = None
     """Commit at the boundary before each of these steps, and at no other but the last."""
     check_complete: bool = True
-    """Whether a `Run` looks for forgotten state itself: `verify` names it by what it does."""
+    """True if a `Run` checks for forgotten state itself; `verify` finds it by its effects."""
 
 
 OnUnimplemented = Literal["raise", "warn"]
@@ -83,7 +83,7 @@ class OpDeterminismSettings:
 
 
 class Observer:
-    """Receives the events of a `Run`. All methods do nothing here; an observer must not change the run.
+    """Receives the events of a `Run`. All methods do nothing; an observer must not change the run.
 
     `step` is a `Position`. Order in one iteration: `boundary` (state is complete, the batch of this position
     is not drawn yet), perhaps `commit_writing`, then `step_begins`, then the user's loop body.
@@ -93,7 +93,7 @@ class Observer:
         """`run` (a `samebits.Run`) was entered and, if there was a commit, restored."""
 
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
-        """The run stands between two iterations, before `step`; `frame` is the frame of the user's loop."""
+        """The run is between two iterations, before `step`; `frame` is the frame of the user's loop."""
 
     def commit_writing(self, run: Any, step: Position) -> None:
         """Inside a commit: the tensors are on disk, the manifest that makes it real is not."""
@@ -102,13 +102,13 @@ class Observer:
         """The commit for the boundary before `step` is durable."""
 
     def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
-        """`batch` is about to be handed to the user's loop body."""
+        """`batch` is about to be passed to the user's loop body."""
 
     def validation_begins(self, run: Any, step: Position) -> None:
         """A validation phase that the library itself runs begins, inside the body of `step`."""
 
     def workers_wanted(self, number: int) -> None:
-        """A `samebits.data.Pipeline` is about to be read; `number` is what its program asks for."""
+        """A `samebits.data.Pipeline` is about to be read; `number` is the number of workers that its program sets."""
 
     def logged(self, run: Any, values: dict[str, Any]) -> None:
         """The user called `run.log(**values)`."""
@@ -127,9 +127,9 @@ class _ProcessState:
     position: Position | None = None
     run_key: Words | None = None
     rank_key: tuple[str | int, ...] = ()
-    """What the keys of draws in a step are folded with too, where several processes share a run: ("rank", 2)."""
+    """Folded into the keys of draws in a step where several processes share a run: ("rank", 2)."""
     generator: Any = None
-    """The global `samebits.random.Generator`, once there is one."""
+    """The global `samebits.random.Generator`, if there is one."""
     observers: list[Observer] = field(default_factory=list)
     overrides: CheckOverrides = field(default_factory=CheckOverrides)
     open_runs: dict[int, Thread] = field(default_factory=dict)
@@ -148,33 +148,33 @@ process = _ProcessState()
 
 
 @dataclass
-class _Unseeded:
-    """How generators stood when their library or samebits was imported, whichever came later.
+class _UnseededStates:
+    """The states of generators when their library or samebits was imported, whichever came later.
 
-    By this it is told whether somebody has seeded them: a process that nobody seeded has what the system gave it.
+    A generator with the same state has not been seeded: it has what the system gave it.
     """
 
     torch_seed: int | None = None
     python_state: tuple[Any, ...] | None = None
     numpy_seed: Any = None
-    """What NumPy's generator was seeded with by the system; None once somebody has seeded it, too."""
+    """The system's seed of NumPy's generator; None also if it was seeded before."""
 
 
-at_import = _Unseeded()
+at_import = _UnseededStates()
 
 
 def note_torch(torch: ModuleType) -> None:
-    """For `random.seeds`: the seed of torch's default generator."""
+    """Notes the seed of torch's default generator, for `random.seeds`."""
     at_import.torch_seed = torch.default_generator.initial_seed()
 
 
 def note_random(random: ModuleType) -> None:
-    """For `determinism.python_guard`: the state of Python's generator."""
+    """Notes the state of Python's generator, for `determinism.python_guard`."""
     at_import.python_state = random.getstate()
 
 
 def note_numpy(random: ModuleType) -> None:
-    """For `determinism.numpy_guard`: the seed of NumPy's legacy generator."""
+    """Notes the seed of NumPy's legacy generator, for `determinism.numpy_guard`."""
     at_import.numpy_seed = getattr(random.mtrand._rand._bit_generator, "seed_seq", None)
 
 
@@ -195,16 +195,16 @@ def observed(observer: Observer) -> Iterator[None]:
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a run directory lies in a storage that fsspec opens ("s3://bucket/run"), not on a path."""
+    """Returns True if a run directory is in a storage that fsspec opens ("s3://bucket/run"), not on a path."""
     return isinstance(path, str) and "://" in path
 
 
 def resolve_run_dir(path: str | os.PathLike[str]) -> Path | str:
-    """The absolute folder of a run directory, or its URL: as given, or a folder below the run root that a check set."""
+    """Returns the absolute folder of a run directory, or its URL: as given, or a folder below a check's run root."""
     root = process.overrides.run_root
     if is_url(path):
         url = str(path).rstrip("/")
-        # No folder of a check may be another's, nor lie elsewhere ("..").
+        # No folder of a check may be another's, nor be outside of it ("..").
         return url if root is None else root / f"{_URL_SIGNS.sub('_', url)[:100]}-{crc32(url.encode()):08x}"
     absolute = Path(path).expanduser().absolute()
     if root is None or absolute.is_relative_to(root):
@@ -213,7 +213,7 @@ def resolve_run_dir(path: str | os.PathLike[str]) -> Path | str:
 
 
 def run_dirs(resolved: Path | str | None) -> list[Path]:
-    """The folder of a run, and what the program calls it where a check has moved it: other files of its may lie there."""
+    """Returns the folder of a run, and its original path where a check has moved it: more of its files may be there."""
     if not isinstance(resolved, Path):
         return []
     root = process.overrides.run_root

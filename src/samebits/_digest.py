@@ -19,7 +19,7 @@ ALGORITHM = "xxh3-128"
 
 
 def of_bytes(*parts: bytes | memoryview | np.ndarray) -> str:
-    """Digest of the concatenated bytes of `parts` (arrays must be C-contiguous), as `xxh3-128:hex`."""
+    """Returns the digest of the concatenated bytes of `parts` (arrays must be C-contiguous), as `xxh3-128:hex`."""
     hasher = xxhash.xxh3_128()
     for part in parts:
         hasher.update(part)  # type: ignore[arg-type] (arrays are buffers)
@@ -27,7 +27,7 @@ def of_bytes(*parts: bytes | memoryview | np.ndarray) -> str:
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:
-    """The bytes of a dense tensor of any dtype and device, as a C-contiguous NumPy array (a view if it can be)."""
+    """Returns the bytes of a dense tensor of any dtype and device, as a C-contiguous NumPy array (a view if possible)."""
     try:
         array = tensor.numpy(force=True)
         return array if array.flags.c_contiguous else array.copy()
@@ -38,7 +38,7 @@ def array_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def leaf(value: Any) -> int:
-    """64-bit hash of one leaf: a tensor, an array, or a plain value; type, dtype and shape count."""
+    """Returns a 64-bit hash of one leaf: a tensor, an array, or a plain value; type, dtype and shape count."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             return leaf([value.layout.__repr__(), *_sparse_parts(value)])
@@ -59,11 +59,11 @@ def leaf(value: Any) -> int:
 
 Parts = Iterable[tuple[Any, Any]]
 SAME_PATH = object()
-"""The key of a part that has the path of what it is a part of."""
+"""The key of a part that has the path of its container."""
 
 
 def parts_of(value: Any) -> Parts | None:
-    """Keys and values of a mapping, indices and items of a list or a tuple; None for a leaf."""
+    """Returns keys and values of a mapping, indices and items of a list or a tuple; None for a leaf."""
     if isinstance(value, Mapping):
         return value.items()
     return enumerate(value) if isinstance(value, list | tuple) else None
@@ -72,9 +72,9 @@ def parts_of(value: Any) -> Parts | None:
 def walk(
     value: Any, path: str = "", parts_of: Callable[[Any], Parts | None] = parts_of, levels: int = sys.maxsize
 ) -> Iterator[tuple[str, Any, Parts | None]]:
-    """(path, value, parts) of everything in a nested state, a container before its parts; the parts of a leaf are None.
+    """Yields (path, value, parts) for everything in a nested state, containers before parts; a leaf has parts None.
 
-    A path joins keys and indices by dots: `state.0.exp_avg`. What lies `levels` deep is a leaf.
+    A path joins keys and indices by dots: `state.0.exp_avg`. Values at depth `levels` are leaves.
 
         >>> [path for path, _, parts in walk({"a": [1, 2]}) if parts is None]
         ['a.0', 'a.1']
@@ -88,7 +88,7 @@ def walk(
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
-    """(path, 64-bit hash) of every leaf of nested mappings and sequences, in order of the structure.
+    """Yields (path, 64-bit hash) of every leaf of nested mappings and sequences, in order of the structure.
 
     A set is hashed sorted; an empty container is a leaf.
     """
@@ -101,18 +101,18 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
 
 
 def of_leaves(hashed: Iterable[tuple[str, int]]) -> str:
-    """One digest of (path, hash) pairs; their order counts."""
+    """Returns one digest of (path, hash) pairs; their order counts."""
     return of_bytes("".join(f"{path}={number:016x};" for path, number in hashed).encode())
 
 
 def of_value(value: Any) -> str:
-    """Digest of a tensor, an array, a plain value, or any nesting of them in mappings and sequences."""
+    """Returns the digest of a tensor, an array, a plain value, or any nesting of them in mappings and sequences."""
     return of_leaves(leaves(value))
 
 
 @lru_cache(maxsize=4096)
 def seed_of(dtype: torch.dtype, shape: torch.Size) -> int:
-    """Hash of a tensor's type and shape, which the hash of its bytes starts from."""
+    """Returns the hash of a tensor's type and shape, from which the hash of its bytes starts."""
     return _text(f"{dtype}{tuple(shape)}")
 
 

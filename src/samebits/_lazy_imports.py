@@ -1,4 +1,4 @@
-"""What is imported when: parts of a package at their first use, and what is to happen once another module is there."""
+"""Late imports: of a package's parts at their first use, and callbacks after another module's import."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 def attach(
     package: str, modules: Sequence[str] | Mapping[str, str] = (), names: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` (PEP 562) of a package whose parts are imported when they are first asked for.
+    """Returns `__getattr__` and `__dir__` (PEP 562) of a package whose parts are imported at their first use.
 
     A type checker does not see them: the package imports the same names under `if TYPE_CHECKING:`.
 
@@ -23,8 +23,8 @@ def attach(
 
     Args:
         package: its `__name__`.
-        modules: its modules and packages; as a mapping, where those are that lie deeper.
-        names: what else it has, and the module where each is.
+        modules: its modules and packages; a mapping from name to module if some are deeper.
+        names: its other names, with the module of each.
     """
     places = modules if isinstance(modules, Mapping) else {name: f"{package}.{name}" for name in modules}
     where = {**places, **(names or {})}
@@ -34,7 +34,7 @@ def attach(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = import_module(where[name])
         value = found if name in modules else getattr(found, name)
-        setattr(sys.modules[package], name, value)  # the next one asks the module alone
+        setattr(sys.modules[package], name, value)  # the next access finds it in the module
         return value
 
     def directory() -> list[str]:
@@ -46,8 +46,8 @@ def attach(
 class AfterImport:
     """Finds one module as Python would, and calls `action(module)` when the module's code has run.
 
-    `when_imported` makes one. It waits through searches that import nothing (`importlib.util.find_spec`) and through
-    imports that fail; nothing of it is left in the module or its loader.
+    `when_imported` makes one. It stays through searches that import nothing (`importlib.util.find_spec`) and through
+    imports that fail; nothing of it remains in the module or its loader.
     """
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
@@ -56,10 +56,10 @@ class AfterImport:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What `sys.meta_path` is asked."""
+        """Returns the spec with the action attached; called by `sys.meta_path`."""
         if fullname != self._name:
             return None
-        spec = self._found_behind(path, target)
+        spec = self._find_after(path, target)
         if spec is not None and spec.loader is not None:
             loader, load = spec.loader, spec.loader.exec_module
 
@@ -73,8 +73,8 @@ class AfterImport:
             loader.exec_module = load_then_act  # type: ignore[method-assign]
         return spec
 
-    def _found_behind(self, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-        """What the finders say that Python would ask after this one."""
+    def _find_after(self, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        """Returns the spec of the finders that Python would call after this one."""
         finders = list(sys.meta_path)
         for finder in finders[finders.index(self) + 1 :] if self in finders else ():
             spec = finder.find_spec(self._name, path, target)
@@ -83,7 +83,7 @@ class AfterImport:
         return None
 
     def withdraw(self) -> None:
-        """Waits no longer; harmless when it does not."""
+        """Removes the finder; does nothing if it is gone."""
         if self in (sys.meta_path or ()):  # None when the interpreter ends
             sys.meta_path.remove(self)
 
@@ -91,8 +91,8 @@ class AfterImport:
 def when_imported(name: str, action: Callable[[ModuleType], None]) -> AfterImport | None:
     """Calls `action(module)` now if the module `name` is imported, else at the end of its import.
 
-    A module whose import is under way has no end that could be waited for: that is now.
-    Returns what waits, for `withdraw`; None if nothing does.
+    The import of a module that is under way has no end to hook into: there the call is made now. Returns the finder, for
+    `withdraw`; None if the call was made.
     """
     module = sys.modules.get(name)
     if module is not None:

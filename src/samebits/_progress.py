@@ -1,4 +1,4 @@
-"""The progress bar of every command: on standard error, so that standard output holds the result alone."""
+"""The progress bar of every command: on standard error, so that standard output has the result alone."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 LINE_EVERY_S = 10.0
-"""How often a log, which has no bar, gets a line."""
+"""Seconds between the lines of a log, which has no bar."""
 
 
 class Progress:
     """A bar on a terminal; elsewhere, a line now and then.
 
     Args:
-        description: names the work, beside the bar.
-        unit: names what is counted, in the lines of a log ("cases"). Empty: a log gets none.
+        description: the name of the work, beside the bar.
+        unit: the things counted, in the lines of a log ("cases"). Empty: a log gets no lines.
         shown: False: no bar and no such lines; `say` still prints.
 
     Example:
         >>> with Progress("commits read") as progress:
-        ...     list_commits("runs/digits", verify=True, looked=progress.update)
+        ...     list_commits("runs/digits", verify=True, on_progress=progress.update)
     """
 
     def __init__(self, description: str, unit: str = "", *, shown: bool = True) -> None:

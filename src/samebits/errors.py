@@ -10,7 +10,7 @@ class InvalidArgumentError(SamebitsError, ValueError):
 
 
 class UnseededError(SamebitsError, RuntimeError):
-    """A random number was asked for, and nobody has set a seed."""
+    """A random number was drawn, and no seed is set."""
 
 
 class UnimplementedError(SamebitsError, NotImplementedError):
@@ -22,11 +22,11 @@ class ConflictError(SamebitsError, RuntimeError):
 
 
 class RankDependentError(SamebitsError, RuntimeError):
-    """The Python code of a training step does other things on other ranks; the message names the first difference."""
+    """The Python code of a training step differs on other ranks; the message names the first difference."""
 
 
 class ReplicaDriftError(SamebitsError, RuntimeError):
-    """A value that was claimed equal on several ranks has other bits there; the message names it, the ranks and the step."""
+    """A value claimed equal on several ranks has different bits there; the message names it, the ranks and the step."""
 
 
 class RoundingMethodError(SamebitsError, RuntimeError):
@@ -38,11 +38,11 @@ class UnsavableStateError(SamebitsError, TypeError):
 
 
 class IncompleteStateError(SamebitsError, RuntimeError):
-    """Something that changes from step to step is in no commit: a resumed run would go on with another value."""
+    """Something that changes from step to step is in no commit: a resumed run would continue with another value."""
 
 
 class CommitError(SamebitsError, RuntimeError):
-    """A commit could not be written; what was committed before is untouched."""
+    """A commit could not be written; earlier commits are untouched."""
 
 
 class CorruptCommitError(SamebitsError, RuntimeError):
@@ -50,7 +50,7 @@ class CorruptCommitError(SamebitsError, RuntimeError):
 
 
 class NewerCommitError(CorruptCommitError):
-    """A commit on disk is whole, and of a schema that this samebits does not know."""
+    """A commit on disk is complete, and of a schema that this samebits does not know."""
 
 
 class RunDirectoryError(SamebitsError, RuntimeError):
@@ -58,7 +58,7 @@ class RunDirectoryError(SamebitsError, RuntimeError):
 
 
 class RemoteStorageError(SamebitsError, RuntimeError):
-    """A storage behind a URL did not answer, or refused."""
+    """A remote storage did not answer, or refused."""
 
 
 class WeightsFileError(SamebitsError, RuntimeError):
@@ -114,20 +114,20 @@ class VerifyError(SamebitsError, RuntimeError):
 
 
 class UnimplementedWarning(UserWarning):
-    """An op without a deterministic implementation ran all the same (`on_unimplemented="warn"`)."""
+    """An op without a deterministic implementation ran (`on_unimplemented="warn"`)."""
 
 
 class ConflictWarning(UserWarning):
-    """A setting that contradicts op determinism was found and not followed."""
+    """A setting that contradicts op determinism was found and ignored."""
 
 
 class UndeclaredOpWarning(UserWarning):
-    """A custom op or kernel ran of which nobody said whether it is deterministic."""
+    """A custom op or kernel ran whose determinism is not declared."""
 
 
 class UnreviewedOpWarning(UserWarning):
-    """An overload of torch's own ran that the op table of this samebits has never seen."""
+    """An overload of torch ran that is not in the op table of this samebits."""
 
 
 class UnseededWarning(UserWarning):
-    """Random numbers came from a source that does not follow the seed of the program, or came before it."""
+    """Random numbers came from a source that does not follow the program's seed, or were drawn before it was set."""

@@ -448,7 +448,7 @@ def test_a_generator_that_is_kept_stays_the_users():
         (lambda x, rng: rng.random(), lambda kept: kept),
         (lambda x, rng: (rng.integers(9, dtype=np.int32), rng)[1], None),
     ):
-        kept = Function(keep, "map").over((1, 2), range(8), range(8))
+        kept = Function(keep, "map").call_each((1, 2), range(8), range(8))
         if draw is not None:
             assert [draw(one) for one in kept] == expected
         else:
@@ -458,8 +458,8 @@ def test_a_generator_that_is_kept_stays_the_users():
 def test_half_used_words_do_not_reach_the_next_element():
     """A 32-bit draw leaves half a word in the generator; the next element begins without it."""
     draw = lambda x, rng: int(rng.integers(2**32, dtype=np.uint32))
-    together = Function(draw, "map").over((1, 2), range(4), range(4))
-    assert together == [Function(draw, "map").over((1, 2), [n], [n])[0] for n in range(4)]
+    together = Function(draw, "map").call_each((1, 2), range(4), range(4))
+    assert together == [Function(draw, "map").call_each((1, 2), [n], [n])[0] for n in range(4)]
 
 
 def test_an_effect_that_only_shows_on_a_thread():

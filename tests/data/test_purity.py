@@ -35,7 +35,7 @@ def noticed(function, tries=3):
     if not found:
         before = purity.snapshot(reading)
         rng = {"rng": np.random.default_rng(0)} if getattr(function, "__name__", "") == "draws" else {}
-        with generator_states.preserved():
+        with generator_states.preserve_states():
             for x in range(tries):
                 function(x, **rng)
         found = purity.changed(before, purity.snapshot(reading))
@@ -225,8 +225,8 @@ def test_is_not_proven_quiet(name):
 def test_quiet_pipelines_cost_no_captures(monkeypatch):
     """A pipeline whose functions are proven quiet captures the generators' states once, not for each task."""
     counted = []
-    original = generator_states.preserved
-    monkeypatch.setattr(generator_states, "preserved", lambda: counted.append(1) or original())
+    original = generator_states.preserve_states
+    monkeypatch.setattr(generator_states, "preserve_states", lambda: counted.append(1) or original())
     list(Pipeline.from_source(IMAGES).map(augment).batch(1).with_options(seed=1))
     assert len(counted) <= 3
     few = len(counted)
@@ -242,9 +242,9 @@ def test_a_wrong_proof_is_corrected_by_the_first_task():
     def task():
         from samebits.data._calls.user_function import Function
 
-        return Function(lambda x: torch.rand(()).item(), "map").over((1, 2), [0, 1], [0, 1])
+        return Function(lambda x: torch.rand(()).item(), "map").call_each((1, 2), [0, 1], [0, 1])
 
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         first = draws.run(task)
         torch.rand(7)
         assert draws.run(task) == first

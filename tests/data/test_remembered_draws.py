@@ -228,7 +228,7 @@ def test_a_memo_that_holds_a_draw_is_an_error_that_names_it(name, workers):
         else:
             list(pipeline(name).with_options(num_parallel_calls=workers))
     message = str(caught.value)
-    assert HOLDING[name][1] in message and "Draw outside of what is remembered" in message
+    assert HOLDING[name][1] in message and "Draw outside of the cached code" in message
     assert message.startswith("Pipeline.map(")
     if workers != 2:  # two workers begin with a task each
         assert f"element {FIRST.get(name, 0)} drew" in message
@@ -354,7 +354,7 @@ def test_memos_of_what_was_not_drawn_are_no_error(make, tmp_path):
     plain, elements = make(tmp_path), []
     stage = Pipeline.range(150).map(abs).with_options(seed=3)
     own = stage._stage.bind(stage._key())
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         for x, key in enumerate(key_words(own.key, range(150)).tolist()):
             draw_scope.fill(tuple(key))
             elements.append(plain(x))
@@ -402,7 +402,7 @@ def test_no_function_of_the_corpus_is_accused():
         spec.loader.exec_module(modules[-1])
     corpus, probes = modules
     functions = [*corpus.IMPURE, *corpus.PURE, *probes.IMPURE, *probes.PURE]
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         for function in functions:
             if "rng" in getattr(getattr(function, "__code__", None), "co_varnames", ()):
                 continue
@@ -486,7 +486,7 @@ def test_a_memo_of_a_draw_that_reading_missed_is_an_error(workers):
     memo = functools.cache(lambda: float(hidden))
     late = lambda x: memo() if x >= 100 else float(x)  # noqa: E731
     assert not purity.may_draw(late)
-    with pytest.raises(PipelineError, match="remembers what it drew"):
+    with pytest.raises(PipelineError, match="remembers its draw"):
         list(Pipeline.range(150).map(late).with_options(seed=1, num_parallel_calls=workers))
 
 
@@ -518,7 +518,7 @@ def test_a_memo_that_reading_missed_is_an_error_in_a_process_first_task_too(orde
             [sys.executable, "-c", FIRST_TASK, order, seed], capture_output=True, text=True, check=False
         )
         assert done.returncode == 1, done.stdout
-        assert "remembers what it drew" in done.stderr
+        assert "remembers its draw" in done.stderr
 
 
 DRAWS = {
@@ -539,7 +539,7 @@ DRAWS = {
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_mark_sees_every_draw_and_takes_it_back(name, kept):
     """Also where only a normal that was kept is taken; after `restore` the libraries say what they said before."""
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         generator_states.fill((1, 2))
         if kept:
             np.random.randn(), random.gauss(0, 1), torch.randn(())

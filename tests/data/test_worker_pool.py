@@ -18,7 +18,12 @@ from torch.utils.data import default_collate as torchs_collate
 from samebits.data import Pipeline
 from samebits.data._collate.collate import default_collate
 from samebits.data._workers.fork_server import Server
-from samebits.data._workers.result_memory import ResultMemory, in_place, offered, taken
+from samebits.data._workers.result_memory import (
+    ResultMemory,
+    writes_in_place,
+    offer_memory,
+    use_offered_memory,
+)
 from samebits.data._workers.worker_process import WorkerJob, StageWork
 from samebits.data._calls.draw_scope import Draws
 from samebits.errors import InvalidArgumentError, PipelineError, PipelineTimeoutError
@@ -492,7 +497,7 @@ def test_the_default_collate_is_torchs(shape, rows, kind, order, in_slot):
             assert described(default_collate(elements)) == described(expected)
             continue
         slot = ResultMemory()
-        with slot.filled():
+        with slot.use_for_empty():
             assert described(default_collate(elements)) == described(expected)
         slot.close()
 
@@ -504,7 +509,7 @@ def test_a_large_batch_is_made_where_it_is_read():
         [torch.ones(64, 64, dtype=torch.float64) for _ in range(4)],
     ):
         slot = ResultMemory()
-        with slot.filled():
+        with slot.use_for_empty():
             batch = default_collate(rows)
         assert slot.owns(batch.numpy()) == 0 and slot.owns(batch.clone().numpy()) is None
         slot.close()
@@ -513,14 +518,14 @@ def test_a_large_batch_is_made_where_it_is_read():
 def test_only_the_stage_whose_result_it_is_writes_into_the_slot():
     """Batches of other stages, below it or within a user's function, lie in memory of their own."""
     slot, top, other = ResultMemory(), object(), object()
-    with offered(top, slot):
-        with taken(other):
-            assert not in_place()
-        with taken(top):
-            assert in_place()
-        assert not in_place()
-    with taken(top):
-        assert not in_place()
+    with offer_memory(top, slot):
+        with use_offered_memory(other):
+            assert not writes_in_place()
+        with use_offered_memory(top):
+            assert writes_in_place()
+        assert not writes_in_place()
+    with use_offered_memory(top):
+        assert not writes_in_place()
     slot.close()
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebits._native import kernel
-from samebits._native.lazy_kernel import resolved
+from samebits._native.lazy_kernel import with_compiled_globals
 from samebits._native.parallel_kernel import OnTeam
 from samebits.random._cpu import uniform_normal_kernels, bernoulli_masks, philox
 from samebits.random._draws import feistel
@@ -149,7 +149,9 @@ def test_a_fork_while_a_thread_compiles_is_safe(tmp_path):
 def calls(kernel):
     """The mathematical functions that the machine code of a kernel calls."""
     if isinstance(kernel, OnTeam):
-        fresh = numba.njit("void(int64, int64[:])", nogil=True, error_model="numpy")(resolved(kernel._part))
+        fresh = numba.njit("void(int64, int64[:])", nogil=True, error_model="numpy")(
+            with_compiled_globals(kernel._part)
+        )
     else:
         kernel = kernel.get()
         if not kernel.signatures:

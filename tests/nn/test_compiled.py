@@ -124,10 +124,10 @@ def test_a_break_of_the_users_own_keeps_the_count():
         def forward(self, x):
             h = self.drop(self.first(x))
             torch._dynamo.graph_break()
-            return self.last(self.drop(self.untraced(h)))
+            return self.last(self.drop(self.call_untraced(h)))
 
         @torch._dynamo.disable
-        def untraced(self, h):
+        def call_untraced(self, h):
             return self.drop(h)
 
     net, plain = Broken(), Broken()
@@ -146,7 +146,7 @@ def test_an_error_gives_the_keys_back():
         set_step(model, 0, seed=1)
     with pytest.raises(Exception, match="shape|size"):
         fast(X[:, :5])
-    assert all(layer._handed is None for _, layer in layers(net))
+    assert all(layer._compiled_calls is None for _, layer in layers(net))
     assert torch.allclose(fast(X), plain(X), atol=1e-6)
 
 
@@ -154,7 +154,7 @@ def test_layers_without_a_position_break_the_graph():
     """fullgraph=True refuses layers that draw from torch's generator; own_randomness with a key, or eval mode, cures it."""
     net = Net()
     for _, layer in layers(net):
-        layer._told = None
+        layer._keyed_calls = None
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(net, backend="eager", fullgraph=True)(X)
     own_randomness(net, key=sr.key(3))
@@ -162,5 +162,5 @@ def test_layers_without_a_position_break_the_graph():
     own_randomness(plain, key=sr.key(3))
     assert torch.allclose(compiled(net, backend="eager", fullgraph=True)(X), plain(X))
     for _, layer in layers(net.eval()):
-        layer._told = None
+        layer._keyed_calls = None
     compiled(net, backend="eager", fullgraph=True)(X)

@@ -12,6 +12,7 @@ import samebits
 from samebits._context import CheckOverrides, Position, at_import, process
 from samebits.errors import DuplicateNameError, InvalidArgumentError, UnimplementedError, UnseededError
 from samebits.nn import Dropout, own_randomness, set_step
+from samebits.nn import _layer_keys
 
 X = torch.ones(40)
 
@@ -190,7 +191,7 @@ def test_a_second_run_in_one_process_repeats_the_first():
 def place(where, net):
     if where == "run":
         process.run_key, process.position = (5, 0), Position("train", 0, 0, 0)
-        samebits.nn.name_layers(net, "model")
+        _layer_keys.name_layers(net, "model")
     elif where == "set_step":
         set_step(net, 0, seed=1)
     else:

@@ -117,7 +117,7 @@ def test_the_numbers_are_those_of_torchs_generator_filled_from_the_name():
     reset_parameters(model, KEY)
     expected = torch.empty(5, 4)
     root = int_keys.fold(int_keys.from_tensor(KEY), initialisation._INITIAL)
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         generator_states.fill(int_keys.fold(root, keyed_initialisation._PARAMETER, "0.weight", 0))
         nn.init.kaiming_uniform_(expected, a=5**0.5)
     assert torch.equal(model[0].weight, expected)

@@ -165,8 +165,8 @@ def test_threads_do_not_matter_to_choices():
 @pytest.mark.parametrize(
     ("source", "arguments", "match"),
     [
-        (3, {"replace": False}, r"4 elements of 3 were asked for; ask for fewer, or give replace=True"),
-        (0, {}, "4 elements of 0 were asked for; there must be one"),
+        (3, {"replace": False}, r"4 elements of 3 were requested; ask for fewer, or give replace=True"),
+        (0, {}, "4 elements of 0 were requested; there must be one"),
         (3, {"weights": torch.tensor([1.0, 0, 1]), "replace": False}, "4 elements of 2 of positive weight"),
         (3, {"weights": torch.zeros(3)}, "all weights are zero"),
         (3, {"weights": torch.tensor([1.0, -1, 1])}, "finite and not negative"),

@@ -187,7 +187,7 @@ def test_results_are_within_the_bounds(mean, std, low, width, dtype):
     try:
         drawn = sr.truncated_normal(sr.key(7), 101, mean=mean, std=std, low=low, high=high, dtype=dtype)
     except InvalidArgumentError as error:
-        assert "lies in low" in str(error)  # noqa: PT017
+        assert "is in low" in str(error)  # noqa: PT017
         nearest = torch.tensor([low, high], dtype=torch.float64).to(dtype).double()
         assert not ((nearest >= low) & (nearest <= high)).any()
         return
@@ -298,7 +298,7 @@ def test_threads_do_not_matter(draw):
         (sr.truncated_normal, {"low": math.nan}, "low must be below high"),
         (
             sr.truncated_normal, {"low": 1.0001, "high": 1.0002, "dtype": torch.bfloat16},
-            "no torch.bfloat16 lies in low=1.0001 to high=1.0002",
+            "no torch.bfloat16 is in low=1.0001 to high=1.0002",
         ),
         (sr.gumbel, {"dtype": torch.int32}, "dtype must be float32"),
     ],

@@ -247,9 +247,9 @@ def test_draws_inside_backward_are_refused():
 @pytest.mark.parametrize("record", [torch.jit.trace, lambda module, x: make_fx(module)(*x)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_recorded_draws_are_refused(record):
-    """A recorded graph would repeat one number for ever: jit.trace and make_fx are refused, and the count stays."""
+    """A recorded graph would repeat one number forever: jit.trace and make_fx are refused, and the count stays."""
     module = Noisy()
-    with pytest.raises(UnimplementedError, match="for ever"):
+    with pytest.raises(UnimplementedError, match="forever"):
         record(module, (torch.ones(2, 3),))
     assert module.noise.draws == 0
 

@@ -13,7 +13,7 @@ from samebits.random._int_keys import fold, root
 
 @pytest.fixture(autouse=True)
 def _put_back():
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         yield
 
 
@@ -123,7 +123,7 @@ def test_preserved_holds_through_an_exception():
     """The caller's generators are back after a block that draws, seeds and raises."""
     torch.randn(1), np.random.randn(1), random.gauss(0, 1)
     before = generator_states.digest()
-    with pytest.raises(ZeroDivisionError), generator_states.preserved():
+    with pytest.raises(ZeroDivisionError), generator_states.preserve_states():
         torch.manual_seed(3), np.random.seed(3), random.seed(3)
         draws()
         raise ZeroDivisionError

@@ -17,7 +17,7 @@ from samebits.random._process import generator_states, seeds
 @pytest.fixture(autouse=True)
 def _put_back():
     seed, run_key = context.process.seed, context.process.run_key
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         yield
     context.process.seed, context.process.run_key = seed, run_key
 

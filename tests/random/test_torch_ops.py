@@ -13,7 +13,7 @@ import samebits.random as sr
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random._draws import uniform_normal
 from samebits.random._torch_ops.op_definitions import LIBRARY
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 
@@ -322,18 +322,18 @@ def test_ops_pass_torchs_own_checks():
 
 def test_nothing_is_traced_in_plain_code():
     """The direct path is taken in plain code, with gradients off, in inference mode and under autocast; else the ops are."""
-    assert not traced(KEY)
+    assert not is_traced(KEY)
     with torch.no_grad(), torch.autocast("cpu"):
-        assert not traced(KEY)
+        assert not is_traced(KEY)
     with torch.inference_mode():
-        assert not traced(KEY)
+        assert not is_traced(KEY)
     seen = []
-    make_fx(lambda key: seen.append(traced(KEY)) or key + 0)(torch.ones(2))
-    torch.vmap(lambda x: seen.append(traced(KEY)) or x)(torch.ones(2))
+    make_fx(lambda key: seen.append(is_traced(KEY)) or key + 0)(torch.ones(2))
+    torch.vmap(lambda x: seen.append(is_traced(KEY)) or x)(torch.ones(2))
     with FakeTensorMode():
-        seen.append(traced(KEY))
-    assert seen == [True] * 3 and traced(KEY.to("meta"))
-    assert not traced(KEY)
+        seen.append(is_traced(KEY))
+    assert seen == [True] * 3 and is_traced(KEY.to("meta"))
+    assert not is_traced(KEY)
 
 
 def test_bad_input_is_named():

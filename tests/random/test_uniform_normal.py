@@ -296,7 +296,7 @@ def test_device_moves_the_result():
 def test_a_default_device_is_not_where_parameters_are_computed():
     """Under a default device without data, draws from a CPU key are what they are without it."""
     plain = sr.uniform(KEY, 3, low=-0.5, high=3.5), sr.dropout(KEY, torch.ones(9), 0.35), sr.fold_in(KEY, 3)
-    for cached in (uniform_normal._low_and_span, dropout_of._scale, bernoulli_masks._one):
+    for cached in (uniform_normal._low_and_span, dropout_of._scale, bernoulli_masks._one_bits):
         cached.cache_clear()
     with torch.device("meta"):
         x = torch.ones(9, device="cpu")

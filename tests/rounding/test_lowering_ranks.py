@@ -155,7 +155,7 @@ def test_arguments_that_depend_on_the_rank_are_those_of_the_rank():
     rounding.clear_methods(step)
     assert rounding.lower(step, rounding=False, rank=3)(x).equal(x * 4)
     fixed, _ = assigned(lambda x: x * torch.tensor([dist.get_rank() + 1.0]).to(BF16), x, world_size=2)
-    with pytest.raises(UnimplementedError, match="what rank 1 has is not in the capture"):
+    with pytest.raises(UnimplementedError, match="those of rank 1 are not in the capture"):
         rounding.lower(fixed, seed=1, rank=1)
 
 

@@ -108,7 +108,7 @@ def test_the_kernel_has_the_bits_of_tensor_ops(cls, dtype, options, monkeypatch)
     for values in (one, other):
         p, optimizer = trained(lambda p: cls(p, **options), dtype=dtype)
         values += [p, *next(iter(optimizer.state.values())).values()]
-        monkeypatch.setattr(_update, "_lies_plain", lambda tensors: False)
+        monkeypatch.setattr(_update, "_has_kernel_layout", lambda tensors: False)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert not torch.equal(one[0], weights(dtype=dtype).detach())
 

@@ -1,7 +1,7 @@
-"""How CPU kernels are compiled (Numba, cached) and run in parallel (on torch's own OpenMP threads).
+"""CPU kernels: compilation (Numba, cached) and parallel runs (on torch's OpenMP threads).
 
-Numba is imported when the first kernel is called. What a kernel's body or an instruction's code needs of it is
-`kernels.carray`, `kernels.types`, `kernels.ir` and `kernels.cgutils`.
+Numba is imported when the first kernel is called. A kernel's body or an instruction's code finds what it needs of it in
+`native.carray`, `native.types`, `native.ir` and `native.cgutils`.
 """
 
 from typing import TYPE_CHECKING

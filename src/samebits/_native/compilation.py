@@ -1,6 +1,6 @@
-"""Numba's part of kernels: compilation, kept in a cache that never gets in the way.
+"""Numba's side of kernels: compilation, with a cache whose failures are misses.
 
-Imported by the first call of a kernel, for Numba takes 0.3 s; what is written down before is in `deferred`.
+Imported by the first call of a kernel, since Numba takes 0.3 s; definitions of kernels are in `lazy_kernel`.
 Rules for a kernel: no libm (log, exp, sin, ...), so that its bits depend on IEEE arithmetic alone and Intel's SVML has
 nothing to replace; no prange and no threads, so that it may be called after a fork.
 """
@@ -32,7 +32,7 @@ from numba.core.serialize import dumps
 from numba.extending import intrinsic as intrinsic
 from numba.extending import typeof_impl
 
-from samebits._native.lazy_kernel import Deferred, making
+from samebits._native.lazy_kernel import Deferred, compilation_lock
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CHECKSUM_BYTES = 16
@@ -40,7 +40,7 @@ _CHECKSUM_BYTES = 16
 
 @lru_cache(maxsize=1)
 def cache_folder() -> Path | None:
-    """The folder of compiled kernels, created if need be; None if there is none that can be written.
+    """Returns the folder of compiled kernels, created if need be; None if none can be written.
 
     `$SAMEBITS_CACHE_DIR`, else `$XDG_CACHE_HOME/samebits`, else `~/.cache/samebits`; below it one folder per
     digest of all kernel sources, Numba, llvmlite and Python.
@@ -62,16 +62,17 @@ def _cache_root() -> Path:
 
 
 def _sources_digest() -> str:
-    """Every file that defines a kernel counts: Numba's own cache misses an edit of a callee in another file."""
+    """Returns a digest of every file that defines a kernel: Numba's cache misses an edit of a callee in another file."""
     hasher = xxhash.xxh3_64(repr((numba.__version__, llvmlite.__version__, sys.version_info[:3])).encode())
     for path in sorted(_PACKAGE.rglob("*.py")):
         source = path.read_bytes()
+        # parallel_kernel.py has the loop around every chunk.
         marks = (
             b"@kernel",
             b"@inlined",
             b"@instruction",
             b"on_team",
-        )  # team.py has the loop around every chunk
+        )
         if any(mark in source for mark in marks):
             hasher.update(path.relative_to(_PACKAGE).as_posix().encode())
             hasher.update(source)
@@ -79,7 +80,7 @@ def _sources_digest() -> str:
 
 
 class _KernelCache(_Cache):
-    """One file per kernel, signature and CPU: a checksum and the pickled code. Whatever fails is a miss."""
+    """One file per kernel, signature and CPU: a checksum and the pickled code. Every failure is a miss."""
 
     cache_path = None
 
@@ -87,7 +88,7 @@ class _KernelCache(_Cache):
         self.name = name
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The compiled overload, or None if it is absent, corrupt, or from another CPU."""
+        """Returns the compiled overload, or None if it is absent, corrupt, or from another CPU."""
         rtsys.initialize(target_context)  # not refresh(): loaded code needs no compiler, and that saves 0.4 s
         try:
             stored = self._path(sig, target_context).read_bytes()
@@ -99,7 +100,7 @@ class _KernelCache(_Cache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Writes beside and renames, so that a reader or a second writer never sees half a file."""
+        """Writes to a second file and renames it, so that no reader or second writer sees half a file."""
         if data.library.has_dynamic_globals:
             return
         try:
@@ -128,24 +129,24 @@ class _KernelCache(_Cache):
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A part of kernels, expanded where it is called."""
+    """Returns a part of kernels, expanded where it is called."""
     return numba.njit(inline="always")(function)
 
 
 def dispatcher(function: Callable[..., Any]) -> Any:
-    """A kernel, compiled for the types of its arguments when it is called."""
+    """Returns a kernel that is compiled for the types of its arguments at its first call."""
     made: Any = numba.njit(nogil=True, error_model="numpy", fastmath=False)(function)
     made._cache = _KernelCache(f"{function.__module__}.{function.__qualname__}")
     return made
 
 
 def only(function: Callable[..., Any], signature: str) -> Any:
-    """A kernel for one signature, compiled when it is called."""
+    """Returns a kernel for one signature, compiled at its first call."""
     made = dispatcher(function)
 
     def compile_for_args(*args: Any) -> Any:
-        with making(), global_compiler_lock:  # it imports the rest of Numba
-            if not made.overloads:  # else another thread was here first
+        with compilation_lock(), global_compiler_lock:  # it imports the rest of Numba
+            if not made.overloads:  # else another thread was faster
                 made.compile(signature)
                 made.disable_compile()
             (overload,) = made.overloads.values()
@@ -156,12 +157,12 @@ def only(function: Callable[..., Any], signature: str) -> Any:
 
 
 def part(function: Callable[..., Any], fastmath: set[str]) -> Any:
-    """What a chunk of a kernel of `team` does, which `callback` calls."""
+    """Returns the compiled chunk function of a parallel kernel, which `callback` calls."""
     return numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
 
 
 def callback(function: Callable[..., Any], name: str) -> Any:
-    """A function of a pointer to int64 as C calls it, compiled now; `name` is that of its file in the cache."""
+    """Compiles and returns a C function of a pointer to int64; `name` is that of its file in the cache."""
     signature = types.void(types.CPointer(types.int64))
     options = {"nogil": True, "error_model": "numpy"}
     with global_compiler_lock:
@@ -172,7 +173,7 @@ def callback(function: Callable[..., Any], name: str) -> Any:
 
 
 def external(name: str, address: int | None, result: str, arguments: Sequence[str]) -> Any:
-    """The C function at an address, with types by their names in Numba."""
+    """Returns the C function at an address, with types by their names in Numba."""
     llvmlite.binding.add_symbol(name, address)
     kinds = [getattr(types, kind) for kind in arguments]
     return types.ExternalFunction(name, getattr(types, result)(*kinds))
@@ -180,5 +181,5 @@ def external(name: str, address: int | None, result: str, arguments: Sequence[st
 
 @typeof_impl.register(Deferred)
 def _type_of_deferred(value: Deferred, context: Any) -> Any:
-    """For a part that a kernel names as an attribute of a module (`_halves.to_float16`), which `resolved` does not see."""
+    """Types a part that a kernel names as an attribute of a module (`float16.to_float16`), which `with_compiled_globals` cannot see."""
     return typeof_impl(value.get(), context)

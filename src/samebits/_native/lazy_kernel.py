@@ -1,7 +1,7 @@
-"""Kernels as they are written down, without Numba: it is imported, and makes them, when one is first called.
+"""Definitions of kernels without Numba, which is imported, and compiles them, when one is first called.
 
 A kernel's parts are found where Python would find them, among the globals and free variables of its function. Numba
-gets a copy of the function in which they are what Numba has made of them.
+gets a copy of the function in which they are replaced by compiled ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from samebits._inspect._program import bytecode
 
 
 class Deferred:
-    """What `make` gives, made at the first call: a kernel, a part of kernels, or something that their bodies call."""
+    """A kernel, a part of kernels, or something that their bodies call, made by `make` at the first call."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -27,12 +27,12 @@ class Deferred:
         """None until it is needed."""
 
     def __call__(self, *args: Any) -> Any:
-        """Calls what is made, where that can be called from Python."""
+        """Calls the made object, if it can be called from Python."""
         return (self.made or self.get())(*args)
 
     def get(self) -> Any:
-        """What Numba knows; made now if it was not."""
-        with making():
+        """Returns Numba's object; makes it if needed."""
+        with compilation_lock():
             if self.made is None:
                 self.made = self._make()
             return self.made
@@ -49,22 +49,22 @@ def kernel(function: Any, /) -> Any:
     it: a Python int on either side of 2**63 must not compile twice.
     """
     if isinstance(function, str):
-        return lambda body: Deferred(lambda: native.compilation.only(resolved(body), function))
-    return Deferred(lambda: native.compilation.dispatcher(resolved(function)))
+        return lambda body: Deferred(lambda: native.compilation.only(with_compiled_globals(body), function))
+    return Deferred(lambda: native.compilation.dispatcher(with_compiled_globals(function)))
 
 
 def inlined(function: Callable[..., Any]) -> Deferred:
-    """A part of kernels, expanded where it is called: LLVM vectorises no loop that has a call in it."""
-    return Deferred(lambda: native.compilation.inlined(resolved(function)))
+    """Returns a part of kernels, expanded where it is called: LLVM vectorises no loop that has a call in it."""
+    return Deferred(lambda: native.compilation.inlined(with_compiled_globals(function)))
 
 
 def instruction(build: Callable[..., Any]) -> Deferred:
-    """An expression of kernels that Python has no words for, given as LLVM instructions (`numba.extending.intrinsic`)."""
+    """Returns an expression of kernels, given as LLVM instructions (`numba.extending.intrinsic`)."""
     return Deferred(lambda: native.compilation.intrinsic(build))
 
 
-def resolved(function: Any) -> Any:
-    """A copy of a function whose globals and free variables are what Numba has made of them."""
+def with_compiled_globals(function: Any) -> Any:
+    """Returns a copy of a function whose globals and free variables are replaced by Numba's objects."""
     scope = function.__globals__
     names = [name for one in bytecode.whole(function.__code__) for name in bytecode.globals_read(one)]
     made = {name: scope[name].get() for name in names if isinstance(scope.get(name), Deferred)}
@@ -73,13 +73,13 @@ def resolved(function: Any) -> Any:
         {**scope, **made},
         function.__name__,
         function.__defaults__,
-        tuple(CellType(_known(cell.cell_contents)) for cell in function.__closure__ or ()),
+        tuple(CellType(_compiled_value(cell.cell_contents)) for cell in function.__closure__ or ()),
     )
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     return copy
 
 
-def _known(value: Any) -> Any:
+def _compiled_value(value: Any) -> Any:
     return value.get() if isinstance(value, Deferred) else value
 
 
@@ -89,8 +89,8 @@ _imported: list[int] = [0]
 
 
 @contextmanager
-def making() -> Iterator[None]:
-    """One thread at a time imports Numba, or makes something with it; a fork waits for its end."""
+def compilation_lock() -> Iterator[None]:
+    """Lets one thread at a time import Numba or compile with it; a fork waits for the end of the block."""
     with _lock:
         _makers.append(len(sys.modules))
         try:
@@ -101,13 +101,13 @@ def making() -> Iterator[None]:
                 _imported[0] += len(sys.modules) - before
 
 
-def modules_of_others() -> int:
-    """How many modules are imported, but for those that making kernels has brought, which draw nothing."""
+def imported_by_others() -> int:
+    """Returns the number of imported modules, without those that compiling kernels imported, which draw nothing."""
     return len(sys.modules) - _imported[0]
 
 
 def _before_fork() -> None:
-    """Waits for who imports what compiling needs, then for who compiles: in the child their locks would never be free."""
+    """Waits for imports of the compiler and for compilations: in the child their locks would never be free."""
     _lock.acquire()
     compiler = sys.modules.get("numba.core.compiler_lock")
     _held.append(getattr(compiler, "global_compiler_lock", None))

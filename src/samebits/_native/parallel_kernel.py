@@ -1,4 +1,4 @@
-"""Chunks of a kernel on torch's own OpenMP threads: no pool of ours, no hand-over to it, and no GIL.
+"""Chunks of a kernel on torch's OpenMP threads: no pool of ours, no queue, and no GIL.
 
 The number of chunks never depends on the number of threads, so that the bits do not either.
 """
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from samebits import _native as native
-from samebits._native.lazy_kernel import Deferred, instruction, making, resolved
+from samebits._native.lazy_kernel import Deferred, compilation_lock, instruction, with_compiled_globals
 from samebits._native.openmp import parallel
 
 
 def symbol(library: ctypes.CDLL | None, name: str, result: str, *arguments: str) -> Deferred | None:
-    """A C function of a loaded library as kernels call it; None if the library does not have it.
+    """Returns a C function of a loaded library as kernels call it; None if the library does not have it.
 
     Types are given by their names in Numba ("int64"). Registered under a name of ours, so that compiled code can be
     cached and linked again in another process.
@@ -33,7 +33,7 @@ def symbol(library: ctypes.CDLL | None, name: str, result: str, *arguments: str)
 
 @instruction
 def count_up(typing_context: Any, counter: Any) -> Any:
-    """Adds 1 to the integer at a pointer, atomically; returns what it was. What was written before is seen after."""
+    """Adds 1 to the integer at a pointer, atomically; returns its old value. Earlier writes are visible afterwards."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         one = context.get_constant(native.types.int64, 1)
@@ -43,13 +43,15 @@ def count_up(typing_context: Any, counter: Any) -> Any:
 
 
 class OnTeam:
-    """A kernel `part(chunk, args)` whose chunks are shared out among the threads; see `on_team`."""
+    """A kernel `part(chunk, args)` whose chunks are shared among the threads; see `on_team`."""
 
     def __init__(self, part: Callable[[int, Any], None], name: str, fastmath: set[str]) -> None:
         self._part = part
         self._name = re.sub(r"\W", "_", name)
         self._fastmath = fastmath
-        self._compiled: tuple[Any, int, Any] | None = None  # what keeps the code, its address, the call of it
+        self._compiled: tuple[Any, int, Any] | None = (
+            None  # the owner of the code, its address, the function to call it
+        )
 
     def __call__(self, chunks: int, *args: int) -> None:
         """Runs the chunks 0 to `chunks` - 1 on as many threads as torch would use. `args`: integers and addresses."""
@@ -63,33 +65,33 @@ class OnTeam:
             alone(address)
 
     def _compile(self) -> tuple[Any, int, Any]:
-        # A fork waits for this lock. (That of a cached_property would stay taken for ever in a child.)
-        with making():
+        # A fork waits for this lock. (That of a cached_property would be locked forever in a child.)
+        with compilation_lock():
             if self._compiled is None:
                 code = native.compilation.callback(self._body(), f"{self._part.__module__}.{self._name}")
                 self._compiled = (code, code.address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address))
             return self._compiled
 
     def _body(self) -> Any:
-        part = native.compilation.part(_renamed(self._part, self._name), self._fastmath)
+        part = native.compilation.part(_rename(self._part, self._name), self._fastmath)
 
         def body(packed: Any) -> None:
-            args = native.carray(packed, (1 << 20,))[1:]  # the true length is the kernel's to know
-            # A thread that the system has put aside holds nobody up: each takes the next chunk when it is free.
+            args = native.carray(packed, (1 << 20,))[1:]  # the kernel knows the true length
+            # Each thread takes the next chunk when it is free, so that one that the system suspends delays no other.
             chunk = count_up(packed)
             while chunk < args[0]:
                 part(chunk, args)
                 chunk = count_up(packed)
 
-        return _renamed(body, f"{self._part.__module__}.{self._name}")
+        return _rename(body, f"{self._part.__module__}.{self._name}")
 
 
-def _renamed(function: Any, name: str) -> Any:
-    """A copy under a name of its own, which becomes that of its compiled code.
+def _rename(function: Any, name: str) -> Any:
+    """Returns a copy with another name, which becomes that of its compiled code.
 
-    Code from two cache files that has one name is linked as if it were one: a kernel would run another's loop.
+    Code from two cache files that has one name is linked as one function: a kernel would run another's loop.
     """
-    copy = resolved(function)
+    copy = with_compiled_globals(function)
     copy.__name__ = copy.__qualname__ = re.sub(r"\W", "_", name)
     return copy
 
@@ -97,13 +99,13 @@ def _renamed(function: Any, name: str) -> Any:
 def on_team(part: Callable[[int, Any], None], *, name: str = "", reassociate: bool = False) -> OnTeam:
     """Compiles `part(chunk, args)` at first use; calling the result with (chunks, *args) runs all chunks.
 
-    `args[0]` is the number of chunks and `args[1:]` what the caller gave: integers, and addresses that
-    `float32_at` and its like make pointers of. Chunks must write to different places; nothing orders them.
+    `args[0]` is the number of chunks and `args[1:]` the caller's arguments: integers, and addresses that `float32_at` and
+    its like turn into pointers. Chunks must write to different places; they run in any order.
 
     Args:
         part: a function that Numba can compile.
         name: of the compiled code in the cache, where one function is compiled with several free variables.
-        reassociate: LLVM may reorder the sums of a loop, as vectorising them needs (once, when it compiles).
+        reassociate: lets LLVM reorder the sums of a loop, which vectorising them needs (once, when it compiles).
     """
     return OnTeam(part, name or part.__qualname__, {"reassoc", "contract"} if reassociate else set())
 
@@ -131,7 +133,7 @@ int64_at = _pointer_to("int64")
 
 @instruction
 def bfloat16_of(typing_context: Any, word: Any) -> Any:
-    """The float32 with the value of a bfloat16, given as its 16 bits."""
+    """Returns the float32 with the value of a bfloat16, given as its 16 bits."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         types = native.types

@@ -1,4 +1,4 @@
-"""Input: batches that are a function of (pipeline, seed, epoch, number)."""
+"""Pipelines and loaders: batches that are a function of (pipeline, seed, epoch, number)."""
 
 from samebits.data._check import check as check
 from samebits.data._loader import DataLoader as DataLoader

@@ -1,4 +1,4 @@
-"""What a pipeline is made of: a position holds only for a pipeline with the same stages and seed."""
+"""The fingerprint of a pipeline: a position holds only for a pipeline with the same stages and seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = 4
 
 
 def fingerprint(stage: Stage, seed: int) -> str:
-    """16 hexadecimal digits for the whole, and 4 for the seed and for each stage from the sources on."""
+    """Returns 16 hexadecimal digits for the whole, and 4 for the seed and for each stage from the sources on."""
     parts = _parts(stage, seed)
     return "".join([xxhash.xxh3_64_hexdigest("\n".join(parts).encode()), *map(_short, parts)])
 
@@ -26,13 +26,13 @@ def check(saved: str, stage: Stage, seed: int) -> None:
         if number >= len(theirs):
             raise PipelineMismatchError(_message(f"{part} has been added since", len(theirs), len(mine)))
         if theirs[number] != _short(part):
-            raise PipelineMismatchError(_message(f"{part} was another one", len(theirs), len(mine)))
-    raise PipelineMismatchError(_message(f"it went on behind {mine[-1]}", len(theirs), len(mine)))
+            raise PipelineMismatchError(_message(f"{part} was different", len(theirs), len(mine)))
+    raise PipelineMismatchError(_message(f"it had more stages after {mine[-1]}", len(theirs), len(mine)))
 
 
-def _message(what: str, theirs: int, mine: int) -> str:
+def _message(difference: str, theirs: int, mine: int) -> str:
     return (
-        f"the position belongs to another pipeline: {what} (it had {theirs - 1} stages, this one has {mine - 1}). Build the "
+        f"the position belongs to another pipeline: {difference} (it had {theirs - 1} stages, this one has {mine - 1}). Build the "
         "pipeline as it was, or start anew without the state"
     )
 

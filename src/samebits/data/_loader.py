@@ -36,15 +36,15 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     The arguments are torch's, for any map-style dataset (`__len__` and `__getitem__`). The differences:
 
-    - Shuffling is a keyed permutation of the indices: O(1) memory, and resuming at any batch costs O(1).
-    - Before each `__getitem__` the global generators of torch, NumPy and Python are filled from
+    - Shuffling is a keyed permutation of the indices: O(1) memory. Resuming at any batch costs O(1).
+    - Before each `__getitem__` the global generators of torch, NumPy and Python are set from
       (seed, epoch, ordinal in the epoch's stream), before `collate_fn` from (seed, epoch, batch). So unmodified
       random transforms give the same bits for any number of workers, and after a resume.
     - Creating or iterating it never moves the caller's generators.
     - `state_dict` / `load_state_dict` at any batch: small, JSON-able, free of worker numbers.
 
     The seed is `seed`, else the initial seed of `generator`, else that of `samebits.set_random_seed` (or
-    `torch.manual_seed`). Two loaders over equally long datasets shuffle alike unless their seeds differ.
+    `torch.manual_seed`). Two loaders over equally long datasets shuffle in the same order unless their seeds differ.
     Each `iter()` starts the next epoch. Inside the body of a `Run` loop, an iteration of another loader (for
     validation, say) is keyed by the run's position instead, so that it is the same after a resume.
 
@@ -86,8 +86,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._shuffle = bool(shuffle)
         self._own_sampler = sampler is not None or batch_sampler is not None
         self._order = self._make_order()
-        self._next = (0, 0)  # epoch and batch at which the next iter() starts
-        self._live: tuple[int, int] | None = None  # epoch and next batch of the iteration under way
+        self._next = (0, 0)  # epoch and batch where the next iter() starts
+        self._live: tuple[int, int] | None = None  # epoch and next batch of the current iteration
         self._read: tuple[Any, Draws] | None = (
             None  # a collate_fn, and what is known of its draws and the dataset's
         )
@@ -97,39 +97,38 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return len(self._order)
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
-        with (
-            generator_states.preserved()
-        ):  # compiles the kernel before workers are forked, and checks that it can
+        # Compiles the kernel before workers are forked, and checks that it can.
+        with generator_states.preserve_states():
             generator_states.fill((0, 0))
         if process.position is not None:
-            return self.inside(process.position, 0)
+            return self.iter_at(process.position, 0)
         epoch, batch = self._next
         self._next, self._live = (epoch + 1, 0), (epoch, batch)
         return self._batches(int_keys.fold(self._key(), "epoch", epoch), epoch, batch, counted=True)
 
-    def inside(self, position: Position, start: int) -> Iterator[T_co]:
-        """The batches from `start` on of an iteration that is keyed by where in a run it is; no epoch is counted."""
+    def iter_at(self, position: Position, start: int) -> Iterator[T_co]:
+        """Returns the batches from `start` on of an iteration keyed by a position inside a run; no epoch is counted."""
         key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
         return self._batches(key, 0, start, counted=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the iteration under way (batches handed out, not prefetched), JSON-able."""
+        """Returns the position of the current iteration (batches delivered, not prefetched); JSON-able."""
         return self.state_at(*self.position)
 
     @property
     def position(self) -> tuple[int, int]:
-        """Epoch and number of the next batch."""
+        """Returns the epoch and the number of the next batch."""
         return self._live or self._next
 
     def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
-        """What `state_dict` gives at a `position`: what it is made of is the same at each, and takes longer to find out."""
+        """Returns the `state_dict` for a `position`; its fingerprint is the same at each and is computed once."""
         return {"epoch": epoch, "batch_index": batch, "pipeline": self.fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next `iter()` continues at the saved position. O(1), or a replay of a sampler of the user's own.
+        """Sets the position where the next `iter()` starts. O(1); a sampler of your own is replayed up to there.
 
         Raises:
-            PipelineMismatchError: the state belongs to another dataset length, batch size, order or seed.
+            PipelineMismatchError: the state belongs to a different dataset length, batch size, order or seed.
         """
         try:
             epoch, batch, pipeline = int(state["epoch"]), int(state["batch_index"]), dict(state["pipeline"])
@@ -151,11 +150,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._next, self._live = (epoch, batch), None
 
     def forget_iteration(self) -> None:
-        """An iteration that was abandoned is over: the position is where the next `iter()` starts."""
+        """Ends an abandoned iteration: the position is again where the next `iter()` starts."""
         self._live = None
 
     def fingerprint(self) -> dict[str, Any]:
-        """What the stream of batches is made of, as plain values; a saved position holds only for an equal one."""
+        """Returns the properties that define the stream of batches, as plain values; a saved position needs equal ones."""
         return {
             "dataset": type(self.dataset).__name__,
             "length": len(self.dataset),  # type: ignore[arg-type]
@@ -178,12 +177,12 @@ class DataLoader(torch_data.DataLoader[T_co]):
         tasks = self._order.tasks(key, epoch, start)
         inner: Iterator[Any]
         if self.num_workers == 0 or not may_start():
-            inner = map(self._work().here, tasks)
+            inner = map(self._work().compute_inline, tasks)
         else:
             inner = _BatchPrefetcher(self, tasks)
         if self.pin_memory and torch.accelerator.is_available():
             inner = map(torch_data._utils.pin_memory.pin_memory, inner)
-        return _counting(self, inner, epoch, start) if counted else inner
+        return _count_batches(self, inner, epoch, start) if counted else inner
 
     def _work(self) -> BatchWork:
         assert self.collate_fn is not None
@@ -199,9 +198,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         )
 
     def _team(self) -> Workers:
-        """The workers of the next iteration."""
+        """Returns the workers of the next iteration."""
         if self._workers is not None:
-            self._workers.forget()
+            self._workers.discard_pending()
             return self._workers
         workers = Workers(
             self._work(),
@@ -229,7 +228,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             return seed
         if process.op_determinism:
             raise UnseededError(
-                "samebits.data.DataLoader needs a seed for its order and its elements, and nobody has set one. "
+                "samebits.data.DataLoader needs a seed for its order and its elements, and none is set. "
                 "Call samebits.set_random_seed(seed) first, or pass seed=."
             )
         return torch.initial_seed()
@@ -239,7 +238,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
 
 class _BatchPrefetcher(Iterator[Any]):
-    """The batches of tasks, which workers make ahead of whoever takes them."""
+    """The batches of tasks that workers compute ahead of the reader."""
 
     def __init__(self, loader: DataLoader[Any], tasks: Iterator[BatchTask]) -> None:
         self._workers = loader._team()
@@ -257,13 +256,13 @@ class _BatchPrefetcher(Iterator[Any]):
 
 
 def _start_method(context: Any) -> str:
-    """That of our workers for a context of `multiprocessing`, or its name."""
+    """Returns the start method of our workers for a context of `multiprocessing`, or for its name."""
     name = context if context is None or isinstance(context, str) else context.get_start_method()
     return "auto" if name is None else "fork" if name == "fork" else "server"
 
 
-def _counting(loader: DataLoader[Any], inner: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
-    """Passes the batches on and keeps the loader's position: a batch counts when it is handed out."""
+def _count_batches(loader: DataLoader[Any], inner: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
+    """Yields the batches and updates the loader's position: a batch counts when it is delivered."""
     for number, batch in enumerate(inner, start + 1):
         loader._live = (epoch, number)
         yield batch

@@ -1,4 +1,4 @@
-"""How a pipeline is read, as far as it does not decide what is read."""
+"""The options of reading a pipeline: the seed, and how it is read."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ OnConflict = Literal["warn", "raise"]
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a pipeline; None: not said."""
+    """The options of a pipeline; None means not set."""
 
     seed: int | None = None
     deterministic: bool | None = None
     num_parallel_calls: int | Literal["auto"] | None = None
     executor: Executor | None = None
     on_conflict: OnConflict | None = None
-    """What `deterministic=False` does under the switch: "warn" (the default), or "raise"."""
+    """Reaction to `deterministic=False` under the switch: "warn" (the default), or "raise"."""
     prefetch: int | None = None
-    """Batches (or blocks of elements) that are made ahead."""
+    """Batches (or blocks of elements) that are computed ahead."""
     timeout: float | None = None
     """Seconds to wait for a batch of a worker."""
     start_method: StartMethod | None = None
@@ -39,43 +39,43 @@ class Options:
     world_size: int | None = None
     remainder: Remainder | None = None
 
-    def with_(self, **changed: object) -> Options:
-        """These options with those that are not None changed; checked."""
+    def with_changes(self, **changed: object) -> Options:
+        """Returns these options with those that are not None changed; checked."""
         new = replace(self, **{name: value for name, value in changed.items() if value is not None})  # type: ignore[arg-type]
         new._check()
         return new
 
-    def joined(self, other: Options) -> Options:
-        """For a pipeline of several: what either says; the first where both do."""
+    def merge(self, other: Options) -> Options:
+        """Returns the options of a pipeline made of several: the first that is set wins."""
         mine = {name: value for name, value in vars(self).items() if value is not None}
         return replace(other, **mine)
 
     def share(self) -> Share:
-        """Which rows of a batch this process makes."""
+        """Returns the rows of each batch that this process computes."""
         return share(self.rank, self.world_size, self.remainder or "pad")
 
     def placement(self) -> Placement | None:
-        """What moves elements to where they are used, if something does."""
+        """Returns the object that moves elements to their device; None if none is needed."""
         if self.device is None and not self.pin_memory:
             return None
         return Placement(self.device, pin_memory=bool(self.pin_memory))
 
-    def ordered(self) -> bool:
-        """Whether elements come in their order: always under the switch, whatever `deterministic` says.
+    def is_ordered(self) -> bool:
+        """Returns True if elements come in order: always under the switch, for any `deterministic`.
 
         Raises:
-            ConflictError: it says False under the switch, and `on_conflict` "raise".
+            ConflictError: `deterministic` is False under the switch, and `on_conflict` is "raise".
         """
         if self.deterministic is not False:
             return True
         if not process.op_determinism:
             return False
-        text = "Pipeline: deterministic=False would give elements in the order in which they are done, while op determinism is on"
+        text = "Pipeline: deterministic=False would give elements in order of completion, while op determinism is on"
         if self.on_conflict == "raise":
             raise ConflictError(
-                f"{text}. Leave deterministic away, or call samebits.enable_op_determinism(False)"
+                f"{text}. Leave deterministic out, or call samebits.enable_op_determinism(False)"
             )
-        warn_once("pipeline deterministic=False", f"{text}: it is not followed.", ConflictWarning)
+        warn_once("pipeline deterministic=False", f"{text}: it is ignored.", ConflictWarning)
         return True
 
     def _check(self) -> None:

@@ -22,7 +22,7 @@ from samebits.data._stages.buffering import Bucket, Pack, StreamShuffle
 from samebits.data._stages.cache import Cache, StreamCache
 from samebits.data._stages.interleave import Interleave
 from samebits.data._stages.map_filter import Filter, FlatMap, Map, MapBatches, Unbatch, apply, batching_below
-from samebits.data._stages.sources import Iterated, Random, Range, Source
+from samebits.data._stages.sources import IterableSource, Random, Range, Source
 from samebits.data._stages.stage import INFINITE, Addressed, Stage
 from samebits.data._torch_dataset import PipelineDataset
 from samebits.errors import InvalidArgumentError, UnseededError
@@ -35,12 +35,12 @@ Collate = Callable[[list[Any]], Any]
 class Pipeline:
     """A stream of elements (TensorFlow's `Dataset`): element k is a function of (pipeline, seed, epoch, k) alone.
 
-    Every method gives a new pipeline and leaves this one as it is. `iter(pipeline)` starts the next epoch; each
+    Every method returns a new pipeline and leaves this one as it is. `iter(pipeline)` starts the next epoch; each
     epoch is shuffled and augmented anew. The seed is `with_options(seed=)`, else that of `samebits.set_random_seed`.
 
-    A function of the user's may draw random numbers in three ways, which all depend on the element's place only:
-    from a parameter named `key` (a `samebits.random` key), from one named `rng` (a `numpy.random.Generator`), or from
-    the generators of torch, NumPy and Python, which are set for each element (slower by 10 to 20 us) and put back.
+    A user's function may draw random numbers in three ways, which all depend only on the element's place: from a
+    parameter named `key` (a `samebits.random` key), from one named `rng` (a `numpy.random.Generator`), or from the
+    generators of torch, NumPy and Python, which are set for each element (slower by 10 to 20 us) and restored.
     """
 
     def __init__(self, stage: Stage, options: Options | None = None) -> None:
@@ -49,49 +49,49 @@ class Pipeline:
         self._next: tuple[int, dict[str, Any] | None] = (0, None)  # epoch and state of the next iter()
         self._live: PipelineIterator | None = None
 
-    # Where elements come from
+    # Sources
 
     @classmethod
     def from_source(cls, data: Any, *, stateful: bool | None = None) -> Pipeline:
-        """The elements of any object with `__len__` and `__getitem__`: lists, arrays, tensors, datasets.
+        """Returns the elements of any object with `__len__` and `__getitem__`: lists, arrays, tensors, datasets.
 
-        `__getitems__(indices)` is used where the object has it; `stateful` as for `map`: False where reading an element
-        leaves something changed that does not matter, such as a memo.
+        `__getitems__(indices)` is used where the object has it. `stateful` is as for `map`: False where reading an element
+        leaves a change that does not matter, such as a memo.
 
         Raises:
-            InvalidArgumentError: it cannot be indexed.
-            EmptyDatasetError: it has no elements.
+            InvalidArgumentError: the object cannot be indexed.
+            EmptyDatasetError: the object has no elements.
         """
         return cls(Source(data, stateful=stateful))
 
     @classmethod
     def from_iterable(cls, iterable: Iterable[Any] | Callable[[], Iterable[Any]]) -> Pipeline:
-        """The elements of what can be iterated again and again, or of a function that gives an iterable.
+        """Returns the elements of an iterable that can be iterated again and again, or of a function that returns one.
 
-        Going on after a resume reads and drops what came before; prefer `from_source` where there is an index.
+        A resume reads and drops the elements before it; prefer `from_source` where there is an index.
         """
-        return cls(Iterated(iterable))
+        return cls(IterableSource(iterable))
 
     @classmethod
     def range(cls, *arguments: int) -> Pipeline:
-        """The integers of `range(*arguments)`."""
+        """Returns the integers of `range(*arguments)`."""
         return cls(Range(*arguments))
 
     @classmethod
     def random(cls, seed: int | None = None) -> Pipeline:
-        """Uniform integers of [0, 2**63), without end.
+        """Returns uniform integers of [0, 2**63), without end.
 
         Raises:
             UnseededError: under the switch, if neither `seed` nor the process's seed is set.
         """
         if seed is None and seeds.root_seed() is None and process.op_determinism:
             raise UnseededError(
-                "Pipeline.random() without a seed, and nobody has set one: call samebits.set_random_seed(seed) first, or "
+                "Pipeline.random() without a seed, and none is set: call samebits.set_random_seed(seed) first, or "
                 "pass seed="
             )
         return cls(Random(seed if seed is not None else 0))
 
-    # What is done to elements
+    # Transformations of elements
 
     def map(
         self,
@@ -102,19 +102,19 @@ class Pipeline:
         deterministic: bool | None = None,
         stateful: bool | None = None,
     ) -> Pipeline:
-        """`function(element)` for every element.
+        """Applies `function(element)` to every element.
 
         Args:
-            function: gives the new element; None is an error. See the class for what it may draw.
-            num_parallel_calls: worker processes; "auto": as many as there are cores where that is faster, else none.
-                The pipeline has one team of workers, of the largest number that a stage asks for.
+            function: returns the new element; None is an error. The class says what it may draw.
+            num_parallel_calls: worker processes; "auto": as many as cores where that is faster, else none.
+                The pipeline has one team of workers, of the largest number that a stage requests.
             executor: "process", "thread" (for functions that do not draw from the process's generators), or "auto".
-            deterministic: False gives elements in the order in which they are done (not under the switch).
-            stateful: whether a call leaves something changed (a global, a closure's variable, an attribute). Then it
-                is called in this process, one element at a time and in order. By default its code is read for that, and
-                what it has captured compared before and after the first elements.
+            deterministic: False gives elements in order of completion (not under the switch).
+            stateful: True if a call leaves a change (a global, a closure's variable, an attribute). Then the function
+                is called in this process, one element at a time and in order. By default its code is read for such
+                changes, and what it has captured is compared before and after the first elements.
         """
-        options = self._options.with_(
+        options = self._options.with_changes(
             num_parallel_calls=num_parallel_calls, executor=executor, deterministic=deterministic
         )
         return Pipeline(apply(Map(Function(function, "map", stateful=stateful)), self._stage), options)
@@ -122,10 +122,10 @@ class Pipeline:
     def map_batches(
         self, function: Callable[..., Any], *, stateful: bool | None = None, **options: Any
     ) -> Pipeline:
-        """`function(batch)` for every batch; options as for `map`.
+        """Applies `function(batch)` to every batch; options as for `map`.
 
-        A parameter named `key` gets a key for each row, of shape (rows, 2): those that `map` in front of `batch` would
-        have given the elements one by one.
+        A parameter named `key` gets one key for each row, of shape (rows, 2): the keys that `map` before `batch` would
+        have given to the elements.
         """
         if batching_below(self._stage) is None:
             raise InvalidArgumentError(
@@ -133,100 +133,108 @@ class Pipeline:
                 "elements"
             )
         operation = MapBatches(Function(function, "map_batches", stateful=stateful))
-        return Pipeline(apply(operation, self._stage), self._options.with_(**options))
+        return Pipeline(apply(operation, self._stage), self._options.with_changes(**options))
 
     def filter(self, predicate: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
-        """The elements for which `predicate(element)` is true; `stateful` as for `map`."""
-        return self._with(apply(Filter(Function(predicate, "filter", stateful=stateful)), self._stage))
+        """Keeps the elements for which `predicate(element)` is true; `stateful` as for `map`."""
+        return self._append_stage(
+            apply(Filter(Function(predicate, "filter", stateful=stateful)), self._stage)
+        )
 
     def flat_map(self, function: Callable[..., Any], *, stateful: bool | None = None) -> Pipeline:
-        """All elements of the finite iterable `function(element)`, for every element; `stateful` as for `map`."""
-        return self._with(apply(FlatMap(Function(function, "flat_map", stateful=stateful)), self._stage))
+        """Returns all elements of the finite iterable `function(element)`, for every element; `stateful` as for `map`."""
+        return self._append_stage(
+            apply(FlatMap(Function(function, "flat_map", stateful=stateful)), self._stage)
+        )
 
     def interleave(
         self, function: Callable[..., Any], cycle_length: int = 4, block_length: int = 1
     ) -> Pipeline:
-        """`block_length` elements of each of `cycle_length` inner streams in turn, as in tf.data.
+        """Yields `block_length` elements of each of `cycle_length` inner streams in turn, as in tf.data.
 
         Args:
-            function: element -> `Pipeline`, indexable object or iterable; one that has ended makes room for the next.
-            cycle_length: inner streams that are open at a time.
+            function: element -> `Pipeline`, indexable object or iterable; one that has ended is replaced by the next.
+            cycle_length: inner streams that are open at once.
             block_length: consecutive elements of one of them.
         """
-        _at_least_1("interleave", cycle_length=cycle_length, block_length=block_length)
-        return self._with(
+        _check_at_least_1("interleave", cycle_length=cycle_length, block_length=block_length)
+        return self._append_stage(
             Interleave(self._stage, Function(function, "interleave"), cycle_length, block_length, _as_stage)
         )
 
     # Order
 
     def shuffle(self, buffer_size: int | None = None, *, reshuffle_each_epoch: bool = True) -> Pipeline:
-        """All elements in a keyed order: O(1) memory, nothing to fill before the first, resumed at once.
+        """Yields all elements in a keyed order: O(1) memory, nothing to fill before the first, resumed at once.
 
-        With a `buffer_size`, tf.data's shuffle: each element is drawn from a buffer of so many. Over what can be
-        indexed the buffer holds indices only; else elements, which the state refers to by where they came from.
+        With a `buffer_size`, tf.data's shuffle: each element is drawn from a buffer of that size. For indexable inputs
+        the buffer holds indices only; else elements, which the state refers to by their positions in the input.
 
         Raises:
             InvalidArgumentError: without a buffer, this pipeline can only be read in order.
         """
         if buffer_size is not None:
-            _at_least_1("shuffle", buffer_size=buffer_size)
+            _check_at_least_1("shuffle", buffer_size=buffer_size)
             kind: Any = shuffle_repeat.BufferShuffle if isinstance(self._stage, Addressed) else StreamShuffle
-            return self._with(kind(self._stage, buffer_size, reshuffle_each_epoch=reshuffle_each_epoch))
+            return self._append_stage(
+                kind(self._stage, buffer_size, reshuffle_each_epoch=reshuffle_each_epoch)
+            )
         if not isinstance(self._stage, Addressed):
             raise InvalidArgumentError(
-                f"Pipeline.shuffle(): behind {self._stage.describe()} elements can only be read in order; shuffle before it, "
+                f"Pipeline.shuffle(): after {self._stage.describe()} elements can only be read in order; shuffle before it, "
                 "or give a buffer_size"
             )
-        return self._with(shuffle_repeat.Shuffle(self._stage, reshuffle_each_epoch=reshuffle_each_epoch))
+        return self._append_stage(
+            shuffle_repeat.Shuffle(self._stage, reshuffle_each_epoch=reshuffle_each_epoch)
+        )
 
     def repeat(self, count: int | None = None) -> Pipeline:
-        """`count` repetitions (None: no end), each shuffled and augmented anew."""
+        """Repeats the elements `count` times (None: without end), each time shuffled and augmented anew."""
         if count is not None:
-            _at_least_1("repeat", count=count)
-        kind: Any = shuffle_repeat.Repeat if isinstance(self._stage, Addressed) else streams.Repeated
-        return self._with(kind(self._stage, count))
+            _check_at_least_1("repeat", count=count)
+        kind: Any = shuffle_repeat.Repeat if isinstance(self._stage, Addressed) else streams.StreamRepeat
+        return self._append_stage(kind(self._stage, count))
 
     def take(self, count: int) -> Pipeline:
-        """The first `count` elements."""
-        _at_least_1("take", count=count)
-        return self._part("take", range(count))
+        """Keeps the first `count` elements."""
+        _check_at_least_1("take", count=count)
+        return self._slice("take", range(count))
 
     def skip(self, count: int) -> Pipeline:
-        """All but the first `count` elements."""
+        """Drops the first `count` elements."""
         if count < 0:
             raise InvalidArgumentError(f"Pipeline.skip(count={count}): count is at least 0")
-        return self._part("skip", range(count, INFINITE))
+        return self._slice("skip", range(count, INFINITE))
 
     def shard(self, num_shards: int, index: int) -> Pipeline:
-        """Every `num_shards`-th element, from number `index` on."""
-        _at_least_1("shard", num_shards=num_shards)
+        """Keeps every `num_shards`-th element, from number `index` on."""
+        _check_at_least_1("shard", num_shards=num_shards)
         if not 0 <= index < num_shards:
             raise InvalidArgumentError(
                 f"Pipeline.shard(num_shards={num_shards}, index={index}): 0 <= index < num_shards"
             )
-        return self._part("shard", range(index, INFINITE, num_shards))
+        return self._slice("shard", range(index, INFINITE, num_shards))
 
     def enumerate(self, start: int = 0) -> Pipeline:
-        """(number, element), numbers counted from `start` in every epoch."""
+        """Returns (number, element), with numbers counted from `start` in every epoch."""
         if isinstance(self._stage, Addressed):
-            return self._with(shuffle_repeat.Enumerate(self._stage, start))
-        return self._with(streams.Numbered(self._stage, "enumerate", None, start=start))
+            return self._append_stage(shuffle_repeat.Enumerate(self._stage, start))
+        return self._append_stage(streams.StreamSlice(self._stage, "enumerate", None, start=start))
 
-    # Several pipelines
+    # Combinations of pipelines
 
     @staticmethod
     def zip(*pipelines: Pipeline) -> Pipeline:
-        """Tuples of one element of each; as long as the shortest."""
-        return _several("zip", pipelines, zip_mix.Zip, streams.Zipped)
+        """Returns tuples of one element of each; as long as the shortest."""
+        return _combine("zip", pipelines, zip_mix.Zip, streams.StreamZip)
 
     def concatenate(self, *others: Pipeline) -> Pipeline:
-        """All elements of this one, then all of the next, and so on."""
-        return _several("concatenate", (self, *others), zip_mix.Concatenate, streams.Chained)
+        """Returns all elements of this one, then all of the next, and so on."""
+        return _combine("concatenate", (self, *others), zip_mix.Concatenate, streams.StreamConcatenate)
 
     @staticmethod
     def mix(pipelines: Sequence[Pipeline], weights: Sequence[float]) -> Pipeline:
-        """Elements in proportion to the weights, evenly spread, until one pipeline has run out."""
+        """Mixes elements in proportion to the weights, evenly spread, until one pipeline has run out."""
         if len(pipelines) != len(weights):
             raise InvalidArgumentError(
                 f"Pipeline.mix: {len(pipelines)} pipelines and {len(weights)} weights; give one weight for each"
@@ -234,11 +242,11 @@ class Pipeline:
         for weight in weights:
             if not 0 < weight < float("inf"):
                 raise InvalidArgumentError(f"Pipeline.mix: weight {weight}; give positive, finite weights")
-        return _several(
+        return _combine(
             "mix",
             pipelines,
             lambda *stages: zip_mix.Mix(stages, weights),
-            lambda *stages: streams.Mixed(stages, weights),
+            lambda *stages: streams.StreamMix(stages, weights),
         )
 
     # Batches
@@ -246,9 +254,9 @@ class Pipeline:
     def batch(
         self, batch_size: int, *, drop_remainder: bool = False, collate: Collate = default_collate
     ) -> Pipeline:
-        """Batches of `batch_size` elements, put together by `collate`."""
-        _at_least_1("batch", batch_size=batch_size)
-        return self._with(
+        """Returns batches of `batch_size` elements, put together by `collate`."""
+        _check_at_least_1("batch", batch_size=batch_size)
+        return self._append_stage(
             batch(self._stage, batch_size, Function(collate, "batch"), drop_remainder=drop_remainder)
         )
 
@@ -256,28 +264,28 @@ class Pipeline:
         self, batch_size: int, *, padding_value: float = 0, padded_shape: Sequence[int] | None = None,
         drop_remainder: bool = False,
     ) -> Pipeline:  # fmt: skip
-        """Batches of elements of different sizes, padded at the end to the largest of the batch, or to `padded_shape`
-        (-1: the largest).
+        """Returns batches of elements of different sizes, padded at the end to the largest, or to `padded_shape`
+        (-1: the largest of the batch).
         """
-        _at_least_1("padded_batch", batch_size=batch_size)
+        _check_at_least_1("padded_batch", batch_size=batch_size)
         collate = Function(PadCollate(padding_value, padded_shape), "padded_batch")
-        return self._with(
+        return self._append_stage(
             batch(self._stage, batch_size, collate, drop_remainder=drop_remainder, kind="padded_batch")
         )
 
     def unbatch(self) -> Pipeline:
-        """The rows of every batch."""
-        return self._with(apply(Unbatch(Function(list, "unbatch")), self._stage))
+        """Returns the rows of every batch."""
+        return self._append_stage(apply(Unbatch(Function(list, "unbatch")), self._stage))
 
     def bucket_by_length(
         self, element_length: Callable[..., int], boundaries: Sequence[int], batch_sizes: Sequence[int], *,
         padding_value: float = 0, drop_remainder: bool = False,
     ) -> Pipeline:  # fmt: skip
-        """Padded batches of elements of similar length.
+        """Returns padded batches of elements of similar length.
 
         Args:
             element_length: element -> length.
-            boundaries: increasing; bucket i has the lengths below boundaries[i] that no earlier one has.
+            boundaries: increasing; bucket i has the lengths below boundaries[i] that no earlier bucket has.
             batch_sizes: of each bucket, one more than boundaries.
             padding_value: as for `padded_batch`.
             drop_remainder: drop the batches that are not full at the end.
@@ -285,12 +293,12 @@ class Pipeline:
         if list(boundaries) != sorted(set(boundaries)) or len(batch_sizes) != len(boundaries) + 1:
             raise InvalidArgumentError(
                 f"Pipeline.bucket_by_length: boundaries={list(boundaries)} must increase, and batch_sizes={list(batch_sizes)} "
-                f"be one more than they are ({len(boundaries) + 1})"
+                f"have one more ({len(boundaries) + 1})"
             )
         for size in batch_sizes:
-            _at_least_1("bucket_by_length", batch_size=size)
+            _check_at_least_1("bucket_by_length", batch_size=size)
         measure, collate = Function(element_length, "bucket_by_length"), PadCollate(padding_value, None)
-        return self._with(
+        return self._append_stage(
             Bucket(
                 self._stage, measure, boundaries, batch_sizes, Function(collate, "bucket_by_length"),
                 drop_remainder=drop_remainder,
@@ -298,27 +306,27 @@ class Pipeline:
         )  # fmt: skip
 
     def pack(self, length: int, *, open_rows: int = 8) -> Pipeline:
-        """Sequences side by side in rows of `length`, first fit among `open_rows` rows.
+        """Packs sequences side by side in rows of `length`, first fit among `open_rows` rows.
 
         An element is a 1-D sequence, or a dict of sequences of one length. A row is a dict of tensors of size `length`:
         the fields (`tokens` for plain sequences), `segment_ids` (1, 2, ...; 0: padding) and `positions` in the sequence.
         """
-        _at_least_1("pack", length=length, open_rows=open_rows)
-        return self._with(Pack(self._stage, length, open_rows))
+        _check_at_least_1("pack", length=length, open_rows=open_rows)
+        return self._append_stage(Pack(self._stage, length, open_rows))
 
-    # How it is read
+    # Reading
 
     def cache(self) -> Pipeline:
-        """Keeps elements in memory (of each process): every epoch then has those of the first."""
+        """Keeps elements in memory (of each process): every epoch then has the elements of the first."""
         kind: Any = Cache if isinstance(self._stage, Addressed) else StreamCache
-        return self._with(kind(self._stage))
+        return self._append_stage(kind(self._stage))
 
     def prefetch(self, buffer_size: int, *, device: str | torch.device | None = None) -> Pipeline:
-        """Lets workers be `buffer_size` batches ahead (without workers nothing is made ahead).
+        """Lets workers be `buffer_size` batches ahead (without workers nothing is computed ahead).
 
-        `device`: where tensors go, in dicts, lists and tuples too; to CUDA through pinned memory, on a stream of its own.
+        `device`: the device of tensors, also in dicts, lists and tuples; to CUDA through pinned memory, on a separate stream.
         """
-        return Pipeline(self._stage, self._options.with_(prefetch=buffer_size, device=device))
+        return Pipeline(self._stage, self._options.with_changes(prefetch=buffer_size, device=device))
 
     def with_options(
         self, *, seed: int | None = None, deterministic: bool | None = None,
@@ -327,26 +335,26 @@ class Pipeline:
         remainder: Remainder | None = None, start_method: StartMethod | None = None, on_conflict: OnConflict | None = None,
         pin_memory: bool | None = None,
     ) -> Pipeline:  # fmt: skip
-        """The same elements (of another `seed`), read in another way.
+        """Returns the same elements (of another `seed`), read in another way.
 
         Args:
-            seed: instead of the process's.
-            deterministic: False gives elements in the order in which they are done (not under the switch).
+            seed: replaces the process's.
+            deterministic: False gives elements in order of completion (not under the switch).
             num_parallel_calls: as for `map`.
             executor: as for `map`.
-            timeout: seconds to wait for a batch of a worker, before it is an error.
-            rank: of this process; it makes its rows of each batch. By default as torch.distributed says, if it is set up.
+            timeout: seconds to wait for a batch of a worker before an error is raised.
+            rank: of this process, which computes its rows of each batch. By default that of torch.distributed, if it is set up.
             world_size: the number of processes. The batches together are the same for any number.
-            on_conflict: what `deterministic=False` does under the switch: "warn" (the default; it is not followed), "raise".
-            remainder: what becomes of a batch that cannot be shared out evenly: "pad" (the default), "drop", "uneven".
-            start_method: of worker processes. "fork" shares what this process has loaded; "server" forks them off another
-                process, which shares nothing with this one and is sent the pipeline by value; "auto": "server" where CUDA is
-                initialised, which does not survive a fork, else "fork".
-            pin_memory: tensors lie in pinned memory, from where copies to CUDA run beside the computation.
+            on_conflict: reaction to `deterministic=False` under the switch: "warn" (the default; it is ignored), "raise".
+            remainder: treatment of a batch that cannot be shared evenly: "pad" (the default), "drop", "uneven".
+            start_method: of worker processes. "fork" shares what this process has loaded. "server" forks them off another
+                process, which shares nothing with this one and is sent the pipeline by value. "auto" is "server" where CUDA
+                is initialised, which does not survive a fork, else "fork".
+            pin_memory: puts tensors into pinned memory, from which copies to CUDA run beside the computation.
         """
         return Pipeline(
             self._stage,
-            self._options.with_(
+            self._options.with_changes(
                 seed=seed, deterministic=deterministic, num_parallel_calls=num_parallel_calls, executor=executor,
                 timeout=timeout, rank=rank, world_size=world_size, remainder=remainder, start_method=start_method, pin_memory=pin_memory,
                 on_conflict=on_conflict,
@@ -354,35 +362,35 @@ class Pipeline:
         )  # fmt: skip
 
     def as_iterable_dataset(self) -> PipelineDataset:
-        """For `torch.utils.data.DataLoader(dataset, batch_size=None)` and what is built on it (Lightning, Accelerate).
+        """Returns a dataset for `torch.utils.data.DataLoader(dataset, batch_size=None)` and its users (Lightning, Accelerate).
 
-        Its state_dict and load_state_dict are the pipeline's. Workers are the pipeline's own, and the loader has none.
+        Its `state_dict` and `load_state_dict` are the pipeline's. The pipeline has the workers, the loader none.
         """
         return PipelineDataset(self)
 
     def __len__(self) -> int:
         length = self._stage.length
         if length is None or length >= INFINITE // 2:
-            what = "does not end" if length else "has a length that only reading it tells"
+            what = "does not end" if length else "has a length that is known only after reading it"
             raise TypeError(f"len(Pipeline): {self._stage.describe()} {what}")
         return length
 
     def __repr__(self) -> str:
-        return f"Pipeline({_written(self._stage)})"
+        return f"Pipeline({_describe_chain(self._stage)})"
 
     # Iteration and its state
 
     def __iter__(self) -> PipelineIterator:
         if process.position is not None:
-            return self.inside(process.position, 0)
+            return self.iter_at(process.position, 0)
         (epoch, state), self._next = self._next, (self._next[0] + 1, None)
         self._live = self._iterator(self._key(), epoch)
         if state is not None:
             self._live.load_state_dict(state)
         return self._live
 
-    def inside(self, position: Position, start: int) -> PipelineIterator:
-        """The elements from `start` on of an iteration that is keyed by where in a run it is; no epoch is counted."""
+    def iter_at(self, position: Position, start: int) -> PipelineIterator:
+        """Returns the elements from `start` on of an iteration keyed by a position inside a run; no epoch is counted."""
         key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
         iterator = self._iterator(key, 0)
         if start:
@@ -390,34 +398,34 @@ class Pipeline:
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the iteration under way, or of the next epoch's start: small and JSON-able."""
+        """Returns the position of the current iteration, or of the next epoch's start: small and JSON-able."""
         if self._live is not None and not self._live.exhausted:
             return self._live.state_dict()
         epoch, state = self._next
         return state or self._iterator(self._key(), epoch).state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next `iter()` goes on behind the element at which `state` was taken, in O(1) where there is an index.
+        """Resumes the next `iter()` after the element at which `state` was taken, in O(1) where there is an index.
 
         Raises:
-            PipelineMismatchError: it is no such state, of a newer samebits, or one of another pipeline (which differs
-                where, the message says).
+            PipelineMismatchError: this is no such state, or of a newer samebits, or of another pipeline (the message says
+                where it differs).
         """
         probe = self._iterator(self._key(), 0)
         probe.load_state_dict(state)
         self._next, self._live = (probe.epoch, dict(state)), None
 
     @property
-    def rolled(self) -> int:
-        """Rolling digest of the elements that the iteration under way has handed out; 0 when there is none."""
-        return 0 if self._live is None else self._live.rolled
+    def rolling_digest(self) -> int:
+        """Returns the rolling digest of the elements that the current iteration has delivered; 0 if there is none."""
+        return 0 if self._live is None else self._live.rolling_digest
 
     def forget_iteration(self) -> None:
-        """An iteration that was abandoned is over: the position is where the next `iter()` starts."""
+        """Ends an abandoned iteration: the position is again where the next `iter()` starts."""
         self._live = None
 
     def fingerprint(self) -> str:
-        """What the stream is made of (stages and seed), hashed; a saved position holds only for an equal one."""
+        """Returns a hash of the stages and the seed; a saved position holds only for an equal one."""
         return fingerprint(self._stage, self._seed())
 
     def _iterator(self, key: Words, epoch: int) -> PipelineIterator:
@@ -432,32 +440,32 @@ class Pipeline:
         seed = seeds.root_seed()
         if seed is None:
             raise UnseededError(
-                "a samebits.data.Pipeline needs a seed for its order and its elements, and nobody has set one. Call "
+                "a samebits.data.Pipeline needs a seed for its order and its elements, and none is set. Call "
                 "samebits.set_random_seed(seed) first, or with_options(seed=...)"
             )
         return seed
 
-    def _with(self, stage: Stage) -> Pipeline:
+    def _append_stage(self, stage: Stage) -> Pipeline:
         return Pipeline(stage, self._options)
 
-    def _part(self, kind: str, part: Any) -> Pipeline:
+    def _slice(self, kind: str, part: Any) -> Pipeline:
         if not isinstance(self._stage, Addressed):
-            return self._with(streams.Numbered(self._stage, kind, part))
+            return self._append_stage(streams.StreamSlice(self._stage, kind, part))
         inside = range(part.start, min(part.stop, self._stage.length), part.step)
         if not inside:
             raise InvalidArgumentError(
                 f"Pipeline.{kind}: nothing is left of the {self._stage.length} elements of {self._stage.describe()}"
             )
-        return self._with(shuffle_repeat.Part(self._stage, kind, inside))
+        return self._append_stage(shuffle_repeat.Slice(self._stage, kind, inside))
 
 
-def _several(kind: str, pipelines: Sequence[Pipeline], addressed: Any, streamed: Any) -> Pipeline:
+def _combine(kind: str, pipelines: Sequence[Pipeline], addressed: Any, streamed: Any) -> Pipeline:
     if not pipelines or not all(isinstance(one, Pipeline) for one in pipelines):
         raise InvalidArgumentError(f"Pipeline.{kind} takes one pipeline or more, got {pipelines!r:.80}")
     stages = [one._stage for one in pipelines]
     options = pipelines[0]._options
     for one in pipelines[1:]:
-        options = options.joined(one._options)
+        options = options.merge(one._options)
     return Pipeline(
         (addressed if all(isinstance(s, Addressed) for s in stages) else streamed)(*stages), options
     )
@@ -467,14 +475,13 @@ def _as_stage(inner: Any) -> Stage:
     if isinstance(inner, Pipeline):
         return inner._stage
     indexable = hasattr(inner, "__len__") and hasattr(inner, "__getitem__")
-    if (
-        indexable and not isinstance(inner, dict) and len(inner) > 0
-    ):  # an inner stream may be empty, a source may not
+    # An inner stream may be empty, a source may not.
+    if indexable and not isinstance(inner, dict) and len(inner) > 0:
         return Source(inner)
-    return Iterated(inner)
+    return IterableSource(inner)
 
 
-def _at_least_1(kind: str, **arguments: int) -> None:
+def _check_at_least_1(kind: str, **arguments: int) -> None:
     for name, value in arguments.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidArgumentError(
@@ -482,7 +489,7 @@ def _at_least_1(kind: str, **arguments: int) -> None:
             )
 
 
-def _written(stage: Stage) -> str:
+def _describe_chain(stage: Stage) -> str:
     if len(stage.inputs) > 1:
-        return f"{stage.kind}({'; '.join(map(_written, stage.inputs))})"
-    return " -> ".join([*map(_written, stage.inputs), stage.describe()])
+        return f"{stage.kind}({'; '.join(map(_describe_chain, stage.inputs))})"
+    return " -> ".join([*map(_describe_chain, stage.inputs), stage.describe()])

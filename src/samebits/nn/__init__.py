@@ -1,4 +1,4 @@
-"""Layers that own their randomness, models that are given such layers, and initialisation by name."""
+"""Layers that own their randomness, models whose layers are replaced by them, and initialisation by name."""
 
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from samebits.nn._dropout import Dropout3d as Dropout3d
     from samebits.nn._dropout import FeatureAlphaDropout as FeatureAlphaDropout
     from samebits.nn._layer_keys import OwnsRandomness as OwnsRandomness
-    from samebits.nn._layer_keys import name_layers as name_layers
-    from samebits.nn._layer_keys import set_aside as set_aside
     from samebits.nn._layer_keys import set_step as set_step
     from samebits.nn._multihead_attention import MultiheadAttention as MultiheadAttention
     from samebits.nn._noise import FractionalMaxPool2d as FractionalMaxPool2d
@@ -48,10 +46,8 @@ __getattr__, __dir__ = attach(
         "RReLU": "samebits.nn._noise",
         "StochasticDepth": "samebits.nn._noise",
         "compiled": "samebits.nn._compiled",
-        "name_layers": "samebits.nn._layer_keys",
         "own_randomness": "samebits.nn._own_randomness",
         "reset_parameters": "samebits.nn._reset_parameters",
-        "set_aside": "samebits.nn._layer_keys",
         "set_step": "samebits.nn._layer_keys",
     },
 )

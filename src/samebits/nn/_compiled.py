@@ -1,8 +1,8 @@
-"""Compiled models without a break of the graph at each layer that draws.
+"""Compiled models without a graph break at each layer that draws.
 
 A key is a function of the position, which Python knows and a graph does not. So the key of a layer is an input of the
-graph: before each forward every layer is handed the key of its place, and the graph folds into it which call of the
-forward it is. Nothing in the graph has a state, so that recomputing any of it gives the same masks.
+graph: before each forward every layer gets the key of its position, and the graph folds the number of the call in the
+forward into it. Nothing in the graph has a state, so recomputing any of it gives the same masks.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from samebits.nn._layer_keys import OwnsRandomness, layers
 
 
 def compiled(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-    """`torch.compile(model, **options)`, whose masks are those of `model`, and whose graph does not break at a layer.
+    """Returns `torch.compile(model, **options)` with the masks of `model`, whose graph does not break at a layer.
 
     Layers whose key is not a function of the position (before `set_step` or `own_randomness(key=...)`, outside a `Run`)
-    break it as they do under torch.compile, which is an error with fullgraph=True.
+    break the graph as under torch.compile, which is an error with fullgraph=True.
 
     Args:
-        model: with all its layers: one that is added later breaks the graph.
+        model: with all its layers; one that is added later breaks the graph.
         options: of torch.compile.
     """
-    keyed = _Keys([layer for _, layer in layers(model)])
+    keyed = _KeyHooks([layer for _, layer in layers(model)])
     module: Any = torch.compile(model, **options)  # a module, for a module
-    module.register_forward_pre_hook(keyed.hand)
-    module.register_forward_hook(keyed.take_back, always_call=True)
+    module.register_forward_pre_hook(keyed.set_keys)
+    module.register_forward_hook(keyed.end_compiled_forward, always_call=True)
     return module
 
 
-class _Keys:
+class _KeyHooks:
     """Hooks around a compiled forward, outside its graph."""
 
     def __init__(self, layers: list[OwnsRandomness]) -> None:
         self._layers = layers
-        self._handed: list[OwnsRandomness] = []
+        self._compiled_calls: list[OwnsRandomness] = []
 
-    def hand(self, _module: torch.nn.Module, _args: Any) -> None:
-        self._handed = []
+    def set_keys(self, _module: torch.nn.Module, _args: Any) -> None:
+        self._compiled_calls = []
         for layer in self._layers:
-            if layer.training and layer.hand_key() is not None:
-                self._handed.append(layer)
+            if layer.training and layer.begin_compiled_forward() is not None:
+                self._compiled_calls.append(layer)
 
-    def take_back(self, _module: torch.nn.Module, _args: Any, _result: Any) -> None:
-        for layer in self._handed:
-            layer.take_back()
+    def end_compiled_forward(self, _module: torch.nn.Module, _args: Any, _result: Any) -> None:
+        for layer in self._compiled_calls:
+            layer.end_compiled_forward()

@@ -1,4 +1,4 @@
-"""Dropout layers whose mask is a function of (seed, step, layer), whatever else draws."""
+"""Dropout layers whose mask is a function of (seed, step, layer), independent of other draws."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch.nn import functional as F
 
 from samebits.errors import InvalidArgumentError
 from samebits.nn._layer_keys import OwnsRandomness
-from samebits.nn._masks import dropout, kept, probability, scaled
+from samebits.nn._masks import dropout, keep_mask, probability, scale_by_mask
 
 _SATURATION = 1.7580993408473766
 """The negative saturation value of SELU, as in ATen's Dropout.cpp."""
 
 
 class Dropout(OwnsRandomness, torch.nn.Dropout):
-    """`torch.nn.Dropout` that owns its randomness; `OwnsRandomness` says what keys the mask.
+    """`torch.nn.Dropout` that owns its randomness; `OwnsRandomness` says how the mask is keyed.
 
-    Inside the loop of a `samebits.Run` that has the model, or after `set_step`, nothing else that draws, or does not
-    draw any more, can shift the mask. Its state_dict is empty, as torch's.
+    Inside the loop of a `samebits.Run` that has the model, or after `set_step`, the mask does not depend on what else draws.
+    Its state_dict is empty, as torch's.
 
     Args:
         p: probability that an element is zeroed, 0 <= p <= 1; it may be changed later.
         inplace: as in torch.
-        name: what keys the layer instead of its path.
+        name: keys the layer instead of its path.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (torch's name)
@@ -36,7 +36,7 @@ class Dropout(OwnsRandomness, torch.nn.Dropout):
 
 
 class _ChannelDropout(OwnsRandomness, torch.nn.modules.dropout._DropoutNd):
-    """Drops whole channels; which dimensions those are is torch's rule, warnings and errors included."""
+    """Drops whole channels; the channel dimensions follow torch's rule, with its warnings and errors."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         """Zeroes channels with probability p and scales the others by 1 / (1 - p); identity in eval mode."""
@@ -45,8 +45,8 @@ class _ChannelDropout(OwnsRandomness, torch.nn.modules.dropout._DropoutNd):
         if not self.training or p == 0.0:
             return input
         shape = _per_channel(self, input, 2 if batched else 1)
-        mask = kept(self.next_key(input.device), shape, p, input)
-        return scaled(input, mask, p, inplace=self.inplace)
+        mask = keep_mask(self.next_key(input.device), shape, p, input)
+        return scale_by_mask(input, mask, p, inplace=self.inplace)
 
     def _is_batched(self, input: torch.Tensor) -> bool:  # noqa: A002
         raise NotImplementedError
@@ -56,7 +56,7 @@ class Dropout1d(_ChannelDropout, torch.nn.Dropout1d):
     """`torch.nn.Dropout1d` that owns its randomness: input (N, C, L) or (C, L). Arguments as of `Dropout`."""
 
     def _is_batched(self, input: torch.Tensor) -> bool:  # noqa: A002
-        F.dropout1d(input, 0.0, training=False)  # torch's own check of the shape
+        F.dropout1d(input, 0.0, training=False)  # torch's check of the shape
         return input.dim() == 3
 
 
@@ -103,20 +103,20 @@ def _alpha_dropout(
     input: torch.Tensor,  # noqa: A002
     shape: tuple[int, ...],
 ) -> torch.Tensor:
-    """ATen's Dropout.cpp; Klambauer et al. 2017, section 'New dropout technique'."""
+    """Returns alpha dropout as in ATen's Dropout.cpp; Klambauer et al. 2017, section 'New dropout technique'."""
     p = probability(layer, layer.p)
     if not layer.training or p == 0.0:
         return input
     if p == 1.0:
         return input * torch.zeros((), dtype=input.dtype, device=input.device)
     scale = 1.0 / math.sqrt((_SATURATION**2 * p + 1.0) * (1.0 - p))
-    mask = kept(layer.next_key(input.device), shape, p, input)
+    mask = keep_mask(layer.next_key(input.device), shape, p, input)
     shift = (mask - 1).mul_(_SATURATION * scale).add_(_SATURATION * scale * p)
     return (input * mask.mul_(scale)).add_(shift)
 
 
 def _per_channel(layer: torch.nn.Module, input: torch.Tensor, leading: int) -> tuple[int, ...]:  # noqa: A002
-    """The input's shape with all but the leading dimensions 1."""
+    """Returns the input's shape with all but the leading dimensions 1."""
     if input.dim() < 2:
         raise InvalidArgumentError(
             f"samebits.nn.{type(layer).__name__}: channels need at least 2 dimensions, got {tuple(input.shape)}."

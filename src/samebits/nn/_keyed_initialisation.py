@@ -1,4 +1,4 @@
-"""Random numbers that a module's own initialisation draws, keyed by what they are drawn into."""
+"""The draws of a module's initialisation, keyed by the tensor that they fill."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PARAMETER = int_keys.as_uint64("parameter")
 _MODULE = int_keys.as_uint64("module")
 
 
-class Owned:
-    """The parameters and buffers of a model, found by the memory that they lie in. `names`: of the parameters."""
+class OwnedTensors:
+    """The parameters and buffers of a model, found by their memory. `names`: of the parameters."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -37,15 +37,15 @@ class Owned:
                 self.names |= {name} & parameters.keys()
 
     def name(self, tensor: torch.Tensor) -> str | None:
-        """The (first) name of the parameter or buffer that `tensor` is, or is a view of."""
+        """Returns the (first) name of the parameter or buffer that `tensor` is, or is a view of; None if there is none."""
         at = tensor.storage_offset()
         for start, end, name in self._by_storage.get(_storage(tensor), ()):
             if start <= at < end:
                 return name
         return None
 
-    def replaced(self) -> set[str]:
-        """Parameters that are others by now, or lie elsewhere."""
+    def replaced_names(self) -> set[str]:
+        """Returns the names of parameters that have been replaced, or moved in memory."""
         now = _by_path(self._model.named_parameters())
         return {
             name
@@ -55,13 +55,13 @@ class Owned:
 
 
 class KeyedDraws(TorchDispatchMode):
-    """While it is active, an op that draws finds torch's generator filled from a key of what it draws into.
+    """A mode in which torch's generator is filled before each draw, from a key of the tensor that it fills.
 
-    Ops on a parameter that belongs to another path than the module at work (a tied one) are left out; in a rehearsal,
-    all that would change a parameter or buffer.
+    Ops on a parameter that belongs to another path than the current module (a tied one) are skipped; so are, in a
+    rehearsal, all that would change a parameter or buffer.
     """
 
-    def __init__(self, root: Words, owned: Owned, *, rehearsal: bool) -> None:
+    def __init__(self, root: Words, owned: OwnedTensors, *, rehearsal: bool) -> None:
         super().__init__()
         self.touched: set[str] = set()
         self._root = root
@@ -71,24 +71,24 @@ class KeyedDraws(TorchDispatchMode):
         self._counts: Counter[tuple[int, str]] = Counter()
 
     def enter(self, path: str) -> None:
-        """The initialisation of the module at `path` comes next; NumPy and Python draw from a key of the path."""
+        """Begins the initialisation of the module at `path`; NumPy and Python draw from a key of the path."""
         self._path = plain_path(path)
         self._fill(_MODULE, self._path)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Fills the generator if `func` draws, and leaves out what must not happen."""
+        """Fills the generator if `func` draws, and skips writes that must not happen."""
         kwargs = kwargs or {}
-        written = list(_written(func, args, kwargs))
+        written = list(_written_tensors(func, args, kwargs))
         names = [name for tensor in written if (name := self._owned.name(tensor)) is not None]
-        own = [name for name in names if self._holds(name)]
+        own = [name for name in names if self._owns(name)]
         self.touched.update(own)
         if names and (self._rehearsal or not own):
-            return _unchanged(func, written, self._path)
+            return _skipped_result(func, written, self._path)
         if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
             self._fill(*((_PARAMETER, own[0]) if own else (_MODULE, self._path)))
         return func(*args, **kwargs)
 
-    def _holds(self, name: str) -> bool:
+    def _owns(self, name: str) -> bool:
         return not self._path or name.startswith(f"{self._path}.")
 
     def _fill(self, kind: int, name: str) -> None:
@@ -98,12 +98,12 @@ class KeyedDraws(TorchDispatchMode):
         generator_states.fill(int_keys.fold(self._root, kind, name, number), initial_seed=0)
 
 
-def _by_path(found: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {plain_path(path): tensor for path, tensor in found}
+def _by_path(tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {plain_path(path): tensor for path, tensor in tensors}
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that an op writes into."""
+def _written_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Yields the tensors that an op writes to."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
@@ -113,12 +113,12 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
                 yield tensor
 
 
-def _unchanged(func: Any, written: list[torch.Tensor], path: str) -> torch.Tensor | None:
-    """What an in-place op returns when it is left out."""
+def _skipped_result(func: Any, written: list[torch.Tensor], path: str) -> torch.Tensor | None:
+    """Returns the result of an in-place op that is skipped."""
     if len(func._schema.returns) > 1:
         raise UnimplementedError(
             f"samebits.nn.reset_parameters: initialising {path or 'the model'} calls {func}, which changes a parameter or "
-            "buffer and computes something besides. Initialise in steps: torch.nn.init, or in-place draws and copy_."
+            "buffer and also computes something else. Initialise in steps: torch.nn.init, or in-place draws and copy_."
         )
     return written[0] if func._schema.returns else None
 
@@ -128,7 +128,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last of a tensor, in memory."""
+    """Returns the number of elements from the first to the last of a tensor, in memory."""
     return 1 + sum(
         int(size - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )

@@ -1,6 +1,6 @@
-"""What the layers that own their randomness share: where the key of a call comes from.
+"""The keys of layers that own their randomness.
 
-A layer asks for one key per call, and draws from it; what it draws then depends on nothing else.
+A layer takes one key per call and draws from it; its numbers depend on nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from samebits import random
 from samebits._context import Words, process
 from samebits.errors import DuplicateNameError, InvalidArgumentError, UnseededError
 from samebits.nn import _activation_checkpointing as activation_checkpointing
-from samebits.nn._tracing import check_traceable, mapped, untraced
+from samebits.nn._tracing import call_untraced, check_traceable, is_vmapped
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import seeds
 
@@ -28,25 +28,25 @@ _UNKNOWN = (
     "its path, or name it: {0}(..., name='head')."
 )
 _COPIED = (
-    "samebits.nn.{0} is a copy of a layer that set_step or own_randomness gave a key to, and would draw the same masks. "
-    "Say set_step(model, step), or own_randomness(model, key=...) with another key, to the model that holds the copy."
+    "samebits.nn.{0} is a copy of a layer with a key from set_step or own_randomness, and would draw the same masks. "
+    "Call set_step(model, step), or own_randomness(model, key=...) with another key, for the model that holds the copy."
 )
 
 
 @dataclass(eq=False)
 class LayerCalls:
-    """The calls of one layer in one place (a step of a run, or since it was told a key), and the key of that place."""
+    """The calls of one layer in one place (a step of a run, or since its key was set), and the key of that place."""
 
     key: Words
     place: object
     number: int = 0
 
     def next(self) -> Words:
-        """The key of the next call, counted from 1."""
+        """Returns the key of the next call, counted from 1."""
         self.number += 1
         return int_keys.fold(self.key, self.number)
 
-    def here(self) -> Words:
+    def continuation_key(self) -> Words:
         """The key under which a count from 1 continues this one: what is folded in is added to the offset."""
         seed, offset = self.key
         return seed, (offset + self.number) % 2**64
@@ -54,44 +54,45 @@ class LayerCalls:
 
 @dataclass(eq=False)
 class CompiledCalls(LayerCalls):
-    """The calls of one layer in one forward of a compiled model, counted under the key that it was handed."""
+    """The calls of one layer in one forward of a compiled model, counted under its input key."""
 
     tensor: torch.Tensor = field(kw_only=True)
     taken_from: LayerCalls = field(kw_only=True)
 
     def next_tensor(self) -> torch.Tensor:
-        """`next`, for a graph: the key is an input, the number of the call a constant."""
+        """Returns `next`, for a graph: the key is an input, the number of the call a constant."""
         self.number += 1
         return random.fold_in(self.tensor, self.number)
 
 
 class OwnsRandomness(torch.nn.Module):
-    """Mixin of every layer in `samebits.nn` that draws: a call's key is a function of where the call is.
+    """Mixin of every layer in `samebits.nn` that draws: a call's key is a function of the position of the call.
 
-    | where | key of a call |
+    | place | key of a call |
     |---|---|
     | in the loop of a `samebits.Run` that has the model | (run's key, path in the run, step, call within the step) |
     | else, after `set_step(model, step)` | (seed, path in the model, step, call within the step) |
     | else, after `own_randomness(model, key=key)` | (key, path in the model, calls since then) |
-    | else | drawn from torch's default generator, as torch's own layers do |
+    | else | drawn from torch's default generator, as torch's layers do |
 
-    "Path" is the layer's `name` where it has one. Of `set_step` and `own_randomness(key=...)` the later one counts.
-    In the first two rows the masks of a resumed program are those of the uninterrupted one. In the third nobody else's
-    draws matter, but the count of calls is in no state_dict: a resumed program needs one of the first two, or torch's
+    "Path" is the layer's `name` where it has one. Of `set_step` and `own_randomness(key=...)` the later call counts.
+    In the first two rows the masks of a resumed program are those of the uninterrupted one. In the third, other draws do
+    not matter, but the count of calls is in no state_dict: a resumed program needs one of the first two, or torch's
     RNG state in the fourth.
 
-    Under torch.compile a key that is asked for breaks the graph; `samebits.nn.compiled` makes it an input.
-    Activation checkpointing (both kinds, nested too) repeats a call with its own key; `samebits.nn._activation_checkpointing` says how.
+    Under torch.compile a key that is computed in the forward breaks the graph; `samebits.nn.compiled` makes it an input.
+    Activation checkpointing (both kinds, nested too) repeats a call with the same key; see
+    `samebits.nn._activation_checkpointing`.
 
     Args:
-        name: what keys the layer instead of its path; no two layers of a model may have the same.
+        name: keys the layer instead of its path; no two layers of a model may share it.
     """
 
     _given_name: str | None = None
     _run_path: tuple[int, str] | None = None
-    _running: LayerCalls | None = None
-    _told: LayerCalls | None = None
-    _handed: CompiledCalls | None = None
+    _step_calls: LayerCalls | None = None
+    _keyed_calls: LayerCalls | None = None
+    _compiled_calls: CompiledCalls | None = None
 
     def __init__(self, *args: Any, name: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -99,52 +100,54 @@ class OwnsRandomness(torch.nn.Module):
 
     @property
     def layer_name(self) -> str | None:
-        """The user's `name`, else the path in the `Run` that the layer (not: the layer that it is a copy of) was given to."""
+        """The user's `name`, else the path in the `Run` that has the layer (a copy of the layer does not have it)."""
         if self._given_name is not None or self._run_path is None:
             return self._given_name
         owner, path = self._run_path
         return path if owner == id(self) else None
 
     def extra_repr(self) -> str:
-        """As torch's, and the name."""
+        """Returns torch's text, and the name."""
         own = [] if self.layer_name is None else [f"name={self.layer_name!r}"]
         return ", ".join([part for part in (super().extra_repr(),) if part] + own)
 
     def next_key(self, device: torch.device) -> torch.Tensor:
-        """The key of this call, uint64 of shape (2,), on `device` (on the CPU unless that is a CUDA device).
+        """Returns the key of this call, uint64 of shape (2,), on `device` (on the CPU unless that is a CUDA device).
 
         Raises:
             InvalidArgumentError: the layer is called in the loop of a run that does not know it.
-            UnimplementedError: a call that cannot be told is repeated inside backward, or the call is being traced.
+            UnimplementedError: an unidentified call is repeated inside backward, or the call is being traced.
         """
         return self.next_keys(device, 1)[0]
 
     def next_keys(self, device: torch.device, number: int) -> list[torch.Tensor]:
-        """Several keys of one call, for a layer that draws in several places; as `next_key`."""
-        if torch.compiler.is_dynamo_compiling() and self._handed is not None and not mapped():
-            call = self._handed.next_tensor().to(device if device.type == "cuda" else "cpu")
+        """Returns several keys of one call, for a layer that draws in several places; as `next_key`."""
+        if torch.compiler.is_dynamo_compiling() and self._compiled_calls is not None and not is_vmapped():
+            call = self._compiled_calls.next_tensor().to(device if device.type == "cuda" else "cpu")
             return [random.fold_in(call, place) for place in range(number)]
-        return untraced(self._keys, device, number)
+        return call_untraced(self._keys, device, number)
 
-    def hand_key(self) -> CompiledCalls | None:
-        """For `compiled`: the next forward counts its calls under a key that is known now. None where there is none."""
-        calls = None if self._handed else self._calls()
+    def begin_compiled_forward(self) -> CompiledCalls | None:
+        """Counts the next forward's calls under a key that is known now, for `compiled`; returns None if there is none."""
+        calls = None if self._compiled_calls else self._calls()
         if calls is None:
             return None
         if activation_checkpointing.in_backward():
             key = activation_checkpointing.recall(self)
         else:
-            key = calls.here()
-            if activation_checkpointing.possible():
+            key = calls.continuation_key()
+            if activation_checkpointing.may_be_repeated():
                 activation_checkpointing.remember(self, key)
-        self._handed = CompiledCalls(key, calls.place, tensor=int_keys.to_tensor(key), taken_from=calls)
-        return self._handed
+        self._compiled_calls = CompiledCalls(
+            key, calls.place, tensor=int_keys.to_tensor(key), taken_from=calls
+        )
+        return self._compiled_calls
 
-    def take_back(self) -> None:
-        """After that forward: goes on counting where it ended."""
-        if self._handed is not None and not activation_checkpointing.in_backward():
-            self._handed.taken_from.number += self._handed.number
-        self._handed = None
+    def end_compiled_forward(self) -> None:
+        """Continues the count after that forward."""
+        if self._compiled_calls is not None and not activation_checkpointing.in_backward():
+            self._compiled_calls.taken_from.number += self._compiled_calls.number
+        self._compiled_calls = None
 
     def _keys(self, device: torch.device, number: int) -> list[torch.Tensor]:
         call = self._next_words()
@@ -159,45 +162,45 @@ class OwnsRandomness(torch.nn.Module):
         if activation_checkpointing.in_backward():
             return activation_checkpointing.recall(self)
         key = calls.next()
-        if activation_checkpointing.possible():
+        if activation_checkpointing.may_be_repeated():
             activation_checkpointing.remember(self, key)
         return key
 
     def _calls(self) -> LayerCalls | None:
-        if self._handed is not None:
-            return self._handed
+        if self._compiled_calls is not None:
+            return self._compiled_calls
         position, run_key = process.position, process.run_key
         if position is None or run_key is None:
-            if self._told is not None and self._told.place != id(self):
+            if self._keyed_calls is not None and self._keyed_calls.place != id(self):
                 raise InvalidArgumentError(_COPIED.format(type(self).__name__))
-            return self._told
-        if self._running is None or self._running.place is not position:
+            return self._keyed_calls
+        if self._step_calls is None or self._step_calls.place is not position:
             name = self.layer_name
             if name is None:
                 raise InvalidArgumentError(_UNKNOWN.format(type(self).__name__))
-            self._running = LayerCalls(
+            self._step_calls = LayerCalls(
                 int_keys.fold(run_key, _LAYER, name, position.step, *position.inside, *process.rank_key),
                 position,
             )
-        return self._running
+        return self._step_calls
 
 
 def plain_path(path: str) -> str:
-    """The path without what torch's wrappers put into it: a compiled model draws the masks of the plain one."""
+    """Returns the path without the names of torch's wrappers: a compiled model draws the masks of the plain one."""
     return ".".join(part for part in path.split(".") if part not in _WRAPPERS)
 
 
 def layers(module: torch.nn.Module) -> Iterator[tuple[str, OwnsRandomness]]:
-    """Every layer of `module` that owns its randomness, once, with its (first) path."""
+    """Yields every layer of `module` that owns its randomness, once, with its (first) path."""
     for path, layer in module.named_modules():
         if isinstance(layer, OwnsRandomness):
             yield plain_path(path), layer
 
 
 def set_step(module: torch.nn.Module, step: int, *, seed: int | None = None) -> None:
-    """Tells the layers of `module` which step comes, so that a plain loop's masks are a function of (seed, path, step).
+    """Sets the step of the layers of `module`, so that a plain loop's masks are a function of (seed, path, step).
 
-    Call it before each step, also after a resume. The loop of a `samebits.Run` says the step itself, and goes first.
+    Call it before each step, also after a resume. Inside the loop of a `samebits.Run` the run's step counts instead.
 
     Args:
         module: the model; a layer is keyed by its path in it, so give the same one each time.
@@ -205,7 +208,7 @@ def set_step(module: torch.nn.Module, step: int, *, seed: int | None = None) -> 
         seed: of the masks; without it, that of `samebits.set_random_seed` (or what torch was seeded with).
 
     Raises:
-        UnseededError: no seed is given, and nobody has set one.
+        UnseededError: no seed is given, and none is set.
         DuplicateNameError: two layers have the same name.
     """
     seed = seeds.root_seed() if seed is None else seed
@@ -214,20 +217,20 @@ def set_step(module: torch.nn.Module, step: int, *, seed: int | None = None) -> 
             "samebits.nn.set_step: there is no seed. Call samebits.set_random_seed(seed) at the top of the program, or "
             "give set_step(module, step, seed=...)."
         )
-    tell(module, int_keys.fold(int_keys.root(seed), _STEP), step)
+    set_key(module, int_keys.fold(int_keys.root(seed), _STEP), step)
 
 
-def tell(module: torch.nn.Module, key: Words, *position: int) -> None:
-    """Outside a run, the layers of `module` count their calls from here, under (key, name or path, position)."""
+def set_key(module: torch.nn.Module, key: Words, *position: int) -> None:
+    """Outside a run, lets the layers of `module` count their calls from here, under (key, name or path, position)."""
     found = list(layers(module))
     _check_names(found)
     for path, layer in found:
         name = path if layer._given_name is None else layer._given_name
-        layer._told = LayerCalls(int_keys.fold(key, _LAYER, name, *position), id(layer))
+        layer._keyed_calls = LayerCalls(int_keys.fold(key, _LAYER, name, *position), id(layer))
 
 
 def name_layers(module: torch.nn.Module, prefix: str) -> None:
-    """For `Run`: gives every layer of `module` that has no name its path as name. A shared layer keeps its first.
+    """Gives every layer of `module` without a name its path as name, for `Run`. A shared layer keeps its first.
 
     Raises `DuplicateNameError` when two layers have the same name, before anything is changed.
     """
@@ -236,22 +239,22 @@ def name_layers(module: torch.nn.Module, prefix: str) -> None:
     for path, layer in found:
         if layer.layer_name is None:
             layer._run_path = id(layer), path
-        layer._running = None
+        layer._step_calls = None
 
 
-def set_aside(modules: Iterable[torch.nn.Module]) -> Callable[[], None]:
-    """Notes how often the layers of `modules` were called in this step; what it returns makes them count on from there."""
-    counted = [(layer, layer._running) for module in modules for _, layer in layers(module)]
+def preserve_call_counts(modules: Iterable[torch.nn.Module]) -> Callable[[], None]:
+    """Saves the layers' counts of calls in this step; the returned function restores them."""
+    counted = [(layer, layer._step_calls) for module in modules for _, layer in layers(module)]
 
-    def put_back() -> None:
+    def restore() -> None:
         for layer, calls in counted:
-            layer._running = calls
+            layer._step_calls = calls
 
-    return put_back
+    return restore
 
 
 def _check_names(found: list[tuple[str, OwnsRandomness]]) -> None:
-    """No two layers may go by the same name; copies of a layer that was given one do."""
+    """Raises if two layers have the same name; copies of a layer with a name may share it."""
     holders: dict[str, str] = {path: path for path, layer in found if layer._given_name is None}
     for path, layer in found:
         name = layer._given_name
@@ -259,7 +262,7 @@ def _check_names(found: list[tuple[str, OwnsRandomness]]) -> None:
             continue
         if name in holders:
             raise DuplicateNameError(
-                f"the layers {holders[name]!r} and {path!r} both go by the name {name!r}, so that they would draw the "
-                "same masks. Give each a name of its own, or none: a layer without a name is keyed by its path."
+                f"the layers {holders[name]!r} and {path!r} both have the name {name!r}, so that they would draw the "
+                "same masks. Give each a separate name, or none: a layer without a name is keyed by its path."
             )
         holders[name] = path

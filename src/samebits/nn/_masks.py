@@ -1,4 +1,4 @@
-"""Masks of a key, and the one check that every probability of a layer passes."""
+"""Masks of a key, and the check of every probability of a layer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from samebits.errors import InvalidArgumentError
 from samebits.random._random_arguments import FLOATS
 
 _LARGE = 1 << 16
-"""Elements from which on a mask is worth drawing again in backward; a custom function costs as much as drawing 10,000."""
+"""Elements from which a mask is drawn again in backward; a custom function costs as much as drawing 10,000."""
 
 
 def probability(layer: torch.nn.Module, p: Any) -> float:
-    """`p` as it stands now: users change it during training. Raises `InvalidArgumentError` unless 0 <= p <= 1."""
+    """Returns the current `p`: users change it during training. Raises `InvalidArgumentError` unless 0 <= p <= 1."""
     if not 0.0 <= p <= 1.0:
         raise InvalidArgumentError(
             f"samebits.nn.{type(layer).__name__} has p = {p}: a probability is at least 0 and at most 1."
@@ -25,7 +25,7 @@ def probability(layer: torch.nn.Module, p: Any) -> float:
 
 
 def non_negative(layer: torch.nn.Module, name: str, value: Any) -> float:
-    """A scale as it stands now. Raises `InvalidArgumentError` unless it is finite and at least 0."""
+    """Returns the current value of a scale. Raises `InvalidArgumentError` unless it is finite and at least 0."""
     if not 0.0 <= value < math.inf:
         raise InvalidArgumentError(
             f"samebits.nn.{type(layer).__name__} has {name} = {value}: it must be finite and at least 0."
@@ -33,8 +33,8 @@ def non_negative(layer: torch.nn.Module, name: str, value: Any) -> float:
     return float(value)
 
 
-def kept(key: torch.Tensor, shape: tuple[int, ...], p: float, like: torch.Tensor) -> torch.Tensor:
-    """0 where `bernoulli(key, shape, p=p)` is one, as `random.dropout` drops; else 1. Of the dtype and device of `like`."""
+def keep_mask(key: torch.Tensor, shape: tuple[int, ...], p: float, like: torch.Tensor) -> torch.Tensor:
+    """Returns 0 where `bernoulli(key, shape, p=p)` is one, as `random.dropout` drops; else 1. Dtype and device of `like`."""
     dropped = random.bernoulli(key, shape, p=p, dtype=torch.bool)
     return dropped.logical_not().to(like.device, like.dtype)
 
@@ -42,19 +42,19 @@ def kept(key: torch.Tensor, shape: tuple[int, ...], p: float, like: torch.Tensor
 def uniform(
     key: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, *, low: float = 0.0, high: float = 1.0
 ) -> torch.Tensor:
-    """Uniform numbers of [low, high), of the dtype and device of `like`."""
+    """Returns uniform numbers of [low, high), of the dtype and device of `like`."""
     return random.uniform(key, shape, low=low, high=high, dtype=like.dtype, device=like.device)
 
 
 def dropout(key: torch.Tensor, input: torch.Tensor, p: float, *, inplace: bool = False) -> torch.Tensor:  # noqa: A002
-    """`random.dropout`, with the same bits at less cost for a small input, whose mask is stored for backward."""
+    """Returns `random.dropout`, with the same bits at less cost for a small input, whose mask is stored for backward."""
     large = torch.compiler.is_dynamo_compiling() or input.numel() >= _LARGE
     if large and key.device == input.device and input.dtype in FLOATS:
         return random.dropout(key, input, p, inplace=inplace)
-    return scaled(input, kept(key, tuple(input.shape), p, input), p, inplace=inplace)
+    return scale_by_mask(input, keep_mask(key, tuple(input.shape), p, input), p, inplace=inplace)
 
 
-def scaled(input: torch.Tensor, mask: torch.Tensor, p: float, *, inplace: bool) -> torch.Tensor:  # noqa: A002
-    """`input` times the mask over the share that it keeps; zeros (and NaN of NaN) when it keeps nothing, as torch."""
+def scale_by_mask(input: torch.Tensor, mask: torch.Tensor, p: float, *, inplace: bool) -> torch.Tensor:  # noqa: A002
+    """Returns `input` times the mask over its share of ones; zeros (and NaN of NaN) if it has none, as torch."""
     noise = mask.div_(1.0 - p) if p < 1.0 else mask
     return input.mul_(noise) if inplace else input * noise

@@ -1,4 +1,4 @@
-"""Multi-head attention whose dropout of attention weights is drawn from the module's own key."""
+"""Multi-head attention whose dropout of attention weights is drawn from the module's key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from samebits.nn._layer_keys import OwnsRandomness
 from samebits.nn._masks import dropout, probability
 
-# torch's own, from a stub that does not have them
+# Torch's functions, from a stub that lacks them.
 _shape_check, _project_packed, _project = (
     getattr(F, name) for name in ("_mha_shape_check", "_in_projection_packed", "_in_projection")
 )
@@ -19,8 +19,8 @@ _shape_check, _project_packed, _project = (
 class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` that owns its randomness. Arguments as torch's, and `name`.
 
-    In training with dropout the attention weights are made explicitly, as torch does on the CPU and wherever
-    `need_weights=True`; in eval mode, or without dropout, torch's own forward runs, its fused kernels included.
+    In training with dropout the attention weights are computed explicitly, as torch does on the CPU and wherever
+    `need_weights=True`; in eval mode, or without dropout, torch's forward runs, its fused kernels included.
     """
 
     def forward(
@@ -34,7 +34,7 @@ class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As torch's: query (L, N, E), or (N, L, E) with batch_first, or (L, E); key and value with S for L.
+        """Runs torch's forward: query (L, N, E), or (N, L, E) with batch_first, or (L, E); key and value with S for L.
 
         Returns the output, of the query's shape, and the attention weights after dropout if `need_weights`:
         (N, L, S), or (N, heads, L, S) unless averaged; without N for an unbatched query.
@@ -50,25 +50,26 @@ class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
         if not batched:
             query, key, value = (x.unsqueeze(1) for x in (query, key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        causal = (
-            is_causal and key_padding_mask is None and not need_weights
-        )  # torch then ignores attn_mask's values
+        # Torch then ignores attn_mask's values.
+        causal = is_causal and key_padding_mask is None and not need_weights
         mask = self._mask(query, key, attn_mask, key_padding_mask, is_causal=is_causal)
         q, k, v = self._heads(query, key, value)
         if causal:
-            mask = _causal(q, k)
+            mask = _causal_mask(q, k)
         weights = _weights(q, k, mask, rows_may_be_empty=not need_weights)
         weights = dropout(self.next_key(query.device), weights, p)
         output = self._output(torch.bmm(weights, v), query.shape)
         if self.batch_first and batched:
             output = output.transpose(1, 0)
-        shown = self._shown(weights, query.shape[1], average_attn_weights) if need_weights else None
+        shown = (
+            self._returned_weights(weights, query.shape[1], average_attn_weights) if need_weights else None
+        )
         if batched:
             return output, shown
         return output.squeeze(1), None if shown is None else shown.squeeze(0)
 
     def _sequence_first(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Transposed; equal inputs stay one tensor, so that they are projected in one product."""
+        """Transposes inputs; equal inputs stay one tensor, so that they are projected in one product."""
         turned = {id(x): x.transpose(1, 0) for x in inputs}
         return tuple(turned[id(x)] for x in inputs)
 
@@ -81,7 +82,7 @@ class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
         *,
         is_causal: bool,
     ) -> torch.Tensor | None:
-        """Both masks as one to be added to the scores: (1 or N * heads, L or 1, S and what is added to the keys)."""
+        """Returns the sum of both masks, to be added to the scores: (1 or N * heads, L or 1, S and the added keys)."""
         if is_causal and attn_mask is None:
             raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # torch's words
         length, batch, source = query.shape[0], query.shape[1], key.shape[0]
@@ -108,7 +109,7 @@ class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
         return attn_mask if padding is None else attn_mask + padding
 
     def _heads(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
-        """Projected queries, keys and values, each (N * heads, L or S, head's size)."""
+        """Returns projected queries, keys and values, each (N * heads, L or S, head's size)."""
         if self._qkv_same_embed_dim:
             q, k, v = _project_packed(query, key, value, self.in_proj_weight, self.in_proj_bias)
         else:
@@ -127,12 +128,12 @@ class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
         return [q, k, v]
 
     def _output(self, heads: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """The heads' results (N * heads, L, head's size) side by side, through the output projection: (L, N, E)."""
+        """Concatenates the heads' results (N * heads, L, head's size) and projects them: (L, N, E)."""
         length, batch, _ = shape
         joined = heads.transpose(0, 1).reshape(length * batch, self.embed_dim)
         return F.linear(joined, self.out_proj.weight, self.out_proj.bias).view(length, batch, -1)
 
-    def _shown(self, weights: torch.Tensor, batch: int, average: bool) -> torch.Tensor:
+    def _returned_weights(self, weights: torch.Tensor, batch: int, average: bool) -> torch.Tensor:
         weights = weights.view(batch, self.num_heads, *weights.shape[1:])
         return weights.mean(dim=1) if average else weights
 
@@ -140,9 +141,9 @@ class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
 def _weights(
     q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, *, rows_may_be_empty: bool
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(size) + mask) of F.multi_head_attention_forward, (N * heads, L, S).
+    """Returns softmax(q k^T / sqrt(size) + mask) of F.multi_head_attention_forward, (N * heads, L, S).
 
-    A row that is masked altogether is NaN there, and zero in F.scaled_dot_product_attention (without `need_weights`).
+    A fully masked row is NaN there, and zero in F.scaled_dot_product_attention (without `need_weights`).
     """
     scaled = q * math.sqrt(1.0 / q.shape[-1])
     turned = k.transpose(-2, -1)
@@ -150,7 +151,7 @@ def _weights(
     return torch.ops.aten._safe_softmax(scores, -1) if rows_may_be_empty else F.softmax(scores, dim=-1)
 
 
-def _causal(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Query i sees the keys 0 to i; to be added to the scores, (1, L, S)."""
+def _causal_mask(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Returns the mask of keys after query i, to be added to the scores, (1, L, S)."""
     hidden = torch.full((q.shape[1], k.shape[1]), -math.inf, dtype=q.dtype, device=q.device)
     return hidden.triu_(1).unsqueeze(0)

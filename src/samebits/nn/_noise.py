@@ -1,4 +1,4 @@
-"""Layers that add or multiply noise of a key: Gaussian noise, stochastic depth, randomised leaky ReLU, fractional pooling."""
+"""Layers with noise of a key: Gaussian noise, stochastic depth, randomised leaky ReLU, fractional pooling."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import torch
 from samebits import random
 from samebits.errors import InvalidArgumentError
 from samebits.nn._layer_keys import OwnsRandomness
-from samebits.nn._masks import kept, non_negative, probability, scaled, uniform
+from samebits.nn._masks import keep_mask, non_negative, probability, scale_by_mask, uniform
 
 
 class GaussianNoise(OwnsRandomness):
-    """Adds normal noise of mean 0 in training; identity in eval mode. `OwnsRandomness` says what keys it.
+    """Adds normal noise of mean 0 in training; identity in eval mode. `OwnsRandomness` says how it is keyed.
 
     Args:
         std: standard deviation, finite and at least 0; it may be changed later.
         inplace: add to the input itself.
-        name: what keys the layer instead of its path.
+        name: keys the layer instead of its path.
 
     Raises:
         InvalidArgumentError: `std` is negative or not finite.
@@ -29,7 +29,7 @@ class GaussianNoise(OwnsRandomness):
         non_negative(self, "std", std)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        """The input + std * normal, of the input's shape and (floating) dtype."""
+        """Returns the input + std * normal, of the input's shape and (floating) dtype."""
         std = non_negative(self, "std", self.std)
         if not self.training or std == 0.0:
             return input
@@ -38,7 +38,7 @@ class GaussianNoise(OwnsRandomness):
         return input.add_(noise) if self.inplace else input + noise
 
     def extra_repr(self) -> str:
-        """std, inplace, name."""
+        """Returns std, inplace, name."""
         return ", ".join(
             part for part in (f"std={self.std}, inplace={self.inplace}", super().extra_repr()) if part
         )
@@ -50,7 +50,7 @@ class StochasticDepth(OwnsRandomness):
     Args:
         p: probability that a sample (or the batch) is zeroed; the others are scaled by 1 / (1 - p).
         mode: "row" decides for every sample (first dimension), "batch" once for all.
-        name: what keys the layer instead of its path.
+        name: keys the layer instead of its path.
 
     Raises:
         InvalidArgumentError: `p` is no probability, or `mode` is neither.
@@ -64,12 +64,12 @@ class StochasticDepth(OwnsRandomness):
         self._shape(torch.empty(1))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        """The input, of shape (N, ...), with rows (or all of it) zeroed."""
+        """Returns the input, of shape (N, ...), with rows (or all of it) zeroed."""
         p = probability(self, self.p)
         shape = self._shape(input)
         if not self.training or p == 0.0:
             return input
-        return scaled(input, kept(self.next_key(input.device), shape, p, input), p, inplace=False)
+        return scale_by_mask(input, keep_mask(self.next_key(input.device), shape, p, input), p, inplace=False)
 
     def _shape(self, input: torch.Tensor) -> tuple[int, ...]:  # noqa: A002
         if self.mode not in {"row", "batch"}:
@@ -79,7 +79,7 @@ class StochasticDepth(OwnsRandomness):
         return (input.shape[0] if self.mode == "row" else 1, *(1,) * (input.dim() - 1))
 
     def extra_repr(self) -> str:
-        """p, mode, name."""
+        """Returns p, mode, name."""
         return ", ".join(part for part in (f"p={self.p}, mode={self.mode}", super().extra_repr()) if part)
 
 
@@ -87,7 +87,7 @@ class RReLU(OwnsRandomness, torch.nn.RReLU):
     """`torch.nn.RReLU` that owns its randomness: in training the slope of each element <= 0 is drawn from [lower, upper)."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        """Gives x where x > 0, else slope * x; in eval mode the slope is (lower + upper) / 2."""
+        """Returns x where x > 0, else slope * x; in eval mode the slope is (lower + upper) / 2."""
         if not self.training:
             return super().forward(input)
         if not self.lower <= self.upper:
@@ -101,12 +101,12 @@ class RReLU(OwnsRandomness, torch.nn.RReLU):
 
 
 class _FractionalMaxPool(OwnsRandomness):
-    """Where the windows stand is drawn per sample and channel; in eval mode too, as torch does."""
+    """A pooling whose windows are drawn per sample and channel; in eval mode too, as in torch."""
 
     _dimensions: int
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        """As torch's; the pseudo-random windows come from the layer's key, unless the user gave `_random_samples`."""
+        """Pools as torch does; the random windows come from the layer's key, unless the user gave `_random_samples`."""
         if self._random_samples is not None:
             return super().forward(input)
         sizes = input.shape[: -self._dimensions]  # (N, C), or (C,) without a batch

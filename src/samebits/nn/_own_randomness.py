@@ -1,4 +1,4 @@
-"""`own_randomness`: an existing model's random layers become layers that own their randomness, in place."""
+"""`own_randomness`: a model's random layers become layers that own their randomness, in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samebits.nn import _dropout as dropout
 from samebits.nn import _multihead_attention as multihead_attention
 from samebits.nn import _noise as noise
 from samebits.nn import _rnn as rnn
-from samebits.nn._layer_keys import OwnsRandomness, tell
+from samebits.nn._layer_keys import OwnsRandomness, set_key
 from samebits.random import _int_keys as int_keys
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -43,16 +43,16 @@ _QUANTIZED = (
 
 
 def own_randomness(module: M, *, key: torch.Tensor | None = None) -> M:
-    """Makes every random layer of torch in `module` a layer of `samebits.nn`, in place, and returns `module`.
+    """Turns every random layer of torch in `module` into a layer of `samebits.nn`, in place, and returns `module`.
 
     Replaced are Dropout*, AlphaDropout, FeatureAlphaDropout, RReLU, FractionalMaxPool*, MultiheadAttention (with it the
     Transformer's layers) and RNN, LSTM and GRU, which then draw as the table of `samebits.nn.OwnsRandomness` says. Only
     the class of an instance changes: parameters, optimizers, hooks, parametrizations, `requires_grad` and the keys of
-    state_dict stay, and a checkpoint of the plain model loads, both ways. A layer at two paths goes by the first.
+    state_dict stay, and a checkpoint of the plain model loads, both ways. A layer at two paths is keyed by the first.
 
-    Drawn by other means, and not seen here: `F.dropout`, `F.scaled_dot_product_attention(dropout_p=...)` and `torch.rand`
-    in a module's own code. In the loop of a `Run`
-    they are reproducible all the same (the generators are filled before each step), but depend on who else draws.
+    Draws by other means are not seen: `F.dropout`, `F.scaled_dot_product_attention(dropout_p=...)` and `torch.rand` in a
+    module's code. In the loop of a `Run` they are reproducible all the same (the generators are filled before each step),
+    but depend on what else draws.
 
     Args:
         module: a model, before torch.compile. Calling this again is harmless.
@@ -64,7 +64,7 @@ def own_randomness(module: M, *, key: torch.Tensor | None = None) -> M:
         DuplicateNameError: two layers have the same name.
 
     Warns:
-        UserWarning: a subclass of a random layer has a forward of its own; it is not replaced.
+        UserWarning: a subclass of a random layer has its own forward; it is not replaced.
     """
     root = None if key is None else int_keys.fold(int_keys.from_tensor(key), _KEY)
     replacements, kept = {}, []
@@ -81,16 +81,16 @@ def own_randomness(module: M, *, key: torch.Tensor | None = None) -> M:
         part.__class__ = kind
     if kept:
         user_code.warn(
-            f"own_randomness left alone: {', '.join(kept)}. A forward of its own may draw by any means: derive it from "
+            f"own_randomness left alone: {', '.join(kept)}. Their own forward may draw by any means: derive them from "
             "samebits.nn, and draw from self.next_key(device).",
         )
     if root is not None:
-        tell(module, root)
+        set_key(module, root)
     return module
 
 
 def _random_base(part: torch.nn.Module) -> type[torch.nn.Module] | None:
-    """The random layer of torch that `part` is a kind of, unless it owns its randomness."""
+    """Returns the random layer of torch that `part` is a kind of, unless it owns its randomness."""
     if isinstance(part, OwnsRandomness):
         return None
     return next((kind for kind in type(part).__mro__ if kind in _OURS), None)
@@ -98,12 +98,10 @@ def _random_base(part: torch.nn.Module) -> type[torch.nn.Module] | None:
 
 @functools.cache
 def _replacement(kind: type[torch.nn.Module], base: type[torch.nn.Module], *, parametrized: bool) -> type:
-    """Our class, or one that has what a user's subclass adds to torch's in front of it."""
+    """Returns our class, or one that has the additions of a user's subclass before it."""
     if kind is base:
         return _OURS[base]
-    if (
-        parametrized
-    ):  # torch has put a class of this instance's own in front; removing the last one takes its first base
+    if parametrized:  # torch has put a class of this instance in front; removing the last parametrization takes its first base
         under = kind.__bases__[0]
         own = {name: value for name, value in vars(kind).items() if name not in {"__dict__", "__weakref__"}}
         return type(kind.__name__, (_replacement(under, base, parametrized=False),), own)

@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from samebits._context import Words
 from samebits.errors import InvalidArgumentError, UnimplementedError
-from samebits.nn._keyed_initialisation import KeyedDraws, Owned
+from samebits.nn._keyed_initialisation import KeyedDraws, OwnedTensors
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states
 
@@ -22,11 +22,11 @@ def reset_parameters(model: torch.nn.Module, key: torch.Tensor, *, keep: Collect
     """Initialises every parameter anew, by its module's own scheme, from a key of its full name.
 
     Runs `reset_parameters` (or `_reset_parameters`) of every module that has one, children first, as construction does.
-    Whatever these draw into a parameter comes from (key, the parameter's name, number of the draw on it); what they draw
-    elsewhere (the scratch tensors of orthogonal_ and sparse_, NumPy, Python) from (key, the module's path, ...). So a
-    parameter's weights do not change when modules are built in another order, added, or removed. Buffers are reset by
-    the same methods. A tied parameter goes by its first name, and is initialised by the modules on that path only.
-    The caller's generators are where they were afterwards.
+    Draws into a parameter come from (key, the parameter's name, number of the draw on it); other draws (the scratch
+    tensors of orthogonal_ and sparse_, NumPy, Python) from (key, the module's path, ...). So a parameter's weights do
+    not change when modules are built in another order, added, or removed. Buffers are reset by the same methods. A tied
+    parameter is keyed by its first name, and is initialised by the modules on that path only. The caller's generators
+    are restored.
 
     Args:
         model: a module on real devices (after `to_empty`, not on "meta"), before it is parametrized.
@@ -43,7 +43,7 @@ def reset_parameters(model: torch.nn.Module, key: torch.Tensor, *, keep: Collect
     """
     root = int_keys.fold(int_keys.from_tensor(key), _INITIAL)
     _check(model)
-    owned = Owned(model)
+    owned = OwnedTensors(model)
     unknown = {*keep} - owned.names
     if unknown:
         raise InvalidArgumentError(
@@ -52,8 +52,8 @@ def reset_parameters(model: torch.nn.Module, key: torch.Tensor, *, keep: Collect
     schemes = [
         (path, scheme) for path, part in _children_first(model) if (scheme := _scheme(part)) is not None
     ]
-    with generator_states.preserved(), torch.no_grad():
-        with _undone(model):
+    with generator_states.preserve_states(), torch.no_grad():
+        with _undo_replacements(model):
             missing = owned.names - _run(schemes, root, owned, rehearsal=True) - {*keep}
         if missing:
             raise InvalidArgumentError(_MISSING.format(", ".join(sorted(missing))))
@@ -61,14 +61,14 @@ def reset_parameters(model: torch.nn.Module, key: torch.Tensor, *, keep: Collect
 
 
 _MISSING = (
-    "samebits.nn.reset_parameters: no reset_parameters of a module sets {}. Give the module that holds it a method "
+    "samebits.nn.reset_parameters: no reset_parameters of a module sets {}. Give its module a method "
     "reset_parameters(self); or, where the value is not random, name it in keep=[...]. (Of a parametrized module, reset "
     "first and parametrize afterwards.)"
 )
 
 
 def _run(
-    schemes: list[tuple[str, Callable[[], object]]], root: Words, owned: Owned, *, rehearsal: bool
+    schemes: list[tuple[str, Callable[[], object]]], root: Words, owned: OwnedTensors, *, rehearsal: bool
 ) -> set[str]:
     """Runs all schemes; returns the names of the parameters that they set. A rehearsal changes none of them."""
     draws = KeyedDraws(root, owned, rehearsal=rehearsal)
@@ -76,11 +76,11 @@ def _run(
         draws.enter(path)
         with draws:
             scheme()
-    return draws.touched | owned.replaced()
+    return draws.touched | owned.replaced_names()
 
 
 def _children_first(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Every module once, by its first path, after its children."""
+    """Yields every module once, by its first path, after its children."""
     first = {part: path for path, part in model.named_modules()}
 
     def walk(part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -93,9 +93,9 @@ def _children_first(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modu
 
 
 def _scheme(part: torch.nn.Module) -> Callable[[], object] | None:
-    """The method that initialises a module, if it can be called without arguments."""
+    """Returns the method that initialises a module, if it can be called without arguments."""
     for name in ("reset_parameters", "_reset_parameters"):
-        if not (name in vars(part) or hasattr(type(part), name)):  # a compiled wrapper passes its module's on
+        if not (name in vars(part) or hasattr(type(part), name)):  # a compiled wrapper passes on its module's
             continue
         method = getattr(part, name)
         if callable(method) and not any(
@@ -124,8 +124,8 @@ def _check(model: torch.nn.Module) -> None:
 
 
 @contextmanager
-def _undone(model: torch.nn.Module) -> Iterator[None]:
-    """What a scheme puts in the place of parameters and buffers is taken away again; their values are not its business."""
+def _undo_replacements(model: torch.nn.Module) -> Iterator[None]:
+    """Restores the objects of parameters and buffers that a scheme replaced; their values are not touched."""
     slots = [(slot, dict(slot)) for part in model.modules() for slot in (part._parameters, part._buffers)]
     data = [(tensor, tensor.data) for _, held in slots for tensor in held.values() if tensor is not None]
     try:

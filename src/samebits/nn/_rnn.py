@@ -1,4 +1,4 @@
-"""RNN, LSTM and GRU whose dropout between the layers is drawn from the module's own key."""
+"""RNN, LSTM and GRU whose dropout between the layers is drawn from the module's key."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ Hidden = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 class _Recurrent(OwnsRandomness, torch.nn.RNNBase):
-    """In training with dropout, torch's own forward runs layer by layer, with a keyed dropout in between.
+    """In training with dropout, runs torch's forward layer by layer, with a keyed dropout in between.
 
-    One key per call; the dropout behind layer i is a fold of it by i. On CUDA, cuDNN then sees one layer at a time.
+    One key per call; the dropout after layer i is a fold of it by i. On CUDA, cuDNN then sees one layer at a time.
     """
 
     def forward(self, input: Any, hx: Hidden | None = None) -> tuple[Any, Any]:  # noqa: A002
-        """As torch's: input (L, N, H), (N, L, H), (L, H) or a PackedSequence; returns output and hidden state."""
+        """Runs torch's forward: input (L, N, H), (N, L, H), (L, H) or a PackedSequence; returns output and hidden state."""
         p = probability(self, self.dropout)
         if not self.training or p == 0.0 or self.num_layers == 1:
             return super().forward(input, hx)
-        return self._through_layers(input, hx, p)
+        return self._run_layers(input, hx, p)
 
-    def _through_layers(self, input: Any, hx: Hidden | None, p: float) -> tuple[Any, Any]:  # noqa: A002
+    def _run_layers(self, input: Any, hx: Hidden | None, p: float) -> tuple[Any, Any]:  # noqa: A002
         self._check_layers(hx)
         keys = self.next_keys(_data(input).device, self.num_layers - 1)
         output, hidden = input, []
         for number in range(self.num_layers):
             if number:
-                output = _replaced(output, dropout(keys[number - 1], _data(output), p))
-            output, state = super(_Recurrent, self._layer(number)).forward(output, self._part(hx, number))
+                output = _with_data(output, dropout(keys[number - 1], _data(output), p))
+            output, state = super(_Recurrent, self._layer(number)).forward(
+                output, self._initial_state(hx, number)
+            )
             hidden.append(state)
         if isinstance(hidden[0], tuple):
             return output, tuple(torch.cat(states) for states in zip(*hidden, strict=True))
@@ -45,7 +47,7 @@ class _Recurrent(OwnsRandomness, torch.nn.RNNBase):
         return 2 if self.bidirectional else 1
 
     def _layer(self, number: int) -> Any:
-        """The module with one of its layers only: same parameters, hooks and parametrizations."""
+        """Returns a module with a single layer of this one: same parameters, hooks and parametrizations."""
         layer = type(self).__new__(type(self))  # copy.copy refuses parametrized modules
         vars(layer).update(vars(self))
         per_layer = len(self._flat_weights_names) // self.num_layers
@@ -62,15 +64,15 @@ class _Recurrent(OwnsRandomness, torch.nn.RNNBase):
             vars(layer)["input_size"] = self._directions * (self.proj_size or self.hidden_size)
         return layer
 
-    def _part(self, hx: Hidden | None, number: int) -> Hidden | None:
-        """The initial state of one layer."""
+    def _initial_state(self, hx: Hidden | None, number: int) -> Hidden | None:
+        """Returns the initial state of one layer."""
         if hx is None:
             return None
         rows = slice(number * self._directions, (number + 1) * self._directions)
         return tuple(state[rows] for state in hx) if isinstance(hx, tuple) else hx[rows]  # type: ignore[return-value]
 
     def _check_layers(self, hx: Hidden | None) -> None:
-        """Slices would hide that the state is of another number of layers; torch's words."""
+        """Raises if the state has another number of layers, which slices would hide; torch's words."""
         expected = self.num_layers * self._directions
         for state in hx if isinstance(hx, tuple) else () if hx is None else (hx,):
             if state.size(0) != expected:
@@ -93,5 +95,5 @@ def _data(sequence: Any) -> torch.Tensor:
     return sequence.data if isinstance(sequence, PackedSequence) else sequence
 
 
-def _replaced(sequence: Any, data: torch.Tensor) -> Any:
+def _with_data(sequence: Any, data: torch.Tensor) -> Any:
     return sequence._replace(data=data) if isinstance(sequence, PackedSequence) else data

@@ -1,4 +1,4 @@
-"""Randomness without a position: keys and what is computed from them, the process's generators, the seed."""
+"""Randomness without a position: keys, functions of keys, the process's generators, the seed."""
 
 from samebits.random._draws.choices import categorical as categorical
 from samebits.random._draws.choices import choice as choice

@@ -1,4 +1,4 @@
-"""The kernels of a key's device: one place where devices branch off."""
+"""The choice of kernels by a key's device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from samebits.random._triton import launchers
 
 
 def _folded(keys: torch.Tensor, first: int, out: torch.Tensor) -> None:
-    """Row i of `out`, (number, keys, 2): `first` + i folded into all `keys`, (keys, 2)."""
+    """Folds `first` + i into all `keys`, (keys, 2), for row i of `out`, (number, keys, 2)."""
     philox.fold_all(keys.numpy(), first, out.numpy())
 
 
@@ -37,17 +37,17 @@ _CPU = SimpleNamespace(
 )
 
 
-def kernels(what: str, key: torch.Tensor) -> Any:
-    """What fills tensors on the key's device; its functions have the signatures of `_CPU`'s.
+def kernels(caller: str, key: torch.Tensor) -> Any:
+    """Returns the functions that fill tensors on the key's device; their signatures are those of `_CPU`.
 
-    Raises `UnimplementedError`, naming samebits.random.`what`, for a device without kernels of the same bits, and for
+    Raises `UnimplementedError`, naming samebits.random.`caller`, for a device without kernels of the same bits, and for
     CUDA without Triton.
     """
     if key.is_cpu:
         return _CPU
     if key.is_cuda:
-        return launchers(what)
+        return launchers(caller)
     raise UnimplementedError(
-        f"samebits.random.{what} has no kernel for {key.device} that gives the bits of the CPU; "
-        f"draw on the CPU and move the result: {what}(key.cpu(), ...).to({str(key.device)!r})"
+        f"samebits.random.{caller} has no kernel for {key.device} that gives the bits of the CPU; "
+        f"draw on the CPU and move the result: {caller}(key.cpu(), ...).to({str(key.device)!r})"
     )

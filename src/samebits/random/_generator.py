@@ -1,6 +1,6 @@
-"""`Generator`: an object that counts its draws, for code in which passing keys is not worth it.
+"""`Generator`: an object that counts its draws, for code where passing keys is not worth the effort.
 
-Carried over from `tf.random.Generator`. Draw number n is a function of `fold_in(generator.key, n)`, so the state is a
+Modelled on `tf.random.Generator`. Draw number n is a function of `fold_in(generator.key, n)`, so the state is a
 key and a small integer, and it is saved, moved and copied with the module that holds the generator.
 """
 
@@ -33,7 +33,7 @@ _SPLIT = int_keys.as_uint64("split")
 def _method(
     function: Callable[Concatenate[torch.Tensor, _Arguments], _Result],
 ) -> Callable[Concatenate[Generator, _Arguments], _Result]:
-    """The function as a method that takes the generator's next key; a call that raises takes none."""
+    """Turns the function into a method that uses the generator's next key; a call that raises uses none."""
 
     def eager(self: Generator, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         result = function(self._next_key(), *args, **kwargs)
@@ -55,18 +55,18 @@ def _method(
 
 
 class Generator(torch.nn.Module, HasRngState):
-    """Draws one after the other, each from a key of its own: `fold_in(key, draws)`, then `draws` goes up by one.
+    """Draws one after another, each from a separate key: `fold_in(key, draws)`, then `draws` goes up by one.
 
     A module, so that `self.noise = Generator.from_seed(1)` puts `noise.key` (uint64, (2,)) and `noise.draws` (int64,
     ()) into the state_dict of the module that holds it. It is copied and pickled with that module, and moved by `.to(device)`, which
     leaves the stream as it is. A copy draws the same numbers as its original; independent ones come from `split`.
 
     Do not draw from the key of a generator, nor from `key(seed)` beside `from_seed(seed)`: draws are folded into it.
-    One generator belongs to one thread: two that draw at the same time may get the same number. In a dataset, how often
-    somebody drew depends on the workers: use the process-wide generators there, or fold the index into a key.
+    One generator belongs to one thread: two that draw at the same time may get the same number. In a dataset the number
+    of draws depends on the workers: use the process-wide generators there, or fold the index into a key.
     """
 
-    # The state is kept on the host and not in buffers: DistributedDataParallel would overwrite every rank's with
+    # The state is on the host and not in buffers: DistributedDataParallel would overwrite every rank's with
     # that of rank 0 (gloo refuses uint64), and to read a count back from CUDA is to wait for all that is queued.
 
     def __init__(self, key: torch.Tensor, *, device: torch.device | str | None = None) -> None:
@@ -75,20 +75,20 @@ class Generator(torch.nn.Module, HasRngState):
 
     @classmethod
     def from_seed(cls, seed: int, *, device: torch.device | str | None = None) -> Generator:
-        """The generator of `key(seed)`. Raises `InvalidArgumentError` unless 0 <= seed < 2**64."""
-        return cls._on(_checked("Generator.from_seed", seed), device)
+        """Returns the generator of `key(seed)`. Raises `InvalidArgumentError` unless 0 <= seed < 2**64."""
+        return cls._on(_check_seed("Generator.from_seed", seed), device)
 
     @classmethod
     def from_key(cls, key: torch.Tensor) -> Generator:
-        """The generator of a key, on its device. Raises `InvalidArgumentError` unless it is uint64 of shape (2,)."""
+        """Returns the generator of a key, on its device. Raises `InvalidArgumentError` unless it is uint64 of shape (2,)."""
         return cls(key)
 
     @classmethod
     def from_non_deterministic_state(cls, *, device: torch.device | str | None = None) -> Generator:
-        """A generator whose 128 bits come from the operating system. Raises `UnseededError` under op determinism."""
+        """Returns a generator with 128 bits of the operating system. Raises `UnseededError` under op determinism."""
         if process.op_determinism:
             raise UnseededError(
-                "Generator.from_non_deterministic_state() under op determinism: the next run would draw other "
+                "Generator.from_non_deterministic_state() under op determinism: the next run would draw different "
                 "numbers. Use Generator.from_seed(seed)."
             )
         seed, offset = np.frombuffer(os.urandom(16), np.uint64).tolist()
@@ -114,13 +114,13 @@ class Generator(torch.nn.Module, HasRngState):
 
     @property
     def device(self) -> torch.device:
-        """Where the draws are made."""
+        """The device where draws are made."""
         return self._key.device
 
     def reset_from_seed(self, seed: int) -> None:
         """Starts again as `from_seed(seed)`, on the same device."""
         self._find()
-        self._set(_checked("Generator.reset_from_seed", seed), 0, self.device)
+        self._set(_check_seed("Generator.reset_from_seed", seed), 0, self.device)
 
     def reset_from_key(self, key: torch.Tensor) -> None:
         """Starts again as `from_key(key)`, on the device where the generator is."""
@@ -128,7 +128,7 @@ class Generator(torch.nn.Module, HasRngState):
         self._set(int_keys.from_tensor(key), 0, self.device)
 
     def split(self, count: int) -> list[Generator]:
-        """`count` generators, independent of each other, of all draws of this one and of its other splits.
+        """Returns `count` generators, independent of each other, of all draws of this one and of its other splits.
 
         Counts as one draw. Raises `InvalidArgumentError` unless `count` is a positive int.
         """
@@ -156,7 +156,7 @@ class Generator(torch.nn.Module, HasRngState):
     categorical = _method(choices.categorical)
 
     def extra_repr(self) -> str:
-        """What `print` shows of a generator inside a model."""
+        """Returns the text that `print` shows for a generator inside a model."""
         return f"key={self._find()}, draws={self._draws}, device={str(self.device)!r}"
 
     def _set(self, key: Words, draws: int, device: torch.device | str) -> None:
@@ -174,11 +174,11 @@ class Generator(torch.nn.Module, HasRngState):
         return vars(self)["_words"], vars(self)["_draws"]
 
     def _find(self) -> Words:
-        """The key that holds now; whoever reads or moves the state asks first."""
+        """Returns the current key; all reads and changes of the state call it first."""
         return self._words
 
     def _next_key(self) -> torch.Tensor:
-        """The key of the next draw."""
+        """Returns the key of the next draw."""
         _check_not_repeated()
         own = self._find()
         if self._key.is_cpu:
@@ -189,7 +189,7 @@ class Generator(torch.nn.Module, HasRngState):
         object.__setattr__(self, "_draws", self._draws + 1)  # torch.nn.Module's takes a microsecond
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Generator:
-        """Follows a move to another device. The key is made anew there: `to_empty` would leave it unwritten."""
+        """Follows a move to another device. The key is created again there: `to_empty` would leave it unwritten."""
         super()._apply(fn, recurse)
         self._key = int_keys.to_tensor(self._words, fn(self._key).device)
         return self
@@ -230,13 +230,13 @@ def _check_not_repeated() -> None:
     if torch._C._current_graph_task_id() != -1:
         raise UnimplementedError(
             "samebits.random.Generator: a draw inside backward. Activation checkpointing repeats a forward there, and the "
-            "generator has moved on since, so that it would draw other numbers: give the forward a key "
+            "generator has counted on since, so that it would draw different numbers: give the forward a key "
             "(samebits.random.normal(key, ...)), or use a samebits.nn layer."
         )
     if torch._C._is_tracing() or get_proxy_mode() is not None:
         raise UnimplementedError(
             "samebits.random.Generator: a draw while torch.export, make_fx or torch.jit.trace records its caller: the "
-            "graph would repeat one number for ever. Use torch.compile, which leaves the graph for it."
+            "graph would repeat one number forever. Use torch.compile, which breaks the graph for it."
         )
     if torch._C._are_functorch_transforms_active():
         raise UnimplementedError(
@@ -245,9 +245,9 @@ def _check_not_repeated() -> None:
         )
 
 
-def _checked(what: str, seed: int) -> Words:
+def _check_seed(caller: str, seed: int) -> Words:
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
-        raise InvalidArgumentError(f"{what} takes an int with 0 <= seed < 2**64, got {seed!r}")
+        raise InvalidArgumentError(f"{caller} takes an int with 0 <= seed < 2**64, got {seed!r}")
     return int_keys.root(int(seed))
 
 

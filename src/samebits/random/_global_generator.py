@@ -1,4 +1,4 @@
-"""The global generator: one `Generator` for code that is not handed one."""
+"""The global generator: one `Generator` for code that gets none."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _STREAM = int_keys.as_uint64("samebits.random.global_generator")
 
 
 class OfTheProcess(Generator):
-    """The global generator that nobody set.
+    """The global generator, where `set_global_generator` was not called.
 
     In each step of a `Run` it draws from a key of the step, as the process's generators of torch, NumPy and Python do:
-    a resumed run has not made the draws of the steps before. Outside of steps it goes on where it was.
+    a resumed run has not made the draws of earlier steps. Outside of steps it continues where it was.
     """
 
     def __init__(self, key: torch.Tensor, *, device: torch.device | str | None = None) -> None:
@@ -27,12 +27,12 @@ class OfTheProcess(Generator):
         self._position: Position | None = None
         self._outside = self._words, 0
 
-    def standing(self) -> tuple[Any, ...]:
-        """Where it stands, for `stand`."""
+    def position_state(self) -> tuple[Any, ...]:
+        """Returns its position, for `restore_position`."""
         return self._position, self._outside, self._words, self._draws
 
-    def stand(self, where: tuple[Any, ...]) -> None:
-        """Goes on from there."""
+    def restore_position(self, where: tuple[Any, ...]) -> None:
+        """Continues from a position."""
         self._position, self._outside, key, draws = where
         self._set(key, draws, self.device)
 
@@ -42,33 +42,33 @@ class OfTheProcess(Generator):
             if self._position is None:
                 self._outside = self._words, self._draws
             self._position = here
-            self._set(*(self._outside if here is None else (_of_step(here), 0)), self.device)
+            self._set(*(self._outside if here is None else (_step_key(here), 0)), self.device)
         return self._words
 
 
-def _of_step(position: Position) -> Words:
+def _step_key(position: Position) -> Words:
     return int_keys.fold(
         process.run_key or (0, 0), _STREAM, position.loop, position.step, *position.inside, *process.rank_key
     )
 
 
 def get_global_generator() -> Generator:
-    """The generator of `set_global_generator`; without one, a generator of the process's seed.
+    """Returns the generator of `set_global_generator`; without one, a generator of the process's seed.
 
     That seed is `set_random_seed`'s, else the one given to `torch.manual_seed`; its generator follows the steps of a
-    `Run`: what it draws depends on the step, not on the draws of earlier ones. Without any seed it is non-deterministic.
-    `set_random_seed` forgets the generator, so that the next call makes a new one.
+    `Run`: its draws depend on the step, not on the draws of earlier ones. Without any seed it is non-deterministic.
+    `set_random_seed` drops the generator, so that the next call makes a new one.
     Raises `UnseededError` under op determinism when there is neither a generator nor a seed.
     """
     if process.generator is None:
-        process.generator = _made()
+        process.generator = _make_generator()
     return process.generator
 
 
 def set_global_generator(generator: Generator) -> None:
     """Makes `generator` the one that `get_global_generator` returns, until `set_random_seed` is called.
 
-    Its state is yours: give it to the `Run`, by itself or inside a model, for a resumed run to go on with it.
+    Its state is yours: give it to the `Run`, by itself or inside a model, for a resumed run to continue with it.
     Raises `InvalidArgumentError` for anything but a `Generator`.
     """
     if not isinstance(generator, Generator):
@@ -79,7 +79,7 @@ def set_global_generator(generator: Generator) -> None:
     process.generator = generator
 
 
-def _made() -> Generator:
+def _make_generator() -> Generator:
     seed = seeds.root_seed()
     if seed is not None:
         return OfTheProcess(
@@ -88,7 +88,7 @@ def _made() -> Generator:
         )
     if process.op_determinism:
         raise UnseededError(
-            "get_global_generator() under op determinism: nobody has set a seed or a generator. Call "
+            "get_global_generator() under op determinism: neither a seed nor a generator is set. Call "
             "samebits.set_random_seed(seed), or set_global_generator(Generator.from_seed(seed)), before."
         )
     return Generator.from_non_deterministic_state()

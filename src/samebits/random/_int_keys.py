@@ -1,4 +1,4 @@
-"""Keys as two Python integers: the form that the rest of the package computes positions with.
+"""Keys as two Python integers: the form for keys of positions in the rest of the package.
 
 `fold` gives the same bits as `samebits.random.fold_in` on tensors, without a tensor.
 """
@@ -18,12 +18,12 @@ _MASK = 2**64 - 1
 
 
 def root(seed: int) -> Words:
-    """The key of a seed: (seed modulo 2**64, 0), as `samebits.random.key`."""
+    """Returns the key of a seed: (seed modulo 2**64, 0), as `samebits.random.key`."""
     return index(seed) & _MASK, 0
 
 
 def fold(key: Words, *path: int | str) -> Words:
-    """`key` with every part of `path` folded in, in turn. A string counts as the xxh3-64 of its UTF-8 bytes."""
+    """Folds every part of `path` into `key`, in turn. A string counts as the xxh3-64 of its UTF-8 bytes."""
     seed, offset = key
     for part in path:
         seed, offset = philox.folded(seed, offset, part & _MASK if type(part) is int else as_uint64(part))
@@ -31,7 +31,7 @@ def fold(key: Words, *path: int | str) -> Words:
 
 
 def as_uint64(data: int | str) -> int:
-    """What is folded in for one part of a path: an integer (a negative one plus 2**64), or the hash of a string.
+    """Returns the number folded in for one part of a path: an integer (a negative one plus 2**64), or the hash of a string.
 
     Raises `InvalidArgumentError` for anything else, and for integers that do not fit into 64 bits.
     """
@@ -54,17 +54,17 @@ def _hash(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-# What torch.compiler.assume_constant_result does, which would import Dynamo (2 s): it cannot look into xxhash.
+# Does the work of torch.compiler.assume_constant_result, which would import Dynamo (2 s): it cannot trace xxhash.
 _hash._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def to_tensor(key: Words, device: torch.device | str | None = None) -> torch.Tensor:
-    """The key as a uint64 tensor of shape (2,)."""
+    """Returns the key as a uint64 tensor of shape (2,)."""
     return torch.tensor(key, dtype=torch.uint64, device=device)
 
 
 def from_tensor(key: torch.Tensor) -> Words:
-    """The integers of one key tensor of shape (2,). Raises `InvalidArgumentError` for another shape or dtype."""
+    """Returns the integers of one key tensor of shape (2,). Raises `InvalidArgumentError` for another shape or dtype."""
     if not isinstance(key, torch.Tensor) or key.shape != (2,) or key.dtype is not torch.uint64:
         given = f"{key.dtype} of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
         raise InvalidArgumentError(

@@ -13,14 +13,14 @@ import torch
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._device_kernels import kernels
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 Part = int | str | torch.Tensor
 Data = Part | tuple[Part, ...]
 
 
 def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
-    """The key of a seed: a uint64 tensor of shape (2,) that holds (seed, 0).
+    """Returns the key of a seed: a uint64 tensor of shape (2,) that holds (seed, 0).
 
     Raises `InvalidArgumentError` unless `seed` is an integer with 0 <= seed < 2**64.
     """
@@ -32,29 +32,30 @@ def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
         ) from None
     if not 0 <= number < 2**64:
         raise InvalidArgumentError(
-            f"key: a seed is an integer with 0 <= seed < 2**64, got {number}; for a number that may be anything, "
+            f"key: a seed is an integer with 0 <= seed < 2**64, got {number}; for any other number, "
             "fold its text into a key: fold_in(key(0), str(number))"
         )
     if torch.compiler.is_dynamo_compiling():  # Inductor has no code for a constant of uint64
-        return torch.tensor((_signed(number), 0), dtype=torch.int64, device=device).view(torch.uint64)
+        return torch.tensor((_to_signed(number), 0), dtype=torch.int64, device=device).view(torch.uint64)
     return int_keys.to_tensor((number, 0), device)
 
 
 def split(key: torch.Tensor, num: int = 2) -> torch.Tensor:
-    """`num` independent keys of every key: (*batch, 2) gives (num, *batch, 2).
+    """Returns `num` independent keys of every key: (*batch, 2) gives (num, *batch, 2).
 
     Raises `InvalidArgumentError` if `key` is no key or `num` is not positive.
     """
     check_key("split", key)
     if num <= 0:
         raise InvalidArgumentError(f"split: num must be positive, got {num}")
-    return torch.ops.samebits.split(key, num) if traced(key) else split_keys(key, num)
+    return torch.ops.samebits.split(key, num) if is_traced(key) else split_keys(key, num)
 
 
 def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
-    """A new key of the same shape from every key and `data`; for an integer d it is `split(key, d + 1)[d]`.
+    """Folds `data` into every key, which gives new keys of the same shape; for an integer d it is `split(key, d + 1)[d]`.
 
-    An integer of at most 64 bits counts (a negative one plus 2**64), a string as the xxh3-64 of its UTF-8 bytes, a tuple's items one after the other. A
+    An integer of at most 64 bits counts (a negative one plus 2**64), a string as the xxh3-64 of its UTF-8 bytes, a tuple's
+    items one after another. A
     tensor of integers is broadcast against the batch of keys: with a step in a tensor, a compiled function serves all.
     Raises `InvalidArgumentError` if `key` is no key or `data` is none of these.
     """
@@ -62,7 +63,7 @@ def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
     for part in data if isinstance(data, tuple) else (data,):
         if isinstance(part, torch.Tensor):
             key = _fold_in_tensor(key, part)
-        elif traced(key):
+        elif is_traced(key):
             key = torch.ops.samebits.fold_in(key, as_int64(part))
         else:
             key = fold_in_integer(key, int_keys.as_uint64(part))
@@ -73,54 +74,54 @@ def _fold_in_tensor(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     if data.is_floating_point() or data.is_complex() or data.dtype is torch.bool:
         raise InvalidArgumentError(f"fold_in: a tensor that is folded in holds integers, got {data.dtype}")
     data = data.to(key.device, torch.int64)
-    return torch.ops.samebits.fold_in_each(key, data) if traced(key) else fold_in_each(key, data)
+    return torch.ops.samebits.fold_in_each(key, data) if is_traced(key) else fold_in_each(key, data)
 
 
 def as_int64(part: int | str) -> int:
-    """What `words.as_uint64` gives, as an op takes it; a symbolic integer stays one."""
+    """Returns `int_keys.as_uint64` as an op takes it; a symbolic integer stays one."""
     if isinstance(part, torch.SymInt) or (isinstance(part, int) and -(2**63) <= part < 2**63):
         return part
-    return _signed(int_keys.as_uint64(part))
+    return _to_signed(int_keys.as_uint64(part))
 
 
-def _signed(number: int) -> int:
+def _to_signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
 def split_keys(key: torch.Tensor, num: int) -> torch.Tensor:
-    """`split`, without a look at the arguments."""
+    """Returns `split`, without checks of the arguments."""
     return _fold_all("split", key, 0, num)
 
 
 def fold_in_integer(key: torch.Tensor, number: int) -> torch.Tensor:
-    """`fold_in` of an integer modulo 2**64."""
+    """Returns `fold_in` of an integer modulo 2**64."""
     return _fold_all("fold_in", key, number % 2**64, 1)[0]
 
 
 def fold_in_each(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """`fold_in` of an int64 tensor on the key's device: adding to the offset first is what folding in 0 then folds in."""
+    """Returns `fold_in` of an int64 tensor on the key's device, by adding to the offset and folding in 0."""
     batch = torch.broadcast_shapes(key.shape[:-1], data.shape)
     moved = key.contiguous().view(torch.int64).expand(*batch, 2).clone()
     moved[..., 1] += data
     return fold_in_integer(moved.view(torch.uint64), 0)
 
 
-def _fold_all(what: str, key: torch.Tensor, first: int, number: int) -> torch.Tensor:
-    """`first`, `first` + 1, ... folded into the keys: (number, *batch, 2), for the function `what`."""
-    backend, keys = kernels(what, key), key.contiguous().view(-1, 2)
+def _fold_all(caller: str, key: torch.Tensor, first: int, number: int) -> torch.Tensor:
+    """Folds `first`, `first` + 1, ... into the keys: (number, *batch, 2), for the function `caller`."""
+    backend, keys = kernels(caller, key), key.contiguous().view(-1, 2)
     out = torch.empty(number, *key.shape, dtype=torch.uint64, device=key.device)
     backend.folded(keys, first, out.view(number, keys.shape[0], 2))
     return out
 
 
-def check_key(what: str, key: torch.Tensor) -> None:
+def check_key(caller: str, key: torch.Tensor) -> None:
     """Raises `InvalidArgumentError` unless `key` is a uint64 tensor of shape (*batch, 2)."""
     if not isinstance(key, torch.Tensor):
         raise InvalidArgumentError(
-            f"{what} takes a key tensor, got {key!r} ({type(key).__name__}); make one with samebits.random.key(seed)"
+            f"{caller} takes a key tensor, got {key!r} ({type(key).__name__}); make one with samebits.random.key(seed)"
         )
     if key.dtype is not torch.uint64 or key.dim() == 0 or key.size(-1) != 2:
         raise InvalidArgumentError(
-            f"{what}: a key is a uint64 tensor of shape (*batch, 2), got {key.dtype} of shape {tuple(key.shape)}; "
+            f"{caller}: a key is a uint64 tensor of shape (*batch, 2), got {key.dtype} of shape {tuple(key.shape)}; "
             "make one with samebits.random.key(seed)"
         )

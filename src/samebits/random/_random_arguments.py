@@ -1,4 +1,4 @@
-"""What the functions of samebits.random check of their arguments, and the rows that a batch of keys stands for."""
+"""The checks of arguments of samebits.random, and the rows of a batch of keys."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ INTEGERS = (
 _INTEGER = (int, torch.SymInt)
 
 
-def sizes(what: str, key: torch.Tensor, shape: tuple[Any, ...]) -> tuple[int, ...]:
-    """The sizes of a shape given as integers or one sequence. Raises `InvalidArgumentError` for it or the key."""
-    check_key(what, key)
+def sizes(caller: str, key: torch.Tensor, shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """Returns the sizes of a shape given as integers or one sequence. Raises `InvalidArgumentError` for it or the key."""
+    check_key(caller, key)
     given = shape[0] if len(shape) == 1 and not isinstance(shape[0], _INTEGER) else shape
     try:
-        checked = tuple(_of_tensor(given) if isinstance(given, torch.Size) else torch.Size(given))
+        checked = tuple(_sizes_of(given) if isinstance(given, torch.Size) else torch.Size(given))
     except TypeError:
         raise InvalidArgumentError(
-            f"{what}: a shape is given as integers or one sequence of them, got {given!r}"
+            f"{caller}: a shape is given as integers or one sequence of them, got {given!r}"
         ) from None
     for size in checked:
         if size < 0:
-            raise InvalidArgumentError(f"{what}: a shape has no negative sizes, got {checked}")
+            raise InvalidArgumentError(f"{caller}: a shape has no negative sizes, got {checked}")
     return checked
 
 
-def _of_tensor(size: torch.Size) -> torch.Size:
-    """A tensor's sizes: as they are, symbolic ones too, but numbers for torch.jit.trace, which does not record them."""
+def _sizes_of(size: torch.Size) -> torch.Size:
+    """Returns a tensor's sizes: unchanged, symbolic ones too, but numbers for torch.jit.trace, which does not record them."""
     return torch.Size([int(number) for number in size]) if torch.jit.is_tracing() else size
 
 
-def floating(what: str, dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype, float32 for None. Raises `InvalidArgumentError` unless it is a floating dtype."""
+def floating_dtype(caller: str, dtype: torch.dtype | None) -> torch.dtype:
+    """Returns the dtype, float32 for None. Raises `InvalidArgumentError` unless it is a floating dtype."""
     if dtype is None:
         return torch.float32
     if dtype not in FLOATS:
         raise InvalidArgumentError(
-            f"{what}: dtype must be float32, float64, float16 or bfloat16, got {dtype}"
+            f"{caller}: dtype must be float32, float64, float16 or bfloat16, got {dtype}"
         )
     return dtype
 
 
-def rows(what: str, key: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, int]:
-    """(keys of shape (rows, 2), elements per row). Raises `InvalidArgumentError` if the keys do not fit the shape."""
+def rows(caller: str, key: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, int]:
+    """Returns (keys of shape (rows, 2), elements per row). Raises `InvalidArgumentError` if the keys do not fit the shape."""
     if key.dim() == 1:
         return key.contiguous().view(1, 2), prod(shape)
     batch = tuple(key.shape[:-1])
     if len(batch) != len(shape) or any(b not in (1, size) for b, size in zip(batch, shape, strict=True)):
         raise InvalidArgumentError(
-            f"{what}: a key batch of shape {batch} does not broadcast to the output's shape {tuple(shape)}; "
+            f"{caller}: a key batch of shape {batch} does not broadcast to the output's shape {tuple(shape)}; "
             "give the keys one dimension per output dimension, of its size or 1"
         )
     shared = len(batch)
@@ -69,38 +69,44 @@ def rows(what: str, key: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tens
     return key.expand(*shape[:shared], *one_each, 2).reshape(-1, 2).contiguous(), prod(shape[shared:])
 
 
-def row_keys(what: str, key: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """The keys of `rows`, or one key of shape (2,), which costs less."""
-    return key.contiguous() if key.dim() == 1 else rows(what, key, shape)[0]
+def row_keys(caller: str, key: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Returns the keys of `rows`, or one key of shape (2,), which costs less."""
+    return key.contiguous() if key.dim() == 1 else rows(caller, key, shape)[0]
 
 
-def check_result(what: str, key: torch.Tensor, result: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+def check_result(
+    caller: str, key: torch.Tensor, result: torch.Tensor, dtypes: tuple[torch.dtype, ...]
+) -> None:
     """Raises `InvalidArgumentError` unless `result` can be written in place: its type, dtype, device, gradient."""
-    check_key(what, key)
+    check_key(caller, key)
     if not isinstance(result, torch.Tensor):
         raise InvalidArgumentError(
-            f"{what}: result must be a tensor, got {result!r} ({type(result).__name__})"
+            f"{caller}: result must be a tensor, got {result!r} ({type(result).__name__})"
         )
     if result.dtype not in dtypes:
         named = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise InvalidArgumentError(f"{what}: result must be of one of the dtypes {named}; got {result.dtype}")
+        raise InvalidArgumentError(
+            f"{caller}: result must be of one of the dtypes {named}; got {result.dtype}"
+        )
     if result.device != key.device:
         raise InvalidArgumentError(
-            f"{what}: key and result must be on one device, got a key on {key.device} and a result on {result.device}; "
+            f"{caller}: key and result must be on one device, got a key on {key.device} and a result on {result.device}; "
             f"move the key: key.to({str(result.device)!r})"
         )
     if result.requires_grad and torch.is_grad_enabled():
         raise InvalidArgumentError(
-            f"{what}: result requires grad, and drawing has no gradient; call it under torch.no_grad()"
+            f"{caller}: result requires grad, and drawing has no gradient; call it under torch.no_grad()"
         )
 
 
-def check_probability(what: str, p: float) -> float:
-    """`p` as a float. Raises `InvalidArgumentError` unless it is a number with 0 <= p <= 1."""
+def check_probability(caller: str, p: float) -> float:
+    """Returns `p` as a float. Raises `InvalidArgumentError` unless it is a number with 0 <= p <= 1."""
     if not isinstance(p, int | float):
-        raise InvalidArgumentError(f"{what}: p must be a number or a tensor, got {p!r} ({type(p).__name__})")
+        raise InvalidArgumentError(
+            f"{caller}: p must be a number or a tensor, got {p!r} ({type(p).__name__})"
+        )
     if not 0 <= p <= 1:
-        raise InvalidArgumentError(f"{what}: p must be a probability, 0 <= p <= 1, got {p}")
+        raise InvalidArgumentError(f"{caller}: p must be a probability, 0 <= p <= 1, got {p}")
     return float(p)
 
 

@@ -1,4 +1,4 @@
-"""Stochastic rounding: by keys, so that it has the same bits on every replica, and again after a resume."""
+"""Stochastic rounding by keys: the same bits on every replica, and after a resume."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The kernels of a key's device: one place where devices branch off."""
+"""The choice of kernels by a key's device."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from samebits.rounding._cpu import rounding_kernels
 _CPU: Any = rounding_kernels
 
 
-def kernels(what: str, key: torch.Tensor) -> Any:
-    """The module whose `stochastic_round` rounds tensors on the key's device.
+def kernels(caller: str, key: torch.Tensor) -> Any:
+    """Returns the module whose `stochastic_round` rounds tensors on the key's device.
 
-    Raises `UnimplementedError`, naming samebits.rounding.`what`, for a device without kernels of the same bits, and for
+    Raises `UnimplementedError`, naming samebits.rounding.`caller`, for a device without kernels of the same bits, and for
     CUDA without Triton, which is imported here for the first time.
     """
     if key.is_cpu:
         return _CPU
-    cure = f"round on the CPU and move the result: {what}(x.cpu(), dtype, key.cpu()).to({str(key.device)!r})"
+    cure = (
+        f"round on the CPU and move the result: {caller}(x.cpu(), dtype, key.cpu()).to({str(key.device)!r})"
+    )
     if not key.is_cuda:
         raise UnimplementedError(
-            f"samebits.rounding.{what} has no kernel for {key.device} that gives the bits of the CPU; {cure}"
+            f"samebits.rounding.{caller} has no kernel for {key.device} that gives the bits of the CPU; {cure}"
         )
     try:
         return import_module("samebits.rounding._triton.rounding_launchers")
@@ -32,5 +34,5 @@ def kernels(what: str, key: torch.Tensor) -> Any:
         if missing.name != "triton":
             raise
         raise UnimplementedError(
-            f"samebits.rounding.{what} on CUDA needs Triton, which is not installed: pip install triton, or {cure}"
+            f"samebits.rounding.{caller} on CUDA needs Triton, which is not installed: pip install triton, or {cure}"
         ) from None

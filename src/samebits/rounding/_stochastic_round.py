@@ -1,6 +1,6 @@
 """`stochastic_round`: a float32 becomes one of its two neighbours, the nearer one more often, the mean being exact.
 
-Where rounding to nearest loses whatever is below half a step, again and again, stochastic rounding keeps it on average:
+Where rounding to nearest loses all that is below half a step, each time, stochastic rounding keeps it on average:
 x between the neighbours a < x < b becomes b with probability (x - a) / (b - a), so that the mean of the result is x.
 """
 
@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 from samebits.errors import InvalidArgumentError
 from samebits.random._cpu.huge_pages import fresh
 from samebits.random._keys import check_key
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 from samebits.random._torch_ops.vmap_rules import one_by_one
 from samebits.rounding._cpu.number_formats import FORMATS
 from samebits.rounding._device_kernels import kernels
@@ -30,23 +30,23 @@ _WIDENED = (torch.float16, torch.bfloat16)
 def stochastic_round(
     x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`x` rounded stochastically to `dtype`; element i, in row-major order, by number i of the key's stream.
+    """Rounds `x` stochastically to `dtype`; element i, in row-major order, by number i of the key's stream.
 
     Numbers of the stream are the 16-bit ones of `samebits.random.bits` for bfloat16, which drops 16 bits, and the
-    32-bit ones for the other dtypes. The same bits on CPU and CUDA, whatever the layout and the number of threads.
+    32-bit ones for the other dtypes. The bits are the same on CPU and CUDA, for any layout and number of threads.
 
-    - The mean over all random numbers is x exactly wherever no more bits drop out than the number has: for bfloat16
+    - The mean over all random numbers is x exactly wherever no more bits are dropped than the number has: for bfloat16
       always, else for |x| from 2**-33 (float16), 2**-18 (float8_e4m3fn), 2**-25 (float8_e5m2) on, and for some smaller
       ones. There the probability is rounded down to a multiple of 2**-32, of a step that is the least subnormal number.
-    - What `dtype` represents is kept: zeros with their sign, subnormal numbers, infinities.
+    - Values that `dtype` represents are kept: zeros with their sign, subnormal numbers, infinities.
     - Beyond the largest finite number, the step to the next number that an unbounded exponent would give counts like any
-      other; what arrives there, or lies beyond, is infinite. float8_e4m3fn has no infinity: all beyond 448 becomes 448,
-      infinities too, as in torch's own cast.
+      other; results there, and numbers beyond it, are infinite. float8_e4m3fn has no infinity: all beyond 448 becomes 448,
+      infinities too, as in torch's cast.
     - A NaN stays one, quiet, with its sign and the upper bits of its payload.
     - The gradient is that of `x.to(dtype)`, of which this is the mean: the gradient of the output as x's dtype; in forward mode and under
       torch.func, too.
 
-    Under `torch.vmap` each slice needs a key of its own; one for all is refused unless `randomness="same"`.
+    Under `torch.vmap` each slice needs its own key; one for all is refused unless `randomness="same"`.
 
     Args:
         x: float32; float16 and bfloat16 are widened first. Any shape and layout.
@@ -55,40 +55,40 @@ def stochastic_round(
         out: written and returned, of the shape of `x` and of `dtype`, any layout.
 
     Raises `InvalidArgumentError` for other dtypes, shapes, devices or keys, for `out` in the memory of `x`, and for
-    `out` where a gradient is asked for; `UnimplementedError` for devices other than CPU and CUDA.
+    `out` where a gradient is needed; `UnimplementedError` for devices other than CPU and CUDA.
     """
     _check(x, dtype, key)
-    watched = traced(key) or traced(x)
+    watched = is_traced(key) or is_traced(x)
     if out is not None:
         _check_out(x, dtype, out)
-        if watched:  # who records the ops of the caller sees no write to an address
+        if watched:  # a tracer of the caller's ops sees no write to an address
             return out.copy_(torch.ops.samebits.stochastic_round(x, dtype, key))
-        _check_apart(x, out)
+        _check_no_overlap(x, out)
         return round_into(out, x, key)
     if watched or (x.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
         return torch.ops.samebits.stochastic_round(x, dtype, key)
-    return rounded(x, dtype, key)
+    return round_to_new(x, dtype, key)
 
 
-def rounded(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
-    """`stochastic_round` to a new tensor, once the arguments are checked; autograd does not see it."""
-    given = _wide(x)
-    out = fresh(given.shape, dtype, given.device)
-    kernels("stochastic_round", key).stochastic_round(key.contiguous(), given, out)
+def round_to_new(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
+    """Rounds to a new tensor, once the arguments are checked; autograd does not see it."""
+    source = _widen(x)
+    out = fresh(source.shape, dtype, source.device)
+    kernels("stochastic_round", key).stochastic_round(key.contiguous(), source, out)
     return out if x.is_contiguous() else torch.empty_like(x, dtype=dtype).copy_(out)
 
 
 def round_into(out: torch.Tensor, x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """`stochastic_round` to `out`, once the arguments are checked."""
+    """Rounds to `out`, once the arguments are checked."""
     if not out.is_contiguous():
-        return out.copy_(rounded(x, out.dtype, key))
-    kernels("stochastic_round", key).stochastic_round(key.contiguous(), _wide(x), out)
+        return out.copy_(round_to_new(x, out.dtype, key))
+    kernels("stochastic_round", key).stochastic_round(key.contiguous(), _widen(x), out)
     if not out.is_inference():
         increment_version(out)
     return out
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
+def _widen(x: torch.Tensor) -> torch.Tensor:
     return x.detach().to(torch.float32).resolve_neg().contiguous()
 
 
@@ -124,39 +124,39 @@ def _check_out(x: torch.Tensor, dtype: torch.dtype, out: torch.Tensor) -> None:
         )
     if (x.requires_grad or out.requires_grad) and torch.is_grad_enabled():
         raise InvalidArgumentError(
-            "stochastic_round: out= has no gradient, and x or out requires grad; leave out away, or call it under "
+            "stochastic_round: out= has no gradient, and x or out requires grad; leave it out, or call it under "
             "torch.no_grad()"
         )
 
 
-def _check_apart(x: torch.Tensor, out: torch.Tensor) -> None:
+def _check_no_overlap(x: torch.Tensor, out: torch.Tensor) -> None:
     if x.numel() and x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
-        raise InvalidArgumentError("stochastic_round: out lies in the memory of x; give it memory of its own")
+        raise InvalidArgumentError("stochastic_round: out is in the memory of x; give it separate memory")
 
 
 _LIBRARY = torch.library.Library("samebits", "FRAGMENT")
 _LIBRARY.define(
     "stochastic_round(Tensor x, ScalarType dtype, Tensor key) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )
-_LIBRARY.impl("stochastic_round", rounded, "CompositeExplicitAutograd")
+_LIBRARY.impl("stochastic_round", round_to_new, "CompositeExplicitAutograd")
 
 
 def _fake(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, dtype=dtype)
 
 
-class _Straight(_SingleLevelFunction):
-    """The op as autograd sees it, at one level: torch.func brings the levels itself, and refuses what would bring its own."""
+class _StraightThrough(_SingleLevelFunction):
+    """The op for autograd, at one level: torch.func adds the levels, and refuses functions that add their own."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> torch.Tensor:
-        ctx.given, ctx.dtype = x.dtype, dtype
+        ctx.source, ctx.dtype = x.dtype, dtype
         with _levels_around():
             return _below_autograd(x, dtype, key)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, None, None]:
-        return grad_outputs[0].to(ctx.given), None, None
+        return grad_outputs[0].to(ctx.source), None, None
 
     @staticmethod
     def jvp(ctx: Any, *grad_inputs: Any) -> torch.Tensor:
@@ -166,7 +166,7 @@ class _Straight(_SingleLevelFunction):
 
 @contextmanager
 def _levels_around() -> Iterator[None]:
-    """What a function of autograd runs is not differentiated, by no level; those around this one are to see it."""
+    """Disables differentiation inside a function of autograd, at all levels; the outer levels see its result."""
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
         yield
 
@@ -180,22 +180,22 @@ def _differentiable(x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor) -> t
     if not (x.requires_grad and torch.is_grad_enabled()) and forward_ad._current_level < 0:
         return _below_autograd(x, dtype, key)
     with enable_single_level_autograd_function():
-        return _Straight.apply(x, dtype, key)  # type: ignore[attr-defined]
+        return _StraightThrough.apply(x, dtype, key)  # type: ignore[attr-defined]
 
 
-def _mapped(
+def _vmap_rule(
     info: Any, in_dims: Any, x: torch.Tensor, dtype: torch.dtype, key: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """Slice by slice, each as if alone. One key for all slices rounds them by the same numbers, so it must be asked for."""
+    """Rounds slice by slice, each as if alone. One key for all slices gives them the same numbers, so it must be requested."""
     if in_dims[2] is None and info.randomness != "same":
         raise InvalidArgumentError(
             "stochastic_round under torch.vmap has one key, so all slices would be rounded by the same numbers. Give each a "
-            "key of its own: torch.vmap(f)(x, samebits.random.split(key, len(x))), where f(x, key) rounds; or round the whole "
+            "key: torch.vmap(f)(x, samebits.random.split(key, len(x))), where f(x, key) rounds; or round the whole "
             'batch outside of vmap. If they are to share them: torch.vmap(..., randomness="same").'
         )
     return one_by_one(torch.ops.samebits.stochastic_round)(info, in_dims, x, dtype, key)
 
 
 torch.library.register_fake("samebits::stochastic_round", _fake, lib=_LIBRARY)
-torch.library.register_vmap("samebits::stochastic_round", _mapped, lib=_LIBRARY)
+torch.library.register_vmap("samebits::stochastic_round", _vmap_rule, lib=_LIBRARY)
 _LIBRARY.impl("stochastic_round", _differentiable, "Autograd")

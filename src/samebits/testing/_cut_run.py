@@ -95,7 +95,7 @@ def _cut(train: RunFunction, run_dir: Path, at: int, commit: int) -> None:
 def _fresh_process() -> Iterator[None]:
     """What a run sets in this process is as before, afterwards."""
     before = dict(vars(process))
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         try:
             # What is forgotten shows in the bits here, and is named with the step that it changes.
             process.overrides = replace(process.overrides, check_complete=False)

@@ -69,7 +69,7 @@ class Stepper:
     def step(self) -> Any:
         """The value of the next step. Raises `StopIteration` when there are no more elements."""
         before = self._passes_ended()
-        with generator_states.preserved():
+        with generator_states.preserve_states():
             generator_states.fill(int_keys.fold(int_keys.root(0), self._number))
             value = self._advance(self.thing, self._number)
         self._number += 1

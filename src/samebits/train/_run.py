@@ -17,7 +17,7 @@ import torch
 from samebits._context import Position, Words, notify, process
 from samebits.checkpoint._open_store import resolved
 from samebits.errors import DuplicateNameError, InvalidArgumentError, NonFiniteLossError
-from samebits.nn import name_layers
+from samebits.nn._layer_keys import name_layers
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
 from samebits.train._completeness.completeness import Completeness

@@ -1,1 +1,1 @@
-"""Calls of a user's function, with random numbers of their own."""
+"""Calls of a user's function, each with its own random numbers."""

@@ -15,12 +15,12 @@ from samebits._native import kernel
 from samebits.random._cpu.philox import fold
 
 Place = int | tuple[int, ...]
-"""Where an element is: its ordinal, or its group's ordinal and its number therein."""
+"""The place of an element: its ordinal, or its group's ordinal and its number in the group."""
 Places = Sequence[Place] | np.ndarray
 
 
 def key_words(key: Words, places: Places) -> np.ndarray:
-    """`words.fold(key, *place)` of every place: uint64, of shape (places, 2)."""
+    """Returns `int_keys.fold(key, *place)` of every place: uint64, of shape (places, 2)."""
     paths = np.ascontiguousarray(places, np.int64).reshape(len(places), -1)
     rows = np.empty((len(places), 2), np.uint64)
     _fold_paths(*key, paths, rows)
@@ -38,7 +38,7 @@ def _fold_paths(seed: Any, offset: Any, paths: Any, rows: Any) -> None:
 
 
 def generator_states(rows: np.ndarray) -> np.ndarray:
-    """For every key the state of a `numpy.random.SFC64`, uint64 of shape (keys, 4): no two keys have the same.
+    """Returns for every key the state of a `numpy.random.SFC64`, uint64 of shape (keys, 4); no two keys share one.
 
     The key's words and 0 are its three words of seed, followed by 12 rounds, as NumPy seeds it (Chris Doty-Humphrey, PractRand).
     It draws 1.3 times as fast as Philox and 1.1 times as fast as PCG64.
@@ -61,12 +61,12 @@ def _seed_sfc64(rows: Any, states: Any) -> None:
 
 
 def key_tensors(rows: np.ndarray) -> tuple[torch.Tensor, ...]:
-    """One key tensor of shape (2,) for each row: 0.5 us each, where making one alone costs 2.6."""
+    """Returns one key tensor of shape (2,) for each row: 0.5 us each; made one at a time, each costs 2.6."""
     return torch.from_numpy(rows).unbind(0)
 
 
 _spare = threading.local()
-"""A generator that nobody has in hand, one for each thread: to set one costs 0.6 us, to make one 8."""
+"""An unused generator, one for each thread: to set one costs 0.6 us, to make one 8."""
 
 
 def call_with_generators(
@@ -74,13 +74,14 @@ def call_with_generators(
 ) -> None:
     """Appends `call(element, rng=...)` for every element: its generator is an SFC64, seeded with the row's key.
 
-    It is one object, set anew for each call, unless the user has kept it: what somebody else still refers to is left
-    to him, and another one is made.
+    It is one object, set anew for each call, unless the user has kept it: then that object is left alone, and another
+    one is made.
     """
+    # A call within a call makes its own.
     generator, _spare.generator = (
         getattr(_spare, "generator", None),
         None,
-    )  # a call within a call makes its own
+    )
     inner: dict[str, Any] = {}
     state = {"bit_generator": "SFC64", "state": inner, "has_uint32": 0, "uinteger": 0}
     for element, words in zip(elements, generator_states(rows), strict=True):
@@ -89,19 +90,19 @@ def call_with_generators(
         inner["state"] = words
         generator.bit_generator.state = state
         results.append(call(element, rng=generator))
-        if _references(generator) != _UNKEPT:
+        if _references(generator) != _UNKEPT_REFERENCES:
             generator = None
     _spare.generator = generator
 
 
 def _references(generator: np.random.Generator) -> tuple[int, int]:
-    """How many refer to it, and to its bits: the numbers differ between Pythons, not between kept and unkept."""
+    """Returns the reference counts of it and of its bits; they depend on the Python version, so they are compared."""
     return sys.getrefcount(generator), sys.getrefcount(generator.bit_generator)
 
 
-def _unkept() -> tuple[int, int]:
+def _unkept_references() -> tuple[int, int]:
     generator = np.random.Generator(np.random.SFC64(0))
     return _references(generator)
 
 
-_UNKEPT = _unkept()
+_UNKEPT_REFERENCES = _unkept_references()

@@ -1,8 +1,8 @@
-"""What may remember something from one call of a function to the next, and how to tell that it did.
+"""The places that may remember something from one call of a function to the next, and how to detect it.
 
-A `Keeper` is a cache, a container, or the variables of an object, class, closure or module. It has `counts`, which are
-other numbers, and `slots`, which hold another object, after something was put there: all that a call has to look at.
-`saved` is for calling a function twice.
+A `Keeper` is a cache, a container, or the variables of an object, class, closure or module. Its `counts` change, or its
+`slots` hold another object, after something was put there: a call compares nothing else. `save` is for calling a
+function twice.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from samebits.data._purity.values import PLAIN
 
 FEW = 16
-"""Items of a container up to which it is seen that one takes the place of a plain value; of more only how many there are."""
+"""Items of a container up to which a replaced plain value is detected; of larger ones only the number of items."""
 LARGE = 1 << 20
 """Bytes."""
 _NOTHING = object()
 
 Count = Callable[[], int]
 Slot = tuple[Callable[[Any], Any], Any]
-"""A getter, and what to get."""
+"""A getter, and its argument."""
 
 
 class Keeper:
@@ -36,17 +36,17 @@ class Keeper:
         self.counts: list[Count] = []
         self.slots: list[Slot] = []
 
-    def told(self, slot: Any = None) -> str:
-        """What is remembered, in messages; `slot`: the name of the variable that was set."""
+    def describe(self, slot: Any = None) -> str:
+        """Returns the name of what is remembered, for messages; `slot`: the name of the variable that was set."""
         return self.name
 
-    def saved(self) -> Callable[[], None]:
-        """What puts it back to what it is now."""
+    def save(self) -> Callable[[], None]:
+        """Returns a function that restores the present content."""
         return lambda: None
 
 
 class FunctionCache(Keeper):
-    """A `functools.lru_cache` or `functools.cache`, by how many calls it had to compute."""
+    """A `functools.lru_cache` or `functools.cache`, with the number of its misses."""
 
     def __init__(self, cached: Any) -> None:
         inner, info = cached.__wrapped__, cached.cache_info
@@ -57,19 +57,23 @@ class FunctionCache(Keeper):
 
 
 class Container(Keeper):
-    """A dict, set, list, deque or the like, by how many it holds."""
+    """A dict, set, list, deque or the like, with the number of its items."""
 
-    def __init__(self, name: str, held: Any) -> None:
+    def __init__(self, name: str, target: Any) -> None:
         super().__init__(f"`{name}`")
-        self._held = held
-        self.counts = [held.__len__]
-        if len(held) <= FEW and isinstance(held, dict | list):
-            keys = list(held) if isinstance(held, dict) else range(len(held))
-            get = held.get if isinstance(held, dict) else lambda at: held[at] if at < len(held) else _NOTHING
-            self.slots = [(get, key) for key in keys if isinstance(held[key], PLAIN)]
+        self._held = target
+        self.counts = [target.__len__]
+        if len(target) <= FEW and isinstance(target, dict | list):
+            keys = list(target) if isinstance(target, dict) else range(len(target))
+            get = (
+                target.get
+                if isinstance(target, dict)
+                else lambda at: target[at] if at < len(target) else _NOTHING
+            )
+            self.slots = [(get, key) for key in keys if isinstance(target[key], PLAIN)]
 
-    def saved(self) -> Callable[[], None]:
-        """What puts it back; of what lies inside, containers are put back by themselves."""
+    def save(self) -> Callable[[], None]:
+        """Returns a function that restores its items; containers inside it are restored separately."""
         one = self._held
         kept = dict(one) if isinstance(one, MutableMapping) else list(one)
         fill = getattr(one, "update", None) or one.extend
@@ -84,24 +88,24 @@ class Container(Keeper):
 
 
 class Variables(Keeper):
-    """Variables with names, of an object, a class, a function or a module."""
+    """The named variables of an object, a class, a function or a module."""
 
     def __init__(
         self, name: str, table: Any, put: Callable[[str, Any], None], names: tuple[str, ...] | None = None
     ) -> None:
-        """`name`: for messages, with {} for the variable's; `put` sets one; `names`: not of all."""
+        """`name`: for messages, with {} for the variable's; `put` sets one; `names`: only these."""
         super().__init__(name)
         self._table, self._put, self._names = table, put, names
         self.counts = [table.__len__] if names is None else []
         few = tuple(table) if names is None else names
         self.slots = [(table.get, one) for one in few if isinstance(table.get(one), PLAIN)]
 
-    def told(self, slot: Any = None) -> str:
-        """The variable that was set, or the newest."""
+    def describe(self, slot: Any = None) -> str:
+        """Returns the name of the variable that was set, or of the newest."""
         return f"`{self.name.format(slot or next(reversed(list(self._table))))}`"
 
-    def saved(self) -> Callable[[], None]:
-        """What puts them back; one that comes into being stays."""
+    def save(self) -> Callable[[], None]:
+        """Returns a function that restores them; a new variable stays."""
         table = self._table
         names = tuple(table) if self._names is None else self._names
         kept = {name: table[name] for name in names if name in table}
@@ -122,26 +126,26 @@ class ClosureCell(Keeper):
         self._cell = cell
         self.slots = [(contents, cell)] if isinstance(contents(cell), PLAIN) else []
 
-    def saved(self) -> Callable[[], None]:
-        """What puts it back."""
+    def save(self) -> Callable[[], None]:
+        """Returns a function that restores it."""
         kept = contents(self._cell)
         return lambda: None if kept is None else setattr(self._cell, "cell_contents", kept)
 
 
 class Numbers(Keeper):
-    """An array or tensor: put back, and not suspected, for to hash it at every call would cost too much."""
+    """An array or tensor: restored, but not checked, since hashing it at every call would cost too much."""
 
-    def __init__(self, held: Any) -> None:
+    def __init__(self, target: Any) -> None:
         super().__init__("")
-        self._held = held
+        self._held = target
 
     @property
     def large(self) -> bool:
-        """Whether a copy is too much to ask."""
+        """Returns True if a copy would cost too much."""
         return self._held.nbytes > LARGE
 
-    def saved(self) -> Callable[[], None]:
-        """What puts the values back where they have changed."""
+    def save(self) -> Callable[[], None]:
+        """Returns a function that restores the values where they have changed."""
         one = torch.from_numpy(self._held) if isinstance(self._held, np.ndarray) else self._held.detach()
         kept = one.clone()
 
@@ -153,12 +157,12 @@ class Numbers(Keeper):
 
 
 def contents(cell: CellType) -> Any:
-    """What a closure's variable holds; None where it is not set yet."""
+    """Returns the content of a closure's variable; None if it is not set yet."""
     try:
         return cell.cell_contents
     except ValueError:
         return None
 
 
-def _ids(held: Any) -> list[int]:
-    return list(map(id, [*held, *held.values()] if isinstance(held, dict) else held))
+def _ids(target: Any) -> list[int]:
+    return list(map(id, [*target, *target.values()] if isinstance(target, dict) else target))

@@ -25,7 +25,8 @@ from samebits.data._purity import known
 from samebits.data._purity.values import PLAIN
 
 OBJECTS, KEEPERS, ITEMS = 5000, 200, 64
-"""Bounds: objects that are walked over, keepers, items of a container that are looked into."""
+"""Bounds: objects that are walked over, keepers, items of a container that are visited."""
+# The last two: weak ones, OrderedDict, ...
 _CONTAINERS = (
     dict,
     set,
@@ -33,115 +34,115 @@ _CONTAINERS = (
     deque,
     MutableMapping,
     MutableSet,
-)  # the last two: weak ones, OrderedDict, ...
+)
 
 Part = tuple[Any, str]
-"""An object, and how it is called in messages."""
+"""An object, and its name in messages."""
 
 
 def keepers(function: Callable[..., Any]) -> list[Keeper]:
-    """What a call of `function` may find, and may leave, something in: the nearest first."""
+    """Returns the places that a call of `function` may read or leave something in, the nearest first."""
     found: list[Keeper] = []
-    seen: dict[int, Any] = {}  # the objects too: an identity is an object's as long as it lives
+    seen: dict[int, Any] = {}  # the objects too: an id is unique only while its object lives
     queue: deque[Part] = deque([(function, getattr(function, "__qualname__", type(function).__qualname__))])
     while queue and len(seen) < OBJECTS and len(found) < KEEPERS:
-        one, name = queue.popleft()
-        if id(one) not in seen and not isinstance(one, PLAIN):
-            seen[id(one)] = one
-            found += _kept(one, name)
-            queue.extend(_parts(one, name))
+        obj, name = queue.popleft()
+        if id(obj) not in seen and not isinstance(obj, PLAIN):
+            seen[id(obj)] = obj
+            found += _keepers_of(obj, name)
+            queue.extend(_parts(obj, name))
     return found
 
 
-def _kept(one: Any, name: str) -> Iterator[Keeper]:
-    """The keepers that an object is."""
-    if isinstance(one, functools._lru_cache_wrapper):
-        yield FunctionCache(one)
-    elif isinstance(one, FunctionType):
-        yield from () if known.is_library(one) else _of_function(one)
-    elif isinstance(one, type):
-        if not known.is_library(one):
-            yield Variables(f"{one.__qualname__}.{{}}", vars(one), functools.partial(setattr, one))
-    elif isinstance(one, np.ndarray):
-        if one.flags.writeable and one.dtype.kind in "biufc":
-            yield Numbers(one)
-    elif isinstance(one, torch.Tensor):
-        if one.layout is torch.strided and not one.is_inference():
-            yield Numbers(one)
-    elif isinstance(one, _CONTAINERS):
-        yield Container(name, one)
-    if not isinstance(one, type | ModuleType | FunctionType) and isinstance(
-        getattr(one, "__dict__", None), dict
+def _keepers_of(obj: Any, name: str) -> Iterator[Keeper]:
+    """Yields the keepers that an object is."""
+    if isinstance(obj, functools._lru_cache_wrapper):
+        yield FunctionCache(obj)
+    elif isinstance(obj, FunctionType):
+        yield from () if known.is_library(obj) else _keepers_of_function(obj)
+    elif isinstance(obj, type):
+        if not known.is_library(obj):
+            yield Variables(f"{obj.__qualname__}.{{}}", vars(obj), functools.partial(setattr, obj))
+    elif isinstance(obj, np.ndarray):
+        if obj.flags.writeable and obj.dtype.kind in "biufc":
+            yield Numbers(obj)
+    elif isinstance(obj, torch.Tensor):
+        if obj.layout is torch.strided and not obj.is_inference():
+            yield Numbers(obj)
+    elif isinstance(obj, _CONTAINERS):
+        yield Container(name, obj)
+    if not isinstance(obj, type | ModuleType | FunctionType) and isinstance(
+        getattr(obj, "__dict__", None), dict
     ):
-        yield Variables(f"{type(one).__qualname__}.{{}}", vars(one), vars(one).__setitem__)
+        yield Variables(f"{type(obj).__qualname__}.{{}}", vars(obj), vars(obj).__setitem__)
 
 
-def _of_function(one: FunctionType) -> Iterator[Keeper]:
-    yield Variables(f"{one.__qualname__}.{{}}", vars(one), vars(one).__setitem__)
-    for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
+def _keepers_of_function(obj: FunctionType) -> Iterator[Keeper]:
+    yield Variables(f"{obj.__qualname__}.{{}}", vars(obj), vars(obj).__setitem__)
+    for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
         yield ClosureCell(name, cell)
-    used, attributes = names_in(one.__code__)
-    yield Variables("{}", one.__globals__, one.__globals__.__setitem__, used)
-    for found in _modules(one, used):
+    used, attributes = names_in(obj.__code__)
+    yield Variables("{}", obj.__globals__, obj.__globals__.__setitem__, used)
+    for found in _modules(obj, used):
         yield Variables(f"{found.__name__}.{{}}", vars(found), vars(found).__setitem__, attributes)
 
 
-def _modules(one: FunctionType, used: Iterable[str]) -> list[ModuleType]:
-    """Modules of the user's that a function names."""
-    named = map(one.__globals__.get, used)
+def _modules(obj: FunctionType, used: Iterable[str]) -> list[ModuleType]:
+    """Returns the user's modules that a function names."""
+    named = map(obj.__globals__.get, used)
     return [found for found in named if isinstance(found, ModuleType) and not known.is_library(found)]
 
 
-def _parts(one: Any, name: str) -> Iterator[Part]:
-    """What a call may reach through an object."""
-    if isinstance(one, functools._lru_cache_wrapper):
-        yield one.__wrapped__, name
-    elif isinstance(one, functools.partial):
-        yield from ((part, name) for part in (one.func, *one.args, *one.keywords.values()))
-    elif isinstance(one, MethodType):
-        yield from ((one.__self__, name.rpartition(".")[0]), (one.__func__, name))
-    elif isinstance(one, staticmethod | classmethod):
-        yield one.__func__, name
-    elif isinstance(one, property | functools.cached_property):
-        yield one.fget if isinstance(one, property) else one.func, name
-    elif isinstance(one, FunctionType):
-        yield from ((one.__wrapped__, name),) if hasattr(one, "__wrapped__") else ()
-        yield from () if known.is_library(one) else _parts_of_function(one)
-    elif isinstance(one, type):
-        bases = () if known.is_library(one) else one.__mro__[1:]
-        own = () if known.is_library(one) else vars(one).items()
+def _parts(obj: Any, name: str) -> Iterator[Part]:
+    """Yields the objects that a call may reach through an object."""
+    if isinstance(obj, functools._lru_cache_wrapper):
+        yield obj.__wrapped__, name
+    elif isinstance(obj, functools.partial):
+        yield from ((part, name) for part in (obj.func, *obj.args, *obj.keywords.values()))
+    elif isinstance(obj, MethodType):
+        yield from ((obj.__self__, name.rpartition(".")[0]), (obj.__func__, name))
+    elif isinstance(obj, staticmethod | classmethod):
+        yield obj.__func__, name
+    elif isinstance(obj, property | functools.cached_property):
+        yield obj.fget if isinstance(obj, property) else obj.func, name
+    elif isinstance(obj, FunctionType):
+        yield from ((obj.__wrapped__, name),) if hasattr(obj, "__wrapped__") else ()
+        yield from () if known.is_library(obj) else _parts_of_function(obj)
+    elif isinstance(obj, type):
+        bases = () if known.is_library(obj) else obj.__mro__[1:]
+        own = () if known.is_library(obj) else vars(obj).items()
         yield from ((base, base.__qualname__) for base in bases)
-        yield from ((part, f"{one.__qualname__}.{n}") for n, part in own)
-    elif isinstance(one, (dict, list, set, tuple, frozenset, deque)):
-        inside = one.values() if isinstance(one, dict) else one
+        yield from ((part, f"{obj.__qualname__}.{n}") for n, part in own)
+    elif isinstance(obj, (dict, list, set, tuple, frozenset, deque)):
+        inside = obj.values() if isinstance(obj, dict) else obj
         yield from ((part, f"{name}[...]") for part, _ in zip(inside, range(ITEMS), strict=False))
-    elif not isinstance(one, (ModuleType, np.ndarray, torch.Tensor)):
-        own = getattr(one, "__dict__", None)
+    elif not isinstance(obj, (ModuleType, np.ndarray, torch.Tensor)):
+        own = getattr(obj, "__dict__", None)
         for n, part in own.items() if isinstance(own, dict) else ():
-            yield part, f"{type(one).__qualname__}.{n}"
-        yield type(one), type(one).__qualname__
+            yield part, f"{type(obj).__qualname__}.{n}"
+        yield type(obj), type(obj).__qualname__
 
 
-def _parts_of_function(one: FunctionType) -> Iterator[Part]:
-    yield from ((part, f"{one.__qualname__}.{n}") for n, part in vars(one).items())
-    for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
+def _parts_of_function(obj: FunctionType) -> Iterator[Part]:
+    yield from ((part, f"{obj.__qualname__}.{n}") for n, part in vars(obj).items())
+    for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
         yield contents(cell), name
-    for part in (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()):
-        yield part, f"a default of {one.__qualname__}"
-    used, attributes = names_in(one.__code__)
-    yield from ((one.__globals__[name], name) for name in used if name in one.__globals__)
-    for found in _modules(one, used):
+    for part in (*(obj.__defaults__ or ()), *(obj.__kwdefaults__ or {}).values()):
+        yield part, f"a default of {obj.__qualname__}"
+    used, attributes = names_in(obj.__code__)
+    yield from ((obj.__globals__[name], name) for name in used if name in obj.__globals__)
+    for found in _modules(obj, used):
         yield from ((vars(found)[n], f"{found.__name__}.{n}") for n in attributes if n in vars(found))
 
 
 def names_in(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The global variables, and the attributes, that a function's code names, inner functions included."""
+    """Returns the global variables and the attributes that a function's code names, inner functions included."""
     used, attributes = {}, {}
-    for one in dis.get_instructions(code):
-        if one.opname.endswith(("_GLOBAL", "_NAME")):
-            used[one.argval] = None
-        elif one.opname.endswith(("_ATTR", "_METHOD")):
-            attributes[one.argval] = None
+    for obj in dis.get_instructions(code):
+        if obj.opname.endswith(("_GLOBAL", "_NAME")):
+            used[obj.argval] = None
+        elif obj.opname.endswith(("_ATTR", "_METHOD")):
+            attributes[obj.argval] = None
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             more, others = names_in(inner)

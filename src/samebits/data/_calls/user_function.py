@@ -1,4 +1,4 @@
-"""Calls of a user's function: with random numbers of their own, made from the element's place in the epoch's stream."""
+"""Calls of a user's function, each with its own random numbers, made from the element's place in the epoch's stream."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Function:
     """A user's function in a stage.
 
     A parameter named `key` gets a `samebits.random` key, one named `rng` a `numpy.random.Generator`; without either
-    the process's torch, NumPy and Python generators are set for each call (see `scope`). All of it is a function of
-    (stage's key, place): of no worker, no thread, no order of calls.
+    the process's torch, NumPy and Python generators are set for each call (see `draw_scope`). All of it is a function of
+    (stage's key, place), and of no worker, thread or order of calls.
     """
 
     def __init__(self, function: Callable[..., Any], stage: str, *, stateful: bool | None = None) -> None:
-        """`stateful`: whether a call leaves something changed; None: reading its code and trying it out tell."""
+        """`stateful`: True if a call leaves a change; None: found by reading its code and by running it."""
         if not callable(function):
             raise InvalidArgumentError(
                 f"Pipeline.{stage}: takes a function, got {function!r:.80} ({type(function).__name__})"
@@ -43,21 +43,21 @@ class Function:
 
     @property
     def name(self) -> str:
-        """As it is called in messages."""
+        """The function's name in messages."""
         return getattr(self.call, "__qualname__", type(self.call).__name__)
 
     @cached_property
     def reading(self) -> purity.Reading:
-        """What its code says of it."""
+        """The findings of reading its code."""
         return purity.read(self.call)
 
     @cached_property
     def memos(self) -> Memos:
-        """What it may remember of its draws, in this process."""
-        return Memos(self.call, effects=self._seen, repeatable=not self.stateful)
+        """The memories where it may keep its draws, in this process."""
+        return Memos(self.call, effects=self._all_findings, repeatable=not self.stateful)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was read or found: it refers to all that the function refers to."""
+        """Returns the state without findings: these refer to all that the function refers to."""
         return {name: value for name, value in vars(self).items() if name not in ("reading", "memos")}
 
     @property
@@ -65,14 +65,14 @@ class Function:
         """The lasting side effects of a call, as declared, read or noticed."""
         if self.stateful is not None:
             return [purity.Finding(self.name, "declared with stateful=True", 0)] if self.stateful else []
-        return self._seen
+        return self._all_findings
 
     @property
-    def _seen(self) -> list[purity.Finding]:
+    def _all_findings(self) -> list[purity.Finding]:
         return [*self.reading.findings.values(), *self.noticed]
 
-    def over(self, key: Words, places: Places, elements: list[Any]) -> list[Any]:
-        """The results for elements at these places, in their order."""
+    def call_each(self, key: Words, places: Places, elements: list[Any]) -> list[Any]:
+        """Returns the results for elements at these places, in their order."""
         results: list[Any] = []
         reading: Iterator[Any] | None = None
         try:
@@ -81,7 +81,7 @@ class Function:
             elif self.draws == "key":
                 for own, element in zip(key_tensors(key_words(key, places)), elements, strict=True):
                     results.append(self.call(element, key=own))
-            elif draw_scope.filling():
+            elif draw_scope.is_filling():
                 for own, element in zip(key_words(key, places).tolist(), elements, strict=True):
                     draw_scope.fill((own[0], own[1]))
                     results.append(self.memos.call(element, (own[0], own[1])))
@@ -89,25 +89,25 @@ class Function:
                 call, reading = self.call, iter(elements)
                 return [call(element) for element in reading]
         except DrawRememberedError as error:
-            raise self.remembers(places[len(results)], error) from None
+            raise self.remembered_error(places[len(results)], error) from None
         except Exception as error:
             done = len(results) if reading is None else len(elements) - length_hint(reading) - 1
             raise self._error(places[done], error, elements[done]) from error
         return results
 
-    def with_key(self, place: Place, element: Any, key: torch.Tensor) -> Any:
-        """The result for one element with this key."""
+    def call_with_key(self, place: Place, element: Any, key: torch.Tensor) -> Any:
+        """Returns the result for one element with this key."""
         try:
             return self.call(element, key=key)
         except Exception as error:
             raise self._error(place, error, element) from error
 
-    def remembers(self, place: Place, error: DrawRememberedError) -> PipelineError:
-        """What is raised where it remembers what it drew."""
+    def remembered_error(self, place: Place, error: DrawRememberedError) -> PipelineError:
+        """Returns the error for a function that remembers its draws."""
         where = " and in ".join(error.args[0]) or "something that was not found"
         return PipelineError(
-            f"Pipeline.{self.stage}({self.name}): element {place} drew from the process's generators, and what it drew is "
-            f"remembered in {where}: called for this element again, with the same generators, it drew otherwise. {draw_scope.CURE}"
+            f"Pipeline.{self.stage}({self.name}): element {place} drew from the process's generators, and the draw is "
+            f"remembered in {where}: called for this element again, with the same generators, it drew differently. {draw_scope.CURE}"
         )
 
     def _error(self, place: Place, error: Exception, element: Any) -> PipelineError:
@@ -118,7 +118,7 @@ class Function:
         )
 
     def _takes_one(self) -> bool:
-        """Whether it can be called with an element alone."""
+        """Returns True if it can be called with an element alone."""
         try:
             inspect.signature(self.call).bind(None, **({self.draws: None} if self.draws else {}))
         except TypeError:
@@ -129,12 +129,12 @@ class Function:
 
 
 def key_rows(key: Words, places: Places) -> torch.Tensor:
-    """One key per row, of shape (rows, 2): what `Function.over` gives each element alone."""
+    """Returns one key per row, of shape (rows, 2): the keys that `Function.call_each` gives to the elements."""
     return torch.from_numpy(key_words(key, places))
 
 
 def _parameter(function: Callable[..., Any]) -> str | None:
-    """`key` or `rng` if the function takes, besides the element, a parameter of that name."""
+    """Returns `key` or `rng` if the function takes, besides the element, a parameter of that name; else None."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # a builtin without a signature

@@ -1,1 +1,1 @@
-"""Elements become batches."""
+"""Collate functions: elements become batches."""

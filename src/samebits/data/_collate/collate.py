@@ -1,4 +1,4 @@
-"""The default collate: torch's, with arrays and tensors of one shape written straight to where the batch will be read."""
+"""The default collate: torch's, but arrays and tensors of one shape are written straight into the batch's memory."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from samebits.data._workers.result_memory import empty, in_place
+from samebits.data._workers.result_memory import empty, writes_in_place
 
 _KINDS = "?bBhHiIlLqQefdFD"
 """NumPy's types that torch has too."""
 _LARGE = 1 << 14
-"""Bytes of a tensor that are worth looking at each: copying fewer once more is faster."""
+"""Bytes from which a tensor is copied straight into the batch: one copy fewer is then faster."""
 
 
 def default_collate(rows: list[Any]) -> Any:
-    """The batch that `torch.utils.data.default_collate` gives, of the same bits, types and strides."""
+    """Returns the batch of `torch.utils.data.default_collate`, with the same bits, types and strides."""
     return collate(rows, collate_fn_map=_STACKED)
 
 
-def _arrays(rows: list[Any], *, collate_fn_map: Any = None) -> Any:
+def _collate_arrays(rows: list[Any], *, collate_fn_map: Any = None) -> Any:
     first = rows[0]
     shape, dtype = first.shape, first.dtype
     if (
@@ -42,16 +42,16 @@ def _is_like(row: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
     return type(row) is np.ndarray and row.dtype == dtype and row.shape == shape and row.flags.c_contiguous
 
 
-def _tensors(rows: list[Any], *, collate_fn_map: Any = None) -> Any:
+def _collate_tensors(rows: list[Any], *, collate_fn_map: Any = None) -> Any:
     first = rows[0]
-    if first.nbytes < _LARGE or not in_place() or not all(_is_plain(row, first) for row in rows):
+    if first.nbytes < _LARGE or not writes_in_place() or not all(_is_plain(row, first) for row in rows):
         return default_collate_fn_map[torch.Tensor](rows, collate_fn_map=collate_fn_map)
     return torch.stack(rows, out=empty_tensor((len(rows), *first.shape), first.dtype))
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """`torch.empty`; in a worker that is making a batch, where the batch will be read."""
-    if not math.prod(shape):  # torch does not take no bytes for elements of another size
+    """`torch.empty`; in a worker that computes a batch, in the memory from which the batch will be read."""
+    if not math.prod(shape):  # torch refuses to view zero bytes as elements of another size
         return torch.empty(shape, dtype=dtype)
     place = empty((math.prod(shape) * dtype.itemsize,), np.dtype(np.uint8))
     return torch.from_numpy(place).view(dtype).view(shape)
@@ -69,4 +69,4 @@ def _is_plain(row: Any, first: torch.Tensor) -> bool:
     )
 
 
-_STACKED = {**default_collate_fn_map, torch.Tensor: _tensors, np.ndarray: _arrays}
+_STACKED = {**default_collate_fn_map, torch.Tensor: _collate_tensors, np.ndarray: _collate_arrays}

@@ -1,4 +1,4 @@
-"""Batches of elements of different sizes: padded at the end to the largest, or to sizes that are given."""
+"""Batches of elements of different sizes, padded at the end to the largest or to given sizes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from samebits.errors import PipelineError
 
 
 class PadCollate:
-    """Stacks arrays and tensors, padded with `value`; dicts and tuples by field; all else as torch's default does."""
+    """Stacks arrays and tensors, padded with `value`; collates dicts and tuples by field, all else as torch's default."""
 
     def __init__(self, value: float, sizes: Sequence[int] | None) -> None:
-        """`sizes`: of a padded element; -1 for the largest of the batch; None for that in every dimension."""
+        """`sizes`: of a padded element; -1 is the largest of the batch; None is -1 in every dimension."""
         self.value, self.sizes = value, sizes
         self.__qualname__ = f"pad(value={value}, sizes={None if sizes is None else list(sizes)})"
 
     def __call__(self, rows: list[Any]) -> Any:
-        """The batch of these rows."""
+        """Returns the batch of these rows."""
         first = rows[0]
         if isinstance(first, Mapping):
             return {name: self([row[name] for row in rows]) for name in first}
-        if isinstance(first, tuple | list) and not _is_numbers(first):
+        if isinstance(first, tuple | list) and not _is_number_sequence(first):
             return type(first)(self(list(column)) for column in zip(*rows, strict=True))
         if isinstance(first, np.ndarray | torch.Tensor | list | tuple):
-            return self._stacked([torch.as_tensor(row) for row in rows])
+            return self._pad_and_stack([torch.as_tensor(row) for row in rows])
         return default_collate(rows)
 
-    def _stacked(self, rows: list[torch.Tensor]) -> torch.Tensor:
+    def _pad_and_stack(self, rows: list[torch.Tensor]) -> torch.Tensor:
         dims = {row.dim() for row in rows}
         if len(dims) != 1:
             raise PipelineError(f"elements of {sorted(dims)} dimensions cannot be padded to one batch")
@@ -46,5 +46,5 @@ class PadCollate:
         return batch
 
 
-def _is_numbers(row: Sequence[Any]) -> bool:
+def _is_number_sequence(row: Sequence[Any]) -> bool:
     return len(row) > 0 and all(isinstance(one, int | float) for one in row)

@@ -1,4 +1,4 @@
-"""Which elements each batch of an epoch has: a function of (key, epoch, batch), or a user's own sampler replayed."""
+"""The elements of each batch of an epoch: a function of (key, epoch, batch), or a sampler of the user replayed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from samebits.random._process import generator_states
 
 @dataclass(frozen=True)
 class BatchTask:
-    """All that a worker needs to make one batch, wherever and whenever it runs.
+    """All that a worker needs to compute one batch, at any time and in any process.
 
     `key` belongs to (seed, epoch); `first` is the ordinal in the epoch's stream of the first index.
     """
@@ -31,20 +31,20 @@ class BatchTask:
 
 
 class BatchOrder(Protocol):
-    """Yields the tasks of one epoch, from any batch on."""
+    """The tasks of one epoch, from any batch on."""
 
     def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
-        """The tasks of the epoch's batches from number `start` on."""
+        """Yields the tasks of the epoch's batches from number `start` on."""
         ...
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Returns the number of batches in an epoch."""
         ...
 
 
 @dataclass(frozen=True)
 class IndexOrder:
-    """In order, or shuffled by a keyed permutation of the indices: O(1) memory, and O(1) to start anywhere."""
+    """Indices in order, or shuffled by a keyed permutation: O(1) memory, and O(1) to start anywhere."""
 
     length: int
     batch_size: int
@@ -57,7 +57,7 @@ class IndexOrder:
         return self.length // self.batch_size if self.drop_last else -(-self.length // self.batch_size)
 
     def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
-        """The tasks of the epoch's batches from number `start` on; nothing before it is computed."""
+        """Yields the tasks of the epoch's batches from number `start` on; nothing before it is computed."""
         order_key = int_keys.fold(key, "order")
         for batch in range(start, len(self)):
             first, last = batch * self.batch_size, min((batch + 1) * self.batch_size, self.length)
@@ -69,7 +69,7 @@ class IndexOrder:
 
 @dataclass(frozen=True)
 class SamplerOrder:
-    """A user's sampler or batch sampler; what it draws depends on (seed, epoch) alone.
+    """A user's sampler or batch sampler; its draws depend on (seed, epoch) alone.
 
     It runs in the training process. Starting at batch k replays k of its steps, without touching the dataset.
     """
@@ -86,30 +86,30 @@ class SamplerOrder:
             ) from None
 
     def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
-        """The tasks from number `start` on; the sampler runs through those before it."""
-        first, of_share = 0, int_keys.fold(key, *self._share())
-        for batch, indices in enumerate(self._drawn(int_keys.fold(key, "sampler"), epoch)):
+        """Yields the tasks from number `start` on; the sampler runs through those before it."""
+        first, of_share = 0, int_keys.fold(key, *self._rank_path())
+        for batch, indices in enumerate(self._seeded_items(int_keys.fold(key, "sampler"), epoch)):
             indices = indices if self.single else list(indices)  # noqa: PLW2901 (a sampler may reuse its list)
             if batch >= start:
                 yield BatchTask(of_share, batch, first, indices)
             first += 1 if self.single else len(indices)
 
-    def _share(self) -> tuple[str | int, ...]:
-        """What the elements' keys are folded with: ranks count from 0 each, and shall not draw alike."""
+    def _rank_path(self) -> tuple[str | int, ...]:
+        """Returns what the elements' keys are folded with: each rank counts from 0, and ranks must not draw alike."""
         for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
             if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
                 return "rank", sampler.rank
         return ()
 
-    def _drawn(self, key: Words, epoch: int) -> Iterator[Any]:
-        """The sampler's items; its draws come from generators of its own, whoever draws in between."""
-        with generator_states.preserved():
+    def _seeded_items(self, key: Words, epoch: int) -> Iterator[Any]:
+        """Yields the sampler's items; its draws come from its own generators, unaffected by other draws in between."""
+        with generator_states.preserve_states():
             self._set_epoch(key, epoch)
             generator_states.fill(key)
             own = rng_states.of_process()
             items = iter(self.sampler)
         while True:
-            with generator_states.preserved():
+            with generator_states.preserve_states():
                 own.restore()
                 try:
                     item = next(items)
@@ -125,7 +125,7 @@ class SamplerOrder:
                 set_epoch(epoch)
             generator = getattr(sampler, "generator", None)
             if isinstance(generator, torch.Generator) and generator.device.type == "cpu":
-                # a generator that moves on from epoch to epoch would be state; a keyed one is none
+                # a generator that continues over epochs would be state; a keyed one is none
                 seed = generator.initial_seed()
                 generator_states.fill(int_keys.fold(key, "generator", seed), initial_seed=seed)
                 generator.set_state(torch.default_generator.get_state())

@@ -1,4 +1,4 @@
-"""Which rows of each global batch a rank gets: the same batches, for any number of ranks."""
+"""The rows of each global batch that a rank gets: the same batches, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Remainder = Literal["pad", "drop", "uneven"]
 class Share:
     """Rows `rank`, `rank + world_size`, ... of each batch.
 
-    Where a batch cannot be shared out evenly: "pad" repeats its first rows, so that all ranks get as many; "drop" leaves
-    its last rows out; "uneven" gives some ranks one row more (of fewer rows than ranks,
-    all still get one).
+    Where a batch cannot be shared evenly: "pad" repeats its first rows, so that all ranks get the same number; "drop"
+    leaves out its last rows; "uneven" gives some ranks one row more (a batch of fewer rows than ranks still gives
+    each rank one).
     """
 
     rank: int = 0
@@ -27,7 +27,7 @@ class Share:
     remainder: Remainder = "pad"
 
     def rows(self, count: int) -> np.ndarray:
-        """The numbers of this rank's rows in a batch of `count` rows."""
+        """Returns the numbers of this rank's rows in a batch of `count` rows."""
         if self.world_size == 1:
             return np.arange(count)
         own = np.arange(self.rank, count, self.world_size)
@@ -39,7 +39,7 @@ class Share:
         return padded % count
 
     def check(self, batch_size: int) -> None:
-        """Raises `InvalidArgumentError` where whole batches would not be shared out evenly."""
+        """Raises `InvalidArgumentError` if full batches would not be shared evenly."""
         if batch_size % self.world_size and self.remainder != "uneven":
             raise InvalidArgumentError(
                 f"Pipeline.batch(batch_size={batch_size}): this is the size of the global batch, and {self.world_size} ranks "
@@ -48,7 +48,7 @@ class Share:
 
 
 def share(rank: int | None, world_size: int | None, remainder: Remainder) -> Share:
-    """The share of this process: as said, else that of torch.distributed, else everything.
+    """Returns the share of this process: as given, else that of torch.distributed, else everything.
 
     Raises:
         InvalidArgumentError: only one of rank and world_size is given, or 0 <= rank < world_size does not hold.

@@ -1,4 +1,4 @@
-"""Reading a user's function: whether it may draw from the process's generators, and what it leaves changed."""
+"""The reading of a user's function: whether it may draw from the process's generators, and its lasting side effects."""
 
 from __future__ import annotations
 

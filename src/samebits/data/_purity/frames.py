@@ -1,7 +1,7 @@
-"""One call of a Python function, read and not run: what each instruction does with what may be on the stack.
+"""One call of a Python function, read and not run: the effect of each instruction on what may be on the stack.
 
 CPython 3.11 to 3.14. The instructions are gone through in their order, each with the stack of all that jump to it;
-variables hold whatever is stored in them anywhere. What an instruction of no known meaning leaves on the stack may be
+variables hold all that is stored in them anywhere. What an instruction of no known meaning leaves on the stack may be
 all that it took. So nothing that can happen is missed for the order in which it happens.
 """
 
@@ -160,9 +160,9 @@ class Frame:
     def _unknown(self, one: dis.Instruction, stack: list[Value]) -> None:
         """By its net effect: takes and leaves as many as it may."""
         net = dis.stack_effect(one.opcode, one.arg if one.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
-        taken = _pop(stack, max(1, 1 - net)) if stack else []
-        mixed: Value = frozenset().union(*taken)
-        stack.extend([mixed] * max(0, len(taken) + net))
+        use_offered_memory = _pop(stack, max(1, 1 - net)) if stack else []
+        mixed: Value = frozenset().union(*use_offered_memory)
+        stack.extend([mixed] * max(0, len(use_offered_memory) + net))
 
     # Variables
 
@@ -246,11 +246,13 @@ class Frame:
             self._load_item(one, stack)
             return
         left, right = _pop(stack, 2)
-        stack.append(self.host.combined(left, right, in_place=one.argrepr.endswith("="), line=self.line))
+        stack.append(
+            self.host.combined(left, right, writes_in_place=one.argrepr.endswith("="), line=self.line)
+        )
 
     def _compare(self, one: dis.Instruction, stack: list[Value]) -> None:
         left, right = _pop(stack, 2)
-        self.host.combined(left, right, in_place=False, line=self.line)
+        self.host.combined(left, right, writes_in_place=False, line=self.line)
         stack.append(NOTHING)
 
     # The stack itself, containers, loops
@@ -440,9 +442,9 @@ def _joined(one: list[Value] | None, other: list[Value] | None) -> list[Value]:
 
 def _pop(stack: list[Value], count: int) -> list[Value]:
     """The uppermost values, the last one last."""
-    taken = stack[max(0, len(stack) - count) :] if count else []
-    del stack[len(stack) - len(taken) :]
-    return [NOTHING] * (count - len(taken)) + taken
+    use_offered_memory = stack[max(0, len(stack) - count) :] if count else []
+    del stack[len(stack) - len(use_offered_memory) :]
+    return [NOTHING] * (count - len(use_offered_memory)) + use_offered_memory
 
 
 _HANDLERS: dict[str, Callable[[Frame, dis.Instruction, list[Value]], None]] = {

@@ -1,4 +1,4 @@
-"""What a frame asks of everything around it."""
+"""The interpreter's interface to heap, globals and libraries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Host(Protocol):
         """An object is changed."""
         ...
 
-    def combined(self, left: Value, right: Value, *, in_place: bool, line: int) -> Value:
+    def combined(self, left: Value, right: Value, *, writes_in_place: bool, line: int) -> Value:
         """What an operator gives."""
         ...
 

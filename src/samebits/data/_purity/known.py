@@ -1,4 +1,4 @@
-"""What is known of libraries: which of their functions draw, which change what they are given, which hand it on."""
+"""The known facts of libraries: functions that draw, that change their arguments, or that pass them on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of code that is not read: what `known` says of it."""
+"""Calls of code that is not read: their effects as `known` has them."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ class Library(Looking):
     def _changes(
         self, function: Any, name: str, of: Any, arguments: list[Value], named: dict[str, Value], line: int
     ) -> None:
-        in_place = name.endswith("_") and not name.endswith("__")
+        writes_in_place = name.endswith("_") and not name.endswith("__")
         first = arguments[0] if arguments else NOTHING
         if of is None:
-            if name in known.CHANGING_FIRST or in_place:
+            if name in known.CHANGING_FIRST or writes_in_place:
                 self.changed(first, f"call of {name}", line)
             if name in known.LASTING_CALLS and known.root(known.module_of(function)) in _SYSTEM:
                 self._touches(name, arguments, named, line)
         else:
-            if name in known.CHANGING or in_place:
+            if name in known.CHANGING or writes_in_place:
                 self.changed(frozenset({of}), f"call of {name}", line)
                 for one in [*arguments, *named.values()]:
                     self.holds(frozenset({of}), one | self.inside(one, line))

@@ -1,4 +1,4 @@
-"""What may be found by looking into things: attributes, items, elements, operators."""
+"""The results of attributes, items, elements and operators of abstract values."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class Looking(Record):
             if isinstance(atom, Made) and kept:
                 self.heap.setdefault(atom, set()).update(kept - {atom})
 
-    def combined(self, left: Value, right: Value, *, in_place: bool, line: int) -> Value:
+    def combined(self, left: Value, right: Value, *, writes_in_place: bool, line: int) -> Value:
         """What an operator gives."""
         for atom in left | right:
             if (
@@ -177,7 +177,7 @@ class Looking(Record):
                 and _has_own_operators(type(atom.object))
             ):
                 self.draws(f"an operator of {type(atom.object).__name__}", line)
-        if not in_place:
+        if not writes_in_place:
             held = frozenset(atom for atom in left | right if isinstance(atom, Made))
             inside = self.inside(held, 0)
             if any(isinstance(atom, Captured | Closure) for atom in inside):

@@ -1,4 +1,4 @@
-"""Reading a user's function, and the Python functions that it reaches: what it draws from, what it leaves changed."""
+"""The reading of a user's function and of the Python functions it reaches: their draws and lasting side effects."""
 
 from __future__ import annotations
 

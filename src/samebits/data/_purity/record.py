@@ -1,4 +1,4 @@
-"""What reading a function finds, as it is found."""
+"""The findings of reading a function, recorded as they are made."""
 
 from __future__ import annotations
 

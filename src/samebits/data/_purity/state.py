@@ -1,4 +1,4 @@
-"""What a function has captured, hashed: before and after the first elements, to find what reading its code missed."""
+"""Hashes of a function's captured values, before and after the first elements: they find what reading missed."""
 
 from __future__ import annotations
 

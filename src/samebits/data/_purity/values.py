@@ -1,4 +1,4 @@
-"""What a value on the stack of a user's function may be: a set of atoms, after Andersen's points-to analysis.
+"""The possible values on the stack of a user's function: a set of atoms, after Andersen's points-to analysis.
 
 An empty set is a constant or a number: nothing that could be changed, called or looked into.
 """

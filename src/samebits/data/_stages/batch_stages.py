@@ -11,12 +11,12 @@ from typing_extensions import override
 from samebits.data._calls.user_function import Function, Place
 from samebits.data._loader_batches.sharding import Share
 from samebits.data._stages.stage import Addressed, Ordinals, Reader, Stage, State, Streamed
-from samebits.data._workers.result_memory import taken
+from samebits.data._workers.result_memory import use_offered_memory
 from samebits.errors import PipelineError
 
 
 class Batching(Stage):
-    """Batches of `batch_size` elements; `share` says which rows of each this process makes."""
+    """Batches of `batch_size` elements; `share` gives the rows of each that this process computes."""
 
     share = Share()
 
@@ -42,16 +42,16 @@ class Batching(Stage):
         if inner is None:
             return None
         full, rest = divmod(inner, self.batch_size)
-        return full + self.is_made(rest)
+        return full + self.is_kept(rest)
 
-    def is_made(self, rows: int) -> bool:
-        """Whether there is a last batch of so many rows: the same on all ranks."""
+    def is_kept(self, rows: int) -> bool:
+        """Returns True if a last batch of `rows` rows is kept; the same on all ranks."""
         if rows == 0 or self.drop_remainder:
             return False
         return self.share.remainder != "drop" or rows >= self.share.world_size
 
     def places(self, place: Place, count: int) -> Sequence[Place]:
-        """Where the `count` rows of this process in the batch at `place` are in the input."""
+        """Returns the places in the input of this process's `count` rows of the batch at `place`."""
         rows = range(self.share.rank, self.share.rank + count * self.share.world_size, self.share.world_size)
         if isinstance(place, tuple):
             repetition, number = place
@@ -61,16 +61,16 @@ class Batching(Stage):
         first = repetition * self.inputs[0].length + number * self.batch_size
         return [first + row for row in rows]
 
-    def collated(self, place: Place, elements: list[Any]) -> Any:
-        """The batch of these elements.
+    def collate_rows(self, place: Place, elements: list[Any]) -> Any:
+        """Returns the batch of these elements.
 
         Raises:
-            PipelineError: they cannot be put together; it names the first that is unlike those before it.
+            PipelineError: the elements cannot be put together; the message names the first that is unlike those before it.
         """
         try:
-            return self.collate.over(self.key, [place], [elements])[0]
+            return self.collate.call_each(self.key, [place], [elements])[0]
         except PipelineError as error:
-            kinds = [_kind(element) for element in elements]
+            kinds = [_element_kind(element) for element in elements]
             odd = next((row for row, kind in enumerate(kinds) if kind != kinds[0]), None)
             if odd is None:
                 raise
@@ -80,12 +80,12 @@ class Batching(Stage):
             ) from error
 
 
-def _kind(element: Any) -> str:
-    """What elements of one batch have in common."""
+def _element_kind(element: Any) -> str:
+    """Returns a text of what elements of one batch must share."""
     if isinstance(element, dict):
-        return f"{{{', '.join(f'{name}: {_kind(value)}' for name, value in element.items())}}}"
+        return f"{{{', '.join(f'{name}: {_element_kind(value)}' for name, value in element.items())}}}"
     if isinstance(element, tuple | list):
-        return f"({', '.join(map(_kind, element))})"
+        return f"({', '.join(map(_element_kind, element))})"
     shape = getattr(element, "shape", None)
     if shape is None:
         return type(element).__name__
@@ -93,19 +93,19 @@ def _kind(element: Any) -> str:
 
 
 class Batch(Batching, Addressed):
-    """Batches of an addressed stage: a batch is addressed as well, so that workers make whole batches."""
+    """Batches of an addressed stage: a batch is addressed as well, so workers compute whole batches."""
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
         batches = []
         for ordinal in ordinals.tolist():
             elements = self.inputs[0].fetch(self.rows(ordinal))
-            with taken(self):
-                batches.append(self.collated(ordinal, elements))
+            with use_offered_memory(self):
+                batches.append(self.collate_rows(ordinal, elements))
         return batches
 
     def rows(self, ordinal: int) -> Ordinals:
-        """The input's ordinals of which this process makes a batch."""
+        """Returns the input's ordinals of which this process computes a batch."""
         inner, count = self._lengths
         repetition, number = divmod(ordinal, count)
         first = number * self.batch_size
@@ -115,35 +115,35 @@ class Batch(Batching, Addressed):
 
     @cached_property
     def _lengths(self) -> tuple[int, int]:
-        """Elements and batches of one repetition, once this stage is bound and read: to ask all stages below costs 10 us."""
+        """Elements and batches of one repetition, cached: to compute them from all stages below costs 10 us."""
         inner, count = self.inputs[0].length, self.length
         assert count is not None
         return inner, count
 
 
-class StreamedBatch(Batching, Streamed):
-    """Batches of a stream. State: [the input's, batches made]; it holds nothing between two batches."""
+class StreamBatch(Batching, Streamed):
+    """Batches of a stream. State: [the input's, batches made]; nothing is held between two batches."""
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        behind, number = state or (None, 0)
+        after, number = state or (None, 0)
         elements: list[Any] = []
-        for element, behind in reader.read(self.inputs[0], repetition, behind):  # noqa: B020
+        for element, after in reader.read(self.inputs[0], repetition, after):  # noqa: B020
             elements.append(element)
             if len(elements) == self.batch_size:
-                yield self._made(elements, repetition, number), [behind, number + 1]
+                yield self._collate_batch(elements, repetition, number), [after, number + 1]
                 elements, number = [], number + 1
-        if self.is_made(len(elements)):
-            yield self._made(elements, repetition, number), [behind, number + 1]
+        if self.is_kept(len(elements)):
+            yield self._collate_batch(elements, repetition, number), [after, number + 1]
 
-    def _made(self, elements: list[Any], repetition: int, number: int) -> Any:
+    def _collate_batch(self, elements: list[Any], repetition: int, number: int) -> Any:
         own = [elements[row] for row in self.share.rows(len(elements)).tolist()]
-        return self.collated((repetition, number), own)
+        return self.collate_rows((repetition, number), own)
 
 
 def batch(
     stage: Stage, batch_size: int, collate: Function, *, drop_remainder: bool, kind: str = "batch"
 ) -> Stage:
-    """The batches of a stage."""
-    made = Batch if isinstance(stage, Addressed) else StreamedBatch
+    """Returns the stage that batches the elements of `stage`."""
+    made = Batch if isinstance(stage, Addressed) else StreamBatch
     return made(stage, batch_size, collate, drop_remainder=drop_remainder, kind=kind)

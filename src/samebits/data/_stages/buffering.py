@@ -1,6 +1,6 @@
 """Stages that hold elements back: a shuffle buffer over a stream, `bucket_by_length`, `pack`.
 
-Their state holds, for every element held, the input's state before it: going on reads those elements again.
+For every element held, their state has the input's state before it: a resume reads those elements again.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from samebits.data._stages.stage import Reader, Stage, State, Streamed
 from samebits.errors import PipelineError
 from samebits.random import _int_keys as int_keys
 
-Held = tuple[Any, State]
+HeldElement = tuple[Any, State]
 """An element, and the input's state before it."""
 
 
-class _Holding(Streamed):
-    """A stage that holds elements of its one input."""
+class _BufferingStage(Streamed):
+    """A stage that holds elements of its single input."""
 
     @property
     @override
     def length(self) -> int | None:
         return None
 
-    def arriving(self, reader: Reader, repetition: int, before: State) -> Iterator[tuple[Held, State]]:
-        """The input's elements with the states before them, and the state behind each."""
-        for element, behind in reader.read(self.inputs[0], repetition, before):
-            yield (element, before), behind
-            before = behind
+    def read_input(
+        self, reader: Reader, repetition: int, before: State
+    ) -> Iterator[tuple[HeldElement, State]]:
+        """Yields the input's elements with the states before them, and the state after each."""
+        for element, after in reader.read(self.inputs[0], repetition, before):
+            yield (element, before), after
+            before = after
 
-    def again(self, reader: Reader, repetition: int, references: Sequence[State]) -> list[Held]:
-        """What was held when the state was taken."""
-        return [(reader.one(self.inputs[0], repetition, before), before) for before in references]
+    def reread(self, reader: Reader, repetition: int, references: Sequence[State]) -> list[HeldElement]:
+        """Returns the elements that were held when the state was taken, read again."""
+        return [(reader.read_one(self.inputs[0], repetition, before), before) for before in references]
 
 
-class StreamShuffle(_Holding):
-    """tf.data's shuffle buffer. State: [the input's, elements handed out, references of the elements held]."""
+class StreamShuffle(_BufferingStage):
+    """tf.data's shuffle buffer. State: [the input's, elements delivered, references of the elements held]."""
 
     kind = "shuffle"
 
@@ -59,12 +61,12 @@ class StreamShuffle(_Holding):
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         before, number, references = state or (None, 0, [])
         key = int_keys.fold(self.key, repetition if self.reshuffle else 0)
-        held = self.again(reader, repetition, references)
-        arriving = self.arriving(reader, repetition, before)
+        held = self.reread(reader, repetition, references)
+        arriving = self.read_input(reader, repetition, before)
         while True:
-            for one, behind in arriving:
+            for one, after in arriving:
                 held.append(one)
-                before = behind
+                before = after
                 if len(held) == self.buffer_size:
                     break
             if not held:
@@ -76,7 +78,7 @@ class StreamShuffle(_Holding):
             yield element, [before, number, [reference for _, reference in held]]
 
 
-class Bucket(_Holding):
+class Bucket(_BufferingStage):
     """Batches of elements of similar length. State: [the input's, elements read, batches made, references]"""
 
     kind = "bucket_by_length"
@@ -102,27 +104,29 @@ class Bucket(_Holding):
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         before, seen, number, references = state or (None, 0, 0, [[]] * len(self.sizes))
-        buckets = [self.again(reader, repetition, each) for each in references]
-        for one, behind in self.arriving(reader, repetition, before):
-            length = self.measure.over(self.key, [(repetition, seen)], [one[0]])[0]
-            before, seen = behind, seen + 1
+        buckets = [self.reread(reader, repetition, each) for each in references]
+        for one, after in self.read_input(reader, repetition, before):
+            length = self.measure.call_each(self.key, [(repetition, seen)], [one[0]])[0]
+            before, seen = after, seen + 1
             bucket = buckets[which := int(np.searchsorted(self.boundaries, length, side="right"))]
             bucket.append(one)
             if len(bucket) == self.sizes[which]:
-                batch = self._made(repetition, number, bucket)
+                batch = self._collate_batch(repetition, number, bucket)
                 buckets[which], number = [], number + 1
                 yield batch, [before, seen, number, _references(buckets)]
         for which, bucket in enumerate(buckets):
             if bucket and not self.drop_remainder:
-                batch = self._made(repetition, number, bucket)
+                batch = self._collate_batch(repetition, number, bucket)
                 buckets[which], number = [], number + 1
                 yield batch, [before, seen, number, _references(buckets)]
 
-    def _made(self, repetition: int, number: int, bucket: list[Held]) -> Any:
-        return self.collate.over(self.key, [(repetition, number)], [[element for element, _ in bucket]])[0]
+    def _collate_batch(self, repetition: int, number: int, bucket: list[HeldElement]) -> Any:
+        return self.collate.call_each(self.key, [(repetition, number)], [[element for element, _ in bucket]])[
+            0
+        ]
 
 
-class Pack(_Holding):
+class Pack(_BufferingStage):
     """Sequences side by side in rows of one length (first fit). State: [the input's, references in each open row]."""
 
     kind = "pack"
@@ -138,11 +142,11 @@ class Pack(_Holding):
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         before, references = state or (None, [])
-        rows = [self.again(reader, repetition, each) for each in references]
-        for one, behind in self.arriving(reader, repetition, before):
+        rows = [self.reread(reader, repetition, each) for each in references]
+        for one, after in self.read_input(reader, repetition, before):
             size = self._size(one[0], before)
-            before = behind
-            row = next((row for row in rows if self._used(row) + size <= self.row_length), None)
+            before = after
+            row = next((row for row in rows if self._filled_length(row) + size <= self.row_length), None)
             full = None
             if row is None:
                 full = rows.pop(0) if len(rows) == self.open_rows else None
@@ -150,42 +154,42 @@ class Pack(_Holding):
             else:
                 row.append(one)
             if full is not None:
-                yield self._packed(full), [before, _references(rows)]
+                yield self._pack_row(full), [before, _references(rows)]
         while rows:
             full = rows.pop(0)
-            yield self._packed(full), [before, _references(rows)]
+            yield self._pack_row(full), [before, _references(rows)]
 
     def _size(self, element: Any, place: State) -> int:
         sizes = {len(part) for part in _fields(element).values()}
         if len(sizes) != 1:
             raise PipelineError(
-                f"Pipeline.pack: the element behind {place} has fields of lengths {sorted(sizes)}; pack takes one sequence, "
+                f"Pipeline.pack: the element after {place} has fields of lengths {sorted(sizes)}; pack takes one sequence, "
                 "or a dict of sequences of one length"
             )
         size = sizes.pop()
         if size > self.row_length:
             raise PipelineError(
-                f"Pipeline.pack(length={self.row_length}): the element behind {place} has length {size}. Cut it before: "
+                f"Pipeline.pack(length={self.row_length}): the element after {place} has length {size}. Cut it before: "
                 f"flat_map(lambda tokens: tokens.split({self.row_length})), or map(lambda tokens: tokens[:{self.row_length}])"
             )
         return size
 
-    def _used(self, row: list[Held]) -> int:
+    def _filled_length(self, row: list[HeldElement]) -> int:
         return sum(len(next(iter(_fields(element).values()))) for element, _ in row)
 
-    def _packed(self, row: list[Held]) -> dict[str, torch.Tensor]:
+    def _pack_row(self, row: list[HeldElement]) -> dict[str, torch.Tensor]:
         parts = [
             {name: torch.as_tensor(part) for name, part in _fields(element).items()} for element, _ in row
         ]
         sizes = [len(next(iter(part.values()))) for part in parts]
-        packed = {name: self._filled(torch.cat([part[name] for part in parts])) for name in parts[0]}
-        packed["segment_ids"] = self._filled(
+        packed = {name: self._fill_row(torch.cat([part[name] for part in parts])) for name in parts[0]}
+        packed["segment_ids"] = self._fill_row(
             torch.repeat_interleave(torch.arange(1, len(row) + 1), torch.tensor(sizes))
         )
-        packed["positions"] = self._filled(torch.cat([torch.arange(size) for size in sizes]))
+        packed["positions"] = self._fill_row(torch.cat([torch.arange(size) for size in sizes]))
         return packed
 
-    def _filled(self, values: torch.Tensor) -> torch.Tensor:
+    def _fill_row(self, values: torch.Tensor) -> torch.Tensor:
         row = values.new_zeros(self.row_length, *values.shape[1:])
         row[: len(values)] = values
         return row
@@ -195,5 +199,5 @@ def _fields(element: Any) -> dict[str, Any]:
     return element if isinstance(element, dict) else {"tokens": element}
 
 
-def _references(groups: list[list[Held]]) -> list[list[State]]:
+def _references(groups: list[list[HeldElement]]) -> list[list[State]]:
     return [[before for _, before in group] for group in groups]

@@ -1,4 +1,4 @@
-"""`cache`: elements are computed once in each process, and are those of the first epoch in every epoch."""
+"""`cache`: elements are computed once in each process; every epoch has the elements of the first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samebits.data._stages.stage import Addressed, Ordinals, Reader, Stage, Stat
 class Cache(Addressed):
     """An addressed stage's elements, kept in memory; every reader gets a copy, which it may change.
 
-    Every repetition is the first one, so that what is random below does not depend on which came first.
+    Every repetition is the first one, so that draws below do not depend on which repetition came first.
     """
 
     kind = "cache"
@@ -33,26 +33,26 @@ class Cache(Addressed):
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
-        kept = self._kept.setdefault(self.key, {})
+        cached = self._kept.setdefault(self.key, {})
         indices = (ordinals % self.length).tolist()
-        missing = [index for index in dict.fromkeys(indices) if index not in kept]
+        missing = [index for index in dict.fromkeys(indices) if index not in cached]
         if missing:
             elements = self.inputs[0].fetch(np.array(missing, np.int64))
-            kept.update(zip(missing, elements, strict=True))
-        return [copy.deepcopy(kept[index]) for index in indices]
+            cached.update(zip(missing, elements, strict=True))
+        return [copy.deepcopy(cached[index]) for index in indices]
 
 
 @dataclass
 class _CachedStream:
-    """What has been read of a stream."""
+    """The elements read of a stream so far."""
 
     elements: list[Any] = field(default_factory=list)
-    behind: State = None
+    after: State = None
     complete: bool = False
 
 
 class StreamCache(Streamed):
-    """A stream's elements, kept in memory as they are read. State: elements handed out."""
+    """A stream's elements, kept in memory as they are read. State: elements delivered."""
 
     kind = "cache"
 
@@ -67,21 +67,21 @@ class StreamCache(Streamed):
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        kept = self._kept.setdefault(self.key, _CachedStream())
+        cached = self._kept.setdefault(self.key, _CachedStream())
         number = state or 0
         while True:
-            while number < len(kept.elements):
+            while number < len(cached.elements):
                 number += 1
-                yield copy.deepcopy(kept.elements[number - 1]), number
-            if kept.complete:
+                yield copy.deepcopy(cached.elements[number - 1]), number
+            if cached.complete:
                 return
-            self._read_on(kept, reader, number)
+            self._read_until(cached, reader, number)
 
-    def _read_on(self, kept: _CachedStream, reader: Reader, number: int) -> None:
-        """Reads until element `number` is there, and some more: a stream is opened anew each time."""
-        for element, behind in reader.read(self.inputs[0], 0, kept.behind):
-            kept.elements.append(element)
-            kept.behind = behind
-            if len(kept.elements) >= number + 64:
+    def _read_until(self, cached: _CachedStream, reader: Reader, number: int) -> None:
+        """Reads until element `number` is there, and some more: each call opens the stream anew."""
+        for element, after in reader.read(self.inputs[0], 0, cached.after):
+            cached.elements.append(element)
+            cached.after = after
+            if len(cached.elements) >= number + 64:
                 return
-        kept.complete = True
+        cached.complete = True

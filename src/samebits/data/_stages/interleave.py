@@ -12,14 +12,14 @@ from samebits.data._stages.stage import Reader, Stage, State, Streamed
 from samebits.random import _int_keys as int_keys
 
 Branch = tuple[Iterator[tuple[Any, State]], State, int, State]
-"""What is read, the input's state before its element, that element's number, and the state of the branch."""
+"""The iterator, the input's state before its element, that element's number, and the state of the branch."""
 
 
 class Interleave(Streamed):
     """`block_length` elements of each of `cycle_length` inner streams in turn, as tf.data's.
 
-    State: [the input's, elements opened, place in the cycle, elements of the block, [reference, number, state] of each
-    open branch or None where the input had no more].
+    State: [the input's, elements opened, turn in the cycle, elements of the block, [reference, number, state] of each
+    open branch, or None where the input had no more].
     """
 
     kind = "interleave"
@@ -50,39 +50,42 @@ class Interleave(Streamed):
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         before, opened, turn, done, saved = state or (None, 0, 0, 0, [])
-        branches: list[Branch | None] = [one and self._reopened(reader, repetition, *one) for one in saved]
+        branches: list[Branch | None] = [one and self._reopen(reader, repetition, *one) for one in saved]
         arriving = reader.read(self.inputs[0], repetition, before)
         while True:
             if len(branches) <= turn < self.cycle_length or (turn < len(branches) and branches[turn] is None):
                 found = next(arriving, None)
                 if found is not None:
-                    branch = self._opened(reader, repetition, found[0], before, opened, None)
+                    branch = self._open(reader, repetition, found[0], before, opened, None)
                     branches[turn : turn + 1] = [branch]
                     before, opened = found[1], opened + 1
             if not any(branches):
                 return
             branch = branches[turn] if turn < len(branches) else None
-            taken = next(branch[0], None) if branch is not None else None
-            if branch is not None and taken is not None:
-                branches[turn] = (*branch[:3], taken[1])
+            use_offered_memory = next(branch[0], None) if branch is not None else None
+            if branch is not None and use_offered_memory is not None:
+                branches[turn] = (*branch[:3], use_offered_memory[1])
                 done += 1
                 if done == self.block_length:
                     turn, done = (turn + 1) % self.cycle_length, 0
-                yield taken[0], [before, opened, turn, done, [one and list(one[1:]) for one in branches]]
+                yield (
+                    use_offered_memory[0],
+                    [before, opened, turn, done, [one and list(one[1:]) for one in branches]],
+                )
             elif branch is not None:
-                branches[turn] = None  # it has ended: the next of the input takes its place, and its turn
+                branches[turn] = None  # it has ended: the input's next element replaces it, in this turn
                 done = 0
             else:
                 turn, done = (turn + 1) % self.cycle_length, 0
 
-    def _reopened(self, reader: Reader, repetition: int, before: State, number: int, state: State) -> Branch:
-        return self._opened(
-            reader, repetition, reader.one(self.inputs[0], repetition, before), before, number, state
+    def _reopen(self, reader: Reader, repetition: int, before: State, number: int, state: State) -> Branch:
+        return self._open(
+            reader, repetition, reader.read_one(self.inputs[0], repetition, before), before, number, state
         )
 
-    def _opened(
+    def _open(
         self, reader: Reader, repetition: int, element: Any, before: State, number: int, state: State
     ) -> Branch:
-        inner = self.function.over(self.key, [(repetition, number)], [element])[0]
+        inner = self.function.call_each(self.key, [(repetition, number)], [element])[0]
         stage = self._as_stage(inner).bind(int_keys.fold(self.key, "branch", repetition, number))
         return reader.read(stage, 0, state), before, number, state

@@ -1,7 +1,7 @@
-"""Stages that make every element into one, none or several others: `map`, `filter`, `flat_map`, `unbatch`.
+"""Stages that turn every element into one, none or several others: `map`, `filter`, `flat_map`, `unbatch`.
 
-Each is an `Operation`, and one of three stages applies it: `Mapped` keeps an addressed input addressed where there is
-one result for each element, `Expanded` works on groups, `Applied` on a stream.
+Each is an `Operation`, and one of three stages applies it: `AddressedOperation` keeps an addressed input addressed where there is
+one result for each element, `GroupedOperation` works on groups, `StreamOperation` on a stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from samebits.random import _int_keys as int_keys
 
 
 class Operation(ABC):
-    """What is done to every element."""
+    """A function of every element, with its number of results."""
 
     kind: str
 
@@ -29,7 +29,7 @@ class Operation(ABC):
 
     @abstractmethod
     def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
-        """The results of each of the elements of a bound stage's input, which stand at these places."""
+        """Returns the results of each element of a bound stage's input; the elements are at `places`."""
 
 
 class Map(Operation):
@@ -37,10 +37,10 @@ class Map(Operation):
 
     kind = "map"
 
-    def each(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
-        """The result of every element."""
-        results = self.function.over(stage.key, places, elements)
-        if [result for result in results if result is None]:  # a third of what `any` costs
+    def map_elements(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
+        """Returns the result of every element."""
+        results = self.function.call_each(stage.key, places, elements)
+        if [result for result in results if result is None]:  # a third of the cost of `any`
             place = next(p for p, result in zip(places, results, strict=True) if result is None)
             raise PipelineError(
                 f"Pipeline.map({self.function.name}): element {place} became None. Return the element; filter leaves "
@@ -50,14 +50,14 @@ class Map(Operation):
 
     @override
     def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
-        return [[result] for result in self.each(stage, places, elements)]
+        return [[result] for result in self.map_elements(stage, places, elements)]
 
 
 class MapBatches(Map):
     """`map` over batches, for a function that augments all rows at once with one key per row.
 
-    Row r of batch b has the key that `map` in front of the batching would have given that element: the function gives
-    the bits that it gives one by one.
+    Row r of batch b gets the key that `map` before the batching would have given to that element, so the function
+    returns the same bits as one by one.
     """
 
     kind = "map_batches"
@@ -71,12 +71,12 @@ class MapBatches(Map):
             )
 
     @override
-    def each(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
+    def map_elements(self, stage: Stage, places: Places, elements: list[Any]) -> list[Any]:
         if self.function.draws != "key":
-            return super().each(stage, places, elements)
+            return super().map_elements(stage, places, elements)
         batching = batching_below(stage.inputs[0])
         return [
-            self.function.with_key(
+            self.function.call_with_key(
                 place, batch, key_rows(stage.key, batching.places(place, _row_count(batch)))
             )
             for place, batch in zip(places, elements, strict=True)
@@ -84,34 +84,36 @@ class MapBatches(Map):
 
 
 class Filter(Operation):
-    """The element itself where the function says true, else nothing."""
+    """The element itself where the function returns true, else nothing."""
 
     kind = "filter"
 
     @override
     def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
-        kept = self.function.over(stage.key, places, elements)
+        kept = self.function.call_each(stage.key, places, elements)
         return [[element] if keep else [] for element, keep in zip(elements, kept, strict=True)]
 
 
 class FlatMap(Operation):
-    """All elements of the iterable that the function makes of each element."""
+    """All elements of the iterable that the function returns for each element."""
 
     kind = "flat_map"
 
     @override
     def groups(self, stage: Stage, places: Places, elements: list[Any]) -> list[list[Any]]:
-        return [list(several) for several in self.function.over(stage.key, places, elements)]
+        return [list(several) for several in self.function.call_each(stage.key, places, elements)]
 
 
 def apply(operation: Operation, stage: Stage) -> Stage:
-    """The stage that applies an operation to the elements of `stage`."""
+    """Returns the stage that applies an operation to the elements of `stage`."""
     if isinstance(operation, Map) and isinstance(stage, Addressed):
-        return Mapped(operation, stage)
-    return Expanded(operation, stage) if isinstance(stage, Blocks) else Applied(operation, stage)
+        return AddressedOperation(operation, stage)
+    return (
+        GroupedOperation(operation, stage) if isinstance(stage, Blocks) else StreamOperation(operation, stage)
+    )
 
 
-class _OfOperation(Stage):
+class _OperationStage(Stage):
     """A stage with an operation."""
 
     def __init__(self, operation: Operation, stage: Stage) -> None:
@@ -120,8 +122,8 @@ class _OfOperation(Stage):
         self.kind = operation.kind
 
     @override
-    def own_key(self, key: Words) -> Words:
-        if isinstance(self.operation, MapBatches):  # as the `map` that could stand in front of the batching
+    def stage_key(self, key: Words) -> Words:
+        if isinstance(self.operation, MapBatches):  # as a `map` before the batching would have
             return int_keys.fold(key, "map", self.depth() - 1)
         batches = isinstance(self.operation, Map) and batching_below(self.inputs[0]) is not None
         return int_keys.fold(key, "map of batches" if batches else self.kind, self.depth())
@@ -131,7 +133,7 @@ class _OfOperation(Stage):
         return {"function": self.operation.function.name}
 
 
-class Mapped(_OfOperation, Addressed):
+class AddressedOperation(_OperationStage, Addressed):
     """`map` over an addressed stage."""
 
     operation: Any
@@ -143,11 +145,11 @@ class Mapped(_OfOperation, Addressed):
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
-        return self.operation.each(self, ordinals, self.inputs[0].fetch(ordinals))
+        return self.operation.map_elements(self, ordinals, self.inputs[0].fetch(ordinals))
 
 
-class Expanded(_OfOperation, Grouped):
-    """An operation over groups: a group's results stay one group."""
+class GroupedOperation(_OperationStage, Grouped):
+    """An operation over groups: the results of a group stay one group."""
 
     @property
     @override
@@ -167,8 +169,8 @@ class Expanded(_OfOperation, Grouped):
         return [[one for _ in range(several) for one in next(results)] for several in numbers]
 
 
-class Applied(_OfOperation, Streamed):
-    """An operation over a stream. State: [the input's, elements read, results handed out of the element under way]."""
+class StreamOperation(_OperationStage, Streamed):
+    """An operation over a stream. State: [the input's, elements read, results delivered of the current element]."""
 
     @property
     @override
@@ -178,12 +180,12 @@ class Applied(_OfOperation, Streamed):
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         before, number, done = state or (None, 0, 0)
-        for element, behind in reader.read(self.inputs[0], repetition, before):
+        for element, after in reader.read(self.inputs[0], repetition, before):
             results = self.operation.groups(self, [(repetition, number)], [element])[0]
             for count, result in enumerate(results[done:], done + 1):
                 over = count == len(results)
-                yield result, [behind, number + 1, 0] if over else [before, number, count]
-            before, number, done = behind, number + 1, 0
+                yield result, [after, number + 1, 0] if over else [before, number, count]
+            before, number, done = after, number + 1, 0
 
 
 class Unbatch(Operation):
@@ -197,14 +199,14 @@ class Unbatch(Operation):
 
 
 def batching_below(stage: Any) -> Any:
-    """The stage whose batches `stage` hands on, perhaps mapped; None if its elements are no batches."""
+    """Returns the stage whose batches `stage` passes on, perhaps mapped; None if its elements are no batches."""
     while stage.kind in ("map", "map_batches"):
         stage = stage.inputs[0]
     return stage if stage.kind in ("batch", "padded_batch") else None
 
 
 def _row_count(batch: Any) -> int:
-    """The length of the first tensor or array in a batch."""
+    """Returns the length of the first tensor or array in a batch."""
     if isinstance(batch, dict):
         batch = tuple(batch.values())
     return _row_count(batch[0]) if isinstance(batch, tuple | list) else len(batch)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from samebits._context import Words
 from samebits._native import kernel
-from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, wrapped
+from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, split_repetition
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random import permute_index
@@ -24,15 +24,15 @@ class Renumbered(Addressed):
 
     @abstractmethod
     def renumber(self, ordinals: Ordinals) -> Ordinals:
-        """The input's ordinals that stand at these places."""
+        """Returns the input's ordinals for these ordinals."""
 
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
         return self.inputs[0].fetch(self.renumber(ordinals))
 
 
-class _Shuffling(Renumbered):
-    """An order of its own for each repetition, or one for all of them."""
+class _ShuffleStage(Renumbered):
+    """A separate order for each repetition, or one for all of them."""
 
     kind = "shuffle"
 
@@ -63,15 +63,15 @@ class _Shuffling(Renumbered):
         return result
 
     def order_key(self, repetition: int) -> Words:
-        """The key of a repetition's order."""
+        """Returns the key of a repetition's order."""
         return int_keys.fold(self.key, repetition if self.reshuffle else 0)
 
     @abstractmethod
     def order(self, repetition: int, index: Ordinals) -> Ordinals:
-        """What stands at these places of a repetition."""
+        """Returns the input's index at each of these places of a repetition."""
 
 
-class Shuffle(_Shuffling):
+class Shuffle(_ShuffleStage):
     """A keyed permutation of each repetition: O(1) memory."""
 
     def __init__(self, stage: Addressed, *, reshuffle_each_epoch: bool) -> None:
@@ -87,20 +87,20 @@ class Shuffle(_Shuffling):
         return permute_index(self.order_key(repetition), torch.from_numpy(index), self.length).numpy()
 
 
-class BufferShuffle(_Shuffling):
+class BufferShuffle(_ShuffleStage):
     """tf.data's shuffle buffer, of ordinals instead of elements.
 
-    Element t takes what slot(t) holds, and the next of the input takes its place; slot(t) is a function of (key, t).
-    So what a slot holds at t is the input's element `buffer_size + u` for the last u < t with slot(u) the same: the
-    buffer is rebuilt for any t by looking backwards, about `buffer_size` log(`buffer_size`) slots. When the input has
-    ended, the slots are emptied in a keyed order.
+    Element t takes the content of slot(t), and the next element of the input replaces it; slot(t) is a function of
+    (key, t). So the content of a slot at t is the input's element `buffer_size + u` for the last u < t with slot(u) the
+    same: the buffer is rebuilt for any t by reading backwards, about `buffer_size` log(`buffer_size`) slots. When the
+    input has ended, the slots are emptied in a keyed order.
     """
 
     def __init__(self, stage: Addressed, buffer_size: int, *, reshuffle_each_epoch: bool) -> None:
         super().__init__(stage, reshuffle_each_epoch=reshuffle_each_epoch)
         self.buffer_size = buffer_size
         self._now: tuple[int, int, np.ndarray] | None = (
-            None  # repetition, t, what the slots hold at t: a cache
+            None  # repetition, t, content of the slots at t: a cache
         )
 
     @override
@@ -114,12 +114,12 @@ class BufferShuffle(_Shuffling):
         steady = self.length - size  # from there on the input has ended
         result = np.empty_like(index)
         ends = np.flatnonzero(np.diff(index) != 1) + 1
-        for run in np.split(np.arange(index.size), ends):  # neighbours share their walk through the buffer
+        for run in np.split(np.arange(index.size), ends):  # neighbours share one pass over the buffer
             first, count = int(index[run[0]]), run.size
-            filling = max(0, min(count, steady - first))
-            slots = self._at(repetition, key, min(first, steady), size)
-            emptied = _emitted(*key, min(first, steady), slots, filling)
-            self._now = (repetition, min(first, steady) + filling, slots)
+            is_filling = max(0, min(count, steady - first))
+            slots = self._slots_at(repetition, key, min(first, steady), size)
+            emptied = _emit(*key, min(first, steady), slots, is_filling)
+            self._now = (repetition, min(first, steady) + is_filling, slots)
             last = (
                 feistel.permute_indices(
                     int_keys.fold(key, "end"), max(first, steady) - steady, first + count - steady, size
@@ -130,12 +130,12 @@ class BufferShuffle(_Shuffling):
             result[run] = np.concatenate([emptied, slots[last]])
         return result
 
-    def _at(self, repetition: int, key: Words, t: int, size: int) -> np.ndarray:
-        """What the slots hold at t; forward from where they were where that is near."""
+    def _slots_at(self, repetition: int, key: Words, t: int, size: int) -> np.ndarray:
+        """Returns the content of the slots at t; computed forward from the cached ones where these are near."""
         if self._now is not None:
             known, then, slots = self._now
             if known == repetition and 0 <= t - then <= 16 * size:
-                _emitted(*key, then, slots, t - then)
+                _emit(*key, then, slots, t - then)
                 return slots
         slots = np.full(size, -1, np.int64)
         _rebuild(*key, t, slots)
@@ -143,8 +143,8 @@ class BufferShuffle(_Shuffling):
 
 
 @kernel("int64[::1](uint64, uint64, int64, int64[::1], int64)")
-def _emitted(seed: Any, offset: Any, t: Any, slots: Any, count: Any) -> Any:
-    """The elements t, t + 1, ...; moves `slots` on to t + count."""
+def _emit(seed: Any, offset: Any, t: Any, slots: Any, count: Any) -> Any:
+    """Returns the elements t, t + 1, ...; moves `slots` on to t + count."""
     result = np.empty(count, np.int64)
     for number in range(count):
         slot = slot_at(seed, offset, t + number, slots.size)
@@ -155,7 +155,7 @@ def _emitted(seed: Any, offset: Any, t: Any, slots: Any, count: Any) -> Any:
 
 @kernel("void(uint64, uint64, int64, int64[::1])")
 def _rebuild(seed: Any, offset: Any, t: Any, slots: Any) -> None:
-    """Fills `slots` (all -1) with what they hold at t."""
+    """Fills `slots` (all -1) with their content at t."""
     missing = slots.size
     while missing > 0 and t > 0:
         t -= 1
@@ -170,13 +170,13 @@ def _rebuild(seed: Any, offset: Any, t: Any, slots: Any) -> None:
 
 @kernel("int64(uint64, uint64, int64, int64)")
 def slot_at(seed: Any, offset: Any, t: Any, size: Any) -> Any:
-    """slot(t): a 32-bit word times the size, the high half; the bias is below size / 2**32."""
+    """Returns slot(t): a 32-bit word times the size, the high half; the bias is below size / 2**32."""
     w0, _, _, _ = block(seed, offset + np.uint64(t))
     return np.int64((w0 * np.uint64(size)) >> np.uint64(32))
 
 
 class Repeat(Renumbered):
-    """The repetitions of the input, one after the other."""
+    """The repetitions of the input, one after another."""
 
     kind = "repeat"
 
@@ -201,7 +201,7 @@ class Repeat(Renumbered):
         return ordinals
 
 
-class Part(Renumbered):
+class Slice(Renumbered):
     """The elements at the places of a range: `take`, `skip`, `shard`."""
 
     def __init__(self, stage: Addressed, kind: str, part: range) -> None:
@@ -220,7 +220,7 @@ class Part(Renumbered):
 
     @override
     def renumber(self, ordinals: Ordinals) -> Ordinals:
-        index, start = wrapped(ordinals, len(self.part), self.inputs[0].length)
+        index, start = split_repetition(ordinals, len(self.part), self.inputs[0].length)
         return start + self.part.start + index * self.part.step
 
 

@@ -1,4 +1,4 @@
-"""Where elements come from: an object with `__len__` and `__getitem__`, an iterable, a range, random numbers."""
+"""Sources: an object with `__len__` and `__getitem__`, an iterable, a range, random numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing_extensions import override
 from samebits.data._calls import draw_scope
 from samebits.data._calls.remembered_draws import DrawRememberedError
 from samebits.data._calls.user_function import Function
-from samebits.data._rolling_digest import rolled
+from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, Reader, State, Streamed
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, PipelineError
 from samebits.random import _int_keys as int_keys
 
 
 class FirstElements:
-    """The first elements that a source has handed out, and their digests then: to find which were changed in place."""
+    """The first elements that a source has delivered, with their digests: to find those changed in place."""
 
     MOST = 16
 
@@ -27,15 +27,15 @@ class FirstElements:
         self._noted: list[tuple[int, Any, int]] = []
 
     def note(self, indices: list[int], elements: list[Any]) -> None:
-        """As many as there is room for."""
+        """Records elements, while there is room."""
         room = self.MOST - len(self._noted)
         for index, element in zip(indices[:room], elements[:room], strict=True):
-            self._noted.append((index, element, rolled(0, element)))
+            self._noted.append((index, element, update_digest(0, element)))
 
-    def changed(self) -> Iterator[tuple[int, int]]:
-        """(index, digest now) of those that are not what they were."""
+    def iter_changed(self) -> Iterator[tuple[int, int]]:
+        """Yields (index, digest now) of the elements that have changed."""
         for index, element, was in self._noted:
-            if (now := rolled(0, element)) != was:
+            if (now := update_digest(0, element)) != was:
                 yield index, now
 
 
@@ -61,7 +61,7 @@ class Source(Addressed):
         self._at_once = at_once is not None
         self.function = Function(at_once or data.__getitem__, self.kind, stateful=stateful)
         self.handed: FirstElements | None = None
-        """What elements are handed out, while that is watched."""
+        """The elements that are delivered, while they are watched."""
 
     @property
     @override
@@ -75,13 +75,13 @@ class Source(Addressed):
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
         elements = self._fetch(ordinals)
-        handed = self.handed  # the watch may end in another thread
+        handed = self.handed  # another thread may end the watch
         if handed is not None:
             handed.note((ordinals % self._length).tolist(), elements)
         return elements
 
     def read(self, index: int) -> Any:
-        """One element, by its index: what draws finds the generators as they are."""
+        """Returns one element by its index; its draws find the generators as they are."""
         return self.function.call([index])[0] if self._at_once else self.function.call(index)
 
     def _fetch(self, ordinals: Ordinals) -> list[Any]:
@@ -90,28 +90,29 @@ class Source(Addressed):
                 f"Pipeline.from_source: {type(self.data).__name__} had {self._length} elements when the pipeline was made, and "
                 f"has {len(self.data)} now. Make the pipeline when its source is complete, or use from_iterable"
             )
+        # Copied, since a function may change its element.
         if type(self.data) in (
             np.ndarray,
             np.memmap,
             torch.Tensor,
-        ):  # a copy: a function may change its element
+        ):
             return list(self.data[ordinals % self._length])
         indices = (ordinals % self._length).tolist()
         if not self._at_once:
-            return self.function.over(self.key, ordinals.tolist(), indices)
-        if not draw_scope.filling():
-            return self._checked(self.function.call(indices), indices)
-        elements = []  # one by one, so that what each draws depends on no neighbour
+            return self.function.call_each(self.key, ordinals.tolist(), indices)
+        if not draw_scope.is_filling():
+            return self._check_elements(self.function.call(indices), indices)
+        elements = []  # one by one, so that the draws of one do not depend on its neighbours
         for ordinal, index in zip(ordinals.tolist(), indices, strict=True):
             key = int_keys.fold(self.key, ordinal)
             draw_scope.fill(key)
             try:
-                elements += self._checked(self.function.memos.call([index], key), [index])
+                elements += self._check_elements(self.function.memos.call([index], key), [index])
             except DrawRememberedError as error:
-                raise self.function.remembers(ordinal, error) from None
+                raise self.function.remembered_error(ordinal, error) from None
         return elements
 
-    def _checked(self, elements: Any, indices: list[int]) -> list[Any]:
+    def _check_elements(self, elements: Any, indices: list[int]) -> list[Any]:
         if not isinstance(elements, list | tuple | np.ndarray | torch.Tensor) or len(elements) != len(
             indices
         ):
@@ -174,8 +175,8 @@ class Random(Addressed):
         return [int_keys.fold(key, ordinal)[0] >> 1 for ordinal in ordinals.tolist()]
 
 
-class Iterated(Streamed):
-    """What an iterable gives. State: elements read; going on reads and drops those before."""
+class IterableSource(Streamed):
+    """The elements of an iterable. State: elements read; a resume reads and drops those before."""
 
     kind = "from_iterable"
 
@@ -183,7 +184,7 @@ class Iterated(Streamed):
         super().__init__()
         if hasattr(iterable, "__next__") or not (callable(iterable) or hasattr(iterable, "__iter__")):
             raise InvalidArgumentError(
-                f"Pipeline.from_iterable({iterable!r:.60}): takes what can be iterated again and again, or a function that "
+                f"Pipeline.from_iterable({iterable!r:.60}): takes an iterable that can be read again and again, or a function that "
                 "gives an iterable, since every epoch and every resume reads it anew. For a generator pass its function: "
                 "from_iterable(read_lines), not from_iterable(read_lines())"
             )

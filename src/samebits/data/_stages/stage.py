@@ -1,11 +1,12 @@
-"""What a pipeline is made of: stages that know their elements by number, and stages that are read in order.
+"""The stages of a pipeline: those that know their elements by number, and those that are read in order.
 
 A stage is a definition; `bind` makes a copy of it for one key, which can be read. The kinds:
 
-- `Addressed`: element o is a function of (key, o); `Grouped`: so is group o, of any number of elements. Ordinals count through repetitions: o = repetition * length + index,
-  so that every epoch and every `repeat` is a range of ordinals, and nothing has to be told which one it is in.
-- `Streamed`: elements come in order; with each comes the state behind it, a small JSON-able value from which the
-  stream goes on. State holds ordinals and counts, never contents of elements.
+- `Addressed`: element o is a function of (key, o); `Grouped`: so is group o, of any number of elements. Ordinals count
+  through repetitions: o = repetition * length + index, so that every epoch and every `repeat` is a range of ordinals,
+  and no stage needs to know which one it is in.
+- `Streamed`: elements come in order; with each comes the state after it, a small JSON-able value from which the
+  stream resumes. State holds ordinals and counts, never contents of elements.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from samebits._context import Words
 from samebits.random import _int_keys as int_keys
 
 INFINITE = 1 << 40
-"""The length of what does not end: 10**12 elements of one repetition, and 2**22 repetitions, fit into an int64."""
+"""The length of an endless stage: 10**12 elements of one repetition, and 2**22 repetitions, fit into an int64."""
 
 State = Any
 """JSON-able: None (the start), an integer, or a list of states."""
@@ -31,19 +32,19 @@ Ordinals = np.ndarray
 
 
 class Reader(Protocol):
-    """How a streamed stage reads its inputs: inline or by workers, ahead or not; never with other elements."""
+    """The way a streamed stage reads its inputs: inline or by workers, ahead or not; the elements are the same."""
 
     def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        """The elements of a bound stage from `state` on, each with the state behind it."""
+        """Yields the elements of a bound stage from `state` on, each with the state after it."""
         ...
 
-    def one(self, stage: Stage, repetition: int, state: State) -> Any:
-        """The element that lies behind `state`, read again."""
+    def read_one(self, stage: Stage, repetition: int, state: State) -> Any:
+        """Returns the element after `state`, read again."""
         ...
 
 
 class Stage(ABC):
-    """One step of a pipeline over its `inputs`. Immutable; what a bound copy keeps are caches only."""
+    """One step of a pipeline over its `inputs`. Immutable; a bound copy keeps caches only."""
 
     kind: str
     """The name of the `Pipeline` method that makes it."""
@@ -54,10 +55,10 @@ class Stage(ABC):
         self.inputs: tuple[Any, ...] = inputs
 
     def bind(self, key: Words) -> Self:
-        """A copy that reads, with the key of this stage and inputs bound likewise.
+        """Returns a copy that reads, with the key of this stage; its inputs are bound likewise.
 
         A stage's key is made of the pipeline's, its kind, its distance from the source and, below a stage of several
-        inputs, the input's number: what is put behind a stage later does not move its bits.
+        inputs, the input's number: a stage added after it later does not move its bits.
         """
         bound = copy.copy(self)
         several = len(self.inputs) > 1
@@ -65,33 +66,33 @@ class Stage(ABC):
             stage.bind(int_keys.fold(key, "input", number) if several else key)
             for number, stage in enumerate(self.inputs)
         )
-        bound.key = self.own_key(key)
+        bound.key = self.stage_key(key)
         return bound
 
-    def own_key(self, key: Words) -> Words:
-        """The key of this stage under the pipeline's."""
+    def stage_key(self, key: Words) -> Words:
+        """Returns the key of this stage, derived from the pipeline's."""
         return int_keys.fold(key, self.kind, self.depth())
 
     def depth(self) -> int:
-        """How many stages lie between this one and its farthest source."""
+        """Returns the number of stages between this one and its farthest source."""
         return 1 + max((stage.depth() for stage in self.inputs), default=-1)
 
     @property
     @abstractmethod
     def length(self) -> int | None:
-        """Elements of one repetition; `INFINITE`; or None where only reading it tells."""
+        """Elements of one repetition; `INFINITE`; or None if it is known only after reading."""
 
     def parameters(self) -> dict[str, Any]:
-        """What, besides its inputs, decides its elements: plain values, for the fingerprint and for messages."""
+        """Returns what defines its elements besides its inputs, as plain values, for the fingerprint and for messages."""
         return {}
 
     def describe(self) -> str:
-        """As the user wrote it, for messages: `batch(batch_size=64)`."""
+        """Returns the stage as the user wrote it, for messages: `batch(batch_size=64)`."""
         return f"{self.kind}({', '.join(f'{name}={value}' for name, value in self.parameters().items())})"
 
 
 class Blocks(Stage):
-    """What workers can compute in pieces: group o of 0, 1 or more elements is a function of (key, o)."""
+    """A stage that workers can compute in pieces: group o of 0, 1 or more elements is a function of (key, o)."""
 
     @property
     @abstractmethod
@@ -100,7 +101,7 @@ class Blocks(Stage):
 
     @abstractmethod
     def block(self, ordinals: Ordinals) -> list[list[Any]]:
-        """The groups of these ordinals, in their order."""
+        """Returns the groups of these ordinals, in their order."""
 
 
 class Addressed(Blocks):
@@ -113,27 +114,27 @@ class Addressed(Blocks):
 
     @property
     def groups(self) -> int:
-        """As many as elements."""
+        """The number of elements."""
         return self.length
 
     @abstractmethod
     def fetch(self, ordinals: Ordinals) -> list[Any]:
-        """The elements of these ordinals, in their order."""
+        """Returns the elements of these ordinals, in their order."""
 
     def block(self, ordinals: Ordinals) -> list[list[Any]]:
-        """One group for each element."""
+        """Returns one group for each element."""
         return [[element] for element in self.fetch(ordinals)]
 
 
 class Grouped(Blocks):
-    """A stage whose groups have any number of elements (`filter`, `flat_map`, `unbatch` and what follows them).
+    """A stage whose groups have any number of elements (`filter`, `flat_map`, `unbatch` and stages after them).
 
     Its elements are numbered by place: (o, number in group o).
     """
 
     @property
     def length(self) -> int | None:
-        """Only reading it tells."""
+        """None: it is known only after reading."""
         return None
 
 
@@ -142,10 +143,10 @@ class Streamed(Stage):
 
     @abstractmethod
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        """The elements of one repetition from `state` on (None: all), each with the state behind it."""
+        """Yields the elements of one repetition from `state` on (None: all), each with the state after it."""
 
 
-def wrapped(ordinals: Ordinals, length: int, inner: int) -> tuple[Ordinals, Ordinals]:
-    """(index within the repetition, ordinal at which the same repetition starts in an input of length `inner`)."""
+def split_repetition(ordinals: Ordinals, length: int, inner: int) -> tuple[Ordinals, Ordinals]:
+    """Returns (index within the repetition, ordinal at which this repetition starts in an input of length `inner`)."""
     repetition, index = np.divmod(ordinals, length)
     return index, repetition * inner

@@ -1,4 +1,4 @@
-"""What `stages.order` and `stages.several` are for inputs that can only be read in order."""
+"""The stages of `shuffle_repeat` and `zip_mix` for inputs that can only be read in order."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from samebits.data._stages.stage import Reader, Stage, State, Streamed
 from samebits.data._stages.zip_mix import pattern, quotas
 
 _REPETITIONS = 1 << 20
-"""Repetitions of an input that one repetition of an endless `repeat` has room for."""
+"""Room for the repetitions of an input in one repetition of an endless `repeat`."""
 
 
-class Numbered(Streamed):
+class StreamSlice(Streamed):
     """The elements at the places of a range, or all with their numbers. State: [the input's, number of the next]."""
 
     def __init__(self, stage: Stage, kind: str, part: range | None, *, start: int = 0) -> None:
-        """`part`: a range that may end at a number beyond the input; None: (number + start, element) of all."""
+        """`part`: a range that may end beyond the input; None: (number + start, element) of all."""
         super().__init__(stage)
         self.kind, self.part, self.start = kind, part, start
 
@@ -39,17 +39,17 @@ class Numbered(Streamed):
         part = self.part
         if part is not None and first >= part.stop:
             return
-        for number, (element, behind) in enumerate(reader.read(self.inputs[0], repetition, before), first):
+        for number, (element, after) in enumerate(reader.read(self.inputs[0], repetition, before), first):
             if part is None:
-                yield (self.start + number, element), [behind, number + 1]
+                yield (self.start + number, element), [after, number + 1]
             elif number in part:
-                yield element, [behind, number + 1]
+                yield element, [after, number + 1]
             if part is not None and number + 1 >= part.stop:
                 return
 
 
-class Repeated(Streamed):
-    """The repetitions of a stream. State: [repetition, the input's, whether this repetition has had an element]."""
+class StreamRepeat(Streamed):
+    """The repetitions of a stream. State: [repetition, the input's, True if this repetition has had an element]."""
 
     kind = "repeat"
 
@@ -72,15 +72,15 @@ class Repeated(Streamed):
         each = self.count or _REPETITIONS
         for number in range(first, each):
             empty = before is None
-            for element, behind in reader.read(self.inputs[0], repetition * each + number, before):
+            for element, after in reader.read(self.inputs[0], repetition * each + number, before):
                 empty = False
-                yield element, [number, behind]
+                yield element, [number, after]
             if empty and self.count is None:
-                return  # an input without elements, repeated for ever, would never come back
+                return  # an input without elements, repeated for ever, would never return
             before = None
 
 
-class Zipped(Streamed):
+class StreamZip(Streamed):
     """Tuples of one element of each input, as long as the shortest. State: one of each input."""
 
     kind = "zip"
@@ -97,11 +97,11 @@ class Zipped(Streamed):
             reader.read(stage, repetition, before) for stage, before in zip(self.inputs, befores, strict=True)
         ]
         for pairs in zip(*read, strict=False):
-            yield tuple(element for element, _ in pairs), [behind for _, behind in pairs]
+            yield tuple(element for element, _ in pairs), [after for _, after in pairs]
 
 
-class Chained(Streamed):
-    """All elements of one input after the other. State: [number of the input, its state]."""
+class StreamConcatenate(Streamed):
+    """All elements of one input after another. State: [number of the input, its state]."""
 
     kind = "concatenate"
 
@@ -114,12 +114,12 @@ class Chained(Streamed):
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         first, before = state or (0, None)
         for number in range(first, len(self.inputs)):
-            for element, behind in reader.read(self.inputs[number], repetition, before):
-                yield element, [number, behind]
+            for element, after in reader.read(self.inputs[number], repetition, before):
+                yield element, [number, after]
             before = None
 
 
-class Mixed(Streamed):
+class StreamMix(Streamed):
     """Elements of the inputs in proportion to weights, until one has run out. State: [place, [one of each input]]."""
 
     kind = "mix"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, wrapped
+from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, split_repetition
 
 PATTERN = 4096
-"""Weights are kept exactly in every so many elements, at most; finer ones are rounded."""
+"""Weights hold exactly in every so many elements, at most; finer ones are rounded."""
 
 
 class Zip(Addressed):
@@ -30,12 +30,12 @@ class Zip(Addressed):
     def fetch(self, ordinals: Ordinals) -> list[tuple[Any, ...]]:
         columns = []
         for stage in self.inputs:
-            index, start = wrapped(ordinals, self.length, stage.length)
+            index, start = split_repetition(ordinals, self.length, stage.length)
             columns.append(stage.fetch(start + index))
         return list(zip(*columns, strict=True))
 
 
-class _Chosen(Addressed):
+class _ChoiceStage(Addressed):
     """Element o is one element of one of the inputs."""
 
     @override
@@ -52,11 +52,11 @@ class _Chosen(Addressed):
         return result
 
     def choose(self, index: Ordinals) -> tuple[Ordinals, Ordinals]:
-        """(number of the input, index therein) of the elements at these places."""
+        """Returns (number of the input, index in it) of the elements at these places."""
         raise NotImplementedError
 
 
-class Concatenate(_Chosen):
+class Concatenate(_ChoiceStage):
     """All elements of the first input, then all of the second, and so on."""
 
     kind = "concatenate"
@@ -73,7 +73,7 @@ class Concatenate(_Chosen):
         return which, index - np.concatenate([[0], ends])[which]
 
 
-class Mix(_Chosen):
+class Mix(_ChoiceStage):
     """Elements of the inputs in proportion to weights, evenly spread, until one input has run out."""
 
     kind = "mix"
@@ -86,7 +86,7 @@ class Mix(_Chosen):
     @property
     @override
     def length(self) -> int:
-        return min(self._runs_out(number, stage.length) for number, stage in enumerate(self.inputs))
+        return min(self._elements_before(number, stage.length) for number, stage in enumerate(self.inputs))
 
     @override
     def parameters(self) -> dict[str, Any]:
@@ -98,14 +98,14 @@ class Mix(_Chosen):
         which = self._pattern[place]
         return which, rounds * np.array(self.quotas)[which] + self._rank[place]
 
-    def _runs_out(self, number: int, length: int) -> int:
-        """How many elements of the mixture there are before it asks for element `length` of this input."""
+    def _elements_before(self, number: int, length: int) -> int:
+        """Returns the number of elements of the mixture before it needs element `length` of this input."""
         rounds, rest = divmod(length, self.quotas[number])
         return min(rounds * self._pattern.size + int(np.flatnonzero(self._pattern == number)[rest]), INFINITE)
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
-    """Integers in the proportion of the weights, of a sum of at most about `PATTERN`; each at least 1."""
+    """Returns integers in the proportion of the weights, with a sum of at most about `PATTERN`; each at least 1."""
     total = sum(Fraction(weight) for weight in weights)
     shares = [(Fraction(weight) / total).limit_denominator(PATTERN) for weight in weights]
     scale = min(lcm(*(share.denominator for share in shares)), PATTERN)
@@ -113,7 +113,7 @@ def quotas(weights: Sequence[float]) -> list[int]:
 
 
 def pattern(numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """(input, how many of that input stand before) of each place of one round, every input evenly spread."""
+    """Returns (input, number of that input's places before it) for each place of one round, all inputs evenly spread."""
     places = [
         ((rank + 0.5) / quota, number, rank) for number, quota in enumerate(numbers) for rank in range(quota)
     ]

@@ -1,1 +1,1 @@
-"""How a bound pipeline is read: in this process, or by workers ahead of it. The elements are the same."""
+"""Readers of a bound pipeline: in this process, or by workers ahead of it. The elements are the same."""

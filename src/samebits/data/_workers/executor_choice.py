@@ -1,4 +1,4 @@
-"""How a pipeline is read: in this process, by threads or by worker processes. The elements are the same."""
+"""The choice between reading in this process, by threads or by worker processes. The elements are the same."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from samebits.data._workers.inline import Inline
 from samebits.data._workers.launch_workers import may_start
 from samebits.data._workers.parallel import Parallel
 from samebits.data._workers.side_effects import may_draw
-from samebits.data._workers.tasks import Task, one
+from samebits.data._workers.tasks import Task, read_one
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictWarning
 
 TRIED = 6
-"""Tasks that "auto" computes here before it chooses; the fastest of them counts, so that a cold start does not."""
+"""Tasks that "auto" computes in this process before it chooses; the fastest counts, so that a cold start does not."""
 WORTH = 1.5e-3
-"""Seconds of a task from which on workers are worth it: ten times what handing one over costs (0.15 ms)."""
+"""Seconds of a task from which workers are worth it: ten times the cost of passing one to a worker (0.15 ms)."""
 
 
 def draws_of(stage: Stage) -> Draws:
-    """What reading the functions of a pipeline tells of their draws."""
+    """Returns the draws of a pipeline's functions, as found by reading their code."""
     return Draws(may_draw=may_draw(stage) is not None)
 
 
 def reader(stage: Stage, draws: Draws, options: Options) -> Inline | Parallel | Auto:
-    """What reads a bound pipeline as its options say."""
-    ordered = options.ordered()
+    """Returns the reader of a bound pipeline for these options."""
+    ordered = options.is_ordered()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = options.num_parallel_calls
     notify("workers_wanted", (cores if count == "auto" else count) or 0)
@@ -62,24 +62,24 @@ def _parallel(stage: Stage, draws: Draws, options: Options, count: int, *, order
 
 
 class Auto:
-    """Reads in this process, measures how long a task takes, and goes on with workers where that is faster."""
+    """Reads in this process, measures the time of a task, and continues with workers where that is faster."""
 
     def __init__(self, draws: Draws, parallel: Callable[[], Parallel]) -> None:
         self._start = parallel
-        self._inline = Inline(draws, self._timed)
+        self._inline = Inline(draws, self._measure)
         self._times: list[float] = []
         self.parallel: Parallel | None = None
 
     def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        """The elements of a bound stage from `state` on, each with the state behind it."""
+        """Yields the elements of a bound stage from `state` on, each with the state after it."""
         if isinstance(stage, Streamed):
             return stage.stream(self, repetition, state)
         assert isinstance(stage, Blocks)
         return self._blocks(stage, repetition, state)
 
-    def one(self, stage: Stage, repetition: int, state: State) -> Any:
-        """The element that lies behind `state`, read again, in this process."""
-        return one(self, stage, repetition, state)
+    def read_one(self, stage: Stage, repetition: int, state: State) -> Any:
+        """Returns the element after `state`, read again, in this process."""
+        return read_one(self, stage, repetition, state)
 
     def close(self) -> None:
         """Ends the workers, if there are any."""
@@ -88,9 +88,9 @@ class Auto:
 
     def _blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         if self.parallel is None:
-            for element, behind in self._inline.read(stage, repetition, state):
-                yield element, behind
-                state = behind
+            for element, after in self._inline.read(stage, repetition, state):
+                yield element, after
+                state = after
                 if len(self._times) == TRIED and min(self._times) > WORTH:
                     self.parallel = self._start()
                     break
@@ -98,7 +98,7 @@ class Auto:
                 return
         yield from self.parallel.read(stage, repetition, state)
 
-    def _timed(self, task: Task, work: Callable[[], Any]) -> Any:
+    def _measure(self, task: Task, work: Callable[[], Any]) -> Any:
         if len(self._times) >= TRIED:
             return work()
         start = time.perf_counter()

@@ -1,7 +1,7 @@
 """A process that forks workers and shares nothing with this one: for when CUDA is initialised, which no fork survives.
 
-It is started once, at the first need, and ends with this process. It imports this package and never `__main__`: what
-workers compute is sent by value (cloudpickle), so that functions and classes of a script need no guard.
+It is started at the first need, and ends with this process. It imports this package and never `__main__`: the work
+is sent by value (cloudpickle), so that functions and classes of a script need no guard.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from samebits._context import process
 from samebits.data._workers import result_encoding
-from samebits.data._workers.parent_death import signals_blocked
+from samebits.data._workers.parent_death import block_signals
 from samebits.data._workers.result_memory import ResultMemory
 from samebits.data._workers.worker_process import WorkerProgram, serve
 from samebits.determinism import enable_op_determinism
@@ -37,13 +37,13 @@ _MAIN = "import sys; sys.path[:] = {path!r}; from samebits.data._workers.fork_se
 
 
 class WorkerSettings:
-    """What workers compute, and the settings of this process that its bits depend on: a file without a name."""
+    """The work of the workers and the settings of this process that its bits depend on, in a file without a name."""
 
     def __init__(self, work: WorkerProgram) -> None:
-        """Of this process.
+        """Stores the settings of this process.
 
         Raises:
-            PipelineError: something in a stage cannot be sent to another process.
+            PipelineError: a stage holds something that cannot be sent to another process.
         """
         self.fd = os.memfd_create("samebits-work")
         with os.fdopen(os.dup(self.fd), "wb") as file:
@@ -61,11 +61,10 @@ class WorkerSettings:
                 ) from error
 
     @staticmethod
-    def take(fd: int) -> WorkerProgram:
-        """Gives this process the settings; what it is to compute."""
-        file: Any = mmap.mmap(
-            fd, 0, prot=mmap.PROT_READ
-        )  # several workers read it, each with a position of its own
+    def load(fd: int) -> WorkerProgram:
+        """Applies the settings to this process and returns its work."""
+        # Several workers read it, each at its own position.
+        file: Any = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
         path, seed, settings, dtype = pickle.load(file)  # noqa: S301 (from our own parent)
         sys.path[:] = path
         if seed is not None:
@@ -78,7 +77,7 @@ class WorkerSettings:
         return pickle.load(file)  # noqa: S301
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         os.close(self.fd)
 
 
@@ -89,10 +88,10 @@ class Server:
     _lock = threading.Lock()
 
     @classmethod
-    def running(cls) -> Server:
-        """The server of this process, started if it does not run."""
+    def instance(cls) -> Server:
+        """Returns the server of this process; starts it if it does not run."""
         with cls._lock:
-            if cls._running is None or not cls._running.serves():
+            if cls._running is None or not cls._running.is_running():
                 cls._running = cls()
             return cls._running
 
@@ -101,17 +100,17 @@ class Server:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._speaking = threading.Lock()
         main = _MAIN.format(path=sys.path, fd=theirs.fileno())
-        with theirs, signals_blocked():
+        with theirs, block_signals():
             self._process = subprocess.Popen(
                 [sys.executable, "-c", main], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
             )
 
-    def serves(self) -> bool:
-        """Whether it is there, for this process: one that was forked off it starts its own."""
+    def is_running(self) -> bool:
+        """Returns True if the server runs for this process; a process forked off it starts another one."""
         return self._owner == os.getpid() and self._process.poll() is None
 
-    def ask(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> int:
-        """Its answer; `fds` become its own."""
+    def request(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> int:
+        """Sends a request and returns the answer; the server takes over `fds`."""
         with self._speaking:
             try:
                 self._connection.send(pickle.dumps((*request, len(fds))))
@@ -128,25 +127,25 @@ class Server:
 
 
 class ServedProcess:
-    """A worker that the server has forked."""
+    """A worker that the server forked."""
 
     def __init__(
         self, server: Server, connection: socket.socket, work: int, slots: Sequence[ResultMemory], number: int
     ) -> None:
         self._server = server
         fds = [connection.fileno(), work, *(slot.fd for slot in slots)]
-        self.pid = server.ask(("start", number), fds)
+        self.pid = server.request(("start", number), fds)
 
     def end(self, grace: float) -> int:
-        """Its exit code (negative: the signal), once it has ended; it is killed after `grace` seconds."""
+        """Returns the exit code (negative: the signal) once the worker has ended; it is killed after `grace` seconds."""
         try:
-            return self._server.ask(("end", self.pid, grace))
+            return self._server.request(("end", self.pid, grace))
         except PipelineError:  # the server has died, and its workers with it
             return -signal.SIGKILL
 
 
 def main(fd: int) -> None:
-    """Runs in the server's process, until there is nobody at the other end."""
+    """Runs the server until the other end of the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # SIGTERM stays blocked: the group may be sent it
     parent = os.getppid()
     children: dict[int, Any] = {}
@@ -175,9 +174,9 @@ def _take_fds(connection: socket.socket, count: int) -> list[int]:
 
 def _start(children: dict[int, Any], control: socket.socket, number: int, fds: list[int]) -> int:
     child = multiprocessing.get_context("fork").Process(
-        target=_served, args=(os.getpid(), control, number, fds), daemon=True
+        target=_run_worker, args=(os.getpid(), control, number, fds), daemon=True
     )
-    with signals_blocked():
+    with block_signals():
         child.start()
     for fd in fds:
         os.close(fd)
@@ -196,15 +195,15 @@ def _end(child: Any, grace: float) -> int:
     return code
 
 
-def _served(parent: int, control: socket.socket, number: int, fds: list[int]) -> None:
+def _run_worker(parent: int, control: socket.socket, number: int, fds: list[int]) -> None:
     control.close()
     torch.set_num_threads(1)
     result_encoding.send_by_value()
     connection, work, *slots = fds
     try:
-        computed: WorkerProgram = WorkerSettings.take(work)
+        computed: WorkerProgram = WorkerSettings.load(work)
     except Exception as error:
-        computed = _Broken(error)
+        computed = _UnreadableWork(error)
     serve(
         socket.socket(fileno=connection),
         parent,
@@ -215,8 +214,8 @@ def _served(parent: int, control: socket.socket, number: int, fds: list[int]) ->
     )
 
 
-class _Broken:
-    """Work that did not arrive in one piece."""
+class _UnreadableWork:
+    """Work that could not be loaded in the worker."""
 
     def __init__(self, error: Exception) -> None:
         self._error = PipelineError(
@@ -225,13 +224,13 @@ class _Broken:
         )
 
     def begin(self, worker: int) -> None:
-        """Tells what happened."""
+        """Raises the error of loading the work."""
         raise self._error
 
     def compute(self, job: Any, slot: ResultMemory | None) -> Any:
-        """Is never reached."""
+        """Never called."""
         raise self._error
 
     def describe(self, job: Any) -> str:
-        """Nothing is known of it."""
+        """Returns an empty text: the work is unknown."""
         return str(job)

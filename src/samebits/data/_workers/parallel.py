@@ -1,4 +1,4 @@
-"""Reading by workers: the stages that can be computed in pieces, ahead of the reader; the rest in this process."""
+"""Reading by workers: they compute the stages that come in pieces, ahead of the reader; this process does the rest."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from samebits.data._stages.stage import Blocks, Stage, State, Streamed
 from samebits.data._workers.inline import Inline
 from samebits.data._workers.serial import Serial
 from samebits.data._workers.side_effects import CaptureWatch, EffectNoticedError, Effects, WatchedDraws
-from samebits.data._workers.tasks import Task, elements, one, tasks
+from samebits.data._workers.tasks import Task, elements, read_one, tasks
 from samebits.data._workers.thread_pool import Threads
 from samebits.data._workers.worker_pool import Workers
 from samebits.data._workers.worker_process import StageWork, WorkerJob
 
 
 class Pool(Protocol):
-    """What computes jobs, in processes or threads."""
+    """Computes jobs, in processes or threads."""
 
     def submit(self, job: WorkerJob) -> int:
-        """Hands in a job; its number."""
+        """Submits a job and returns its number."""
         ...
 
     def result(self, number: int) -> Any:
-        """What job `number` gave."""
+        """Returns the result of job `number`."""
         ...
 
     def first(self, numbers: Sequence[int]) -> int:
-        """The job of these that is done first."""
+        """Returns the number of the first of these jobs that is done."""
         ...
 
     def close(self) -> None:
@@ -38,18 +38,18 @@ class Pool(Protocol):
 
 
 class Parallel:
-    """Reads a bound pipeline with workers, which compute tasks ahead of where the reader is."""
+    """Reads a bound pipeline with workers, which compute tasks ahead of the reader."""
 
     def __init__(
         self, stage: Stage, draws: Draws, *, num_workers: int, ahead: int, threads: bool = False,
         ordered: bool = True, timeout: float | None = None, start_method: str = "auto",
     ) -> None:  # fmt: skip
-        """`ordered`: elements come in their order, not in that in which they are done."""
+        """`ordered`: elements come in their order, not in order of completion."""
         self._ahead, self._ordered = ahead, ordered
         self._inline = Inline(draws)
         self._watch = CaptureWatch(stage)
         self._serial: dict[int, Serial] = {}
-        self._known = list(self._for_workers(stage, draws))
+        self._known = list(self._worker_stages(stage, draws))
         self._workers: Pool | None = None
         if self._known and threads:
             self._workers = Threads(self._known, count=num_workers, timeout=timeout)
@@ -59,19 +59,19 @@ class Parallel:
                 work, count=num_workers, ahead=ahead, timeout=timeout, start_method=start_method
             )
 
-    def _for_workers(self, stage: Stage, draws: Draws) -> Iterator[Blocks]:
-        """The stages that workers compute: all blocks, or of one with side effects what is free of them."""
+    def _worker_stages(self, stage: Stage, draws: Draws) -> Iterator[Blocks]:
+        """Yields the stages that workers compute: all blocks, or the parts of one with side effects that are free of them."""
         effects = Effects(stage)
         effects.warn()
-        for top in _tops(stage):
-            if effects.inside(top):
+        for top in _block_roots(stage):
+            if effects.affects(top):
                 self._serial[id(top)] = Serial(top, effects, draws)
                 yield from (free.stage for free in self._serial[id(top)].free)
             else:
                 yield top
 
     def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        """The elements of a bound stage from `state` on, each with the state behind it."""
+        """Yields the elements of a bound stage from `state` on, each with the state after it."""
         if isinstance(stage, Streamed):
             return stage.stream(self, repetition, state)
         assert isinstance(stage, Blocks)
@@ -86,29 +86,29 @@ class Parallel:
         if self._workers is not None:
             self._workers.close()
 
-    def one(self, stage: Stage, repetition: int, state: State) -> Any:
-        """The element that lies behind `state`, read again, in this process."""
-        return one(self, stage, repetition, state)
+    def read_one(self, stage: Stage, repetition: int, state: State) -> Any:
+        """Returns the element after `state`, read again, in this process."""
+        return read_one(self, stage, repetition, state)
 
     def _blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         under_way: deque[tuple[Task, int]] = deque()
-        behind = state
+        after = state
         coming = tasks(stage, state)
         try:
-            while self._watch.noticed() is None:  # by threads, which change what they have captured here
-                done = self._watch.run(lambda: self._step(stage, repetition, coming, under_way))
+            while self._watch.noticed() is None:  # threads change captured values in this process
+                done = self._watch.run(lambda: self._run_step(stage, repetition, coming, under_way))
                 if done is None:
                     return
                 yield from elements(stage, *done, state)
-                behind = done[0][1]
+                after = done[0][1]
         except EffectNoticedError as found:  # by processes
             self._watch.note(*found.args)
-        yield from self._without_workers(stage, repetition, behind)
+        yield from self._read_inline(stage, repetition, after)
 
-    def _step(
+    def _run_step(
         self, stage: Blocks, repetition: int, coming: Iterator[Task], under_way: deque[tuple[Task, int]]
     ) -> tuple[Task, Any] | None:
-        """Hands in what fits, and waits for one task; None: there is none left."""
+        """Submits the tasks that fit, and waits for one; returns None if none is left."""
         for task in coming:
             under_way.append((task, self._submit(stage, repetition, task)))
             if len(under_way) >= self._ahead:
@@ -123,8 +123,8 @@ class Parallel:
         task, number = under_way.popleft()
         return task, self._workers.result(number)
 
-    def _without_workers(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        """Running it showed a side effect that reading the code had missed: it goes on in this process."""
+    def _read_inline(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
+        """Reads in this process: running a task showed a side effect that reading the code had missed."""
         Effects(stage).warn()
         self.close()
         self._workers = None
@@ -140,10 +140,10 @@ class Parallel:
         return lambda: pool.result(number)
 
 
-def _tops(stage: Stage) -> Iterator[Blocks]:
-    """The stages below a pipeline that are read as blocks: each on top of a part without streams."""
+def _block_roots(stage: Stage) -> Iterator[Blocks]:
+    """Yields the stages below a pipeline that are read as blocks: each is the top of a part without streams."""
     if isinstance(stage, Blocks):
         yield stage
         return
     for below in stage.inputs:
-        yield from _tops(below)
+        yield from _block_roots(below)

@@ -1,4 +1,4 @@
-"""A worker lives as long as its parent wants it: not longer than the parent, and not shorter because of SIGTERM or Ctrl-C."""
+"""The lifetime of a worker: it ends with its parent, and not earlier because of SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG = 1
-_LOOK = 1.0
-"""Seconds between two looks at whether the parent lives, where the kernel does not tell."""
+_CHECK_INTERVAL = 1.0
+"""Seconds between two checks that the parent lives, where the kernel does not notify."""
 
 
 @contextmanager
-def signals_blocked() -> Iterator[None]:
-    """SIGTERM and SIGINT wait until the block is over; processes that are forked inside begin with them blocked."""
+def block_signals() -> Iterator[None]:
+    """Delays SIGTERM and SIGINT until the block ends; processes forked inside begin with them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         yield
@@ -25,26 +25,25 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def live_with(parent: int, *, by_thread: bool = False) -> None:
+def tie_to_parent(parent: int, *, by_thread: bool = False) -> None:
     """Ties this process to `parent`. `by_thread`: it was forked by a thread that may end before its process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    if (
-        sys.platform == "linux" and not by_thread
-    ):  # the kernel watches the thread that forked, not the process
+    # The kernel watches the thread that forked, not the process.
+    if sys.platform == "linux" and not by_thread:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
-    _outlive_sigterm(parent)
+    _ignore_group_sigterm(parent)
 
 
-def _outlive_sigterm(parent: int) -> None:
-    """SIGTERM ends this worker only when the parent sends it: a whole group is sent it, and the run commits first."""
+def _ignore_group_sigterm(parent: int) -> None:
+    """Ends this worker on SIGTERM only if the parent sent it: it is sent to a whole group, and the run commits first."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:
         while os.getppid() == parent:
-            received = signal.sigtimedwait({signal.SIGTERM}, _LOOK)
+            received = signal.sigtimedwait({signal.SIGTERM}, _CHECK_INTERVAL)
             if received is not None and received.si_pid == parent:
                 os._exit(0)
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Results on their way from a worker: the bytes of arrays and tensors in a slot, all else pickled beside them."""
+"""The encoding of a worker's results: the bytes of arrays and tensors in a slot, all else pickled beside them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _base: list[np.ndarray] = []
 """The slot's bytes while a result is being unpickled."""
 
 _by_value = False
-"""Whether classes of the main program are sent by value: a worker of the server has none to import them from."""
+"""True if classes of the main program are sent by value: a worker of the server cannot import them."""
 
 
 def send_by_value() -> None:
-    """From now on in this process."""
+    """Sends classes of the main program by value from now on in this process."""
     global _by_value
     _by_value = True
 
 
 def encode(result: Any, slot: ResultMemory) -> bytes:
-    """Pickles `result`; arrays and plain tensors go into `slot`, without a copy where they lie there already."""
+    """Pickles `result`; arrays and plain tensors go into `slot`, without a copy if they are there already."""
     buffer = io.BytesIO()
     (_ByValue if _by_value else _ByName)(buffer, slot).dump(result)
     return buffer.getvalue()
 
 
 def decode(pickled: bytes | memoryview, base: np.ndarray) -> Any:
-    """What `encode` was given; its arrays and tensors are `base`'s memory and keep it alive."""
+    """Returns the result that `encode` was called with; its arrays and tensors use `base`'s memory and keep it alive."""
     _base.append(base)
     try:
         return pickle.loads(pickled)  # noqa: S301 (from our own worker)
@@ -47,7 +47,7 @@ class _ByName(pickle.Pickler):
         self._slot = slot
 
     def reducer_override(self, obj: Any) -> Any:
-        return _reduced(obj, self._slot)
+        return _reduce(obj, self._slot)
 
 
 class _ByValue(cloudpickle.Pickler):
@@ -56,37 +56,37 @@ class _ByValue(cloudpickle.Pickler):
         self._slot = slot
 
     def reducer_override(self, obj: Any) -> Any:
-        reduced = _reduced(obj, self._slot)
+        reduced = _reduce(obj, self._slot)
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
-def _reduced(value: Any, slot: ResultMemory) -> Any:
+def _reduce(value: Any, slot: ResultMemory) -> Any:
     if type(value) is np.ndarray and not value.dtype.hasobject and value.dtype.itemsize:
-        return _reduced_array(value, slot)
+        return _reduce_array(value, slot)
     if type(value) is torch.Tensor and _is_plain(value):
-        return _reduced_tensor(value, slot)
+        return _reduce_tensor(value, slot)
     return NotImplemented
 
 
-def _reduced_array(array: np.ndarray, slot: ResultMemory) -> Any:
-    """Its elements in memory order: a transposed array stays transposed, as sums depend on it."""
+def _reduce_array(array: np.ndarray, slot: ResultMemory) -> Any:
+    """Reduces an array to its elements in memory order: a transposed array stays transposed, as sums depend on it."""
     order = tuple(sorted(range(array.ndim), key=lambda dim: -abs(array.strides[dim])))
-    return _array, (_put(array.transpose(order), slot), array.dtype, array.shape, order)
+    return _restore_array, (_put(array.transpose(order), slot), array.dtype, array.shape, order)
 
 
-def _reduced_tensor(tensor: torch.Tensor, slot: ResultMemory) -> Any:
-    """Its memory and its strides: kernels choose their order of summation by them."""
+def _reduce_tensor(tensor: torch.Tensor, slot: ResultMemory) -> Any:
+    """Reduces a tensor to its memory and its strides: kernels choose their order of summation by them."""
     plain = tensor.detach()
     if _span(plain) > 2 * plain.numel():  # a few columns of a large tensor
         plain = plain.clone()
     span = _span(plain)
     flat = plain.as_strided((span,), (1,))
     at = _put(flat.view(torch.uint8).numpy(), slot) if span else 0
-    return _tensor, (at, span, plain.dtype, tuple(plain.shape), plain.stride(), tensor.requires_grad)
+    return _restore_tensor, (at, span, plain.dtype, tuple(plain.shape), plain.stride(), tensor.requires_grad)
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """The elements between its first and its last in memory, both included."""
+    """Returns the number of elements between its first and its last in memory, both included."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -111,14 +111,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _array(at: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: tuple[int, ...]) -> np.ndarray:
+def _restore_array(
+    at: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: tuple[int, ...]
+) -> np.ndarray:
     stored = [shape[dim] for dim in order]
     count = int(np.prod(stored, dtype=np.int64))
     array = _base[-1][at : at + count * dtype.itemsize].view(dtype).reshape(stored)
     return array.transpose(np.argsort(order)) if order else array
 
 
-def _tensor(
+def _restore_tensor(
     at: int, span: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], grad: bool
 ) -> torch.Tensor:
     if span == 0:

@@ -1,7 +1,7 @@
-"""Reading stages whose functions leave something changed: as a plain loop would, one element at a time, in order.
+"""Reading stages whose functions have lasting side effects: as a plain loop would, one element at a time, in order.
 
-What lies below such a function, and cannot be reached by what it changes, may be made ahead by workers; the function
-itself sees no element before it is asked for, and what comes behind it has nothing to do in the meantime.
+Workers may compute ahead the stages below such a function that its changes cannot reach. The function itself runs only
+when its element is needed, and the stages after it run after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing_extensions import override
 from samebits.data._calls.draw_scope import Draws
 from samebits.data._calls.user_function import Place
 from samebits.data._stages.batch_stages import Batch
-from samebits.data._stages.map_filter import Expanded, FlatMap, Mapped, Unbatch
+from samebits.data._stages.map_filter import AddressedOperation, FlatMap, GroupedOperation, Unbatch
 from samebits.data._stages.shuffle_repeat import Enumerate, Renumbered
 from samebits.data._stages.stage import Addressed, Blocks, Grouped, Ordinals, State
 from samebits.data._workers.side_effects import Effects
@@ -25,11 +25,11 @@ from samebits.data._workers.tasks import place, task_size
 
 _END = object()
 Fetch = Callable[[Blocks, int, int], Any]
-"""(stage, first ordinal, the one behind the last) -> a function that gives the elements, or groups, later."""
+"""(stage, first ordinal, the one after the last) -> a function that returns the elements, or groups, later."""
 
 
 class OneByOne(Addressed):
-    """An input of a batch, asked for one element at a time: else each function would see all rows before the next does."""
+    """An input of a batch, read one element at a time: else each function would see all rows before the next does."""
 
     def __init__(self, stage: Addressed) -> None:
         super().__init__(stage)
@@ -46,22 +46,22 @@ class OneByOne(Addressed):
 
 
 class PrefetchedStage:
-    """What is made by others of a stage that is free of side effects; what was not foreseen is made here."""
+    """A stage free of side effects that others compute ahead; elements that were not requested are computed inline."""
 
     def __init__(self, stage: Any) -> None:
         self.stage = stage
         self._coming: list[tuple[int, int, Callable[[], list[Any]]]] = []
         self._there: dict[int, Any] = {}
 
-    def ask(self, fetch: Fetch, ordinals: Ordinals) -> None:
-        """Has these made: neighbours by one job."""
+    def request(self, fetch: Fetch, ordinals: Ordinals) -> None:
+        """Requests these elements: neighbours by one job."""
         for run in np.split(ordinals, np.flatnonzero(np.diff(ordinals) != 1) + 1):
             if run.size:
                 first, last = int(run[0]), int(run[-1]) + 1
                 self._coming.append((first, last, fetch(self.stage, first, last)))
 
     def take(self, ordinal: int) -> Any:
-        """One element, or group."""
+        """Returns one element, or group."""
         for number, (first, last, result) in enumerate(self._coming):
             if ordinal in self._there:
                 break
@@ -75,7 +75,7 @@ class PrefetchedStage:
         return (self.stage.fetch if isinstance(self.stage, Addressed) else self.stage.block)(single)[0]
 
 
-class _GivenElements(Addressed):
+class _PrefetchedElements(Addressed):
     def __init__(self, ahead: PrefetchedStage) -> None:
         super().__init__(*ahead.stage.inputs)
         self.kind, self.ahead = ahead.stage.kind, ahead
@@ -90,11 +90,11 @@ class _GivenElements(Addressed):
         return [self.ahead.take(ordinal) for ordinal in ordinals.tolist()]
 
     def places(self, place: Place, count: int) -> Sequence[Place]:
-        """Of a batch: where its rows are in its input."""
+        """Returns, for a batch, the places of its rows in its input."""
         return self.ahead.stage.places(place, count)
 
 
-class _GivenGroups(Grouped):
+class _PrefetchedGroups(Grouped):
     def __init__(self, ahead: PrefetchedStage) -> None:
         super().__init__(*ahead.stage.inputs)
         self.kind, self.ahead = ahead.stage.kind, ahead
@@ -110,19 +110,19 @@ class _GivenGroups(Grouped):
 
 
 class Serial:
-    """A bound stage of blocks with side effects, to be read."""
+    """Reads a bound stage of blocks with side effects."""
 
     def __init__(self, stage: Blocks, effects: Effects, draws: Draws) -> None:
         self._draws, self._effects = draws, effects
         self.free: list[PrefetchedStage] = []
-        """The parts that others may make ahead."""
-        self._top = self._rewired(stage)
-        self._stage, self._single = stage, _at_most_one(stage)
+        """The parts that others may compute ahead."""
+        self._top = self._rewire(stage)
+        self._stage, self._single = stage, _has_single_elements(stage)
 
     def read(
         self, repetition: int, state: State, fetch: Fetch | None = None, ahead: int = 0
     ) -> Iterator[tuple[Any, State]]:
-        """The elements from `state` on, each with the state behind it; `ahead`: tasks that are foreseen."""
+        """Yields the elements from `state` on, each with the state after it; `ahead`: tasks to request ahead."""
         first, done = place(state)
         groups = self._stage.groups
         size = task_size(self._stage)
@@ -130,13 +130,13 @@ class Serial:
         for ordinal in range(first, groups):
             while fetch is not None and foreseen < min(groups, ordinal + size * ahead):
                 coming = np.arange(foreseen, min(foreseen + size, groups), dtype=np.int64)
-                self._foresee(self._top, coming + repetition * groups, fetch)
+                self._prefetch(self._top, coming + repetition * groups, fetch)
                 foreseen += size
             yield from self._group(ordinal, repetition * groups + ordinal, done if ordinal == first else 0)
 
     def _group(self, ordinal: int, absolute: int, done: int) -> Iterator[tuple[Any, State]]:
-        """The elements of one group. Of several, none is known to be the last before the next one is asked for."""
-        elements = _lazily(self._top, absolute)
+        """Yields the elements of one group. None of several is known to be the last before the next is requested."""
+        elements = _iterate_lazily(self._top, absolute)
         if self._single:
             if (element := self._next(elements)) is not _END:
                 yield element, ordinal + 1
@@ -151,50 +151,50 @@ class Serial:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a worker
         try:
-            with self._draws.guarded():  # never tried out first: what has an effect is called once
+            with self._draws.fill_each_call():  # never tried first: a function with effects is called once
                 return next(elements, _END)
         finally:
             torch.set_num_threads(threads)
 
-    def _rewired(self, stage: Any) -> Any:
-        if not self._effects.inside(stage):
+    def _rewire(self, stage: Any) -> Any:
+        if not self._effects.affects(stage):
             self.free.append(PrefetchedStage(stage))
-            return (_GivenElements if isinstance(stage, Addressed) else _GivenGroups)(self.free[-1])
+            return (_PrefetchedElements if isinstance(stage, Addressed) else _PrefetchedGroups)(self.free[-1])
         wired = copy.copy(stage)
-        wired.inputs = tuple(self._rewired(below) for below in stage.inputs)
+        wired.inputs = tuple(self._rewire(below) for below in stage.inputs)
         if isinstance(wired, Batch):
             wired.inputs = (OneByOne(wired.inputs[0]),)
         return wired
 
-    def _foresee(self, stage: Any, ordinals: Ordinals, fetch: Fetch) -> None:
-        """Asks for what these ordinals will need, where that can be told without computing."""
-        if isinstance(stage, _GivenElements | _GivenGroups):
-            stage.ahead.ask(fetch, ordinals)
-        elif isinstance(stage, Mapped | Enumerate | Expanded | OneByOne):
-            self._foresee(stage.inputs[0], ordinals, fetch)
+    def _prefetch(self, stage: Any, ordinals: Ordinals, fetch: Fetch) -> None:
+        """Requests what these ordinals will need, where that is known without computing."""
+        if isinstance(stage, _PrefetchedElements | _PrefetchedGroups):
+            stage.ahead.request(fetch, ordinals)
+        elif isinstance(stage, AddressedOperation | Enumerate | GroupedOperation | OneByOne):
+            self._prefetch(stage.inputs[0], ordinals, fetch)
         elif isinstance(stage, Renumbered):
-            self._foresee(stage.inputs[0], stage.renumber(ordinals), fetch)
+            self._prefetch(stage.inputs[0], stage.renumber(ordinals), fetch)
         elif isinstance(stage, Batch):
             for ordinal in ordinals.tolist():
-                self._foresee(stage.inputs[0], stage.rows(ordinal), fetch)
+                self._prefetch(stage.inputs[0], stage.rows(ordinal), fetch)
 
 
-def _at_most_one(stage: Any) -> bool:
-    """Whether no group has more than one element."""
-    if isinstance(stage, Expanded):
-        return not isinstance(stage.operation, FlatMap | Unbatch) and _at_most_one(stage.inputs[0])
+def _has_single_elements(stage: Any) -> bool:
+    """Returns True if no group has more than one element."""
+    if isinstance(stage, GroupedOperation):
+        return not isinstance(stage.operation, FlatMap | Unbatch) and _has_single_elements(stage.inputs[0])
     return isinstance(stage, Addressed)
 
 
-def _lazily(stage: Any, ordinal: int) -> Iterator[Any]:
-    """The elements of one group, none made before it is asked for."""
+def _iterate_lazily(stage: Any, ordinal: int) -> Iterator[Any]:
+    """Yields the elements of one group, none computed before it is needed."""
     if isinstance(stage, Addressed):
         yield from stage.fetch(np.array([ordinal], np.int64))
-    elif isinstance(stage, Expanded):
-        for number, element in enumerate(_lazily(stage.inputs[0], ordinal)):
+    elif isinstance(stage, GroupedOperation):
+        for number, element in enumerate(_iterate_lazily(stage.inputs[0], ordinal)):
             here = [(ordinal, number)]
             if isinstance(stage.operation, FlatMap):
-                yield from stage.operation.function.over(stage.key, here, [element])[0]
+                yield from stage.operation.function.call_each(stage.key, here, [element])[0]
             else:
                 yield from stage.operation.groups(stage, here, [element])[0]
     else:

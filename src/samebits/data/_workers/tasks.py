@@ -1,4 +1,4 @@
-"""Reading stages that can be computed in pieces: which ordinals make one task, and the states behind its elements."""
+"""Tasks of stages that come in pieces: the ordinals of one task, and the states after its elements."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BLOCK = 64
 block at once (`__getitems__`) finds the same blocks wherever reading starts."""
 
 Task = tuple[int, int]
-"""First ordinal and the one behind the last, within one repetition."""
+"""First ordinal and the one after the last, within one repetition."""
 
 
 def tasks(stage: Blocks, state: State) -> Iterator[Task]:
-    """The tasks of one repetition from `state` on."""
+    """Yields the tasks of one repetition from `state` on."""
     size = task_size(stage)
     first, _ = place(state)
     groups = stage.groups
@@ -29,7 +29,7 @@ def tasks(stage: Blocks, state: State) -> Iterator[Task]:
 
 
 def task_size(stage: Stage) -> int:
-    """Groups of one task: where elements are put into batches, whatever is done to these, each is a task of its own."""
+    """Returns the groups of one task: one if the stage makes batches or maps them."""
     return 1 if _has_batches(stage) else BLOCK
 
 
@@ -38,7 +38,7 @@ def _has_batches(stage: Stage) -> bool:
 
 
 def compute(stage: Blocks, repetition: int, task: Task) -> list[Any]:
-    """What a task gives: elements of an addressed stage, groups of a grouped one."""
+    """Returns the results of a task: elements of an addressed stage, groups of a grouped one."""
     ordinals = np.arange(*task, dtype=np.int64)
     if repetition:
         ordinals += repetition * stage.groups
@@ -46,7 +46,7 @@ def compute(stage: Blocks, repetition: int, task: Task) -> list[Any]:
 
 
 def elements(stage: Blocks, task: Task, computed: list[Any], state: State) -> Iterator[tuple[Any, State]]:
-    """The elements of a computed task that lie behind `state`, each with the state behind it."""
+    """Yields the elements of a computed task after `state`, each with the state after it."""
     first, done = place(state)
     if isinstance(stage, Addressed):
         for ordinal, element in enumerate(computed, task[0]):
@@ -61,8 +61,8 @@ def elements(stage: Blocks, task: Task, computed: list[Any], state: State) -> It
             yield group[number], ordinal + 1 if over else [ordinal, number + 1]
 
 
-def one(reader: Reader, stage: Stage, repetition: int, state: State) -> Any:
-    """The element behind `state`: of blocks no more than its own group is computed."""
+def read_one(reader: Reader, stage: Stage, repetition: int, state: State) -> Any:
+    """Returns the element after `state`; of blocks, only its own group is computed."""
     if not isinstance(stage, Blocks):
         return next(iter(reader.read(stage, repetition, state)))[0]
     first, _ = place(state)
@@ -71,12 +71,12 @@ def one(reader: Reader, stage: Stage, repetition: int, state: State) -> Any:
         for element, _ in elements(stage, task, compute(stage, repetition, task), state):
             return element
     raise PipelineMismatchError(
-        f"Pipeline: {stage.describe()} has no element behind {state}; has its source changed?"
+        f"Pipeline: {stage.describe()} has no element after {state}; has its source changed?"
     )
 
 
 def place(state: State) -> tuple[int, int]:
-    """The group that comes next, and how many of its elements have been handed out."""
+    """Returns the next group, and how many of its elements have been delivered."""
     if state is None:
         return 0, 0
     return (state, 0) if isinstance(state, int) else tuple(state)

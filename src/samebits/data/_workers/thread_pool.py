@@ -1,4 +1,4 @@
-"""Threads that compute jobs beside the training thread: for functions that draw from none of the process's generators."""
+"""Threads that compute jobs beside the training thread: for functions that do not draw from the process's generators."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ class Threads:
         self._pool = ThreadPoolExecutor(count, "samebits", initializer=torch.set_num_threads, initargs=(1,))
         for started in [self._pool.submit(together.wait) for _ in range(count)]:
             started.result()
-        torch.set_num_threads(here)  # OpenMP's number is each thread's own; torch keeps the last for new ones
+        torch.set_num_threads(here)  # OpenMP's number is per thread; torch keeps the last for new ones
 
     def submit(self, job: WorkerJob) -> int:
-        """Hands in a job; its number."""
+        """Submits a job and returns its number."""
         number, self._numbers = self._numbers, self._numbers + 1
         stage = self._stages[job.stage]
         self._jobs[number] = self._pool.submit(
-            draw_scope.without, lambda: compute(stage, job.repetition, job.task)
+            draw_scope.run_without_rng_setup, lambda: compute(stage, job.repetition, job.task)
         )
         return number
 
     def result(self, number: int) -> Any:
-        """What job `number` gave, or what it raised.
+        """Returns the result of job `number`, or raises its error.
 
         Raises:
-            PipelineTimeoutError: it was not there in time.
+            PipelineTimeoutError: there was no result in time.
         """
         self.first([number])
         return self._jobs.pop(number).result()
 
     def first(self, numbers: Sequence[int]) -> int:
-        """The job of these that is done first."""
+        """Returns the number of the first of these jobs that is done."""
         done = wait([self._jobs[number] for number in numbers], self._timeout, FIRST_COMPLETED).done
         if not done:
             raise PipelineTimeoutError(
@@ -60,5 +60,5 @@ class Threads:
         return next(number for number in numbers if self._jobs[number] in done)
 
     def close(self) -> None:
-        """Ends the threads, when what they are computing is done."""
+        """Ends the threads after their current jobs."""
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The parent's side: worker processes, the jobs that they have, and the slots that hold their results."""
+"""The parent's side: worker processes, their jobs, and the slots that hold the results."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from samebits._inspect import user_code
-from samebits.data._workers.inline import one_thread
+from samebits.data._workers.inline import call_on_one_thread
 from samebits.data._workers.launch_workers import Launcher, WorkerHandle, launcher
 from samebits.data._workers.result_encoding import decode
 from samebits.data._workers.result_memory import ResultMemory
-from samebits.data._workers.worker_process import ANSWER, REQUEST, WorkerProgram, unpacked_error
+from samebits.data._workers.worker_process import ANSWER, REQUEST, WorkerProgram, unpack_error
 from samebits.errors import PipelineError, PipelineTimeoutError
 
 LEASED = 3
-"""Results that the user may hold without a copy. The memory of a fourth is copied, so that workers never wait for it."""
+"""Results that the user may hold without a copy. The memory of a fourth is copied, so workers never wait for it."""
 AT_ONCE = 2
-"""Jobs that a worker has: one under way, and the next, so that it never waits for this process."""
+"""Jobs that a worker has: the current one and the next, so that it never waits for this process."""
 RESTARTS = 3
-"""Deaths of workers without any result in between, after which it is an error."""
+"""Deaths of workers in a row, without any result, after which an error is raised."""
 GRACE = 1.0
-"""Seconds that workers have to finish what they are doing when they are no longer needed."""
+"""Seconds that workers have to finish their job when they are no longer needed."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class _Worker:
     process: WorkerHandle
     connection: socket.socket
     jobs: dict[int, int] = field(default_factory=dict)
-    """Slot of every job that it has, by number."""
+    """The slot of each of its jobs, by number."""
 
 
 class _Answer(NamedTuple):
@@ -47,13 +47,13 @@ class _Answer(NamedTuple):
     at: int
     size: int
     place: int | np.ndarray
-    """The slot that it lies in, or a copy of its bytes."""
+    """The slot with the result, or a copy of its bytes."""
 
 
 class Workers:
-    """Processes that compute jobs; results are asked for by the job's number, in any order.
+    """Processes that compute jobs; results are read by the job's number, in any order.
 
-    A process that was forked off the owner's computes its jobs itself, and leaves the workers to their owner.
+    A process forked off the owner's computes its jobs inline, and leaves the workers to their owner.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Workers:
         timeout: float | None = None,
         start_method: str = "auto",
     ) -> None:
-        """`count`: processes; `ahead`: results that may be waiting to be asked for; `timeout`: seconds for one result.
+        """`count`: processes; `ahead`: results that may wait to be read; `timeout`: seconds for one result.
 
         `start_method`: "fork", "server" (processes that share nothing with this one), or "auto": the server where CUDA
         is initialised, which a fork does not survive.
@@ -93,7 +93,7 @@ class Workers:
             raise
 
     def submit(self, job: Any) -> int:
-        """Hands in a job; its number."""
+        """Submits a job and returns its number."""
         number, self._numbers = self._numbers, self._numbers + 1
         self._jobs[number] = job
         self._queue.append(number)
@@ -102,33 +102,33 @@ class Workers:
         return number
 
     def result(self, number: int) -> Any:
-        """What job `number` gave.
+        """Returns the result of job `number`.
 
         Raises:
             PipelineError: workers keep being killed over it.
-            PipelineTimeoutError: it was not there in time.
-            Exception: what the job raised.
+            PipelineTimeoutError: there was no result in time.
+            Exception: the error of the job.
         """
         if os.getpid() != self._owner:
-            return one_thread(self._work.compute, self._jobs.pop(number), None)
+            return call_on_one_thread(self._work.compute, self._jobs.pop(number), None)
         self._await(number)
         answer = self._arrived.pop(number)
         del self._jobs[number]
         if answer.failed:
-            raise self._raised(answer)
+            raise self._unpack_error(answer)
         base = self._memory(answer)
         return decode(base[answer.at : answer.at + answer.size].data, base)
 
     def first(self, numbers: Sequence[int]) -> int:
-        """The job of these that is done first."""
+        """Returns the number of the first of these jobs that is done."""
         if os.getpid() != self._owner:
             return numbers[0]
         if not any(number in self._arrived for number in numbers):
             self._await(*numbers)
         return next(number for number in self._arrived if number in numbers)
 
-    def forget(self) -> None:
-        """Nobody will ask for what has been submitted so far."""
+    def discard_pending(self) -> None:
+        """Drops all jobs submitted so far: their results will not be read."""
         self._queue.clear()
         self._jobs.clear()
         for answer in self._arrived.values():
@@ -137,7 +137,7 @@ class Workers:
         self._arrived.clear()
 
     def close(self) -> None:
-        """Ends the workers; what was handed out stays readable."""
+        """Ends the workers; delivered results stay readable."""
         if not self._open:
             return
         self._open = False
@@ -208,7 +208,7 @@ class Workers:
         self._dispatch()
 
     def _restart(self, dead: _Worker) -> None:
-        """Another worker computes the dead one's jobs: they depend on no worker, so the bits are the same."""
+        """Starts another worker, which computes the dead one's jobs: the bits do not depend on the worker."""
         self._poll.unregister(dead.connection)
         del self._workers[dead.connection.fileno()]
         dead.connection.close()
@@ -219,7 +219,7 @@ class Workers:
         self._deaths += 1
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
         if self._deaths > RESTARTS:
-            self._start(dead.number)  # whoever asks again finds workers
+            self._start(dead.number)  # the next call finds workers
             over = f", over {self._work.describe(self._jobs[wanted[0]])}" if wanted else ""
             deaths, self._deaths = self._deaths, 0
             raise PipelineError(
@@ -235,12 +235,12 @@ class Workers:
         self._dispatch()
 
     def _make_room(self, number: int) -> None:
-        """A job that is asked for gets a slot, if need be that of a result that nobody has asked for yet."""
+        """Frees a slot for a job whose result is needed, if need be that of a result that has not been read yet."""
         if number not in self._queue or self._free:
             return
         for other, answer in self._arrived.items():
             if isinstance(answer.place, int):
-                self._arrived[other] = answer._replace(place=self._copied(answer, answer.place))
+                self._arrived[other] = answer._replace(place=self._copy_result(answer, answer.place))
                 break
         self._queue.remove(number)
         self._queue.appendleft(number)
@@ -251,19 +251,19 @@ class Workers:
         if isinstance(place, np.ndarray):
             return place
         if len(self._leased) >= LEASED:
-            return self._copied(answer, place)
+            return self._copy_result(answer, place)
         self._leased.add(place)
-        return self._slots[place].lease(answer.used, lambda: self._returned(place))
+        return self._slots[place].lease(answer.used, lambda: self._release(place))
 
-    def _copied(self, answer: _Answer, slot: int) -> np.ndarray:
+    def _copy_result(self, answer: _Answer, slot: int) -> np.ndarray:
         copy = np.array(self._slots[slot].lease(answer.used)[: answer.used])
         self._free.append(slot)
         return copy
 
-    def _returned(self, slot: int) -> None:
+    def _release(self, slot: int) -> None:
         self._leased.discard(slot)
         self._free.append(slot)
 
-    def _raised(self, answer: _Answer) -> BaseException:
-        base = self._copied(answer, answer.place) if isinstance(answer.place, int) else answer.place
-        return unpacked_error(base[answer.at : answer.at + answer.size].data)
+    def _unpack_error(self, answer: _Answer) -> BaseException:
+        base = self._copy_result(answer, answer.place) if isinstance(answer.place, int) else answer.place
+        return unpack_error(base[answer.at : answer.at + answer.size].data)

@@ -21,39 +21,39 @@ from samebits.data._collate.collate import default_collate
 from samebits.data._collate.padding import PadCollate
 from samebits.data._stages.batch_stages import Batch
 from samebits.data._stages.stage import Blocks, Stage
-from samebits.data._workers.parent_death import live_with
+from samebits.data._workers.parent_death import tie_to_parent
 from samebits.data._workers.result_encoding import encode
-from samebits.data._workers.result_memory import ResultMemory, offered
+from samebits.data._workers.result_memory import ResultMemory, offer_memory
 from samebits.data._workers.tasks import Task, compute
 from samebits.errors import PipelineError
 
 REQUEST = struct.Struct("qqq")
 """Number of the job, its slot, bytes of the pickled job at the slot's start."""
 ANSWER = struct.Struct("q?qqq")
-"""Number of the job, whether it failed, bytes used of its slot, offset and bytes of the pickled result therein."""
+"""Number of the job, True if it failed, bytes used of its slot, offset and bytes of the pickled result in it."""
 
 
 class WorkerProgram(Protocol):
-    """What workers do: known to them from their start, and equal in all processes."""
+    """The work of workers: passed to them at their start, and equal in all processes."""
 
     def begin(self, worker: int) -> None:
         """Runs in the process of worker number `worker` before its first job."""
         ...
 
     def compute(self, job: Any, slot: ResultMemory | None) -> Any:
-        """The result of a job; `slot`, if any, is where it will lie."""
+        """Returns the result of a job; `slot`, if any, will hold it."""
         ...
 
     def describe(self, job: Any) -> str:
-        """The job in messages."""
+        """Returns the name of the job in messages."""
         ...
 
 
-class Runs(Protocol):
-    """What runs tasks with the generators as they have to be: `scope.Draws`, perhaps watched."""
+class TaskRunner(Protocol):
+    """Runs tasks with the generators set as needed: `draw_scope.Draws`, perhaps watched."""
 
     def run(self, task: Callable[[], Any]) -> Any:
-        """The result of `task`."""
+        """Returns the result of `task`."""
         ...
 
 
@@ -69,25 +69,25 @@ class WorkerJob:
 class StageWork:
     """Tasks of stages."""
 
-    def __init__(self, stages: Sequence[Blocks], draws: Runs) -> None:
+    def __init__(self, stages: Sequence[Blocks], draws: TaskRunner) -> None:
         self._stages, self._draws = list(stages), draws
-        self._in_slot = [_made_in_slot(stage) for stage in stages]
+        self._in_slot = [_collates_in_slot(stage) for stage in stages]
 
     def begin(self, worker: int) -> None:
-        """Nothing to prepare."""
+        """Does nothing: there is nothing to prepare."""
 
     def compute(self, job: WorkerJob, slot: ResultMemory | None) -> Any:
-        """The elements or groups of a task."""
+        """Returns the elements or groups of a task."""
         stage = self._stages[job.stage]
         if slot is not None and self._in_slot[job.stage]:
-            with offered(stage, slot):
+            with offer_memory(stage, slot):
                 return self._draws.run(lambda: compute(stage, job.repetition, job.task))
         return self._draws.run(lambda: compute(stage, job.repetition, job.task))
 
     def describe(self, job: WorkerJob) -> str:
-        """Its elements and stage."""
-        first, behind = job.task
-        elements = f"element {first}" if behind == first + 1 else f"elements {first} to {behind - 1}"
+        """Returns the names of its elements and stage."""
+        first, end = job.task
+        elements = f"element {first}" if end == first + 1 else f"elements {first} to {end - 1}"
         return f"{elements} of {self._stages[job.stage].describe()}"
 
 
@@ -100,23 +100,23 @@ def serve(
     *,
     by_thread: bool,
 ) -> None:
-    """Runs in the worker's process, until there is nobody at the other end."""
+    """Runs the worker until the other end of the connection is closed."""
     torch.set_num_threads(1)  # before any op: OpenMP's threads did not survive the fork
     _keep_freed_memory()
-    live_with(parent, by_thread=by_thread)
-    process.observers.clear()  # they observe the parent
-    broken = _begun(work, worker)
-    while request := _received(connection):
+    tie_to_parent(parent, by_thread=by_thread)
+    process.observers.clear()  # they belong to the parent
+    broken = _begin(work, worker)
+    while request := _receive(connection):
         number, which, size = REQUEST.unpack(request)
         slot = slots[which]
         job = pickle.loads(slot.read(0, size))  # noqa: S301 (from our parent)
-        _send(connection, number, slot, broken or _answered(work, job, slot))
+        _send(connection, number, slot, broken or _compute_answer(work, job, slot))
 
 
 def _keep_freed_memory() -> None:
-    """Arrays of 0.1 to 32 MB come and go with every element: to have them mapped anew each time costs 6 to 8 percent.
+    """Keeps freed memory: arrays of 0.1 to 32 MB come and go with every element, and mapping them anew costs 6 to 8 percent.
 
-    glibc's M_TRIM_THRESHOLD (-1) and M_MMAP_THRESHOLD (-3); another C library keeps its own ways.
+    glibc's M_TRIM_THRESHOLD (-1) and M_MMAP_THRESHOLD (-3); other C libraries are left alone.
     """
     with suppress(OSError, AttributeError):
         allocator = ctypes.CDLL("libc.so.6")
@@ -124,15 +124,15 @@ def _keep_freed_memory() -> None:
         allocator.mallopt(-1, 256 << 20)
 
 
-def _begun(work: WorkerProgram, worker: int) -> tuple[bool, bytes] | None:
+def _begin(work: WorkerProgram, worker: int) -> tuple[bool, bytes] | None:
     try:
         work.begin(worker)
     except BaseException as error:
-        return True, packed_error(error)
+        return True, pack_error(error)
     return None
 
 
-def _received(connection: socket.socket) -> bytes:
+def _receive(connection: socket.socket) -> bytes:
     try:
         return connection.recv(REQUEST.size)
     except ConnectionError:
@@ -150,16 +150,16 @@ def _send(connection: socket.socket, number: int, slot: ResultMemory, answer: tu
         os._exit(0)
 
 
-def _answered(work: WorkerProgram, job: Any, slot: ResultMemory) -> tuple[bool, bytes]:
+def _compute_answer(work: WorkerProgram, job: Any, slot: ResultMemory) -> tuple[bool, bytes]:
     slot.clear()
     try:
         result = work.compute(job, slot)
     except BaseException as error:  # a SystemExit too is the caller's, as it is without workers
-        return True, packed_error(error)
+        return True, pack_error(error)
     try:
         return False, encode(result, slot)
     except Exception as error:
-        return True, packed_error(
+        return True, pack_error(
             PipelineError(
                 f"{work.describe(job)}: the result cannot be sent from a worker process ({type(error).__name__}: {error}). "
                 "Return arrays, tensors, numbers, strings, and objects of classes that a module defines, or read without "
@@ -168,37 +168,37 @@ def _answered(work: WorkerProgram, job: Any, slot: ResultMemory) -> tuple[bool, 
         )
 
 
-def packed_error(error: BaseException) -> bytes:
-    """(the exception with its cause if they can be pickled, else None; it in one line; its traceback as text), pickled."""
+def pack_error(error: BaseException) -> bytes:
+    """Pickles (the exception with its cause if possible, else None; it in one line; its traceback as text)."""
     text = "".join(traceback.format_exception(error))
     line = next(traceback.TracebackException.from_exception(error).format_exception_only()).strip()
-    pickled = _if_possible((error, error.__cause__)) or _if_possible((error, None))
+    pickled = _try_pickle((error, error.__cause__)) or _try_pickle((error, None))
     return pickle.dumps((pickled, line, text))
 
 
-def unpacked_error(packed: Any) -> BaseException:
-    """What `packed_error` has packed, with the traceback as a note."""
+def unpack_error(packed: Any) -> BaseException:
+    """Returns the exception that `pack_error` packed, with the traceback as a note."""
     pickled, line, text = pickle.loads(packed)  # noqa: S301 (from our own child)
     if pickled is None:
         error: BaseException = PipelineError(line)
     else:
         error, error.__cause__ = pickle.loads(pickled)  # noqa: S301
     if pickled is None or error.__cause__ is not None or type(error) is not PipelineError:
-        error.add_note(f"In a worker process:\n{text}")  # what we raise ourselves says all in its one line
+        error.add_note(f"In a worker process:\n{text}")  # our own errors say all in one line
     return error
 
 
-def _if_possible(value: Any) -> bytes | None:
+def _try_pickle(value: Any) -> bytes | None:
     try:
         pickled = cloudpickle.dumps(value)
-        pickle.loads(pickled)  # noqa: S301 (what we have just written)
+        pickle.loads(pickled)  # noqa: S301 (written two lines above)
     except Exception:
         return None
     return pickled
 
 
-def _made_in_slot(stage: Stage) -> bool:
-    """Whether results are batches that a collate of ours makes: one of the user's could keep what it made."""
+def _collates_in_slot(stage: Stage) -> bool:
+    """Returns True if results are batches that our collate makes: a collate of the user could keep them."""
     if not isinstance(stage, Batch):
         return False
     collate = stage.collate.call

@@ -1,1 +1,1 @@
-"""The CPU's kernels."""
+"""CPU kernels of random numbers."""

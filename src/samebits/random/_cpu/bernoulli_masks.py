@@ -25,30 +25,30 @@ from samebits._native.parallel_kernel import (
     uint64_at,
 )
 from samebits.random._cpu.float16 import of_float16, to_bfloat16, to_float16
-from samebits.random._cpu.tiles import address, as_argument, fill, filling, float_of
+from samebits.random._cpu.tiles import address, as_argument, fill, float_of, tile_kernel
 
 _2_32 = 2.0**32
 _BITS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
 def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) -> None:
-    """Ones with probability `p`, else zeros; a tensor p is float64, contiguous and of the shape of `out`."""
+    """Writes ones with probability `p`, else zeros; a tensor p is float64, contiguous and of the shape of `out`."""
     if isinstance(p, torch.Tensor):
-        fill(_BERNOULLI_EACH[out.itemsize], keys, out, _one(out.dtype), address(p))
+        fill(_BERNOULLI_EACH[out.itemsize], keys, out, _one_bits(out.dtype), address(p))
     elif p == 1:
         out.fill_(1)
     else:
-        fill(_BERNOULLI[out.itemsize], keys, out, _one(out.dtype), floor(p * _2_32))
+        fill(_BERNOULLI[out.itemsize], keys, out, _one_bits(out.dtype), floor(p * _2_32))
 
 
-def dropout(keys: torch.Tensor, given: torch.Tensor, p: float, scale: float, out: torch.Tensor) -> None:
-    """`given` times `scale`, or times 0 with probability p < 1; `given` may be `out`. Both contiguous, of one dtype."""
-    fill(_DROPOUT[out.dtype], keys, out, address(given), floor(p * _2_32), as_argument(scale))
+def dropout(keys: torch.Tensor, source: torch.Tensor, p: float, scale: float, out: torch.Tensor) -> None:
+    """Writes `source` times `scale`, or times 0 with probability p < 1; `source` may be `out`. Both contiguous, of one dtype."""
+    fill(_DROPOUT[out.dtype], keys, out, address(source), floor(p * _2_32), as_argument(scale))
 
 
 @cache
-def _one(dtype: torch.dtype) -> int:
-    """The bits of 1."""
+def _one_bits(dtype: torch.dtype) -> int:
+    """Returns the bits of 1."""
     return int(torch.ones((), dtype=dtype, device="cpu").view(_BITS[dtype.itemsize]))
 
 
@@ -59,7 +59,7 @@ def _bernoulli_kernel(pointer: Any, unsigned: Any) -> OnTeam:
         for j in range(count):
             out[at + j] = one if words[j] < below else unsigned(0)
 
-    return filling(store, 4, f"bernoulli_{unsigned.__name__}")
+    return tile_kernel(store, 4, f"bernoulli_{unsigned.__name__}")
 
 
 def _bernoulli_kernel_each(pointer: Any, unsigned: Any) -> OnTeam:
@@ -69,7 +69,7 @@ def _bernoulli_kernel_each(pointer: Any, unsigned: Any) -> OnTeam:
         for j in range(count):
             out[at + j] = one if np.float64(words[j]) + 1.0 <= p[at + j] * _2_32 else unsigned(0)
 
-    return filling(store, 4, f"bernoulli_each_{unsigned.__name__}")
+    return tile_kernel(store, 4, f"bernoulli_each_{unsigned.__name__}")
 
 
 @inlined
@@ -85,12 +85,12 @@ def _of_bfloat16(word: Any) -> Any:
 def _dropout_kernel(name: str, pointer: Any, real: Any, load: Any, rounded: Any) -> OnTeam:
     @inlined
     def store(words: Any, count: Any, at: Any, args: Any) -> None:
-        out, given = pointer(args[4]), pointer(args[5])
+        out, source = pointer(args[4]), pointer(args[5])
         below, scale = np.uint32(args[6]), real(float_of(args[7]))
         for j in range(count):
-            out[at + j] = rounded(load(given[at + j]) * (real(0.0) if words[j] < below else scale))
+            out[at + j] = rounded(load(source[at + j]) * (real(0.0) if words[j] < below else scale))
 
-    return filling(store, 4, f"dropout_{name}")
+    return tile_kernel(store, 4, f"dropout_{name}")
 
 
 _UNSIGNED = {

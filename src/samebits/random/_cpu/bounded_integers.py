@@ -17,13 +17,13 @@ import torch
 from samebits._native import inlined
 from samebits._native.parallel_kernel import OnTeam, uint8_at, uint16_at, uint32_at, uint64_at
 from samebits.random._cpu.philox import philox4x32
-from samebits.random._cpu.tiles import fill, filling
+from samebits.random._cpu.tiles import fill, tile_kernel
 
 _LOW, _0, _1, _32 = (np.uint64(number) for number in (2**32 - 1, 0, 1, 32))
 
 
 def integers(keys: torch.Tensor, low: int, span: int, out: torch.Tensor) -> None:
-    """The integers low, ..., low + span - 1, which must fit the dtype of `out`; 1 <= span <= 2**64."""
+    """Writes the integers low, ..., low + span - 1, which must fit the dtype of `out`; 1 <= span <= 2**64."""
     digits = 32 if span <= 2**32 else 64
     parameters = (low, span - 1, (2**digits - span) % span)
     fill(_KERNELS[digits, out.itemsize], keys, out, *map(_as_int64, parameters))
@@ -35,14 +35,14 @@ def _as_int64(number: int) -> int:
 
 @inlined
 def times_span(word: Any, most: Any, digits: Any) -> Any:
-    """(upper, lower) `digits` bits of word (most + 1), for words of at most 32 bits held in uint64."""
+    """Returns (upper, lower) `digits` bits of word (most + 1), for words of at most 32 bits held in uint64."""
     product = word * most + word
     return product >> digits, product & ((_1 << digits) - _1)
 
 
 @inlined
 def _times_span_64(upper: Any, lower: Any, most: Any) -> Any:
-    """(upper, lower) 64 bits of (2**32 upper + lower) (most + 1), by products of 32 bits, which can be vectorised."""
+    """Returns (upper, lower) 64 bits of (2**32 upper + lower) (most + 1), by vectorisable products of 32 bits."""
     most_upper, most_lower = most >> _32, most & _LOW
     cross_0, cross_1 = lower * most_upper, upper * most_lower
     least = lower * most_lower
@@ -68,7 +68,7 @@ def _kernel(digits: int, product: Any, pointer: Any, integer: Any) -> OnTeam:
 
     @inlined
     def again(seed: Any, offset: Any, index: Any, attempt: Any, most: Any) -> Any:
-        """The product of an attempt's word, for an element of a row."""
+        """Returns the product of an attempt's word, for an element of a row."""
         at, place = offset + np.uint64(index // per_block), np.uint64(index % per_block)
         words = philox4x32(at & _LOW, at >> _32, attempt, place + _1, seed & _LOW, seed >> _32)
         if digits == 32:
@@ -77,7 +77,7 @@ def _kernel(digits: int, product: Any, pointer: Any, integer: Any) -> OnTeam:
 
     @inlined
     def retry(words: Any, count: Any, at: Any, args: Any) -> None:
-        """Draws the elements whose words are rejected, attempt after attempt, in step, which is vectorised."""
+        """Draws the elements whose words are rejected, attempt after attempt, all in step, which is vectorised."""
         out, low = pointer(args[4]), np.uint64(args[5])
         most, threshold = np.uint64(args[6]), np.uint64(args[7])
         keys, row = uint64_at(args[1]), at // args[3]
@@ -110,7 +110,7 @@ def _kernel(digits: int, product: Any, pointer: Any, integer: Any) -> OnTeam:
         if least < threshold:
             retry(words, count, at, args)
 
-    return filling(store, digits // 8, f"integers_{digits}_{np.dtype(integer).name}")
+    return tile_kernel(store, digits // 8, f"integers_{digits}_{np.dtype(integer).name}")
 
 
 _KERNELS = {

@@ -1,6 +1,6 @@
-"""float16 and bfloat16 in kernels, as the uint16 of their bits: rounded once, to nearest even, as IEEE 754 says.
+"""float16 and bfloat16 in kernels, as the uint16 of their bits: rounded once, to nearest even, as in IEEE 754.
 
-By integers rather than by the instructions of some CPUs, which the compiler would replace by calls on the others.
+Integer operations replace the instructions of some CPUs, for which the compiler would insert calls on the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HALF, _LEAST_16 = np.float32(0.5), np.float32(2.0**-24)
 
 @inlined
 def to_bfloat16(x: Any) -> Any:
-    """The bfloat16 next to a float32."""
+    """Returns the bfloat16 next to a float32."""
     b = np.uint32(bits_32(x))
     rounded = np.uint32(np.uint32(b + np.uint32((b >> 16) & 1)) + np.uint32(0x7FFF)) >> 16
     return np.uint16(rounded if x == x else 0x7FC0)  # noqa: PLR0124 (not a number)
@@ -25,7 +25,7 @@ def to_bfloat16(x: Any) -> Any:
 
 @inlined
 def to_float16(x: Any) -> Any:
-    """The float16 next to a float32; a sum with 1/2 rounds those that become subnormal."""
+    """Returns the float16 next to a float32; a sum with 1/2 rounds those that become subnormal."""
     b = bits_32(x)
     a = np.int32(b & 0x7FFFFFFF)
     half = np.int32(np.int32(a + np.int32(0x0FFF - 0x38000000)) + np.int32((a >> 13) & 1)) >> 13
@@ -37,7 +37,7 @@ def to_float16(x: Any) -> Any:
 
 @inlined
 def of_float16(word: Any) -> Any:
-    """The float32 with the value of a float16."""
+    """Returns the float32 with the value of a float16."""
     a = np.int32(np.int32(word & 0x7FFF) << 13)
     exponent = a & 0x0F800000
     b = np.int32(a + 0x38000000) if exponent != 0x0F800000 else np.int32(a + 0x70000000)

@@ -1,6 +1,6 @@
-"""Memory for large results in huge pages, where the system gives them to whoever asks.
+"""Memory for large results in huge pages, where the system gives them on request.
 
-A fault for every 4 KiB of a fresh result costs twice what its random numbers do; for 2 MiB at a time it costs a quarter.
+A fault for every 4 KiB of a fresh result costs twice as much as its random numbers; for 2 MiB at a time, a quarter.
 Linux's usual setting of transparent huge pages, "madvise", waits for this request, which torch makes with
 THP_MEM_ALLOC_ENABLE=1 only.
 """
@@ -20,12 +20,12 @@ _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`torch.empty`, for a result that will be written whole."""
+    """Returns `torch.empty`, for a result that will be written completely."""
     out = torch.empty(shape, dtype=dtype, device=device)
     if _ADVICE is not None and out.is_cpu and out.nbytes >= _LARGE and (place := out.data_ptr()):
         begin = -(-place // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (place + out.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        _madvise()(begin, end - begin, _ADVICE)  # refused, it is slower and nothing else
+        _madvise()(begin, end - begin, _ADVICE)  # a refusal makes it slower, nothing else
     return out
 
 

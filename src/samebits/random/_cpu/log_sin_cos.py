@@ -1,7 +1,7 @@
 """Logarithm, cosine and sine in float64 and float32 for kernels, from IEEE operations only.
 
-The bits of the float32 forms are those of every device: they are made of +, -, *, and bit operations, each rounded on
-its own. Nothing in them may be fused (a compiler for another device must be told so), and a sign is flipped as a bit,
+The bits of the float32 forms are those of every device: they use +, -, *, and bit operations, each rounded separately.
+Nothing in them may be fused (a compiler for another device needs an option for that), and a sign is flipped as a bit,
 so that zeros have theirs.
 
 Coefficients of the float64 forms: Taylor series. Coefficients of the float32 forms: minimax for the relative error of
@@ -22,7 +22,7 @@ from samebits._native import inlined, instruction
 _0, _1, _2 = np.uint64(0), np.uint64(1), np.uint64(2)
 _MANTISSA = np.uint64(2**52 - 1)
 _SQRT_HALF_BITS = np.uint64(0x3FE6A09E667F3BCD)
-_ROUND_BIT = 1.5 * 2.0**52  # adding it rounds to an integer, which then stands in the low bits
+_ROUND_BIT = 1.5 * 2.0**52  # adding it rounds to an integer, which is then in the low bits
 _LN2 = math.log(2.0)
 # Taylor series: atanh(s) / s in s**2, cos(2 pi r) and sin(2 pi r) / r in r**2; highest term first. The first
 # terms left out are below 2**-55 for s <= 0.172 and r <= 1/8.
@@ -62,37 +62,37 @@ def _bitcast(result: Any) -> Any:
 
 @instruction
 def fma(_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """The fused multiply-add: a * b + c, rounded once."""
+    """Returns the fused multiply-add: a * b + c, rounded once."""
     return a(a, b, c), lambda _lowering, builder, _signature, arguments: builder.fma(*arguments)
 
 
 @instruction
 def bits_64(_context: Any, number: Any) -> Any:
-    """The bits of a float64, as uint64."""
+    """Returns the bits of a float64, as uint64."""
     return native.types.uint64(number), _bitcast(native.types.uint64)
 
 
 @instruction
 def from_bits_64(_context: Any, bits: Any) -> Any:
-    """The float64 of these bits."""
+    """Returns the float64 of these bits."""
     return native.types.float64(bits), _bitcast(native.types.float64)
 
 
 @instruction
 def bits_32(_context: Any, number: Any) -> Any:
-    """The bits of a float32, as int32."""
+    """Returns the bits of a float32, as int32."""
     return native.types.int32(number), _bitcast(native.types.int32)
 
 
 @instruction
 def from_bits_32(_context: Any, bits: Any) -> Any:
-    """The float32 of these bits, an int32."""
+    """Returns the float32 of these bits, an int32."""
     return native.types.float32(bits), _bitcast(native.types.float32)
 
 
 @inlined
 def log_64(u: Any) -> Any:
-    """Natural logarithm: e ln 2 + 2 atanh((m - 1) / (m + 1)) with u = m 2**e and sqrt(1/2) <= m < sqrt(2)."""
+    """Returns the natural logarithm: e ln 2 + 2 atanh((m - 1) / (m + 1)) with u = m 2**e and sqrt(1/2) <= m < sqrt(2)."""
     above = bits_64(u) - _SQRT_HALF_BITS
     exponent = np.float64(np.int64(above) >> 52)
     m = from_bits_64((above & _MANTISSA) + _SQRT_HALF_BITS)
@@ -106,7 +106,7 @@ def log_64(u: Any) -> Any:
 
 @inlined
 def cos_sin_64(turns: Any) -> Any:
-    """The cosine and sine of 2 pi turns: reduced exactly to an eighth of a turn, then rotated by quarters."""
+    """Returns cosine and sine of 2 pi turns: reduced exactly to an eighth of a turn, then rotated by quarters."""
     shifted = 4.0 * turns + _ROUND_BIT
     quarter = bits_64(shifted)
     r = turns - 0.25 * (shifted - _ROUND_BIT)
@@ -127,7 +127,7 @@ def cos_sin_64(turns: Any) -> Any:
 
 @inlined
 def box_muller_64(u: Any, v: Any) -> Any:
-    """Two independent standard normals from uniforms 0 < u, v <= 1 (Box and Muller 1958)."""
+    """Returns two independent standard normals from uniforms 0 < u, v <= 1 (Box and Muller 1958)."""
     radius = math.sqrt(-2.0 * log_64(u))
     cos, sin = cos_sin_64(v)
     return radius * cos, radius * sin
@@ -135,7 +135,7 @@ def box_muller_64(u: Any, v: Any) -> Any:
 
 @inlined
 def log_32(u: Any) -> Any:
-    """Natural logarithm of a normal positive float32: e ln 2 + log(1 + f) with u = (1 + f) 2**e.
+    """Returns the natural logarithm of a normal positive float32: e ln 2 + log(1 + f) with u = (1 + f) 2**e.
 
     The casts keep the integers in 32 bits, in which they are vectorised.
     """
@@ -152,7 +152,7 @@ def log_32(u: Any) -> Any:
 
 @inlined
 def cos_sin_32(turns: Any) -> Any:
-    """The cosine and sine of 2 pi turns, |turns| < 2**20; the reduction to an eighth of a turn is exact."""
+    """Returns cosine and sine of 2 pi turns, |turns| < 2**20; the reduction to an eighth of a turn is exact."""
     shifted = _FOUR * turns + ROUND_BIT_32
     quarter = bits_32(shifted)
     r = turns - _QUARTER * (shifted - ROUND_BIT_32)
@@ -174,7 +174,7 @@ def cos_sin_32(turns: Any) -> Any:
 
 @inlined
 def box_muller_32(u: Any, v: Any) -> Any:
-    """As `box_muller_64`, in float32; u at least the smallest normal number."""
+    """Returns `box_muller_64` in float32; u is at least the smallest normal number."""
     radius = np.float32(math.sqrt(_MINUS_2 * log_32(u)))
     cos, sin = cos_sin_32(v)
     return radius * cos, radius * sin

@@ -17,12 +17,12 @@ _FRACTION_TERMS = 400
 
 
 def exact() -> AbstractContextManager[Context]:
-    """The arithmetic for what is below: 60 digits, exponents without limit for what can come up."""
+    """Returns the decimal context of the functions below: 60 digits, exponents large enough for every value."""
     return localcontext(Context(prec=_DIGITS, Emin=-(10**17), Emax=10**17))
 
 
 def upper_tail(x: Decimal) -> Decimal:
-    """Q(x), the probability that a standard normal number is above x, to some 50 digits. Call under `exact()`."""
+    """Returns Q(x), the probability that a standard normal number is above x, to some 50 digits. Call under `exact()`."""
     if x.is_infinite():
         return Decimal(x < 0)
     if x < 0:
@@ -38,7 +38,7 @@ def upper_tail(x: Decimal) -> Decimal:
 
 
 def mills_ratio(x: Decimal) -> Decimal:
-    """Q(x) / phi(x) for x >= 3."""
+    """Returns Q(x) / phi(x) for x >= 3."""
     denominator = x
     for k in range(_FRACTION_TERMS, 0, -1):
         denominator = x + k / denominator
@@ -46,7 +46,7 @@ def mills_ratio(x: Decimal) -> Decimal:
 
 
 def between(a: Decimal, b: Decimal) -> Decimal:
-    """The probability that a standard normal number is between a and b, without cancellation of tails."""
+    """Returns the probability that a standard normal number is between a and b, without cancellation of tails."""
     if a >= 0:
         return upper_tail(a) - upper_tail(b)
     if b <= 0:
@@ -55,7 +55,7 @@ def between(a: Decimal, b: Decimal) -> Decimal:
 
 
 def tails_ratio(a: Decimal, b: Decimal) -> Decimal:
-    """Q(b) / Q(a) for b >= a >= 3; no tail is too far out."""
+    """Returns Q(b) / Q(a) for b >= a >= 3; no tail is too far out."""
     if b.is_infinite():
         return Decimal(0)
     return ((a - b) * (a + b) / 2).exp() * mills_ratio(b) / mills_ratio(a)

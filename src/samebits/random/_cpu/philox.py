@@ -22,7 +22,7 @@ _LOW, _32, _0 = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(0)
 
 @inlined
 def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
-    """Ten rounds over four counter words and two key words; all are 32-bit words held in uint64."""
+    """Runs ten rounds over four counter words and two key words; all are 32-bit words held in uint64."""
     for _ in range(10):
         product_0 = MULTIPLIERS[0] * c0
         product_1 = MULTIPLIERS[1] * c2
@@ -34,19 +34,19 @@ def philox4x32(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
 
 @inlined
 def block(seed: Any, offset: Any) -> Any:
-    """The four words of the key (seed, offset)."""
+    """Returns the four words of the key (seed, offset)."""
     return philox4x32(offset & _LOW, offset >> _32, _0, _0, seed & _LOW, seed >> _32)
 
 
 @kernel("UniTuple(uint64, 2)(uint64, uint64, uint64)")
 def fold(seed: Any, offset: Any, data: Any) -> Any:
-    """The key that `data` makes of a key: words 0 and 1 are its seed, 2 and 3 its offset."""
+    """Returns the key with `data` folded in: words 0 and 1 are its seed, 2 and 3 its offset."""
     w0, w1, w2, w3 = block(seed, offset + data)
     return w0 | (w1 << _32), w2 | (w3 << _32)
 
 
 def words_of(seed: int, offset: int) -> tuple[int, int, int, int]:
-    """`block` of Python's integers: some 6 us, and no Numba, whose import takes 0.3 s."""
+    """Returns `block` for Python integers: some 6 us, and no Numba, whose import takes 0.3 s."""
     c0, c1, c2, c3, k0, k1 = offset & 0xFFFFFFFF, offset >> 32, 0, 0, seed & 0xFFFFFFFF, seed >> 32
     for _ in range(10):
         product_0, product_1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
@@ -57,7 +57,7 @@ def words_of(seed: int, offset: int) -> tuple[int, int, int, int]:
 
 
 def folded(seed: int, offset: int, data: int) -> tuple[int, int]:
-    """`fold` of Python's integers, by the kernel where Numba has been imported for another one."""
+    """Returns `fold` for Python integers, by the kernel if Numba has been imported for another one."""
     if _NUMBAS_PART in sys.modules:
         return (fold.made or fold)(seed, offset, data)
     w0, w1, w2, w3 = words_of(seed, (offset + data) & 0xFFFFFFFFFFFFFFFF)
@@ -66,7 +66,7 @@ def folded(seed: int, offset: int, data: int) -> tuple[int, int]:
 
 @kernel("void(uint64[:, ::1], uint64, uint64[:, :, ::1])")
 def fold_all(keys: Any, first: Any, out: Any) -> None:
-    """`first`, `first + 1`, ... folded into all keys: (keys, 2) gives (number, keys, 2)."""
+    """Folds `first`, `first + 1`, ... into all keys: (keys, 2) gives (number, keys, 2)."""
     for number in range(out.shape[0]):
         for k in range(keys.shape[0]):
             w0, w1, w2, w3 = block(keys[k, 0], keys[k, 1] + first + np.uint64(number))

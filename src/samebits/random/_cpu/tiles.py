@@ -1,8 +1,8 @@
-"""Tiles of a key's stream, and what a kernel makes of them, over rows: row k of an output is drawn from key k.
+"""Tiles of a key's stream, turned into numbers by kernels over rows: row k of an output is drawn from key k.
 
 A tile is written to the stack as 32-bit words in the stream's order, and then turned into numbers by a second loop:
 both loops are simple enough to be vectorised, and the tile stays in the first-level cache. Chunks are runs of rows, or
-pieces of a long row, of a size that depends on nothing but the row's length.
+pieces of a long row, of a size that depends only on the row's length.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from samebits.random._cpu.philox import block
 _FLOAT, _INTEGER = struct.Struct("<d"), struct.Struct("<q")
 _TILE_WORDS = 256
 _PIECE = 1 << 16
-"""Elements of a chunk, at most, where rows are longer; about, where they are shorter."""
+"""Elements of a chunk: at most, if rows are longer; about, if they are shorter."""
 _BLOCK_BYTES = 16
 
 
 @instruction
 def _tile(_context: Any) -> Any:
-    """A tile's words, on the stack."""
+    """Allocates a tile's words on the stack."""
 
     def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         place = native.cgutils.alloca_once(builder, native.ir.ArrayType(native.ir.IntType(32), _TILE_WORDS))
@@ -39,11 +39,11 @@ def _tile(_context: Any) -> Any:
     return native.types.CPointer(native.types.uint32)(), build
 
 
-def filling(store: Any, stream_bytes: int, name: str) -> OnTeam:
-    """A kernel for `fill`. `store(words, count, at, args)` writes elements `at`, ..., `at + count - 1` of the output.
+def tile_kernel(store: Any, stream_bytes: int, name: str) -> OnTeam:
+    """Returns a kernel for `fill`. `store(words, count, at, args)` writes elements `at`, ..., `at + count - 1` of the output.
 
-    `words` is the part of the stream that they are made of, `stream_bytes` for each element (1, 2, 4 or 8); `args[4]`
-    is the output's address, and `args[5]` and so on are what `fill` was given.
+    `words` is the part of the stream for them, `stream_bytes` for each element (1, 2, 4 or 8); `args[4]` is the output's
+    address, and `args[5]` and so on are the `args` of `fill`.
     """
     per_tile = 4 * _TILE_WORDS // stream_bytes
 
@@ -70,7 +70,7 @@ def filling(store: Any, stream_bytes: int, name: str) -> OnTeam:
 
 
 def fill(kernel: OnTeam, keys: torch.Tensor, out: torch.Tensor, *args: int) -> None:
-    """Runs a kernel of `filling` over `out`, contiguous, in as many rows as there are `keys`: (rows, 2), or (2,)."""
+    """Runs a kernel of `tile_kernel` over `out`, contiguous, in as many rows as there are `keys`: (rows, 2), or (2,)."""
     elements, rows = out.numel(), keys.numel() // 2
     if not elements:
         return
@@ -81,22 +81,22 @@ def fill(kernel: OnTeam, keys: torch.Tensor, out: torch.Tensor, *args: int) -> N
 
 
 def address(x: torch.Tensor) -> int:
-    """Where `x` lies in memory. Raises `UnimplementedError` for a tensor with elements that lies nowhere."""
+    """Returns the address of `x`. Raises `UnimplementedError` for a tensor with elements and no memory."""
     place = x.data_ptr()
     if place or not x.numel():
         return place
     raise UnimplementedError(
-        f"samebits.random cannot draw in fake mode, for there is no memory behind a {type(x).__name__}; "
+        f"samebits.random cannot draw in fake mode, since there is no memory of a {type(x).__name__}; "
         "draw before it, or with real tensors"
     )
 
 
 def as_argument(number: float) -> int:
-    """A float64 as an integer argument of a kernel, which reads it by `float_of`."""
+    """Returns a float64 as an integer argument of a kernel, which reads it by `float_of`."""
     return _INTEGER.unpack(_FLOAT.pack(number))[0]
 
 
 @inlined
 def float_of(argument: Any) -> Any:
-    """The float64 of `as_argument`."""
+    """Returns the float64 of `as_argument`."""
     return from_bits_64(np.uint64(argument))

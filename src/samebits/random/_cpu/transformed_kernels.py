@@ -17,7 +17,7 @@ import torch
 from samebits._native import inlined
 from samebits._native.parallel_kernel import OnTeam
 from samebits.random._cpu.log_sin_cos import log_32, log_64
-from samebits.random._cpu.tiles import as_argument, fill, filling, float_of
+from samebits.random._cpu.tiles import as_argument, fill, float_of, tile_kernel
 from samebits.random._cpu.uniform_normal_kernels import _TO, _float32_in_0_1, _float64_in_0_1
 
 _LOW = np.uint32(2**32 - 1)
@@ -26,7 +26,7 @@ _PARAMETERS = 7
 
 
 def transformed(name: str, keys: torch.Tensor, parameters: Sequence[float], out: torch.Tensor) -> None:
-    """Numbers of a floating dtype that one of the transforms makes of each word, or each two for float64.
+    """Writes numbers of a floating dtype that a transform makes of each word, or each two words for float64.
 
     `name` and its parameters: "exponential" (rate), "gumbel" (loc, scale), and those of `_truncated` and `_far_tail`.
     """
@@ -36,32 +36,32 @@ def transformed(name: str, keys: torch.Tensor, parameters: Sequence[float], out:
 
 @inlined
 def _uniform_32(words: Any, j: Any) -> Any:
-    """U and 1 - u for a word, each rounded."""
+    """Returns u and 1 - u for a word, each rounded."""
     return _float32_in_0_1(words[j]), _float32_in_0_1(np.uint32(words[j] ^ _LOW))
 
 
 @inlined
 def _uniform_32_exact(words: Any, j: Any) -> Any:
-    """U and 1 - u for a word, in float64."""
+    """Returns u and 1 - u for a word, in float64."""
     return (np.float64(words[j]) + 0.5) * _2_32, (np.float64(np.uint32(words[j] ^ _LOW)) + 0.5) * _2_32
 
 
 @inlined
 def _uniform_64(words: Any, j: Any) -> Any:
-    """U and 1 - u for two words, the upper first, each rounded."""
+    """Returns u and 1 - u for two words, the upper first, each rounded."""
     high, low = words[2 * j], words[2 * j + 1]
     return _float64_in_0_1(high, low), _float64_in_0_1(np.uint32(high ^ _LOW), np.uint32(low ^ _LOW))
 
 
 @inlined
 def minus_log_32(u: Any, complement: Any) -> Any:
-    """-log(u), for u near 1 with what rounding took from u: log_32 is exact to an ulp of the rounded one."""
+    """Returns -log(u), corrected near 1 by the rounding error of u: log_32 is exact to an ulp of the rounded one."""
     return (complement - (_ONE_32 - u) if u >= _HALF_32 else np.float32(0.0)) - log_32(u)
 
 
 @inlined
 def minus_log_64(u: Any, complement: Any) -> Any:
-    """As `minus_log_32`, in float64."""
+    """Returns `minus_log_32` in float64."""
     return (complement - (1.0 - u) if u >= 0.5 else 0.0) - log_64(u)
 
 
@@ -89,7 +89,7 @@ def _gumbel_64(u: Any, complement: Any, p: Any) -> Any:
 
 @inlined
 def _truncated(u: Any, complement: Any, p: Any) -> Any:
-    """Mean + std z for the z below which the probability is `below` + u `within`, inside the bounds."""
+    """Returns mean + std z for the z below which the probability is `below` + u `within`, inside the bounds."""
     below, above, within, mean, std, low, high = p[0], p[1], p[2], p[3], p[4], p[5], p[6]
     z = normal_quantile(below + u * within, above + complement * within)
     return min(max(mean + std * z, low), high)
@@ -118,7 +118,7 @@ _F = (1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.4875361290850
 
 @inlined
 def normal_quantile(below: Any, above: Any) -> Any:
-    """The normal number with the probabilities `below` and `above` on its sides; their sum is 1, the smaller one exact."""
+    """Returns the normal quantile for probabilities `below` and `above` it; their sum is 1, the smaller one is exact."""
     left = below < above
     tail = below if left else above
     middle = 0.5 - tail
@@ -140,7 +140,7 @@ _LOG_MILLS = tuple(
 
 @inlined
 def _log_mills_rest(w: Any) -> Any:
-    """log(x m(x)) for x >= 36 and w = 1 / x**2."""
+    """Returns log(x m(x)) for x >= 36 and w = 1 / x**2."""
     rest = _LOG_MILLS[6]
     for k in range(5, -1, -1):
         rest = rest * w + _LOG_MILLS[k]
@@ -149,10 +149,10 @@ def _log_mills_rest(w: Any) -> Any:
 
 @inlined
 def _far_tail(u: Any, complement: Any, p: Any) -> Any:
-    """Bound + std d, where Q(a + d) = Q(a) (1 - u within) and a >= 36 deviations are between the mean and the bound.
+    """Returns bound + std d, where Q(a + d) = Q(a) (1 - u within); the bound is a >= 36 deviations from the mean.
 
     With t = -log(1 - u within): a d + d**2 / 2 + log(1 + d/a) - (rest(a + d) - rest(a)) = t. The logarithms are
-    small against t, and each step of the iteration makes the error 1 / a**2 of what it was.
+    small against t, and each step of the iteration multiplies the error by 1 / a**2.
     """
     a, beyond, within, bound, std, low, high = p[0], p[1], p[2], p[3], p[4], p[5], p[6]
     v, u = (complement, u) if std > 0.0 else (u, complement)
@@ -183,7 +183,7 @@ def _kernel(name: str, transform: Any, uniform: Any, dtype: torch.dtype) -> OnTe
             u, complement = uniform(words, j)
             out[at + j] = rounded(real(transform(u, complement, p)))
 
-    return filling(store, 8 if dtype is torch.float64 else 4, f"{name}_{dtype}")
+    return tile_kernel(store, 8 if dtype is torch.float64 else 4, f"{name}_{dtype}")
 
 
 _TRANSFORMS = {

@@ -32,32 +32,32 @@ from samebits.random._cpu.log_sin_cos import (
     from_bits_32,
     from_bits_64,
 )
-from samebits.random._cpu.tiles import as_argument, fill, filling, float_of
+from samebits.random._cpu.tiles import as_argument, fill, float_of, tile_kernel
 
 DIGITS = {torch.float32: 24, torch.float64: 53, torch.float16: 11, torch.bfloat16: 8}
-"""Bits of the word that a uniform number is made of: the precision of its dtype."""
+"""Bits of the word used for a uniform number: the precision of its dtype."""
 _2_32, _LOW, _32 = 2.0**-32, np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def words(keys: torch.Tensor, out: torch.Tensor) -> None:
-    """The bytes of the keys' streams, to any integer dtype."""
+    """Writes the bytes of the keys' streams, to any integer dtype."""
     fill(_WORDS[out.itemsize], keys, out)
 
 
 def uniform(keys: torch.Tensor, low: float, span: float, out: torch.Tensor) -> None:
-    """Uniform numbers x span + low; `low` and `span` are numbers of the dtype of `out`."""
+    """Writes uniform numbers x span + low; `low` and `span` are numbers of the dtype of `out`."""
     kernel, mask = _UNIFORM[out.dtype]
     fill(kernel, keys, out, as_argument(span), as_argument(low), mask)
 
 
 def normal(keys: torch.Tensor, mean: float, std: float, out: torch.Tensor) -> None:
-    """Normal numbers z std + mean."""
+    """Writes normal numbers z std + mean."""
     fill(_NORMAL[out.dtype], keys, out, as_argument(std), as_argument(mean))
 
 
 @inlined
 def _float32_in_0_1(word: Any) -> Any:
-    """The float32 next to (float32(word) + 1/2) / 2**32, which is in (0, 1]; the product is exact."""
+    """Returns the float32 next to (float32(word) + 1/2) / 2**32, which is in (0, 1]; the product is exact."""
     return np.float32(np.uint32(word)) * np.float32(2.0**-32) + np.float32(2.0**-33)
 
 
@@ -67,8 +67,8 @@ def _float64_in_0_1(high: Any, low: Any) -> Any:
 
 
 @inlined
-def _joined(words: Any, j: Any) -> Any:
-    """Words 2 j and 2 j + 1 as one, the first one above."""
+def _join(words: Any, j: Any) -> Any:
+    """Returns words 2 j and 2 j + 1 as one, the first one above."""
     return (np.uint64(words[2 * j]) << _32) | np.uint64(words[2 * j + 1])
 
 
@@ -79,12 +79,12 @@ def _uniform_32(words: Any, j: Any, mask: Any) -> Any:
 
 @inlined
 def _uniform_64(words: Any, j: Any, mask: Any) -> Any:
-    return np.float64(np.int64(_joined(words, j) & np.uint64(mask))) * 2.0**-53
+    return np.float64(np.int64(_join(words, j) & np.uint64(mask))) * 2.0**-53
 
 
 @inlined
 def _box_muller_32(words: Any, count: Any) -> None:
-    """Pairs of words become the bits of pairs of normal numbers."""
+    """Turns pairs of words into the bits of pairs of normal numbers."""
     for j in range((count + 1) // 2):
         x, y = box_muller_32(_float32_in_0_1(words[2 * j]), _float32_in_0_1(words[2 * j + 1]))
         words[2 * j] = np.uint32(bits_32(x))
@@ -113,7 +113,7 @@ _TO = {
     torch.float16: (uint16_at, to_float16),
     torch.bfloat16: (uint16_at, to_bfloat16),
 }
-"""How a dtype is written."""
+"""Pointer, conversion and type by which a dtype is written."""
 
 
 def _uniform_kernel(dtype: torch.dtype) -> OnTeam:
@@ -126,7 +126,7 @@ def _uniform_kernel(dtype: torch.dtype) -> OnTeam:
         for j in range(count):
             out[at + j] = rounded(fma(number(words, j, mask), span, low))
 
-    return filling(store, 8 if dtype is torch.float64 else 4, f"uniform_{dtype}")
+    return tile_kernel(store, 8 if dtype is torch.float64 else 4, f"uniform_{dtype}")
 
 
 def _normal_kernel_32(dtype: torch.dtype) -> OnTeam:
@@ -139,7 +139,7 @@ def _normal_kernel_32(dtype: torch.dtype) -> OnTeam:
         for j in range(count):
             out[at + j] = rounded(fma(from_bits_32(np.int32(words[j])), std, mean))
 
-    return filling(store, 4, f"normal_{dtype}")
+    return tile_kernel(store, 4, f"normal_{dtype}")
 
 
 @inlined
@@ -147,11 +147,11 @@ def _store_normal_64(words: Any, count: Any, at: Any, args: Any) -> None:
     _box_muller_64(words, count)
     out, std, mean = float64_at(args[4]), float_of(args[5]), float_of(args[6])
     for j in range(count):
-        out[at + j] = fma(from_bits_64(_joined(words, j)), std, mean)
+        out[at + j] = fma(from_bits_64(_join(words, j)), std, mean)
 
 
 def _words_kernel(pointer: Any, size: int) -> OnTeam:
-    """For elements of `size` bytes, little-endian."""
+    """Returns the kernel for elements of `size` bytes, little-endian."""
     per_word, digits = 4 // size, 8 * size
 
     @inlined
@@ -163,7 +163,7 @@ def _words_kernel(pointer: Any, size: int) -> OnTeam:
         for j in range(count // per_word * per_word, count):
             out[at + j] = words[j // per_word] >> (digits * (j % per_word))
 
-    return filling(store, size, f"words_{digits}")
+    return tile_kernel(store, size, f"words_{digits}")
 
 
 @inlined
@@ -177,8 +177,8 @@ _WORDS = {
     1: _words_kernel(uint8_at, 1),
     2: _words_kernel(uint16_at, 2),
     4: _words_kernel(uint32_at, 4),
-    8: filling(_store_words_64, 8, "words_64"),
+    8: tile_kernel(_store_words_64, 8, "words_64"),
 }
 _UNIFORM = {dtype: (_uniform_kernel(dtype), 2**digits - 1) for dtype, digits in DIGITS.items()}
 _NORMAL = {dtype: _normal_kernel_32(dtype) for dtype in _TO if dtype is not torch.float64}
-_NORMAL[torch.float64] = filling(_store_normal_64, 8, "normal_torch_float64")
+_NORMAL[torch.float64] = tile_kernel(_store_normal_64, 8, "normal_torch_float64")

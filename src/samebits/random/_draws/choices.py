@@ -17,11 +17,11 @@ from samebits.random._device_kernels import kernels
 from samebits.random._draws.integers import images, integers, length
 from samebits.random._keys import check_key
 from samebits.random._random_arguments import rows, sizes
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 _WEIGHT_BITS = 62
 _SLAB = 1 << 22
-"""Gumbel numbers that are in memory at a time, about."""
+"""Approximate number of Gumbel numbers in memory at a time."""
 
 
 def choice(
@@ -32,9 +32,9 @@ def choice(
     weights: torch.Tensor | None = None,
     dim: int = 0,
 ) -> torch.Tensor:
-    """Random elements of range(source) as int64 of this shape, or of a tensor along `dim`, which the shape replaces.
+    """Returns random elements of range(source) as int64 of this shape, or of a tensor along `dim`, which the shape replaces.
 
-    Without replacement, no element comes twice from one key. `weights` (n,) are relative probabilities; they are
+    Without replacement, no element is drawn twice from one key. `weights` (n,) are relative probabilities; they are
     rounded to integers with 62 - ceil(log2 n) bits for the largest (42 bits for a million), at least 1 if positive.
     Without replacement, elements are drawn one after the other with the weights of those that are left, by the order
     of independent exponential times E / weight (Efraimidis and Spirakis, Weighted random sampling with a reservoir,
@@ -45,10 +45,10 @@ def choice(
     checked = sizes("choice", key, shape)
     n = length("choice", source, dim)
     if weights is None:
-        picked = (torch.ops.samebits.choice if traced(key) else chosen)(key, checked, n, replace)
+        picked = (torch.ops.samebits.choice if is_traced(key) else choose)(key, checked, n, replace)
     else:
         _check_weights(weights, n)
-        by_weight = torch.ops.samebits.choice_weighted if traced(key) else chosen_by_weight
+        by_weight = torch.ops.samebits.choice_weighted if is_traced(key) else choose_by_weight
         picked = by_weight(key, checked, weights.detach(), replace)
     if not isinstance(source, torch.Tensor):
         return picked
@@ -57,8 +57,8 @@ def choice(
     return values.view(*source.shape[:dim], *checked, *source.shape[dim + 1 :])
 
 
-def chosen(key: torch.Tensor, shape: Sequence[int], n: int, replace: bool) -> torch.Tensor:
-    """`choice` of a number without weights, once the arguments' types are checked."""
+def choose(key: torch.Tensor, shape: Sequence[int], n: int, replace: bool) -> torch.Tensor:
+    """Returns `choice` of a number without weights, once the arguments' types are checked."""
     keys, per_key = rows("choice", key, shape)
     _check_enough(keys, per_key, n, replace, "")
     if replace or not prod(shape):
@@ -66,17 +66,17 @@ def chosen(key: torch.Tensor, shape: Sequence[int], n: int, replace: bool) -> to
     return images("choice", key, keys, n, per_key).view(shape)
 
 
-def chosen_by_weight(
+def choose_by_weight(
     key: torch.Tensor, shape: Sequence[int], weights: torch.Tensor, replace: bool
 ) -> torch.Tensor:
-    """`choice` of a number with weights, once their type and shape are checked."""
+    """Returns `choice` of a number with weights, once their type and shape are checked."""
     keys, per_key = rows("choice", key, shape)
     _check_enough(keys, per_key, _positive(weights), replace, " of positive weight")
     if not prod(shape):
         return torch.empty(shape, dtype=torch.int64, device=key.device)
     weights = weights.to(key.device)
     if not replace:
-        return _raced(key, keys, per_key, weights).view(shape)
+        return _race(key, keys, per_key, weights).view(shape)
     sums = _as_integers(weights).cumsum(0)
     return torch.searchsorted(sums, integers("choice", key, shape, 0, int(sums[-1])), right=True)
 
@@ -84,7 +84,7 @@ def chosen_by_weight(
 def _check_enough(keys: torch.Tensor, per_key: int, available: int, replace: bool, kind: str) -> None:
     if keys.shape[0] and (min(per_key, 1) if replace else per_key) > available:
         raise InvalidArgumentError(
-            f"choice: {per_key} elements of {available}{kind} were asked for; "
+            f"choice: {per_key} elements of {available}{kind} were requested; "
             + ("there must be one" if replace else "ask for fewer, or give replace=True")
         )
 
@@ -96,7 +96,7 @@ def _check_weights(weights: torch.Tensor, n: int) -> None:
 
 
 def _positive(weights: torch.Tensor) -> int:
-    """How many weights are positive, once they are found to be weights."""
+    """Returns the number of positive weights; raises if they are no weights."""
     if not bool(((weights >= 0) & torch.isfinite(weights)).all()):
         raise InvalidArgumentError("choice: weights must be finite and not negative")
     positive = int((weights > 0).sum())
@@ -105,8 +105,8 @@ def _positive(weights: torch.Tensor) -> int:
     return positive
 
 
-def _scaled(weights: torch.Tensor, exponent: int) -> torch.Tensor:
-    """The weights in float64, times a power of two that brings the largest to (2**(exponent - 1), 2**exponent]."""
+def _scale(weights: torch.Tensor, exponent: int) -> torch.Tensor:
+    """Returns the weights in float64, times a power of two that brings the largest to (2**(exponent - 1), 2**exponent]."""
     weights = weights.detach().double()
     _, largest = torch.frexp(weights.max())
     shift = exponent - int(largest)
@@ -114,23 +114,23 @@ def _scaled(weights: torch.Tensor, exponent: int) -> torch.Tensor:
 
 
 def _as_integers(weights: torch.Tensor) -> torch.Tensor:
-    """Integers in proportion to the weights: their sum is below 2**63, and no positive weight becomes 0."""
-    scaled = _scaled(weights, _WEIGHT_BITS - (len(weights) - 1).bit_length()).round().long()
+    """Returns integers in proportion to the weights: their sum is below 2**63, and no positive weight becomes 0."""
+    scaled = _scale(weights, _WEIGHT_BITS - (len(weights) - 1).bit_length()).round().long()
     return torch.where(weights > 0, scaled.clamp(min=1), 0)
 
 
-def _raced(key: torch.Tensor, keys: torch.Tensor, number: int, weights: torch.Tensor) -> torch.Tensor:
-    """The `number` elements of positive weight that come first, for every key: int64 (keys, number)."""
+def _race(key: torch.Tensor, keys: torch.Tensor, number: int, weights: torch.Tensor) -> torch.Tensor:
+    """Returns the `number` elements of positive weight with the smallest times, for every key: int64 (keys, number)."""
     times = torch.empty(keys.shape[0], len(weights), dtype=torch.float64, device=key.device)
     kernels("choice", key).transformed("exponential", keys, (1.0,), times)
     racing = weights.nonzero()[:, 0]
-    # Scaled so that no time overflows: elements of 2**-1900 of the largest weight still have their place.
-    arrivals = times[:, racing] / _scaled(weights, 900)[racing]
+    # Scaled so that no time overflows: elements of 2**-1900 of the largest weight still compete.
+    arrivals = times[:, racing] / _scale(weights, 900)[racing]
     return racing[_smallest(arrivals, number)]
 
 
 def _smallest(values: torch.Tensor, number: int) -> torch.Tensor:
-    """Indices of the `number` smallest values of each row, in their order; of equals, the first ones come first."""
+    """Returns indices of the `number` smallest values of each row, in order; of equals, the first ones come first."""
     last = values.topk(number, dim=1, largest=False, sorted=False).values.amax(1, keepdim=True)
     before, equal = values < last, values == last
     taken = before | (equal & (equal.cumsum(1) <= number - before.sum(1, keepdim=True)))
@@ -139,7 +139,7 @@ def _smallest(values: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    """Indices along the last dimension of `logits` (..., n), with the probabilities softmax(logits): int64 of this shape.
+    """Returns indices along the last dimension of `logits` (..., n), with probabilities softmax(logits): int64 of this shape.
 
     The shape is logits.shape[:-1] if none is given, or one that it broadcasts to. The index is that of the largest of
     `gumbel(key, *shape, n)` + (logits - their maximum), the first of equals (the Gumbel-max trick; Maddison, Tarlow,
@@ -156,12 +156,12 @@ def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Te
         raise InvalidArgumentError(
             f"categorical: logits of shape {tuple(logits.shape)} do not broadcast to a shape of {tuple(checked)} and n={n}"
         )
-    draw = torch.ops.samebits.categorical if traced(key) else indices_of
+    draw = torch.ops.samebits.categorical if is_traced(key) else indices_of
     return draw(key, checked, logits.detach())
 
 
 def indices_of(key: torch.Tensor, shape: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    """`categorical`, once the shapes are checked."""
+    """Returns `categorical`, once the shapes are checked."""
     if not bool(torch.isfinite(logits.amax(-1)).all()):
         raise InvalidArgumentError(
             "categorical: every row of logits must have a finite maximum; there is a NaN, a +inf, or a row of -inf only"
@@ -178,7 +178,9 @@ def indices_of(key: torch.Tensor, shape: Sequence[int], logits: torch.Tensor) ->
     for some, first, last in _slabs(row.shape[0], row.shape[1], n):
         which = row[some, first:last]
         noise = fresh((*which.shape, n), table.dtype, key.device)
-        backend.transformed("gumbel", _moved(keys[some], first * n * noise.itemsize // 16), (0.0, 1.0), noise)
+        backend.transformed(
+            "gumbel", _advance_keys(keys[some], first * n * noise.itemsize // 16), (0.0, 1.0), noise
+        )
         out[some, first:last] = noise.add_(table[which]).argmax(-1)
     return out.view(shape)
 
@@ -195,6 +197,9 @@ def _check_logits(logits: torch.Tensor) -> None:
         )
 
 
+"""Yields (rows, first sample, last sample) of parts whose Gumbel numbers fit into memory; each begins with a block."""
+
+
 def _slabs(rows: int, per_row: int, n: int) -> Iterator[tuple[slice, int, int]]:
     """(rows, first sample, last sample) of parts whose Gumbel numbers fit into memory; each begins with a block."""
     samples = per_row if per_row * n <= _SLAB else max(4, _SLAB // n // 4 * 4)
@@ -204,7 +209,10 @@ def _slabs(rows: int, per_row: int, n: int) -> Iterator[tuple[slice, int, int]]:
             yield slice(row, row + step), first, min(first + samples, per_row)
 
 
-def _moved(keys: torch.Tensor, blocks: int) -> torch.Tensor:
+"""Returns the keys whose streams begin `blocks` later."""
+
+
+def _advance_keys(keys: torch.Tensor, blocks: int) -> torch.Tensor:
     """The keys whose streams begin `blocks` later."""
     moved = keys.clone()
     moved.view(torch.int64)[:, 1] += blocks

@@ -1,4 +1,4 @@
-"""`dropout` whose mask is a function of a key: computed once more in backward, never stored."""
+"""`dropout` whose mask is a function of a key: drawn again in backward, never stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samebits.random._device_kernels import kernels
 from samebits.random._draws.uniform_normal import bernoulli
 from samebits.random._keys import check_key
 from samebits.random._random_arguments import FLOATS, check_probability, row_keys, write
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 
 def dropout(
@@ -26,9 +26,9 @@ def dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """Elements of `input` are zeroed with probability p, the others scaled by 1 / (1 - p), as `F.dropout` does.
+    """Zeroes elements of `input` with probability p and scales the others by 1 / (1 - p), as `F.dropout` does.
 
-    Zero where `bernoulli(key, input.shape, p=p)` is one, whatever the dtype, the layout and the number of threads.
+    Zero where `bernoulli(key, input.shape, p=p)` is one, for every dtype, layout and number of threads.
     Differentiable, in forward mode and twice too.
 
     Args:
@@ -59,62 +59,62 @@ def dropout(
         )
     if probability == 1:
         return input.mul_(0.0) if inplace else input * 0.0
-    if traced(key):
+    if is_traced(key):
         out = torch.ops.samebits.dropout(key, input, probability)
         return input.copy_(out) if inplace else out
-    return _recorded(input, key, probability, run, inplace)
+    return _apply(input, key, probability, run, inplace)
 
 
-def differentiable(key: torch.Tensor, given: torch.Tensor, p: float) -> torch.Tensor:
-    """What autograd sees of the op. In forward mode and for torch.func the mask is a factor, which gives the same bits."""
+def differentiable(key: torch.Tensor, source: torch.Tensor, p: float) -> torch.Tensor:
+    """Returns the op for autograd. In forward mode and for torch.func the mask is a factor, which gives the same bits."""
     if _forward_mode() or _are_functorch_transforms_active():
-        dropped = bernoulli(key, given.shape, p=p, dtype=torch.bool)
-        return given * dropped.logical_not().to(given.dtype).div_(1 - p)
-    return _recorded(given, key, p, _below_autograd if traced(key) else run)
+        dropped = bernoulli(key, source.shape, p=p, dtype=torch.bool)
+        return source * dropped.logical_not().to(source.dtype).div_(1 - p)
+    return _apply(source, key, p, _below_autograd if is_traced(key) else run)
 
 
 def _forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
-def _recorded(
-    given: torch.Tensor,
+def _apply(
+    source: torch.Tensor,
     key: torch.Tensor,
     p: float,
     compute: Callable[..., torch.Tensor],
     inplace: bool = False,
 ) -> torch.Tensor:
-    """`compute`, by way of autograd where somebody may ask for a gradient or a tangent."""
-    if (given.requires_grad and torch.is_grad_enabled()) or _forward_mode():
-        return _DropoutFunction.apply(given, key, p, compute, inplace)
-    return compute(given, key, p, inplace)
+    """Calls `compute`, by way of autograd if a gradient or a tangent may be needed."""
+    if (source.requires_grad and torch.is_grad_enabled()) or _forward_mode():
+        return _DropoutFunction.apply(source, key, p, compute, inplace)
+    return compute(source, key, p, inplace)
 
 
-def _below_autograd(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
+def _below_autograd(source: torch.Tensor, key: torch.Tensor, p: float, inplace: bool) -> torch.Tensor:
     with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.samebits.dropout(key, given, p)
+        return torch.ops.samebits.dropout(key, source, p)
 
 
-def run(given: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = False) -> torch.Tensor:
-    """`dropout` of 0 < p < 1, once the arguments are checked; autograd does not see it."""
-    keys = row_keys("dropout", key, given.shape)
-    if not given.numel():
-        return given if inplace else torch.empty_like(given)
-    fill, scale, contiguous = kernels("dropout", key).dropout, _scale(p, given.dtype), given.contiguous()
+def run(source: torch.Tensor, key: torch.Tensor, p: float, inplace: bool = False) -> torch.Tensor:
+    """Returns `dropout` of 0 < p < 1, once the arguments are checked; autograd does not see it."""
+    keys = row_keys("dropout", key, source.shape)
+    if not source.numel():
+        return source if inplace else torch.empty_like(source)
+    fill, scale, contiguous = kernels("dropout", key).dropout, _scale(p, source.dtype), source.contiguous()
     if inplace:
-        return write(given, fill, keys, contiguous, p, scale)
+        return write(source, fill, keys, contiguous, p, scale)
     out = fresh(contiguous.shape, contiguous.dtype, contiguous.device)
     fill(keys, contiguous, p, scale, out)
-    return out if contiguous is given else torch.empty_like(given).copy_(out)
+    return out if contiguous is source else torch.empty_like(source).copy_(out)
 
 
 class _DropoutFunction(torch.autograd.Function):
-    """Linear in its input: gradient and tangent are dropped as the input was."""
+    """An op linear in its input: gradient and tangent are dropped as the input was."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        given: torch.Tensor,
+        source: torch.Tensor,
         key: torch.Tensor,
         p: float,
         compute: Callable[..., torch.Tensor],
@@ -123,7 +123,7 @@ class _DropoutFunction(torch.autograd.Function):
         ctx.p = p
         ctx.save_for_backward(key)
         ctx.save_for_forward(key)
-        out = compute(given, key, p, inplace)
+        out = compute(source, key, p, inplace)
         if inplace:
             ctx.mark_dirty(out)
         return out
@@ -131,20 +131,20 @@ class _DropoutFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
         (key,), (grad,) = ctx.saved_tensors, grad_outputs
-        return _again(grad, key, ctx.p), None, None, None, None
+        return _backward(grad, key, ctx.p), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *grad_inputs: Any) -> torch.Tensor:
         (key,), (tangent, *_) = ctx.saved_tensors, grad_inputs
-        return _again(tangent, key, ctx.p)
+        return _backward(tangent, key, ctx.p)
 
 
-def _again(grad: torch.Tensor, key: torch.Tensor, p: float) -> torch.Tensor:
-    """The forward may have been traced, and not this, or the other way round."""
-    return torch.ops.samebits.dropout(key, grad, p) if traced(key) else _recorded(grad, key, p, run)
+def _backward(grad: torch.Tensor, key: torch.Tensor, p: float) -> torch.Tensor:
+    """Drops a gradient: forward may have been traced and backward not, or the other way round."""
+    return torch.ops.samebits.dropout(key, grad, p) if is_traced(key) else _apply(grad, key, p, run)
 
 
 @lru_cache(maxsize=64)
 def _scale(p: float, dtype: torch.dtype) -> float:
-    """1 / (1 - p), rounded as `F.dropout` rounds it on the CPU."""
+    """Returns 1 / (1 - p), rounded as `F.dropout` rounds it on the CPU."""
     return torch.ones((), dtype=dtype, device="cpu").div_(1 - p).item()

@@ -1,4 +1,4 @@
-"""Random numbers that a formula makes of uniform ones: `exponential`, `gumbel`, `truncated_normal`.
+"""Random numbers computed from uniform ones: `exponential`, `gumbel`, `truncated_normal`.
 
 Element i of a row is made of word i of its key's stream (two words for float64) alone. Half precision is computed in
 float32 and rounded once, to nearest even.
@@ -17,8 +17,8 @@ from samebits.errors import InvalidArgumentError
 from samebits.random._cpu import normal_tails
 from samebits.random._cpu.huge_pages import fresh
 from samebits.random._device_kernels import kernels
-from samebits.random._random_arguments import floating, row_keys, sizes
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._random_arguments import floating_dtype, row_keys, sizes
+from samebits.random._torch_ops.is_traced import is_traced
 
 _FAR = 36
 """Deviations from the mean above which a tail is drawn by its expansion: its probability nears the least float64."""
@@ -31,7 +31,7 @@ def exponential(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Exponential numbers -log(u) / rate of mean 1 / rate; float32 by default, float64, float16 or bfloat16.
+    """Returns exponential numbers -log(u) / rate of mean 1 / rate; float32 by default, float64, float16 or bfloat16.
 
     Within 3 ulp of the exact function of the word, over the whole range: positive, at most 22.9 / rate (45.1 / rate in
     float64), where the resolution of the words ends.
@@ -39,7 +39,7 @@ def exponential(
     that does not fit the shape.
     """
     _check_positive("exponential", "rate", rate)
-    return _drawn("exponential", key, shape, dtype, device, (rate,))
+    return _draw("exponential", key, shape, dtype, device, (rate,))
 
 
 def gumbel(
@@ -50,7 +50,7 @@ def gumbel(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Gumbel numbers loc - scale log(-log(u)); dtypes as for `exponential`.
+    """Returns Gumbel numbers loc - scale log(-log(u)); dtypes as for `exponential`.
 
     -log(u) is exact to 3 ulp over its whole range, so the standard ones have an absolute error of some 3 ulp of
     max(1, |x|), and lie in -3.2 ... 22.9 (-3.9 ... 45.1 in float64).
@@ -58,7 +58,7 @@ def gumbel(
     """
     _check_finite("gumbel", "loc", loc)
     _check_positive("gumbel", "scale", scale)
-    return _drawn("gumbel", key, shape, dtype, device, (loc, scale))
+    return _draw("gumbel", key, shape, dtype, device, (loc, scale))
 
 
 def truncated_normal(
@@ -71,65 +71,65 @@ def truncated_normal(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Normal numbers of this mean and deviation, given that they lie in [low, high]; dtypes as for `exponential`.
+    """Returns normal numbers of this mean and deviation, restricted to [low, high]; dtypes as for `exponential`.
 
-    The bounds are those of the result, as in `torch.nn.init.trunc_normal_`; they may be infinite, leave out the mean,
-    and lie in any tail: the inverse of the distribution is computed from the tail that is exact, in float64.
-    Every result lies in [low, high], also after rounding.
+    The bounds are those of the result, as in `torch.nn.init.trunc_normal_`; they may be infinite, exclude the mean,
+    and be in any tail: the inverse of the distribution is computed from the tail that is exact, in float64.
+    Every result is in [low, high], also after rounding.
     Raises `InvalidArgumentError` unless low < high, std is positive and mean and std finite, when the dtype has no number
     in [low, high], and as `exponential`.
     """
-    what = "truncated_normal"
-    _check_finite(what, "mean", mean)
-    _check_positive(what, "std", std)
+    caller = "truncated_normal"
+    _check_finite(caller, "mean", mean)
+    _check_positive(caller, "std", std)
     if not low < high:
-        raise InvalidArgumentError(f"{what}: low must be below high, got low={low}, high={high}")
-    return _drawn(what, key, shape, dtype, device, (mean, std, low, high))
+        raise InvalidArgumentError(f"{caller}: low must be below high, got low={low}, high={high}")
+    return _draw(caller, key, shape, dtype, device, (mean, std, low, high))
 
 
-def _drawn(
-    what: str,
+def _draw(
+    caller: str,
     key: torch.Tensor,
     shape: tuple[int | Sequence[int], ...],
     dtype: torch.dtype | None,
     device: torch.device | str | None,
     parameters: tuple[float, ...],
 ) -> torch.Tensor:
-    size, dtype = sizes(what, key, shape), floating(what, dtype)
-    if traced(key):
-        drawn = getattr(torch.ops.samebits, what)(key, size, *parameters, dtype)
+    size, dtype = sizes(caller, key, shape), floating_dtype(caller, dtype)
+    if is_traced(key):
+        drawn = getattr(torch.ops.samebits, caller)(key, size, *parameters, dtype)
     else:
-        drawn = transform(what, key, size, parameters, dtype)
+        drawn = transform(caller, key, size, parameters, dtype)
     return drawn if device is None else drawn.to(device)
 
 
 def transform(
-    what: str, key: torch.Tensor, size: Sequence[int], parameters: tuple[float, ...], dtype: torch.dtype
+    caller: str, key: torch.Tensor, size: Sequence[int], parameters: tuple[float, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """The function of that name, once its arguments are checked; `parameters` are its own, in their order."""
-    name, given = what, parameters
-    if what == "truncated_normal":
+    """Returns the numbers of that function, once its arguments are checked; `parameters` in its order."""
+    name, given = caller, parameters
+    if caller == "truncated_normal":
         mean, std, low, high = map(float, parameters)
         name, given = _truncation(mean, std, low, high, dtype)
-    keys = row_keys(what, key, size)
-    backend = kernels(what, key)
+    keys = row_keys(caller, key, size)
+    backend = kernels(caller, key)
     out = fresh(size, dtype, key.device)
     backend.transformed(name, keys, given, out)
     return out
 
 
-def _check_finite(what: str, name: str, number: float) -> None:
+def _check_finite(caller: str, name: str, number: float) -> None:
     if not -math.inf < number < math.inf:  # as math.isfinite, which Dynamo does not know for symbolic numbers
-        raise InvalidArgumentError(f"{what}: {name} must be finite, got {number}")
+        raise InvalidArgumentError(f"{caller}: {name} must be finite, got {number}")
 
 
-def _check_positive(what: str, name: str, number: float) -> None:
+def _check_positive(caller: str, name: str, number: float) -> None:
     if not 0 < number < math.inf:
-        raise InvalidArgumentError(f"{what}: {name} must be positive and finite, got {number}")
+        raise InvalidArgumentError(f"{caller}: {name} must be positive and finite, got {number}")
 
 
-def _inside(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
-    """The least and the greatest number of the dtype in [low, high]."""
+def _bounds_in_dtype(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
+    """Returns the least and the greatest number of the dtype in [low, high]."""
     bounds = torch.tensor([low, high], dtype=torch.float64)
     least, greatest = bounds.to(dtype).double().tolist()
     if least < low:
@@ -138,13 +138,13 @@ def _inside(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
         greatest = _next(greatest, dtype, up=False)
     if not least <= greatest:
         raise InvalidArgumentError(
-            f"truncated_normal: no {dtype} lies in low={low} to high={high}; choose a wider interval or dtype"
+            f"truncated_normal: no {dtype} is in low={low} to high={high}; choose a wider interval or dtype"
         )
     return least, greatest
 
 
 def _next(number: float, dtype: torch.dtype, *, up: bool) -> float:
-    """The neighbour of a number of the dtype (torch.nextafter has no float16)."""
+    """Returns the neighbour of a number of the dtype (torch.nextafter has no float16)."""
     integer = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
     if number == 0:
         step = torch.tensor([1], dtype=integer).view(dtype).double().item()
@@ -157,8 +157,8 @@ def _next(number: float, dtype: torch.dtype, *, up: bool) -> float:
 def _truncation(
     mean: float, std: float, low: float, high: float, dtype: torch.dtype
 ) -> tuple[str, tuple[float, ...]]:
-    """The kernel and its parameters."""
-    least, greatest = _inside(low, high, dtype)
+    """Returns the name of the kernel and its parameters."""
+    least, greatest = _bounds_in_dtype(low, high, dtype)
     with normal_tails.exact():
         a, b = ((Decimal(bound) - Decimal(mean)) / Decimal(std) for bound in (low, high))
         if max(a, -b) < _FAR:

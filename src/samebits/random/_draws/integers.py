@@ -16,7 +16,7 @@ from samebits.random._device_kernels import kernels
 from samebits.random._draws.feistel import MAX_SIZE, permute_indices
 from samebits.random._keys import as_int64, check_key
 from samebits.random._random_arguments import INTEGERS, row_keys, sizes
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 
 def randint(
@@ -27,7 +27,7 @@ def randint(
     dtype: torch.dtype = torch.int64,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Integers of low, ..., high - 1, all equally likely to the last bit (no modulo bias), of any integer dtype.
+    """Returns integers of low, ..., high - 1, all equally likely to the last bit (no modulo bias), of any integer dtype.
 
     Raises `InvalidArgumentError` for low >= high, bounds that `dtype` does not hold, another dtype, a wrong key, or a
     key batch that does not fit the shape.
@@ -45,7 +45,7 @@ def randint(
         raise InvalidArgumentError(
             f"randint: {dtype} holds {limits.min} to {limits.max}, got low={low}, high={high}; choose a wider dtype"
         )
-    if traced(key):
+    if is_traced(key):
         drawn = torch.ops.samebits.randint(key, checked, as_int64(low), as_int64(high - 1), dtype)
     else:
         drawn = integers("randint", key, checked, low, high - low, dtype)
@@ -62,16 +62,16 @@ def _bound(name: str, bound: Any) -> int:
 
 
 def integers(
-    what: str,
+    caller: str,
     key: torch.Tensor,
     shape: Sequence[int],
     low: int,
     span: int,
     dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:
-    """The integers of `randint`, whose arguments these are once they are checked, for the function `what`."""
-    keys = row_keys(what, key, shape)
-    backend = kernels(what, key)
+    """Returns the integers of `randint`, for checked arguments, for the function `caller`."""
+    keys = row_keys(caller, key, shape)
+    backend = kernels(caller, key)
     out = fresh(shape, dtype, key.device)
     backend.integers(keys, low, span, out)
     return out
@@ -82,13 +82,13 @@ def permute_index(key: Words | torch.Tensor, i: int, n: int) -> int: ...
 @overload
 def permute_index(key: Words | torch.Tensor, i: torch.Tensor, n: int) -> torch.Tensor: ...
 def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> int | torch.Tensor:
-    """The image of index `i` under the permutation of range(n) that `key` selects; O(1) memory for any n.
+    """Returns the image of index `i` under the permutation of range(n) that `key` selects; O(1) memory for any n.
 
     An int64 tensor of indices on the key's device, of any shape, gives the tensor of their images.
     Raises `InvalidArgumentError` unless 0 <= i < n <= 2**48 for all of them.
     """
     if not isinstance(i, torch.Tensor):
-        if isinstance(key, torch.Tensor) and traced(key):
+        if isinstance(key, torch.Tensor) and is_traced(key):
             raise UnimplementedError(
                 "permute_index of an int gives an int, which a key that is traced or transformed cannot; give the index as "
                 "an int64 tensor"
@@ -103,11 +103,11 @@ def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> i
         )
     if given.shape != (2,) or given.dtype is not torch.uint64:
         int_keys.from_tensor(given)  # raises
-    return torch.ops.samebits.permute_index(given, i, n) if traced(given) else images_of(given, i, n)
+    return torch.ops.samebits.permute_index(given, i, n) if is_traced(given) else images_of(given, i, n)
 
 
 def images_of(key: torch.Tensor, i: torch.Tensor, n: int) -> torch.Tensor:
-    """`permute_index` of a tensor, once the key and the dtype are checked."""
+    """Returns `permute_index` of a tensor, once the key and the dtype are checked."""
     backend = kernels("permute_index", key)
     out = fresh(tuple(i.shape), torch.int64, i.device)
     if i.numel():
@@ -121,16 +121,16 @@ def images_of(key: torch.Tensor, i: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def permutation(key: torch.Tensor, source: int | torch.Tensor, *, dim: int = 0) -> torch.Tensor:
-    """A random order of range(source), int64 of shape (source,); or the tensor `source` shuffled along `dim`.
+    """Returns a random order of range(source), int64 of shape (source,); or the tensor `source` shuffled along `dim`.
 
     Element i of the order is `permute_index(key, i, n)`. A batch of keys (*batch, 2) gives (*batch, n), or
     (*batch, *source.shape), each from its own key.
-    Raises `InvalidArgumentError` for a wrong key, a negative number or one above 2**48, or a dimension that there is not.
+    Raises `InvalidArgumentError` for a wrong key, a negative number or one above 2**48, or a missing dimension.
     """
     check_key("permutation", key)
     n = length("permutation", source, dim)
     batch = key.shape[:-1]
-    orders = torch.ops.samebits.permutation(key, n) if traced(key) else orders_of(key, n)
+    orders = torch.ops.samebits.permutation(key, n) if is_traced(key) else orders_of(key, n)
     if not isinstance(source, torch.Tensor):
         return orders
     if not batch:
@@ -144,32 +144,32 @@ def permutation(key: torch.Tensor, source: int | torch.Tensor, *, dim: int = 0) 
 
 
 def orders_of(key: torch.Tensor, n: int) -> torch.Tensor:
-    """`permutation` of a number: int64 (*batch, n)."""
+    """Returns `permutation` of a number: int64 (*batch, n)."""
     return images("permutation", key, key.reshape(-1, 2).contiguous(), n, n).view(*key.shape[:-1], n)
 
 
-def length(what: str, source: int | torch.Tensor, dim: int) -> int:
-    """How many things there are to choose from: of range(source), or along a dimension."""
+def length(caller: str, source: int | torch.Tensor, dim: int) -> int:
+    """Returns the number of things to choose from: of range(source), or along a dimension."""
     if isinstance(source, torch.Tensor):
         if not -source.dim() <= dim < source.dim():
             raise InvalidArgumentError(
-                f"{what}: source of shape {tuple(source.shape)} has no dimension {dim}"
+                f"{caller}: source of shape {tuple(source.shape)} has no dimension {dim}"
             )
         return source.shape[dim]
     try:
         n = index(source)
     except TypeError:
         raise InvalidArgumentError(
-            f"{what}: source must be an int or a tensor, got {source!r} ({type(source).__name__})"
+            f"{caller}: source must be an int or a tensor, got {source!r} ({type(source).__name__})"
         ) from None
     if not 0 <= n <= MAX_SIZE:
-        raise InvalidArgumentError(f"{what}: source must be 0 to 2**48, got {n}")
+        raise InvalidArgumentError(f"{caller}: source must be 0 to 2**48, got {n}")
     return n
 
 
-def images(what: str, key: torch.Tensor, keys: torch.Tensor, n: int, number: int) -> torch.Tensor:
-    """The first `number` elements of the orders of range(n) of all `keys`, for the function `what`: int64 (keys, number)."""
-    backend = kernels(what, key)
+def images(caller: str, key: torch.Tensor, keys: torch.Tensor, n: int, number: int) -> torch.Tensor:
+    """Returns the first `number` elements of the orders of range(n) for all `keys`, for the function `caller`: int64 (keys, number)."""
+    backend = kernels(caller, key)
     out = fresh((keys.shape[0], number), torch.int64, key.device)
     backend.images(keys, n, out)
     return out

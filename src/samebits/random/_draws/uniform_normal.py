@@ -2,7 +2,7 @@
 
 Signatures, batched keys and the mapping from words to numbers follow `torch.func._random`. For a batch of keys of
 shape (*batch, 2), batch is broadcast against the output's shape and has as many dimensions; its trailing ones are
-drawn from one key. An element depends on its row's key, its place in the row and the parameters, on nothing else.
+drawn from one key. An element depends only on its row's key, its place in the row and the parameters.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from samebits.random._random_arguments import (
     INTEGERS,
     check_probability,
     check_result,
-    floating,
+    floating_dtype,
     row_keys,
     sizes,
     write,
 )
-from samebits.random._torch_ops.is_traced import traced
+from samebits.random._torch_ops.is_traced import is_traced
 
 _COUNTABLE = (*FLOATS, torch.bool, *INTEGERS)
 Shape = int | Sequence[int]
 
 
 def bits(key: torch.Tensor, *shape: Shape, dtype: torch.dtype = torch.uint32) -> torch.Tensor:
-    """Uniform integers over the whole range of an integer dtype: the bytes of the key's stream, little-endian.
+    """Returns uniform integers over the whole range of an integer dtype: the bytes of the key's stream, little-endian.
 
     Raises `InvalidArgumentError` for another dtype, a wrong key, or a key batch that does not fit the shape.
     """
     size = sizes("bits", key, shape)
     if dtype not in INTEGERS:
         raise InvalidArgumentError(f"bits: dtype must be an integer dtype, got {dtype}")
-    return torch.ops.samebits.bits(key, size, dtype) if traced(key) else stream(key, size, dtype)
+    return torch.ops.samebits.bits(key, size, dtype) if is_traced(key) else stream(key, size, dtype)
 
 
 def stream(key: torch.Tensor, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """`bits`, once its arguments are checked."""
+    """Returns `bits`, once its arguments are checked."""
     keys = row_keys("bits", key, size)
     backend = kernels("bits", key)
     out = fresh(size, dtype, key.device)
@@ -59,15 +59,15 @@ def uniform(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Uniform numbers of [low, high), of dtype float32 by default; float64, float16 and bfloat16 are the others.
+    """Returns uniform numbers of [low, high); float32 by default, float64, float16 or bfloat16.
 
     As in torch, rounding x (high - low) + low to the dtype may give `high` itself unless low = 0 and high = 1.
     They are drawn on the key's device and moved to `device`.
     Raises `InvalidArgumentError` for another dtype, low > high, bounds or a range that the dtype does not hold, or a
     key batch that does not fit the shape.
     """
-    size, dtype = sizes("uniform", key, shape), floating("uniform", dtype)
-    if traced(key):
+    size, dtype = sizes("uniform", key, shape), floating_dtype("uniform", dtype)
+    if is_traced(key):
         drawn = torch.ops.samebits.uniform(key, size, low, high, dtype)
     else:
         drawn = fill_uniform("uniform", key, fresh(size, dtype, key.device), low, high)
@@ -75,21 +75,21 @@ def uniform(
 
 
 def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
-    """Fills `result`, of any layout, with what `uniform` gives for its shape and dtype, and returns it.
+    """Fills `result`, of any layout, with the numbers of `uniform` for its shape and dtype, and returns it.
 
     Raises `InvalidArgumentError` as `uniform`, and if `result` is on another device or requires grad.
     """
     check_result("uniform_", key, result, FLOATS)
-    if traced(key):
+    if is_traced(key):
         return result.copy_(uniform(key, result.shape, low=low, high=high, dtype=result.dtype))
     return fill_uniform("uniform_", key, result, low, high)
 
 
-def fill_uniform(what: str, key: torch.Tensor, out: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """`uniform_`, for the function `what`."""
-    low_and_span = _low_and_span(what, float(low), float(high), out.dtype)
-    keys = row_keys(what, key, out.shape)
-    return write(out, kernels(what, key).uniform, keys, *low_and_span)
+def fill_uniform(caller: str, key: torch.Tensor, out: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Runs `uniform_`, for the function `caller`."""
+    low_and_span = _low_and_span(caller, float(low), float(high), out.dtype)
+    keys = row_keys(caller, key, out.shape)
+    return write(out, kernels(caller, key).uniform, keys, *low_and_span)
 
 
 def normal(
@@ -100,14 +100,14 @@ def normal(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Normal numbers of this mean and standard deviation; dtypes and device as for `uniform`.
+    """Returns normal numbers of this mean and standard deviation; dtypes and device as for `uniform`.
 
     The Box-Muller transform of torch's CUDA kernel on the same uniforms, evaluated without libm: the bits are those
     of every CPU, within 2**-22 of the exact transform (float64: a few ulp) and 2**-21 of torch's on CUDA.
     Raises `InvalidArgumentError` for another dtype, std < 0, or a key batch that does not fit the shape.
     """
-    size, dtype = sizes("normal", key, shape), floating("normal", dtype)
-    if traced(key):
+    size, dtype = sizes("normal", key, shape), floating_dtype("normal", dtype)
+    if is_traced(key):
         drawn = torch.ops.samebits.normal(key, size, mean, std, dtype)
     else:
         drawn = fill_normal("normal", key, fresh(size, dtype, key.device), mean, std)
@@ -115,22 +115,22 @@ def normal(
 
 
 def normal_(key: torch.Tensor, result: torch.Tensor, *, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
-    """Fills `result`, of any layout, with what `normal` gives for its shape and dtype, and returns it.
+    """Fills `result`, of any layout, with the numbers of `normal` for its shape and dtype, and returns it.
 
     Raises `InvalidArgumentError` as `normal`, and if `result` is on another device or requires grad.
     """
     check_result("normal_", key, result, FLOATS)
-    if traced(key):
+    if is_traced(key):
         return result.copy_(normal(key, result.shape, mean=mean, std=std, dtype=result.dtype))
     return fill_normal("normal_", key, result, mean, std)
 
 
-def fill_normal(what: str, key: torch.Tensor, out: torch.Tensor, mean: float, std: float) -> torch.Tensor:
-    """`normal_`, for the function `what`."""
+def fill_normal(caller: str, key: torch.Tensor, out: torch.Tensor, mean: float, std: float) -> torch.Tensor:
+    """Runs `normal_`, for the function `caller`."""
     if not std >= 0:
-        raise InvalidArgumentError(f"{what}: std must not be negative, got {std}")
-    keys = row_keys(what, key, out.shape)
-    return write(out, kernels(what, key).normal, keys, float(mean), float(std))
+        raise InvalidArgumentError(f"{caller}: std must not be negative, got {std}")
+    keys = row_keys(caller, key, out.shape)
+    return write(out, kernels(caller, key).normal, keys, float(mean), float(std))
 
 
 def bernoulli(
@@ -140,7 +140,7 @@ def bernoulli(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Ones with probability p, else zeros: of dtype float32 by default, or another floating or integer dtype, or bool.
+    """Returns ones with probability p, else zeros: of dtype float32 by default, or another floating or integer dtype, or bool.
 
     One where word i of the key's stream is below floor(p 2**32): never for p = 0, always for p = 1. The same ones for
     every dtype. A tensor p is broadcast to the shape.
@@ -152,7 +152,7 @@ def bernoulli(
             f"bernoulli: dtype must be a floating or integer dtype or bool, got {dtype}"
         )
     dtype = dtype or torch.float32
-    if not traced(key):
+    if not is_traced(key):
         drawn = fill_bernoulli("bernoulli", key, fresh(size, dtype, key.device), p)
     elif isinstance(p, torch.Tensor):
         drawn = torch.ops.samebits.bernoulli_each(key, size, p.detach(), dtype)
@@ -162,45 +162,53 @@ def bernoulli(
 
 
 def bernoulli_(key: torch.Tensor, result: torch.Tensor, *, p: float | torch.Tensor = 0.5) -> torch.Tensor:
-    """Fills `result`, of any layout, with what `bernoulli` gives for its shape and dtype, and returns it.
+    """Fills `result`, of any layout, with the numbers of `bernoulli` for its shape and dtype, and returns it.
 
     Raises `InvalidArgumentError` as `bernoulli`, and if `result` is on another device or requires grad.
     """
     check_result("bernoulli_", key, result, _COUNTABLE)
-    if traced(key):
+    if is_traced(key):
         return result.copy_(bernoulli(key, result.shape, p=p, dtype=result.dtype))
     return fill_bernoulli("bernoulli_", key, result, p)
 
 
-def fill_bernoulli(what: str, key: torch.Tensor, out: torch.Tensor, p: float | torch.Tensor) -> torch.Tensor:
-    """`bernoulli_`, for the function `what`."""
-    probability = _each(what, p, out) if isinstance(p, torch.Tensor) else check_probability(what, p)
-    keys = row_keys(what, key, out.shape)
-    return write(out, kernels(what, key).bernoulli, keys, probability)
+def fill_bernoulli(
+    caller: str, key: torch.Tensor, out: torch.Tensor, p: float | torch.Tensor
+) -> torch.Tensor:
+    """Runs `bernoulli_`, for the function `caller`."""
+    probability = (
+        _broadcast_probability(caller, p, out)
+        if isinstance(p, torch.Tensor)
+        else check_probability(caller, p)
+    )
+    keys = row_keys(caller, key, out.shape)
+    return write(out, kernels(caller, key).bernoulli, keys, probability)
 
 
-def _each(what: str, p: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """`p` as float64, contiguous, of the shape and on the device of `out`."""
+def _broadcast_probability(caller: str, p: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Returns `p` as float64, contiguous, of the shape and on the device of `out`."""
     wide = p.detach().to(out.device, torch.float64)
     if not ((wide >= 0) & (wide <= 1)).all():
-        raise InvalidArgumentError(f"{what}: p must hold probabilities, 0 <= p <= 1; it has others, or NaN")
+        raise InvalidArgumentError(
+            f"{caller}: p must hold probabilities, 0 <= p <= 1; it has other values, or NaN"
+        )
     try:
         return wide.expand(out.shape).contiguous()
     except RuntimeError:
         raise InvalidArgumentError(
-            f"{what}: p of shape {tuple(p.shape)} does not broadcast to the output's shape {tuple(out.shape)}"
+            f"{caller}: p of shape {tuple(p.shape)} does not broadcast to the output's shape {tuple(out.shape)}"
         ) from None
 
 
 @lru_cache(maxsize=64)
-def _low_and_span(what: str, low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
-    """As torch does: round both bounds, and then their difference, to the output's dtype."""
+def _low_and_span(caller: str, low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
+    """Rounds both bounds, and then their difference, to the output's dtype, as torch does."""
     if not low <= high:
-        raise InvalidArgumentError(f"{what}: low must not be above high, got low={low}, high={high}")
+        raise InvalidArgumentError(f"{caller}: low must not be above high, got low={low}, high={high}")
     bounds = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(dtype)
     span = bounds[1] - bounds[0]
     if not (bounds.isfinite().all() and span.isfinite()):
         raise InvalidArgumentError(
-            f"{what}: low, high and high - low must be finite in {dtype}, got low={low}, high={high}"
+            f"{caller}: low, high and high - low must be finite in {dtype}, got low={low}, high={high}"
         )
     return bounds[0].item(), span.item()

@@ -1,4 +1,4 @@
-"""How often a step drew from the process's generators, read from where they stand: nothing is hooked, nothing slowed."""
+"""The number of draws of a step from the process's generators, read from their states, without hooks or delays."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ _VERDICTS = {MANY: "many", SEEDED: "reseeded"}
 
 
 _note: tuple[np.ndarray, tuple[tuple[int, int], ...]] | None = None
-"""How the generators stood when the step began: what `generators.fill` returned, and the seeds and offsets of CUDA."""
+"""The states when the step began: the words of `generator_states.fill`, and the seeds and offsets of CUDA."""
 
 
 def begin(key: Words) -> None:
-    """Fills the generators from `key`, and counts from here."""
+    """Fills the generators from `key`, and starts the count."""
     note(generator_states.fill(key))
 
 
 def note(stream: np.ndarray) -> None:
-    """Counts from here: 624 words of torch's state, none of them drawn, and the seeds that NumPy and Python just got."""
+    """Starts the count at these words: 624 of torch's state, none drawn yet, and the seeds of NumPy and Python."""
     global _note
     _note = stream, _cuda() if torch.cuda.is_initialized() else ()
 
 
-def noted() -> tuple[np.ndarray, tuple[tuple[int, int], ...]] | None:
-    """From where it is counted, for `go_on`."""
+def snapshot() -> tuple[np.ndarray, tuple[tuple[int, int], ...]] | None:
+    """Returns the start of the count, for `restore`."""
     return _note
 
 
-def go_on(noted: tuple[np.ndarray, tuple[tuple[int, int], ...]] | None) -> None:
-    """Counts from there again, once the generators stand where they stood."""
+def restore(noted: tuple[np.ndarray, tuple[tuple[int, int], ...]] | None) -> None:
+    """Counts from an earlier start again, once the generators are restored."""
     global _note
     _note = noted
 
 
 def note_seeds(seeds: np.ndarray) -> None:
-    """As `note`, where torch has just been seeded."""
+    """Starts the count where torch has just been seeded."""
     note(np.concatenate([_torch()[6 : 6 + 2 * WORDS : 2], seeds]))
 
 
 def draws() -> dict[str, int | str]:
-    """How many 32-bit words were drawn from each default generator since the step began: {"torch": 4, "numpy": 0, "python": 2}.
+    """Returns the 32-bit words drawn from each default generator since the step began: {"torch": 4, "numpy": 0, "python": 2}.
 
-    Outside of the steps of a `Run`, since `set_random_seed`. "reseeded": somebody seeded it (or put another kind of
-    generator there); "many": more than a million words were drawn, or another state was put there. A CUDA device, once used,
-    is there as "cuda:0" and so on, with the difference of its Philox offset. A draw by keys, or from a generator object,
-    is none of these. Costs some microseconds, and 2 milliseconds for "many".
-    Raises `UnseededError` when there was neither a step nor `set_random_seed`.
+    Outside of the steps of a `Run`, since `set_random_seed`. "reseeded": it was seeded (or another kind of generator was
+    put there); "many": more than a million words were drawn, or another state was set. A CUDA device, once used, is
+    "cuda:0" and so on, with the difference of its Philox offset. A draw by keys, or from a generator object, does not
+    count. Costs some microseconds, and 2 milliseconds for "many".
+    Raises `UnseededError` if there was neither a step nor `set_random_seed`.
     """
     if _note is None:
         raise UnseededError(
-            "samebits.random.draws() has nothing to count from: no step of a samebits.Run has begun, and nobody called "
+            "samebits.random.draws() has nothing to count from: no step of a samebits.Run has begun, and nothing called "
             "samebits.set_random_seed(seed)."
         )
     stream, cuda = _note
@@ -80,7 +80,7 @@ def _cuda_since(begun: tuple[tuple[int, int], ...]) -> Iterator[int | str]:
 
 
 def _torch() -> np.ndarray:
-    """The state of torch's CPU generator as 1264 words; `generators` says what they are."""
+    """Returns the state of torch's CPU generator as 1264 words; `generator_states` describes them."""
     return torch.default_generator.get_state().numpy().view(np.uint32)
 
 

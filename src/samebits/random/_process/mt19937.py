@@ -1,8 +1,8 @@
-"""The Mersenne Twister MT19937 run backwards: how far a state is from an earlier one, or that somebody seeded it.
+"""The Mersenne Twister MT19937 run backwards: the distance of a state from an earlier one, or that it was seeded.
 
 Matsumoto and Nishimura (ACM TOMACS 8, 1998). The state is 624 words, drawn in order and then replaced all at once (a
 twist), so that a state which was not twisted since differs by its position only. A twist loses nothing but 31 bits that
-seeding gives word 0, and both ways of seeding (`init_genrand`, `init_by_array`) leave recurrences between neighbouring words behind.
+seeding gives word 0, and both ways of seeding (`init_genrand`, `init_by_array`) leave recurrences between neighbouring words.
 """
 
 from __future__ import annotations
@@ -26,69 +26,69 @@ BASE = np.ascontiguousarray(BASE, np.uint32)
 
 
 @inlined
-def _scrambled(word: Any, factor: Any) -> Any:
+def _scramble(word: Any, factor: Any) -> Any:
     return np.uint32((word ^ (word >> _30)) * factor)
 
 
 @inlined
-def _mixed(y: Any) -> Any:
-    """The upper bit of a word of the state and the other bits of the next one, from the word of the next state."""
+def _mix(y: Any) -> Any:
+    """Combines the upper bit of a word of the state and the other bits of the next one, from the word of the next state."""
     return np.uint32(((y ^ (_MATRIX if y > _LOWER else _0)) << _1) | (y >> _31))
 
 
 @inlined
-def _array_seeded(words: Any, seed: Any, base: Any) -> None:
-    """`init_by_array`: the state that an array of at most 624 words seeds, of which nothing is drawn."""
+def _init_by_array(words: Any, seed: Any, base: Any) -> None:
+    """Writes the state of `init_by_array` for an array of at most 624 words, before any draw."""
     words[0] = base[0]
     for i in range(1, WORDS):
         j = (i - 1) % seed.size
-        words[i] = np.uint32((base[i] ^ _scrambled(words[i - 1], _FIRST)) + seed[j] + np.uint32(j))
+        words[i] = np.uint32((base[i] ^ _scramble(words[i - 1], _FIRST)) + seed[j] + np.uint32(j))
     # The 624th of the first pass is word 1 again, with word 0 the last one.
     j = (WORDS - 1) % seed.size
-    words[1] = np.uint32((words[1] ^ _scrambled(words[WORDS - 1], _FIRST)) + seed[j] + np.uint32(j))
+    words[1] = np.uint32((words[1] ^ _scramble(words[WORDS - 1], _FIRST)) + seed[j] + np.uint32(j))
     for i in range(2, WORDS):
-        words[i] = np.uint32((words[i] ^ _scrambled(words[i - 1], _SECOND)) - np.uint32(i))
-    words[1] = np.uint32((words[1] ^ _scrambled(words[WORDS - 1], _SECOND)) - np.uint32(1))
+        words[i] = np.uint32((words[i] ^ _scramble(words[i - 1], _SECOND)) - np.uint32(i))
+    words[1] = np.uint32((words[1] ^ _scramble(words[WORDS - 1], _SECOND)) - np.uint32(1))
     words[0] = _UPPER
 
 
 @kernel("void(uint32[::1], uint32[::1], uint32[::1])")
 def seed_in_place(state: Any, seed: Any, base: Any) -> None:
-    """NumPy's generator in place (624 words, then how many were drawn) as `numpy.random.seed(seed)` leaves it."""
-    _array_seeded(state, seed, base)
+    """Sets NumPy's generator in place (624 words, then the number drawn) to the state after `numpy.random.seed(seed)`."""
+    _init_by_array(state, seed, base)
     state[WORDS] = WORDS
 
 
 @kernel("void(uint32[::1])")
 def _untwist(words: Any) -> None:
-    """The state before the last twist; of a state that no twist had made, the lower 31 bits of word 0 are lost."""
-    mixed = _mixed(words[623] ^ words[396])
+    """Undoes the last twist; if no twist made the state, the lower 31 bits of word 0 are lost."""
+    mixed = _mix(words[623] ^ words[396])
     for i in range(623, 0, -1):
         across = i + 396 if i < 228 else i - 228
-        before = _mixed(words[i - 1] ^ words[across])
+        before = _mix(words[i - 1] ^ words[across])
         words[i] = (mixed & _UPPER) | (before & _LOWER)
         mixed = before
-    words[0] = (mixed & _UPPER) | (_mixed(words[623] ^ words[396]) & _LOWER)
+    words[0] = (mixed & _UPPER) | (_mix(words[623] ^ words[396]) & _LOWER)
 
 
 @inlined
 def _first_pass(words: Any, i: Any) -> Any:
-    """Word i >= 3 as it was between the two passes of init_by_array."""
-    return np.uint32(words[i] + np.uint32(i)) ^ _scrambled(words[i - 1], _SECOND)
+    """Returns word i >= 3 as it was between the two passes of init_by_array."""
+    return np.uint32(words[i] + np.uint32(i)) ^ _scramble(words[i - 1], _SECOND)
 
 
 @kernel("uint32(uint32[::1], int64, uint32[::1])")
 def _seed_word(words: Any, i: Any, base: Any) -> Any:
-    """What init_by_array added at word i >= 4 if it made this state: seed[j] + j with j = (i - 1) % len(seed)."""
-    return np.uint32(_first_pass(words, i) - (base[i] ^ _scrambled(_first_pass(words, i - 1), _FIRST)))
+    """Returns the addend of init_by_array at word i >= 4 if it made this state: seed[j] + j with j = (i - 1) % len(seed)."""
+    return np.uint32(_first_pass(words, i) - (base[i] ^ _scramble(_first_pass(words, i - 1), _FIRST)))
 
 
 @kernel("boolean(uint32[::1], uint32[::1])")
 def _was_seeded(words: Any, base: Any) -> Any:
-    """Whether seeding by an integer, or by an array of at most 40 words, made this state: 128 bits agree."""
+    """Returns True if seeding by an integer, or by an array of at most 40 words, made this state: 128 bits agree."""
     by_integer = True
     for i in range(2, 6):
-        by_integer &= words[i] == np.uint32(_scrambled(words[i - 1], _KNUTH) + np.uint32(i))
+        by_integer &= words[i] == np.uint32(_scramble(words[i - 1], _KNUTH) + np.uint32(i))
     if by_integer:
         return True
     for length in range(1, _LONGEST_SEED + 1):
@@ -102,7 +102,7 @@ def _was_seeded(words: Any, base: Any) -> Any:
 
 @kernel("boolean(uint32[::1], uint32[::1], uint32[::1])")
 def _is_noted(words: Any, noted: Any, base: Any) -> Any:
-    """Whether this is the noted state: its 624 words, or the few that init_by_array made it of."""
+    """Returns True for the noted state: its 624 words, or the few from which init_by_array made it."""
     if noted.size < WORDS:
         for i in range(4, 12):
             j = (i - 1) % noted.size
@@ -130,9 +130,9 @@ def _words_since(state: Any, position: Any, noted: Any, base: Any) -> Any:
 
 @kernel("UniTuple(int64, 3)(uint32[::1], uint32[::1], uint32[::1], uint32[::1], uint32[::1])")
 def words_since(torch: Any, numpy: Any, python: Any, noted: Any, base: Any) -> Any:
-    """The number of words drawn from each of three generators since the noted states; or MANY or SEEDED.
+    """Returns the number of words drawn from each of three generators since the noted states; or MANY or SEEDED.
 
-    States as they lie in memory: torch's as `generators` describes it, NumPy's 624 words and their position (nothing if
+    States as in memory: torch's as `generators` describes it, NumPy's 624 words and their position (nothing if
     that is another kind of generator: SEEDED), Python's position and words. Noted: torch's 624 words, and as many seed
     words for NumPy as for Python; the position was at the end. MANY: not found within 1680 twists. `base`: BASE.
     """

@@ -1,4 +1,4 @@
-"""What runs inside a step, a validation say, leaves the step's own draws where they were."""
+"""Preserves a step's draws while other code runs inside the step, such as a validation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from samebits.random._global_generator import OfTheProcess
 from samebits.random._process import draw_counts
 
 
-def set_aside() -> Callable[[], None]:
-    """Notes where all generators of the process stand; what it returns puts them, and the count of draws, back."""
-    states, counted = rng_states.of_process(), draw_counts.noted()
+def preserve_rng_state() -> Callable[[], None]:
+    """Saves the states of all generators of the process and the count of draws; the returned function restores them."""
+    states, counted = rng_states.of_process(), draw_counts.snapshot()
     own = process.generator
-    here = own.standing() if isinstance(own, OfTheProcess) else None
+    here = own.position_state() if isinstance(own, OfTheProcess) else None
 
-    def put_back() -> None:
+    def restore() -> None:
         states.restore()
-        draw_counts.go_on(counted)
+        draw_counts.restore(counted)
         if here is not None and process.generator is own:
-            own.stand(here)
+            own.restore_position(here)
 
-    return put_back
+    return restore

@@ -1,1 +1,1 @@
-"""The stateless functions as ops of `torch.library`, for whatever records or transforms calls instead of making them."""
+"""The stateless functions as ops of `torch.library`, for tracers and transforms of calls."""

@@ -1,4 +1,4 @@
-"""Whether a call must go through the dispatcher: a kernel of ours writes to an address, and nobody sees it there."""
+"""The check that a call must go through the dispatcher: a tracer cannot see our kernels write to an address."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch._C import (
 from torch.compiler import is_dynamo_compiling
 
 
-def traced(key: Tensor) -> bool:
-    """Whether somebody watches the ops of a function of `key`, or the key has no memory: 0.2 us when not.
+def is_traced(key: Tensor) -> bool:
+    """Returns True if the ops of a function of `key` are watched, or the key has no memory; 0.2 us if not.
 
-    Dynamo; make_fx and torch.export (before dispatch they stand as a mode of torch functions), FakeTensorMode and every
+    Dynamo; make_fx and torch.export (before dispatch they are a mode of torch functions), FakeTensorMode and every
     other mode; torch.func's transforms; torch.jit.trace; subclasses of tensors; the meta device.
     """
     return (

@@ -2,7 +2,7 @@
 
 | | |
 |---|---|
-| implementation | what the public function calls where nothing is traced, on CPU and CUDA |
+| implementation | called by the public function where nothing is traced, on CPU and CUDA |
 | fake | shape, dtype and device of the result, for FakeTensorMode, compilers and the meta device |
 | vmap | `batching` |
 | autograd | `dropout` only: its mask is drawn again in backward; nothing else has a gradient |
@@ -40,8 +40,8 @@ def _define(
     torch.library.register_vmap(qualified, rule(getattr(torch.ops.samebits, name)), lib=LIBRARY)
 
 
-def _sized(key: torch.Tensor, size: Sequence[int], *others: Any) -> torch.Tensor:
-    """A result of this size and, last of the arguments, dtype."""
+def _empty_result(key: torch.Tensor, size: Sequence[int], *others: Any) -> torch.Tensor:
+    """Returns an empty result of this size and, last of the arguments, dtype."""
     return key.new_empty(size, dtype=others[-1])
 
 
@@ -50,7 +50,7 @@ def _indices(key: torch.Tensor, size: Sequence[int], *others: Any) -> torch.Tens
 
 
 def _draw(schema: str, run: Callable[..., torch.Tensor]) -> None:
-    _define(f"{schema} -> Tensor", run, _sized, vmap_rules.of_size)
+    _define(f"{schema} -> Tensor", run, _empty_result, vmap_rules.of_size)
 
 
 def _uniform(
@@ -71,7 +71,7 @@ def _bernoulli(
     return uniform_normal.fill_bernoulli("bernoulli", key, fresh(size, dtype, key.device), p)
 
 
-def _transformed(name: str) -> Callable[..., torch.Tensor]:
+def _transform_op(name: str) -> Callable[..., torch.Tensor]:
     def run(key: torch.Tensor, size: Sequence[int], *parameters: Any) -> torch.Tensor:
         return exponential_gumbel.transform(name, key, size, parameters[:-1], parameters[-1])
 
@@ -79,7 +79,7 @@ def _transformed(name: str) -> Callable[..., torch.Tensor]:
 
 
 def _randint(key: torch.Tensor, size: Sequence[int], low: int, last: int, dtype: torch.dtype) -> torch.Tensor:
-    """Both bounds are drawn; those of uint64 come as int64."""
+    """Draws between two inclusive bounds; those of uint64 come as int64."""
     low = low % 2**64 if dtype is torch.uint64 else low
     return integers.integers("randint", key, size, low, (last - low) % 2**64 + 1, dtype)
 
@@ -88,17 +88,17 @@ _draw(f"bits({_OF_SIZE}, ScalarType dtype)", uniform_normal.stream)
 _draw(f"uniform({_OF_SIZE}, float low, float high, ScalarType dtype)", _uniform)
 _draw(f"normal({_OF_SIZE}, float mean, float std, ScalarType dtype)", _normal)
 _draw(f"bernoulli({_OF_SIZE}, float p, ScalarType dtype)", _bernoulli)
-_draw(f"exponential({_OF_SIZE}, float rate, ScalarType dtype)", _transformed("exponential"))
-_draw(f"gumbel({_OF_SIZE}, float loc, float scale, ScalarType dtype)", _transformed("gumbel"))
+_draw(f"exponential({_OF_SIZE}, float rate, ScalarType dtype)", _transform_op("exponential"))
+_draw(f"gumbel({_OF_SIZE}, float loc, float scale, ScalarType dtype)", _transform_op("gumbel"))
 _draw(
     f"truncated_normal({_OF_SIZE}, float mean, float std, float low, float high, ScalarType dtype)",
-    _transformed("truncated_normal"),
+    _transform_op("truncated_normal"),
 )
 _draw(f"randint({_OF_SIZE}, SymInt low, SymInt last, ScalarType dtype)", _randint)
 _define(
     f"bernoulli_each({_OF_SIZE}, Tensor p, ScalarType dtype) -> Tensor",
     _bernoulli,
-    _sized,
+    _empty_result,
     vmap_rules.of_tensor,
 )
 _define(
@@ -109,13 +109,13 @@ _define(
 )
 _define(
     f"choice({_OF_SIZE}, SymInt n, bool replace) -> Tensor",
-    choices.chosen,
+    choices.choose,
     _indices,
     vmap_rules.of_size,
 )
 _define(
     f"choice_weighted({_OF_SIZE}, Tensor weights, bool replace) -> Tensor",
-    choices.chosen_by_weight,
+    choices.choose_by_weight,
     _indices,
     vmap_rules.of_size,
 )

@@ -1,6 +1,6 @@
-"""The back end for keys on CUDA: Triton kernels that give the bits of the CPU kernels.
+"""The back end for keys on CUDA: Triton kernels with the bits of the CPU kernels.
 
-Importing this package imports no Triton: `launchers` does.
+Importing this package does not import Triton: `launchers` does.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 from samebits.errors import UnimplementedError
 
 
-def launchers(what: str) -> Any:
-    """The module `launch`, whose functions fill CUDA tensors from CUDA keys.
+def launchers(caller: str) -> Any:
+    """Returns the module whose functions fill CUDA tensors from CUDA keys.
 
-    Raises `UnimplementedError`, naming samebits.random.`what`, where Triton is not installed.
+    Raises `UnimplementedError`, naming samebits.random.`caller`, where Triton is not installed.
     """
     try:
         return import_module("samebits.random._triton.launchers")
@@ -22,7 +22,7 @@ def launchers(what: str) -> Any:
         if missing.name != "triton":
             raise
         raise UnimplementedError(
-            f"samebits.random.{what} with a key on CUDA needs Triton, which is not installed: pip install triton "
+            f"samebits.random.{caller} with a key on CUDA needs Triton, which is not installed: pip install triton "
             "(torch's CUDA builds for Linux bring it), or draw on the CPU and move the result: "
-            f"{what}(key.cpu(), ...).to('cuda')"
+            f"{caller}(key.cpu(), ...).to('cuda')"
         ) from None

@@ -26,19 +26,19 @@ _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
 def folded(keys: torch.Tensor, first: int, out: torch.Tensor) -> None:
-    """Row i of `out`, (number, keys, 2): `first` + i folded into all `keys`, (keys, 2)."""
+    """Folds `first` + i into all `keys`, (keys, 2), for row i of `out`, (number, keys, 2)."""
     programs = -(-out.numel() // 2 // _BLOCKS)
     _launch(fill.folded, programs, keys, out, keys.shape[0], out.shape[0], first, BLOCKS=_BLOCKS)
 
 
 def words(keys: torch.Tensor, out: torch.Tensor) -> None:
-    """The bytes of the keys' streams, to any integer dtype."""
+    """Writes the bytes of the keys' streams, to any integer dtype."""
     unsigned = out.view(_UNSIGNED[out.itemsize])
     _rows(fill.words, keys, unsigned, 16 // out.itemsize, BYTES=out.itemsize)
 
 
 def uniform(keys: torch.Tensor, low: float, span: float, out: torch.Tensor) -> None:
-    """Uniform numbers x span + low; `low` and `span` are numbers of the dtype of `out`."""
+    """Writes uniform numbers x span + low; `low` and `span` are numbers of the dtype of `out`."""
     if out.dtype is torch.float64:
         _rows(fill.uniform_64, keys, out, 2, low, span)
     else:
@@ -46,7 +46,7 @@ def uniform(keys: torch.Tensor, low: float, span: float, out: torch.Tensor) -> N
 
 
 def normal(keys: torch.Tensor, mean: float, std: float, out: torch.Tensor) -> None:
-    """Normal numbers z std + mean."""
+    """Writes normal numbers z std + mean."""
     if out.dtype is torch.float64:
         _rows(fill.normal_64, keys, out, 2, mean, std)
     else:
@@ -54,7 +54,7 @@ def normal(keys: torch.Tensor, mean: float, std: float, out: torch.Tensor) -> No
 
 
 def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) -> None:
-    """Ones with probability `p`, else zeros; a tensor p is float64 and of the shape of `out`."""
+    """Writes ones with probability `p`, else zeros; a tensor p is float64 and of the shape of `out`."""
     if isinstance(p, torch.Tensor):
         _rows(masks.bernoulli_each, keys, (out, p), 4)
     elif p == 1:
@@ -64,12 +64,12 @@ def bernoulli(keys: torch.Tensor, p: float | torch.Tensor, out: torch.Tensor) ->
 
 
 def dropout(keys: torch.Tensor, given: torch.Tensor, p: float, scale: float, out: torch.Tensor) -> None:
-    """`given` times `scale`, or times 0 with probability p < 1; `given` may be `out`. Both of one dtype."""
+    """Writes `given` times `scale`, or times 0 with probability p < 1; `given` may be `out`. Both of one dtype."""
     _rows(masks.dropout, keys, (out, given), 4, floor(p * 2**32), scale)
 
 
 def transformed(name: str, keys: torch.Tensor, parameters: Sequence[float], out: torch.Tensor) -> None:
-    """Exponential, Gumbel and truncated normal numbers; names and parameters are those of `_transformed`."""
+    """Writes exponential, Gumbel and truncated normal numbers; names and parameters as in `transformed_kernels`."""
     given = (*parameters, *[0.0] * (7 - len(parameters)))
     if out.dtype is torch.float64:
         _rows(transforms.transformed_64, keys, out, 2, *given, NAME=name)
@@ -79,7 +79,7 @@ def transformed(name: str, keys: torch.Tensor, parameters: Sequence[float], out:
 
 
 def integers(keys: torch.Tensor, low: int, span: int, out: torch.Tensor) -> None:
-    """The integers low, ..., low + span - 1, which must fit the dtype of `out`; 1 <= span <= 2**64."""
+    """Writes the integers low, ..., low + span - 1, which must fit the dtype of `out`; 1 <= span <= 2**64."""
     digits = 32 if span <= 2**32 else 64
     kernel = integer_kernels.integers_32 if digits == 32 else integer_kernels.integers_64
     _rows(kernel, keys, out, 128 // digits, low % 2**64, span - 1, (2**digits - span) % span)
@@ -88,7 +88,7 @@ def integers(keys: torch.Tensor, low: int, span: int, out: torch.Tensor) -> None
 def images(
     keys: torch.Tensor, n: int, out: torch.Tensor, *, start: int = 0, indices: torch.Tensor | None = None
 ) -> None:
-    """Row k of `out`, int64 (keys, number): images of start, start + 1, ..., or of int64 `indices` (number,), under key k."""
+    """Writes the images of start, start + 1, ..., or of int64 `indices` (number,), under key k to row k of `out`, int64 (keys, number)."""
     if n <= SHUFFLED_SIZE:
         orders = torch.empty(keys.shape[0], n, dtype=torch.int64, device=out.device)
         _launch(permute.shuffle, keys.shape[0], _round_keys(keys, 1), orders, n, SIZE=SHUFFLED_SIZE)
@@ -104,7 +104,7 @@ def images(
 
 
 def _round_keys(keys: torch.Tensor, rounds: int) -> torch.Tensor:
-    """The streams of the keys with the stream of permutations folded in, as uint64 (keys, rounds)."""
+    """Returns the streams of the keys with the stream of permutations folded in, as uint64 (keys, rounds)."""
     own = torch.empty_like(keys)
     folded(keys, _STREAM, own.unsqueeze(0))
     stream = torch.empty(keys.shape[0], rounds, dtype=torch.uint64, device=keys.device)

@@ -26,7 +26,7 @@ def kept_generators(objects: Iterable[Any]) -> Iterator[None]:
     Once, at the end: between the runs as other ranks they go on, so that what Python draws is not taken for equal.
     """
     states = [(one, state_of(one)) for one in objects if isinstance(one, RESTORABLE)]
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         try:
             yield
         finally:

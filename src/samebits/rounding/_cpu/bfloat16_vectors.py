@@ -1,7 +1,7 @@
 """float32 rounded to bfloat16, 64 numbers at a time, which stay in vector registers from the cipher's counter on.
 
 As two loops over a tile on the stack it takes 1.4 times as long: LLVM gives the second one half-width registers, and
-what it reads has only just been stored. Vectors here have the size of the work; LLVM splits them where registers are
+its input has only just been stored. The vectors have the size of the work; LLVM splits them where registers are
 shorter. As everywhere, a word's lower half comes first: on a little-endian CPU.
 """
 
@@ -23,7 +23,7 @@ _BLOCKS, _PER_BLOCK = 8, 8
 _TOGETHER = _BLOCKS * _PER_BLOCK
 _READ, _WRITTEN = 4 * _TOGETHER, 2 * _TOGETHER
 _AHEAD = 4096
-"""Bytes from what is computed to what is asked for: a page, for the CPU itself looks no further than a page's end."""
+"""Bytes between the current and the prefetched address: a page, since the CPU itself prefetches no further."""
 
 
 def _vector(bits: int, lanes: int) -> Any:
@@ -35,38 +35,46 @@ def _constant(bits: int, values: Iterable[int]) -> Any:
     return native.ir.Constant(_vector(bits, len(lanes)), lanes)
 
 
-def _each(number: Any) -> Any:
-    """A number for all lanes of 64 bits."""
+def _in_all_lanes(number: Any) -> Any:
+    """Returns a number in all lanes of 64 bits."""
     return _constant(64, [int(number)] * _BLOCKS)
 
 
 def _spread(builder: Any, scalar: Any) -> Any:
-    """A scalar of 64 bits in all lanes."""
+    """Returns a scalar of 64 bits in all lanes."""
     none = native.ir.Constant(_vector(64, _BLOCKS), native.ir.Undefined)
     first = builder.insert_element(none, scalar, native.ir.IntType(32)(0))
     return builder.shuffle_vector(first, none, _constant(32, [0] * _BLOCKS))
 
 
 def _random_halves(builder: Any, seed: Any, offset: Any) -> Any:
-    """The 16-bit numbers of the blocks (seed, offset), (seed, offset + 1), ..., as 32-bit ones; see `philox4x32`."""
-    low, shift = _each(0xFFFFFFFF), _each(32)
+    """Returns the 16-bit numbers of the blocks (seed, offset), (seed, offset + 1), ..., as 32-bit ones; see `philox4x32`."""
+    low, shift = _in_all_lanes(0xFFFFFFFF), _in_all_lanes(32)
     counters = builder.add(_spread(builder, offset), _constant(64, range(_BLOCKS)))
-    c0, c1, c2, c3 = builder.and_(counters, low), builder.lshr(counters, shift), _each(0), _each(0)
+    c0, c1, c2, c3 = (
+        builder.and_(counters, low),
+        builder.lshr(counters, shift),
+        _in_all_lanes(0),
+        _in_all_lanes(0),
+    )
     k0, k1 = (_spread(builder, seed), builder.lshr(_spread(builder, seed), shift))
     for _ in range(10):
-        product_0, product_1 = builder.mul(_each(MULTIPLIERS[0]), c0), builder.mul(_each(MULTIPLIERS[1]), c2)
+        product_0, product_1 = (
+            builder.mul(_in_all_lanes(MULTIPLIERS[0]), c0),
+            builder.mul(_in_all_lanes(MULTIPLIERS[1]), c2),
+        )
         c0, c2 = (
             builder.and_(builder.xor(builder.xor(builder.lshr(product, shift), c), k), low)
             for product, c, k in ((product_1, c1, k0), (product_0, c3, k1))
         )
         c1, c3 = builder.and_(product_1, low), builder.and_(product_0, low)
-        k0, k1 = builder.add(k0, _each(WEYL[0])), builder.add(k1, _each(WEYL[1]))
-    words = _in_order(builder, c0, c1, c2, c3)
+        k0, k1 = builder.add(k0, _in_all_lanes(WEYL[0])), builder.add(k1, _in_all_lanes(WEYL[1]))
+    words = _interleave_words(builder, c0, c1, c2, c3)
     return builder.zext(builder.bitcast(words, _vector(16, _TOGETHER)), _vector(32, _TOGETHER))
 
 
-def _in_order(builder: Any, *quarters: Any) -> Any:
-    """Word after word, block after block; `quarters[w]` has the words w of all blocks."""
+def _interleave_words(builder: Any, *quarters: Any) -> Any:
+    """Returns the words block after block; `quarters[w]` has the words w of all blocks."""
     w0, w1, w2, w3 = (builder.bitcast(words, _vector(32, 2 * _BLOCKS)) for words in quarters)
     lower = _constant(32, [lane for i in range(_BLOCKS) for lane in (2 * i, 2 * _BLOCKS + 2 * i)])
     alternate = _constant(32, [lane for i in range(_BLOCKS) for lane in (i, _BLOCKS + i)])
@@ -79,7 +87,7 @@ def _in_order(builder: Any, *quarters: Any) -> Any:
 
 @instruction
 def _round(_context: Any, _seed: Any, _offset: Any, _given: Any, _out: Any) -> Any:
-    """`_numbers.bfloat16_by` for the floats at the address `_given`, by the blocks from the key (seed, offset) on."""
+    """Rounds the floats at the address `_given` as `bfloat16_by`, by the blocks from the key (seed, offset) on."""
 
     def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         seed, offset, given, out = arguments
@@ -100,8 +108,8 @@ def _round(_context: Any, _seed: Any, _offset: Any, _given: Any, _out: Any) -> A
 
 
 @instruction
-def _place(_context: Any) -> Any:
-    """An address on the stack, with room for what `_round` reads and then for what it writes."""
+def _allocate(_context: Any) -> Any:
+    """Returns an address on the stack, with room for the inputs of `_round` and then for its outputs."""
 
     def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         place = native.cgutils.alloca_once(
@@ -124,7 +132,7 @@ def _piece(chunk: int, args: Any) -> None:
             prefetch(given + 4 * at + line + _AHEAD)
         _round(seed, offset + np.uint64(at // _PER_BLOCK), given + 4 * at, out + 2 * at)
     if whole < last:
-        place, some = _place(), last - whole
+        place, some = _allocate(), last - whole
         for j in range(some):
             float32_at(place)[j] = float32_at(given)[whole + j]
         _round(seed, offset + np.uint64(whole // _PER_BLOCK), place, place + _READ)
@@ -133,4 +141,4 @@ def _piece(chunk: int, args: Any) -> None:
 
 
 stochastic_round_bfloat16 = on_team(_piece, name="stochastic_round_bfloat16")
-"""For `_tiles.run`, given the addresses of the float32 and of the bfloat16."""
+"""A kernel for `tile_passes.run`, with the addresses of the float32 and of the bfloat16."""

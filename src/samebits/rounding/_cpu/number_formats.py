@@ -1,7 +1,7 @@
-"""float32 rounded in kernels, given random bits: the rule, in integers, of the next number down or up.
+"""float32 rounded in kernels by random bits: the rule, in integers, of the next number down or up.
 
 A float32 is m 2**(e - 23) with an integer m < 2**24, a number of the smaller format n 2**(E - digits) with E = max(e, least).
-So n is m shifted to the right by s = 23 - digits + E - e bits. What falls out is a fraction f of the step, and n goes up by one
+So n is m shifted to the right by s = 23 - digits + E - e bits. The dropped bits are a fraction f of the step, and n goes up by one
 where f + u >= 1, u being uniform in [0, 1): with probability f. As consecutive numbers have consecutive codes, n + 1 is
 right at a power of two, and where the subnormal numbers end, too.
 """
@@ -22,7 +22,7 @@ _INFINITY = np.uint32(0x7F800000)
 _32, _LONGEST = np.uint64(32), np.uint32(63)
 
 
-# Here, where kernels are: what they are made of must be in the digest of their sources, which names their cache.
+# In this file, with the kernels, since the digest of the kernels' sources names their cache.
 @dataclass(frozen=True)
 class Format:
     """A floating-point format with a sign bit, exponents from `least`, and `digits` digits after the point."""
@@ -31,11 +31,11 @@ class Format:
     digits: int
     least: int
     overflow: int
-    """The largest code of a magnitude, which all beyond gets: infinity, or the largest number where there is none."""
+    """The largest code of a magnitude, used for all above it: infinity, or the largest number if there is none."""
     nan: int
-    """Bits that a NaN has, besides its sign and as many upper bits of its payload as there is room for."""
+    """Bits of a NaN, besides its sign and as many upper bits of its payload as fit."""
     width: int
-    """Random bytes for each element: a word decides about 32 bits that fall out, a half of it about 16."""
+    """Random bytes for each element: a word decides about 32 dropped bits, half a word about 16."""
 
     @property
     def size(self) -> int:
@@ -53,7 +53,7 @@ FORMATS = {
 
 @inlined
 def bfloat16_by(x: Any, half: Any) -> Any:
-    """The code of a bfloat16 next to the float32 x: the sum with 16 random bits carries into the upper half, or not."""
+    """Returns the code of a bfloat16 next to the float32 x: the sum with 16 random bits carries into the upper half, or not."""
     b = np.uint32(bits_32(x))
     rounded = np.uint32(b + np.uint32(half)) >> np.uint32(16)
     quiet = (b >> np.uint32(16)) | np.uint32(0x40)
@@ -61,7 +61,7 @@ def bfloat16_by(x: Any, half: Any) -> Any:
 
 
 def rounding_to(form: Format) -> Any:
-    """A function of a float32 and 32 random bits: the code of a number of the format next to it."""
+    """Returns a function of a float32 and 32 random bits: the code of a number of the format next to it."""
     dropped = np.uint32(23 - form.digits)
     digits, size = np.uint32(form.digits), np.uint32(8 * form.size)
     least = np.uint32(form.least + 127)

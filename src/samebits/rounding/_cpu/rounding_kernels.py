@@ -11,12 +11,12 @@ from samebits._native.parallel_kernel import OnTeam, float32_at, uint8_at, uint1
 from samebits.random._cpu.tiles import address
 from samebits.rounding._cpu.bfloat16_vectors import stochastic_round_bfloat16
 from samebits.rounding._cpu.number_formats import FORMATS, Format, rounding_to
-from samebits.rounding._cpu.tile_passes import random_word, run, tiled
+from samebits.rounding._cpu.tile_passes import random_word, run, tile_kernel
 
 
-def stochastic_round(key: torch.Tensor, given: torch.Tensor, out: torch.Tensor) -> None:
-    """Rounds `given`, float32, to `out`. Both contiguous and of one shape; key of shape (2,), contiguous."""
-    run(_KERNELS[out.dtype], address(key), given.numel(), address(given), address(out))
+def stochastic_round(key: torch.Tensor, source: torch.Tensor, out: torch.Tensor) -> None:
+    """Rounds `source`, float32, to `out`. Both contiguous and of one shape; key of shape (2,), contiguous."""
+    run(_KERNELS[out.dtype], address(key), source.numel(), address(source), address(out))
 
 
 _READS = ((2, 4),)
@@ -27,11 +27,11 @@ def _kernel(form: Format) -> OnTeam:
 
     @inlined
     def store(words: Any, count: Any, at: Any, row: Any) -> None:
-        given, out = float32_at(row[2]), pointer(row[3])
+        source, out = float32_at(row[2]), pointer(row[3])
         for j in range(count):
-            out[at + j] = rounded_by(given[at + j], random_word(words, 0, j))
+            out[at + j] = rounded_by(source[at + j], random_word(words, 0, j))
 
-    return tiled(store, (form.width,), _READS, f"stochastic_round_{form.name}")
+    return tile_kernel(store, (form.width,), _READS, f"stochastic_round_{form.name}")
 
 
 _KERNELS = {

@@ -1,8 +1,8 @@
 """Passes over tensors in which each stored number is rounded by the words of its own key.
 
-A tile of every stream is written to the stack, then a second loop uses it up while it is in the first-level cache. Both
-loops are simple enough to be vectorised. What the second one reads is on its way from memory while the first one
-computes. Chunks have a size of their own, whatever the number of threads. Many small tensors are the rows of one call.
+A tile of every stream is written to the stack, then a second loop consumes it while it is in the first-level cache. Both
+loops are simple enough to be vectorised. The input of the second one is fetched from memory while the first one
+computes. The size of chunks does not depend on the number of threads. Many small tensors are the rows of one call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LINE_BYTES = 64
 
 @instruction
 def _tile(_context: Any) -> Any:
-    """The words of a tile on the stack, for as many streams of 32 bits an element as a kernel may have."""
+    """Returns the words of a tile on the stack, for as many streams of 32 bits an element as a kernel may have."""
 
     def build(_context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         place = native.cgutils.alloca_once(
@@ -44,7 +44,7 @@ def _tile(_context: Any) -> Any:
 
 @instruction
 def _as_halves(_context: Any, words: Any) -> Any:
-    """Words on the stack as twice as many of 16 bits, the lower half of each first (on a little-endian CPU)."""
+    """Returns words on the stack as twice as many of 16 bits, the lower half of each first (on a little-endian CPU)."""
 
     def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], native.ir.IntType(16).as_pointer())
@@ -54,7 +54,7 @@ def _as_halves(_context: Any, words: Any) -> Any:
 
 @instruction
 def prefetch(_context: Any, place: Any) -> Any:
-    """Asks for the cache line at an address, without waiting for it; any address is allowed."""
+    """Prefetches the cache line at an address, without waiting for it; any address is allowed."""
 
     def build(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         pointer, number = native.ir.IntType(8).as_pointer(), native.ir.IntType(32)
@@ -69,21 +69,21 @@ def prefetch(_context: Any, place: Any) -> Any:
 
 @inlined
 def random_half(words: Any, stream: Any, j: Any) -> Any:
-    """The 16 bits that decide element j of a tile, from stream number `stream` of its kernel."""
+    """Returns the 16 bits that decide element j of a tile, from stream number `stream` of its kernel."""
     return _as_halves(words)[2 * _TILE * stream + j]
 
 
 @inlined
 def random_word(words: Any, stream: Any, j: Any) -> Any:
-    """As `random_half`, 32 bits."""
+    """Returns the 32 bits that decide element j; as `random_half`."""
     return words[_TILE * stream + j]
 
 
-def tiled(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int], ...], name: str) -> OnTeam:
-    """A kernel for `run` and `run_rows`. `store(words, count, at, row)` computes elements `at`, ..., `at + count - 1`.
+def tile_kernel(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int], ...], name: str) -> OnTeam:
+    """Returns a kernel for `run` and `run_rows`. `store(words, count, at, row)` computes elements `at`, ..., `at + count - 1`.
 
     `widths[s]` is 2 or 4: the bytes for each element of the stream s, which `random_half` or `random_word` read out of
-    `words`. `row[2]` and so on are what `run` was given. `reads` has (k, bytes of an element) for what is read at `row[k]`.
+    `words`. `row[2]` and so on are the `args` of `run`. `reads` has (k, bytes of an element) for each input at `row[k]`.
     """
 
     def piece(chunk: int, args: Any) -> None:
@@ -116,7 +116,7 @@ def tiled(store: Any, widths: tuple[int, ...], reads: tuple[tuple[int, int], ...
 
 
 def run(kernel: OnTeam, keys: int, elements: int, *args: int) -> None:
-    """Runs a kernel of `tiled` over so many elements; `keys` is the address of two uint64 for each stream."""
+    """Runs a kernel of `tile_kernel` over `elements` elements; `keys` is the address of two uint64 for each stream."""
     if elements:
         size = _LARGE_PIECE if elements >= _LARGE else _PIECE
         row = array("q", (keys, elements, *args))
@@ -124,7 +124,7 @@ def run(kernel: OnTeam, keys: int, elements: int, *args: int) -> None:
 
 
 def run_rows(kernel: OnTeam, rows: Sequence[tuple[Sequence[int], int, Sequence[int]]]) -> None:
-    """`run` for each row of (the uint64 of its keys, elements, args). Those of one chunk at most take one call, on one thread."""
+    """Runs each row of (the uint64 of its keys, elements, args). Rows of one chunk at most take one call, on one thread."""
     keys = array("Q", chain.from_iterable(own for own, _, _ in rows))
     place, table, small = keys.buffer_info()[0], array("q"), 0
     for own, elements, args in rows:

@@ -1,4 +1,4 @@
-"""`lower`: a captured step as a callable that rounds stochastically, the same on every replica and again after a resume."""
+"""`lower`: a captured step as a callable that rounds stochastically, the same on every replica and after a resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samebits.replica._analysis.fixpoint import analyze
 from samebits.replica._capture.captured_step import CONSTANT, GENERATOR, CapturedStep, check_step
 from samebits.replica._capture.lifting import Lifted
 from samebits.rounding._transform.lowering import Lowering
-from samebits.rounding._transform.lowering_rules import Rule, checked
+from samebits.rounding._transform.lowering_rules import Rule, check_rules
 from samebits.rounding._transform.process_groups import rank_of
 from samebits.rounding._transform.rounding_methods import assignment_of, verify_methods
 
@@ -32,14 +32,14 @@ def lower(
     rank: int | None = None,
     rules: Mapping[str, Rule] | None = None,
 ) -> LoweredStep:
-    """A captured step to call: every op with a bfloat16 or float16 result computes in float32 and rounds stochastically.
+    """Returns a captured step to call: ops with bfloat16 or float16 results compute in float32 and round stochastically.
 
     Element i of a result is rounded by number i of the stream `fold_in(seed, step, op, class of this rank)`, the class
     being that of the ranks on which the result is equal by the report. So replicas stay equal, bit for bit, shards round
-    with numbers of their own, and both hold at once under hybrid sharding. Nothing that a rank draws counts.
+    with separate numbers, and both hold at once under hybrid sharding. A rank's other draws do not matter.
 
     Numerics, against the captured step:
-    - what is read in 16 bits is widened, exactly; matrix products and sums are those of float32;
+    - 16-bit inputs are widened, exactly; matrix products and sums are those of float32;
     - a reduction over ranks is one of float32 values, rounded once; all_gather and the like move 16 bits as before, and
       a reduction is waited for where it starts;
     - an op that was captured as several (`dropout`, a layer norm's backward, an optimizer without `fused`) rounds after
@@ -47,40 +47,40 @@ def lower(
     - an op that writes (in place, to a view, over lists) works on float32 copies, which are rounded into the memory of
       the originals; views, moves, draws, zeros and ones pass through.
 
-    `op` is the text of the user's line, the op and which of those it is, below the ops in whose bodies it stands, each
+    `op` is the text of the user's line, the op and its number among equal ones, below the ops whose bodies contain it, each
     with the number of the trip: an edit of other lines moves no stream.
 
     Args:
-        step: with methods (`assign_methods`), unless `rounding` is off.
-        rounding: off, every op runs as captured: the result is the captured step, bit for bit.
-        seed: else the run's key, else the seed of the process; one on all ranks.
-        rank: else that of the process group; where it is set without one, only steps without collectives run.
-        rules: for ops of your own, by name: "float32", or "as it is" where one computes nothing.
+        step: a captured step with methods (`assign_methods`), unless `rounding` is off.
+        rounding: False runs every op as captured: the result is the captured step, bit for bit.
+        seed: by default the run's key, else the seed of the process; the same on all ranks.
+        rank: by default that of the process group; if it is set and there is none, only steps without collectives run.
+        rules: for your own ops, by name: "float32", or "as it is" for an op that computes nothing.
 
     Raises:
-        InvalidArgumentError: it is no captured step, has no op of the name of a rule, or not this rank.
-        RoundingMethodError: an op has no method, or one although rounding is off, or the graph was edited since.
-        UnimplementedError: nothing says how to round an op; it is named.
-        ConflictError: the process group has another size, or no group of the ranks of a collective.
+        InvalidArgumentError: this is no captured step, it has no op with the name of a rule, or no such rank.
+        RoundingMethodError: an op has no method, or has one although rounding is off, or the graph was edited since.
+        UnimplementedError: no rule says how to round an op; it is named.
+        ConflictError: the process group has another size, or no group has the ranks of a collective.
     """
     check_step("lower", step)
-    own = checked(rules, step.module)
+    user_rules = check_rules(rules, step.module)
     verify_methods(step, rounding=rounding)
     found = assignment_of(step)
     frame = found.frame if found else analyze(step).frame
-    module = Lowering(step, rank_of(step, rank), own, rounding=rounding).graph(frame)
+    module = Lowering(step, rank_of(step, rank), user_rules, rounding=rounding).graph(frame)
     return LoweredStep(step, module, rounding=rounding, seed=seed)
 
 
 class LoweredStep:
-    """What `lower` gives: called with the arguments of the step, it does to them what the step does, and returns that.
+    """The result of `lower`: called with the arguments of the step, it has the step's effects and returns its results.
 
-    `step`, the number of the next call, and the key are its state: `state_dict` of one process goes on in another.
+    `step`, the number of the next call, and the key are its state: `state_dict` of one process resumes in another.
     """
 
     def __init__(self, step: CapturedStep, module: GraphModule, *, rounding: bool, seed: int | None) -> None:
         self.module = module
-        """The lowered graph; prints itself. Its first input is the key of the step, then come the inputs of the step."""
+        """The lowered graph; prints itself. Its first input is the key of the step, followed by the inputs of the step."""
         self.step = 0
         self._rounding, self._captured = rounding, step
         self._names = [name for name, kind in step.kinds.items() if kind not in {GENERATOR, CONSTANT}]
@@ -93,7 +93,7 @@ class LoweredStep:
     def __call__(self, *args: Any, step: int | None = None) -> Any:
         """Runs step number `step`, by default the next one, on `args`: tensors, modules, optimizers, as in `capture`.
 
-        A given `step` is a replay: it rounds as that step did, and leaves the number of the next one alone.
+        A given `step` is a replay: it rounds as that step did, and does not change the number of the next one.
         Raises `InvalidArgumentError` unless `args` have the tensors of the captured arguments, of their shapes and dtypes
         (an optimizer has no state before its first step), and the same numbers besides (learning rates, modes),
         `UnseededError` without any seed.
@@ -125,23 +125,23 @@ class LoweredStep:
         if names != self._names:
             odd = sorted(set(names) ^ set(self._names))
             raise InvalidArgumentError(
-                f"the lowered step takes {', '.join(self._names)}; the arguments have others: {', '.join(odd)}. An "
+                f"the lowered step takes {', '.join(self._names)}; the arguments differ: {', '.join(odd)}. An "
                 "optimizer gets its state with its first step or from load_state_dict."
             )
         self._check_numbers(lifted.numbers())
         return [slot.tensor for slot in lifted.slots]
 
     def _check_numbers(self, numbers: dict[str, Any]) -> None:
-        """A learning rate that a scheduler has changed would go on as it was captured."""
+        """Raises if a number has changed: the graph would continue with the captured one, a learning rate for example."""
         for path, then in self._captured.numbers.items():
             if path in numbers and numbers[path] != then:
                 raise InvalidArgumentError(
                     f"the lowered step: {path} was captured as {then}, and is {numbers[path]} now; the graph holds the number. "
-                    f"Put it back, or capture and lower the step again."
+                    f"Restore it, or capture and lower the step again."
                 )
 
     def _check_forms(self, inputs: list[torch.Tensor]) -> None:
-        """Sizes stand in the graph as numbers, in the divisor of a mean say: another batch would give wrong gradients."""
+        """Raises if a shape differs: sizes are numbers in the graph, in a mean's divisor say, so gradients would be wrong."""
         for name, one, form in zip(self._names, inputs, self._forms, strict=True):
             if (tuple(one.shape), one.dtype) != form:
                 raise InvalidArgumentError(
@@ -150,20 +150,20 @@ class LoweredStep:
                 )
 
     def set_seed(self, seed: int) -> None:
-        """Rounds by another seed from now on; the number of the step stays. Raises `InvalidArgumentError` if it is no int."""
+        """Uses another seed from now on; the number of the step stays. Raises `InvalidArgumentError` if it is no int."""
         try:
             self._key = int_keys.fold(int_keys.root(seed), _STREAM)
         except TypeError:
             raise InvalidArgumentError(f"the lowered step: a seed is an int, got {seed!r}.") from None
 
     def state_dict(self) -> dict[str, Any]:
-        """The key and the number of the next step; empty with rounding off, where there is nothing to go on with."""
+        """Returns the key and the number of the next step; empty with rounding off, where there is no state."""
         return {"key": list(self._base()), "step": self.step} if self._rounding else {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over key and step. Order does not matter: `set_seed` with the seed of the state, before or after, is the same.
+        """Loads key and step. The order does not matter: `set_seed` with the seed of the state, before or after, is the same.
 
-        Raises `InvalidArgumentError` for what is no state of a lowered step, before anything is changed.
+        Raises `InvalidArgumentError` if this is no state of a lowered step, before anything is changed.
         """
         if not self._rounding and not state_dict:
             return
@@ -186,7 +186,7 @@ class LoweredStep:
         seed = seeds.root_seed()
         if seed is None:
             raise UnseededError(
-                "the lowered step: nobody has set a seed, so replicas would round differently and drift apart. Give "
+                "the lowered step: no seed is set, so replicas would round differently and drift apart. Give "
                 "lower(step, seed=...), or call samebits.set_random_seed(seed), with one seed on all ranks, before."
             )
         return int_keys.fold(int_keys.root(seed), _STREAM)

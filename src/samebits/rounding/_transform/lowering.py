@@ -1,4 +1,4 @@
-"""A captured graph, rewritten: ops round, collectives find their groups, and every call of a body has its own stream."""
+"""The rewriting of a captured graph: ops round, collectives find their groups, each call of a body has its own stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samebits.replica._analysis.collectives import COLLECTIVES
 from samebits.replica._analysis.control_flow_ops import HANDLERS
 from samebits.replica._analysis.interpreter import Interpreter
 from samebits.replica._capture.captured_step import CapturedStep
-from samebits.rounding._transform.lowering_rules import FLOAT32, Rule, narrow, rule_of, written
+from samebits.rounding._transform.lowering_rules import FLOAT32, Rule, is_narrow, rule_of, written_tensors
 from samebits.rounding._transform.process_groups import arguments_of, group_of, group_position
 from samebits.rounding._transform.rounded_ops import Place, Rounded, Waited
 from samebits.rounding._transform.rounding_methods import bodies_of
@@ -31,12 +31,12 @@ class Lowering:
         self.step, self.rank, self.rules, self.rounding = step, rank, rules, rounding
 
     def graph(self, frame: Interpreter) -> GraphModule:
-        """The lowered graph of a frame; its first input is the stream, two integers."""
-        return _Body(self, frame).lowered()
+        """Returns the lowered graph of a frame; its first input is the stream, two integers."""
+        return _Body(self, frame).lower()
 
 
 class _Body:
-    """One graph in the making."""
+    """One graph while it is lowered."""
 
     def __init__(self, whole: Lowering, frame: Interpreter) -> None:
         self.whole, self.frame = whole, frame
@@ -45,7 +45,7 @@ class _Body:
         self.now: dict[Node, Any] = {}
         self.seen: Counter[str] = Counter()
 
-    def lowered(self) -> GraphModule:
+    def lower(self) -> GraphModule:
         for node in self.frame.layout.nodes:
             if node.op == "get_attr":
                 self._constant(node)
@@ -56,7 +56,7 @@ class _Body:
         return GraphModule(self.root, self.to)
 
     def _position(self, node: Node) -> str:
-        """Which op of its graph: line of the user, op, and which of those with both. Other lines may change."""
+        """Returns the name of an op in its graph: the user's line, op, and its number among equal ones. Other lines may change."""
         where = f"{text_of_node(node)}|{node.target}"
         self.seen[where] += 1
         return f"{where}|{self.seen[where]}"
@@ -73,7 +73,7 @@ class _Body:
 
     def _call(self, node: Node, position: str) -> Node:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            return self._higher(node, position)
+            return self._higher_order_call(node, position)
         rule = (
             rule_of(node, self.frame.layout, self.frame.program, self.whole.rules)
             if self.whole.rounding
@@ -108,10 +108,10 @@ class _Body:
         return args, kwargs
 
     def _classes(self, node: Node) -> dict[Place, int]:
-        """The class of this rank for each result and each tensor that is written to."""
+        """Returns the class of this rank for each result and each tensor that is written to."""
         computed = self.frame.computed[node]
         found: dict[Place, int] = {}
-        for place in written(node):
+        for place in written_tensors(node):
             found[place] = self._label(computed, place[1])
         for index, _ in enumerate(torch.utils._pytree.tree_leaves(node.meta.get("val"))):
             found[index, 0] = self._label(computed, index)
@@ -121,23 +121,23 @@ class _Body:
         partition = computed[index] if len(computed) > 1 else computed[0]
         return int(self.frame.known.labels(partition)[self.whole.rank])
 
-    def _higher(self, node: Node, position: str) -> Node:
+    def _higher_order_call(self, node: Node, position: str) -> Node:
         graphs = bodies_of(node)
         if str(node.target) not in HANDLERS:
-            return self._opaque(node, graphs)
+            return self._opaque_call(node, graphs)
         bodies = {graph: self.whole.graph(self.frame.bodies[node][graph]) for graph in graphs}
         places = {index: bodies[one] for index, one in enumerate(node.args) if one in bodies}  # type: ignore[index]
         operands = tuple(None if index in places else one for index, one in enumerate(node.args))
         args, kwargs = torch.fx.node.map_arg((operands, node.kwargs), self.now.__getitem__)
         return self._module(node, HigherOrderCalls(node, position, places), (self.stream, *args), kwargs)
 
-    def _opaque(self, node: Node, graphs: list[Node]) -> Node:
+    def _opaque_call(self, node: Node, graphs: list[Node]) -> Node:
         inside = [self.frame.layout.constant(graph) for graph in graphs]
         if self.whole.rounding and any(
-            narrow(one) for one in (node, *(one for body in inside for one in body.graph.nodes))
+            is_narrow(one) for one in (node, *(one for body in inside for one in body.graph.nodes))
         ):
             raise UnimplementedError(
-                f"lower: nothing says how to round inside of {node.target} ({node.name}; {line_of_node(node)})."
+                f"lower: no rule says how to round inside of {node.target} ({node.name}; {line_of_node(node)})."
             )
         for graph, body in zip(graphs, inside, strict=True):
             self.now[graph] = self._attribute(str(graph.target), body)
@@ -156,14 +156,14 @@ class HigherOrderCalls(nn.Module):
             self.add_module(self._places[index], body)
 
     def forward(self, stream: Words, *args: Any, **kwargs: Any) -> Any:
-        """As the op."""
+        """Runs the op."""
         given = list(args)
         for index, name in self._places.items():
-            given[index] = _counted(getattr(self, name), int_keys.fold(stream, self._position, index))
+            given[index] = _count_trips(getattr(self, name), int_keys.fold(stream, self._position, index))
         return self.target(*given, **kwargs)
 
 
-def _counted(body: GraphModule, stream: Words) -> Callable[..., Any]:
+def _count_trips(body: GraphModule, stream: Words) -> Callable[..., Any]:
     trip = 0
 
     def call(*operands: Any) -> Any:

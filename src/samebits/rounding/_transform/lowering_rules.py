@@ -1,4 +1,4 @@
-"""How each op of a captured step is lowered: as it is, or computed in float32 and rounded."""
+"""The rule by which each op of a captured step is lowered: as it is, or computed in float32 and rounded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from samebits.replica._analysis.storage_layout import StorageLayout, tensors
 
 Rule = Literal["as it is", "float32"]
 AS_IS, FLOAT32 = "as it is", "float32"
-"""Run as captured: it moves or draws what has the dtype already. Run on float32 copies, results rounded."""
+"""The rules: run as captured, since it moves or draws values of its dtype; or run on float32 copies and round results."""
 
 HALVES = (torch.bfloat16, torch.float16)
 _MOVES = frozenset(
@@ -29,13 +29,13 @@ _MOVES = frozenset(
     constant_pad_nd lift_fresh_copy embedding sort topk relu relu_ threshold_backward neg neg_ abs abs_ sign max min amax
     amin maximum minimum tril triu max_pool2d_with_indices""".split()  # noqa: SIM905
 )
-"""They give what they were given, or its negative: nothing to round, as long as all that is read has the dtype of the result."""
+"""They return their input, or its negative: nothing to round, if all inputs have the dtype of the result."""
 _MAKES = frozenset(
     """empty empty_like empty_strided new_empty new_empty_strided empty_permuted zeros zeros_like new_zeros zero_ ones
     ones_like new_ones rand rand_like randn randn_like randint randint_like uniform_ normal_ random_ exponential_
     geometric_ cauchy_ log_normal_ bernoulli bernoulli_ nextafter nextafter_ set_ set_data resize_ resize_as_""".split()  # noqa: SIM905
 )
-"""Zeros, ones, memory, and draws, which are made in their dtype; what is defined by the dtype's own steps."""
+"""Zeros, ones, memory, and draws, which are made in their dtype; functions defined by the dtype's steps."""
 _REDUCE = frozenset(
     """all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ reduce_scatter_tensor reduce_scatter_tensor_out
     reduce_scatter_tensor_coalesced allreduce_ allreduce_coalesced_ _reduce_scatter_base_ reduce_scatter_
@@ -45,21 +45,23 @@ _REDUCE = frozenset(
 _OURS = frozenset({"samebits::dropout"})
 
 
-def rule_of(node: Node, layout: StorageLayout, program: AnalysisContext, own: Mapping[str, Rule]) -> Rule:
-    """The rule of an op that is no higher-order one.
+def rule_of(
+    node: Node, layout: StorageLayout, program: AnalysisContext, user_rules: Mapping[str, Rule]
+) -> Rule:
+    """Returns the rule of an op that is no higher-order op.
 
     Raises:
-        UnimplementedError: the op has a result of 16 bits and no rule; it is named, with the user's line.
+        UnimplementedError: the op has a 16-bit result and no rule; it is named, with the user's line.
     """
     target = node.target
-    if target is operator.getitem or not narrow(node):
+    if target is operator.getitem or not is_narrow(node):
         return AS_IS
     if not isinstance(target, torch._ops.OpOverload):
-        raise _no_rule(node, str(target))
+        raise _no_rule_error(node, str(target))
     name, packet = target.name(), signature(target).packet
     for given in (name, target._schema.name):
-        if given in own:
-            return own[given]
+        if given in user_rules:
+            return user_rules[given]
     if name in COLLECTIVES:
         return FLOAT32 if packet in _REDUCE else AS_IS
     if program.plan(node, layout).is_view or torch.Tag.inplace_view in target.tags or packet in _MAKES:
@@ -69,18 +71,18 @@ def rule_of(node: Node, layout: StorageLayout, program: AnalysisContext, own: Ma
     if target.namespace == "samebits":
         return FLOAT32 if name in _OURS else AS_IS
     if target.namespace not in {"aten", "prims", "_c10d_functional", "_c10d_functional_autograd"}:
-        raise _no_rule(node, name)
+        raise _no_rule_error(node, name)
     if "wait_tensor" in packet:
         return AS_IS
-    _apart(node, layout, program)
+    _check_no_shared_writes(node, layout, program)
     return FLOAT32
 
 
-def checked(rules: Mapping[str, Rule] | None, module: GraphModule) -> Mapping[str, Rule]:
-    """The rules that a user gives for the ops of a graph and of its bodies.
+def check_rules(rules: Mapping[str, Rule] | None, module: GraphModule) -> Mapping[str, Rule]:
+    """Checks and returns the rules that a user gives for the ops of a graph and of its bodies.
 
     Raises:
-        InvalidArgumentError: a rule is none, or the graph has no op of its name: a rule that is not used is a typing error.
+        InvalidArgumentError: a rule is none, or the graph has no op of its name: an unused rule is a typing error.
     """
     if not isinstance(rules, Mapping | None):
         raise InvalidArgumentError(
@@ -102,20 +104,20 @@ def checked(rules: Mapping[str, Rule] | None, module: GraphModule) -> Mapping[st
 
 
 def _op_names(module: GraphModule) -> list[str]:
-    """The names by which a rule may be given: with the overload, and without it, for all overloads."""
+    """Returns the names by which a rule may be given: with the overload, and without it, for all overloads."""
     graphs = (part.graph for part in module.modules() if isinstance(part, GraphModule))
     targets = [node.target for graph in graphs for node in graph.nodes]
     ops = [one for one in targets if isinstance(one, torch._ops.OpOverload)]
     return sorted({name for one in ops for name in (one.name(), one._schema.name)})
 
 
-def narrow(node: Node) -> bool:
-    """Whether an op gives or writes a tensor of 16 bits."""
-    return any(leaf.dtype in HALVES for leaf in (*tensors(node), *written(node).values()))
+def is_narrow(node: Node) -> bool:
+    """Returns True if an op returns or writes a 16-bit tensor."""
+    return any(leaf.dtype in HALVES for leaf in (*tensors(node), *written_tensors(node).values()))
 
 
-def written(node: Node) -> dict[tuple[str, int], torch.Tensor]:
-    """The (fake) tensors that an op writes to, by argument and place in its list."""
+def written_tensors(node: Node) -> dict[tuple[str, int], torch.Tensor]:
+    """Returns the (fake) tensors that an op writes to, by argument and place in its list."""
     target = node.target
     names = written_names(node, signature(target)) if isinstance(target, torch._ops.OpOverload) else ()
     found = {}
@@ -131,20 +133,20 @@ def _same_dtype(node: Node) -> bool:
     return len({dtype for dtype in dtypes if dtype.is_floating_point}) == 1
 
 
-def _apart(node: Node, layout: StorageLayout, program: AnalysisContext) -> None:
-    """An op over lists works on copies of what it writes: tensors of one memory would part."""
+def _check_no_shared_writes(node: Node, layout: StorageLayout, program: AnalysisContext) -> None:
+    """Raises if tensors in written lists share memory: an op over lists works on copies, which would diverge."""
     over_lists = signature(node.target).packet.startswith(("_foreach_", "_fused_"))  # type: ignore[arg-type]
-    several = any(place for _, place in written(node))
+    several = any(place for _, place in written_tensors(node))
     if over_lists and several and len(program.plan(node, layout).flows) == 1:
         raise UnimplementedError(
             f"lower: {node.target} ({node.name}; {line_of_node(node)}) writes to tensors in its lists that share memory; "
-            "call it for one after the other."
+            "call it for each in turn."
         )
 
 
-def _no_rule(node: Node, name: str) -> UnimplementedError:
+def _no_rule_error(node: Node, name: str) -> UnimplementedError:
     return UnimplementedError(
-        f"lower: nothing says how to round {name} ({node.name}; {line_of_node(node)}), which gives bfloat16 or float16. If "
-        f"it computes in float32 when it is given float32: lower(step, rules={{{name!r}: {FLOAT32!r}}}); if it computes "
+        f"lower: no rule says how to round {name} ({node.name}; {line_of_node(node)}), which returns bfloat16 or float16. If "
+        f"it computes in float32 on float32 inputs: lower(step, rules={{{name!r}: {FLOAT32!r}}}); if it computes "
         f"nothing: {AS_IS!r}."
     )

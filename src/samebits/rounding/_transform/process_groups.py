@@ -1,4 +1,4 @@
-"""What of a captured graph belongs to one rank: its process groups, and the arguments that depend on the rank."""
+"""The parts of a captured graph that belong to one rank: its process groups, and the arguments that depend on the rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samebits.replica._capture.captured_step import CapturedStep
 
 
 def rank_of(step: CapturedStep, rank: int | None) -> int:
-    """The rank to lower for: as given, else that of the process.
+    """Returns the rank to lower for: as given, else that of the process.
 
     Raises:
         ConflictError: the process group has another size than the step was captured for, or there is none.
@@ -35,10 +35,10 @@ def rank_of(step: CapturedStep, rank: int | None) -> int:
 
 
 def group_of(node: Node, step: CapturedStep, rank: int) -> dist.ProcessGroup:
-    """The process group of a collective, found by its ranks: names and objects are those of the capture.
+    """Returns the process group of a collective, found by its ranks: names and objects are those of the capture.
 
     Raises:
-        ConflictError: this process has made no group of these ranks.
+        ConflictError: this process has no group of these ranks.
     """
     ranks = next(group for group in step.groups[node] if rank in group)
     for known in dist.distributed_c10d._world.pg_map if dist.is_initialized() else ():
@@ -51,39 +51,39 @@ def group_of(node: Node, step: CapturedStep, rank: int) -> dist.ProcessGroup:
 
 
 def arguments_of(node: Node, step: CapturedStep, rank: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a node as this rank's code gave them.
+    """Returns the arguments of a node in this rank's code.
 
     Raises:
-        UnimplementedError: they depend on the rank, and this one was not captured, or they are a tensor.
+        UnimplementedError: they depend on the rank, and this rank was not captured, or they are a tensor.
     """
     if node not in step.by_rank:
         return node.args, dict(node.kwargs)
     values = step.by_rank[node]
     if values is None or node.op == "get_attr" or _objects_differ(node, values):
         raise UnimplementedError(
-            f"lower: {node.format_node()} is not the same on all ranks, and what rank {rank} has is not in the capture; "
+            f"lower: {node.format_node()} is not the same on all ranks, and those of rank {rank} are not in the capture; "
             "make it an input of the step."
         )
     own = values[rank]
     kept = dict(zip(node.kwargs, own[len(node.args) :], strict=True))
-    args = tuple(_merged(*both) for both in zip(node.args, own, strict=False))
-    return args, {name: _merged(given, kept[name]) for name, given in node.kwargs.items()}
+    args = tuple(_merge(*both) for both in zip(node.args, own, strict=False))
+    return args, {name: _merge(given, kept[name]) for name, given in node.kwargs.items()}
 
 
 def _objects_differ(node: Node, values: tuple[Any, ...]) -> bool:
-    """Whether an object of the graph, such as how to reduce, is another one on other ranks."""
+    """Returns True if an object of the graph, such as a reduction op, differs on other ranks."""
     given = (*node.args, *node.kwargs.values())
     return any(isinstance(one, Node) and len({own[i] for own in values}) > 1 for i, one in enumerate(given))
 
 
 def group_position(node: Node) -> tuple[int, bool]:
-    """Where a collective takes its group, and whether by name."""
+    """Returns the position of a collective's group among its arguments, and True if it is given by name."""
     position = signature_of(node).position
     name = "group_name" if "group_name" in position else "process_group"
     return position[name], name == "group_name"
 
 
-def _merged(captured: Any, own: Any) -> Any:
+def _merge(captured: Any, own: Any) -> Any:
     if own is None or isinstance(captured, Node):
         return captured
     leaves, spec = pytree.tree_flatten(captured)

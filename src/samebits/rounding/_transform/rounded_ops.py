@@ -1,8 +1,8 @@
 """One op of a lowered graph: its functional form in float32, its results rounded, its writes copied back.
 
-What an op reads in 16 bits is widened, which is exact; what it writes it writes to a float32 copy, and the copy is
-rounded into the memory of the original, be that a view of something or not. So nothing is lost on the way back, and
-what shares that memory sees the update.
+16-bit inputs are widened, which is exact. Writes go to a float32 copy, which is rounded into the memory of the original,
+whether or not that is a view. So nothing is lost on the way back, and all tensors that share that memory see the
+update.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from samebits.errors import UnimplementedError
 from samebits.random import _int_keys as int_keys
 from samebits.replica._analysis.collectives import COLLECTIVES
 from samebits.replica._analysis.op_schemas import signature
-from samebits.rounding._stochastic_round import round_into, rounded
-from samebits.rounding._transform.lowering_rules import HALVES, written
+from samebits.rounding._stochastic_round import round_into, round_to_new
+from samebits.rounding._transform.lowering_rules import HALVES, written_tensors
 
 Place = tuple[str | int, int]
-"""A result, by number, or a tensor that is written to, by argument and place in its list."""
+"""A result, by number, or a written tensor, by argument and place in its list."""
 
 
 @dataclass(frozen=True)
-class _CapturedResult:
-    """What a result was when the step was captured."""
+class _ResultForm:
+    """Dtype and strides of a result when the step was captured."""
 
     dtype: torch.dtype
     strides: tuple[int, ...] | None
-    """None where tracing does not know them."""
+    """None if tracing does not know them."""
 
 
 class Rounded(nn.Module):
@@ -47,7 +47,7 @@ class Rounded(nn.Module):
         self.what = f"{node.name} = {node.target}"
         known = signature(self.target)
         self._waits = known.name in COLLECTIVES
-        self._written = {name for name, _ in written(node)}
+        self._written = {name for name, _ in written_tensors(node)}
         self._at = {known.position[name]: name for name in self._written}
         self._keys: dict[Place, tuple[int, int]] = {
             place: (int_keys.as_uint64(f"{position}/{place[0]}.{place[1]}"), label)
@@ -61,44 +61,44 @@ class Rounded(nn.Module):
         return self.what
 
     def forward(self, stream: Words, *args: Any, **kwargs: Any) -> Any:
-        """The results of the op, rounded; what it writes is rounded in place."""
+        """Returns the results of the op, rounded; its writes are rounded in place."""
         copies: list[tuple[torch.Tensor, torch.Tensor, Place]] = []
         wide: dict[int, torch.Tensor] = {}
-        given = [
-            _copied(one, self._at[index], copies) if index in self._at else _wide(one, wide)
+        values = [
+            _copy_writes(one, self._at[index], copies) if index in self._at else _widen(one, wide)
             for index, one in enumerate(args)
         ]
         named = {
-            name: _copied(one, name, copies) if name in self._written else _wide(one, wide)
+            name: _copy_writes(one, name, copies) if name in self._written else _widen(one, wide)
             for name, one in kwargs.items()
         }
         try:
-            found = self.target(*given, **named)
+            found = self.target(*values, **named)
         except (RuntimeError, TypeError) as error:
             error.add_note(f"samebits.rounding.lower: while {self.what} was computed in float32")
             raise
         if self._waits:
-            found = _waited(found)
+            found = _wait(found)
         for original, copy, place in copies:
             round_into(original, copy, self._key(stream, place, original))
-        back = {id(copy): original for original, copy, _ in copies}
-        return self._narrow(stream, found, back, iter(range(len(self._results))))
+        originals = {id(copy): original for original, copy, _ in copies}
+        return self._narrow(stream, found, originals, iter(range(len(self._results))))
 
-    def _narrow(self, stream: Words, found: Any, back: Mapping[int, torch.Tensor], numbers: Any) -> Any:
+    def _narrow(self, stream: Words, found: Any, originals: Mapping[int, torch.Tensor], numbers: Any) -> Any:
         if isinstance(found, (list, tuple)):
-            return type(found)([self._narrow(stream, one, back, numbers) for one in found])
+            return type(found)([self._narrow(stream, one, originals, numbers) for one in found])
         number = next(numbers, None)
-        if not isinstance(found, torch.Tensor) or id(found) in back or number is None:
-            return back.get(id(found), found)
+        if not isinstance(found, torch.Tensor) or id(found) in originals or number is None:
+            return originals.get(id(found), found)
         result = self._results[number]
         if result is None or result.dtype not in HALVES:
             return found
         if found.dtype in HALVES:
             raise UnimplementedError(
-                f"samebits.rounding.lower: {self.what} gives {found.dtype} though it was given float32, so nothing can be "
+                f"samebits.rounding.lower: {self.what} returns {found.dtype} for float32 inputs, so nothing can be "
                 f"rounded; if it computes nothing: lower(step, rules={{{signature(self.target).name!r}: 'as it is'}})."
             )
-        narrow = rounded(found.float(), result.dtype, self._key(stream, (number, 0), found))
+        narrow = round_to_new(found.float(), result.dtype, self._key(stream, (number, 0), found))
         if result.strides is None or narrow.stride() == result.strides:
             return narrow
         return torch.empty_strided(
@@ -110,52 +110,52 @@ class Rounded(nn.Module):
 
 
 class Waited(nn.Module):
-    """A collective that is over when it returns: a captured graph has no node that waits for it."""
+    """A collective that is complete when it returns: a captured graph has no node that waits for it."""
 
     def __init__(self, node: Node) -> None:
         super().__init__()
         self.target: Any = node.target
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the op."""
-        return _waited(self.target(*args, **kwargs))
+        """Runs the op and waits for it."""
+        return _wait(self.target(*args, **kwargs))
 
 
-def _result(leaf: Any) -> _CapturedResult | None:
+def _result(leaf: Any) -> _ResultForm | None:
     if not isinstance(leaf, torch.Tensor):
         return None
     static = all(isinstance(one, int) for one in leaf.stride())
-    return _CapturedResult(leaf.dtype, leaf.stride() if static else None)
+    return _ResultForm(leaf.dtype, leaf.stride() if static else None)
 
 
-def _wide(given: Any, seen: dict[int, torch.Tensor]) -> Any:
-    """What is read, in float32; a tensor that is given twice is widened once."""
-    if isinstance(given, torch.Tensor):
-        if given.dtype not in HALVES:
-            return given
-        if id(given) not in seen:
-            seen[id(given)] = given.float()
-        return seen[id(given)]
-    if isinstance(given, (list, tuple)):
-        return [_wide(one, seen) for one in given]
-    return torch.float32 if isinstance(given, torch.dtype) and given in HALVES else given
+def _widen(values: Any, widened: dict[int, torch.Tensor]) -> Any:
+    """Returns inputs in float32; a tensor that occurs twice is widened once."""
+    if isinstance(values, torch.Tensor):
+        if values.dtype not in HALVES:
+            return values
+        if id(values) not in widened:
+            widened[id(values)] = values.float()
+        return widened[id(values)]
+    if isinstance(values, (list, tuple)):
+        return [_widen(one, widened) for one in values]
+    return torch.float32 if isinstance(values, torch.dtype) and values in HALVES else values
 
 
-def _copied(given: Any, name: str, copies: list[Any], index: int = 0) -> Any:
-    """What is written to: float32 copies of what has 16 bits, noted in `copies`; else itself."""
-    if isinstance(given, (list, tuple)):
-        return [_copied(one, name, copies, number) for number, one in enumerate(given)]
-    if not isinstance(given, torch.Tensor) or given.dtype not in HALVES:
-        return given
-    copies.append((given, given.float(), (name, index)))
+def _copy_writes(values: Any, name: str, copies: list[Any], index: int = 0) -> Any:
+    """Returns written arguments: float32 copies of 16-bit ones, noted in `copies`; others unchanged."""
+    if isinstance(values, (list, tuple)):
+        return [_copy_writes(one, name, copies, number) for number, one in enumerate(values)]
+    if not isinstance(values, torch.Tensor) or values.dtype not in HALVES:
+        return values
+    copies.append((values, values.float(), (name, index)))
     return copies[-1][1]
 
 
-def _waited(found: Any) -> Any:
+def _wait(found: Any) -> Any:
     if isinstance(found, torch.Tensor):
         return torch.ops._c10d_functional.wait_tensor(found)
     if isinstance(found, (list, tuple)):
-        return type(found)([_waited(one) for one in found])
+        return type(found)([_wait(one) for one in found])
     if isinstance(found, torch.ScriptObject):
         Work.unbox(found).wait()
     return found

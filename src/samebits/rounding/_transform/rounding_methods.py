@@ -1,6 +1,6 @@
-"""Which random numbers each op of a captured step rounds by: the same on all ranks, or not.
+"""The choice of random numbers for each op of a captured step: the same on all ranks, or not.
 
-An op whose results are replica-equal must round alike everywhere, or the replicas part; one whose results vary must
+An op whose results are replica-equal must round alike everywhere, or the replicas diverge; one whose results vary must
 not, or the errors of the shards add up. The report of the analysis decides, call site by call site.
 """
 
@@ -21,11 +21,11 @@ from samebits.replica._report.report import Report, check_report
 from samebits.rounding._transform.step_digest import digest_of
 
 _PLACE = "samebits.rounding"
-"""Where in the `meta` of a graph its methods are."""
+"""The key in the `meta` of a graph under which its methods are stored."""
 
 
 class Method(StrEnum):
-    """How an op rounds: by numbers that all ranks share, or by those of the rank's class of equal ranks."""
+    """The numbers by which an op rounds: shared by all ranks, or by the rank's class of equal ranks."""
 
     IDENTICAL_SEEDS = "IDENTICAL_SEEDS"
     DIFFERING_SEEDS = "DIFFERING_SEEDS"
@@ -33,7 +33,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True)
 class Assignment:
-    """What `assign_methods` leaves with a graph."""
+    """The methods that `assign_methods` stores in a graph."""
 
     digest: str
     methods: dict[str, Method]
@@ -41,9 +41,9 @@ class Assignment:
 
 
 def assign_methods(step: CapturedStep, report: Report) -> Mapping[str, Method]:
-    """Gives every op of a captured step its method, by its path, and stamps the graph's digest: the last transform.
+    """Gives every op of a captured step its method, by its path, and stores the graph's digest: the last transform.
 
-    An op has IDENTICAL_SEEDS if all that it gives and writes is replica-equal by `report` (so if it gives nothing),
+    An op has IDENTICAL_SEEDS if all its results and writes are replica-equal by `report` (also if it has none),
     else DIFFERING_SEEDS. Paths are names of nodes; in the body of a higher-order op, `cond/true_graph_0/mul`: a body
     that is called twice has methods for each of its call sites.
 
@@ -62,7 +62,7 @@ def assign_methods(step: CapturedStep, report: Report) -> Mapping[str, Method]:
 
 
 def clear_methods(step: CapturedStep) -> None:
-    """Takes the methods away again: the step may be edited, or lowered with `rounding=False`."""
+    """Removes the methods: the step may then be edited, or lowered with `rounding=False`."""
     check_step("clear_methods", step)
     step.module.meta.pop(_PLACE, None)
 
@@ -80,7 +80,7 @@ def verify_methods(step: CapturedStep, *, rounding: bool = True) -> None:
     if not rounding:
         for path in methods:
             raise RoundingMethodError(
-                f"lower(rounding=False): op {path!r} has the method {methods[path]}; take the methods away with "
+                f"lower(rounding=False): op {path!r} has the method {methods[path]}; remove the methods with "
                 "clear_methods(step), or round."
             )
         return
@@ -92,13 +92,13 @@ def verify_methods(step: CapturedStep, *, rounding: bool = True) -> None:
             )
     if found and found.digest != digest_of(step):
         raise RoundingMethodError(
-            "lower: the graph was edited after assign_methods, so what it says of equality need not hold; analyze it "
+            "lower: the graph was edited after assign_methods, so its equalities need not hold; analyze it "
             "again and assign methods to it as the last transform."
         )
 
 
 def assignment_of(step: CapturedStep) -> Assignment | None:
-    """What `assign_methods` left with a step."""
+    """Returns the assignment stored in a step; None if there is none."""
     return step.module.meta.get(_PLACE)
 
 
@@ -111,7 +111,7 @@ def _method(node: Node, frame: Interpreter) -> Method:
 
 
 def _ops(frame: Interpreter, path: str = "") -> Iterator[tuple[str, Node, Interpreter]]:
-    """(path, op, the frame that it ran in) of a graph and of its bodies, call site by call site."""
+    """Yields (path, op, the frame that it ran in) of a graph and of its bodies, call site by call site."""
     for node in frame.layout.nodes:
         if node.op == "call_function":
             yield path + node.name, node, frame
@@ -120,7 +120,7 @@ def _ops(frame: Interpreter, path: str = "") -> Iterator[tuple[str, Node, Interp
 
 
 def _paths(module: GraphModule, path: str = "") -> Iterator[str]:
-    """The paths of the ops that a graph has now."""
+    """Yields the paths of the current ops of a graph."""
     for node in module.graph.nodes:
         if node.op == "call_function":
             yield path + node.name
@@ -130,7 +130,7 @@ def _paths(module: GraphModule, path: str = "") -> Iterator[str]:
 
 
 def bodies_of(node: Node) -> list[Node]:
-    """The nodes that name the bodies of a higher-order op."""
+    """Returns the nodes that name the bodies of a higher-order op."""
     owner = node.graph.owning_module
     named = [one for one in node.all_input_nodes if one.op == "get_attr"]
     return [one for one in named if isinstance(getattr(owner, str(one.target), None), GraphModule)]

@@ -1,4 +1,4 @@
-"""The digest of a captured step: what an edit changes, and another capture of the same code does not."""
+"""The digest of a captured step: an edit changes it, and another capture of the same code does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samebits.replica._capture.captured_step import CapturedStep
 
 
 def digest_of(step: CapturedStep) -> str:
-    """The digest of the ops, their arguments, the bodies, constants, memory, names, groups and ranks of a step."""
+    """Returns the digest of the ops, their arguments, the bodies, constants, memory, names, groups and ranks of a step."""
     parts = [f"{step.world_size} {step.kinds} {step.output_names} {dict(step.mesh)}"]
     modules = [part for part in step.module.modules() if isinstance(part, GraphModule)]
     numbers = {id(module): number for number, module in enumerate(modules)}
@@ -45,7 +45,7 @@ def _text(leaf: Any) -> str:
 
 
 def _memory(node: Node, layout: StorageLayout, storages: dict[Hashable, int]) -> Iterator[str]:
-    """Dtype, shape and place of each tensor; storages by the order in which they are met."""
+    """Yields dtype, shape and place of each tensor; storages are numbered in order of occurrence."""
     for leaf in pytree.tree_leaves(node.meta.get("val")):
         if isinstance(leaf, torch.Tensor):
             yield f"{leaf.dtype} {tuple(leaf.shape)} {leaf.device}"

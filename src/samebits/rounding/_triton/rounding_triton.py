@@ -8,14 +8,14 @@ from samebits.random._triton.kernels.philox import in_order_2, in_order_4, lanes
 
 @triton.jit(do_not_specialize=["rows"])
 def to_bfloat16(
-    keys, out, given, rows: tl.uint64, per_row: tl.uint64, BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr
+    keys, out, source, rows: tl.uint64, per_row: tl.uint64, BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr
 ):
     """float32 to codes of bfloat16; half j of the stream decides about number j."""
     seed, offset, place, inside = lanes(keys, rows, per_row, 8, BLOCKS, ONE_KEY)
     w0, w1, w2, w3 = main_block(seed, offset)
     word = in_order_4(w0, w1, w2, w3)
     half = in_order_2(word & 0xFFFF, word >> 16)
-    b = tl.load(given + place, mask=inside, other=0.0).to(tl.uint32, bitcast=True)
+    b = tl.load(source + place, mask=inside, other=0.0).to(tl.uint32, bitcast=True)
     rounded = tl.add(b, half, sanitize_overflow=False) >> 16
     code = tl.where((b & 0x7FFFFFFF) > 0x7F800000, (b >> 16) | 0x40, rounded)
     tl.store(out + place, code.to(tl.uint16), mask=inside)
@@ -23,7 +23,7 @@ def to_bfloat16(
 
 @triton.jit(do_not_specialize=["rows"])
 def to_format(
-    keys, out, given, rows: tl.uint64, per_row: tl.uint64,
+    keys, out, source, rows: tl.uint64, per_row: tl.uint64,
     DIGITS: tl.constexpr, LEAST: tl.constexpr, OVERFLOW: tl.constexpr, NAN: tl.constexpr, SIZE: tl.constexpr,
     BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,
 ):  # fmt: skip
@@ -31,7 +31,7 @@ def to_format(
     seed, offset, place, inside = lanes(keys, rows, per_row, 4, BLOCKS, ONE_KEY)
     w0, w1, w2, w3 = main_block(seed, offset)
     word = in_order_4(w0, w1, w2, w3).to(tl.uint64)
-    b = tl.load(given + place, mask=inside, other=0.0).to(tl.uint32, bitcast=True)
+    b = tl.load(source + place, mask=inside, other=0.0).to(tl.uint32, bitcast=True)
     a = b & 0x7FFFFFFF
     mantissa = a & 0x7FFFFF
     exponent = (a >> 23).to(tl.int32)

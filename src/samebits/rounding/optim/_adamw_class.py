@@ -14,17 +14,17 @@ class AdamW(RoundingOptimizer, torch.optim.AdamW):
     """`torch.optim.AdamW` in float32 arithmetic; bfloat16 and float16 weights are rounded stochastically.
 
     On average no update is lost, however small it is beside its weight. Replicas stay bitwise equal (the random numbers
-    depend on seed, step and parameter; one seed on all ranks), shards of a DTensor round with numbers of their own, and
-    a run resumed from `state_dict` goes on with the same bits. float32 weights are not rounded.
+    depend on seed, step and parameter; one seed on all ranks), shards of a DTensor round with separate numbers, and a run
+    resumed from `state_dict` continues with the same bits. float32 weights are not rounded.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as torch's; all numbers, no tensors.
-        foreach, fused: taken and not needed: one kernel passes over a parameter, or over all small ones.
+        foreach, fused: accepted and ignored: one kernel passes over a parameter, or over all small ones.
         capturable, differentiable: refused if true.
         state_dtype: of exp_avg and exp_avg_sq; bfloat16 saves memory, and is rounded stochastically, too.
 
     Raises `InvalidArgumentError` for tensors as numbers and for parameters or state of other dtypes,
-    `UnimplementedError` for what is refused. Everything else is torch's.
+    `UnimplementedError` for refused options. Everything else is torch's.
     """
 
     _rule = "AdamW"
@@ -49,7 +49,7 @@ class AdamW(RoundingOptimizer, torch.optim.AdamW):
         self._init_rounding(state_dtype, capturable=capturable, differentiable=differentiable, **numbers)
         super().__init__(params, **numbers, amsgrad=amsgrad, maximize=maximize)
 
-    def _advance(self, group: dict[str, Any], param: Any) -> tuple[list[torch.Tensor], Sequence[float]]:
+    def _prepare(self, group: dict[str, Any], param: Any) -> tuple[list[torch.Tensor], Sequence[float]]:
         state = self.state[param]
         if not state:
             state["step"] = torch.tensor(0, device="cpu")

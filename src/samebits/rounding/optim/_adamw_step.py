@@ -1,7 +1,7 @@
 """The step of AdamW (Loshchilov and Hutter 2019; AMSGrad: Reddi, Kale, Kumar 2018), in float32, as torch writes it.
 
-Two forms with the same bits: a kernel that passes once over weight, gradient and state, and tensor ops for what the
-kernel does not read (other devices, layouts and dtypes).
+Two forms with the same bits: a kernel that passes once over weight, gradient and state, and tensor ops for other devices,
+layouts and dtypes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from samebits._context import Words
 from samebits._native import inlined
 from samebits._native.parallel_kernel import OnTeam
 from samebits.random._cpu.tiles import float_of
-from samebits.rounding._cpu.tile_passes import tiled
-from samebits.rounding.optim._stored import STORED, name_of, packed, store
+from samebits.rounding._cpu.tile_passes import tile_kernel
+from samebits.rounding.optim._stored import STORED, name_of, pack, store
 
 
 @dataclass(frozen=True)
 class AdamWFactors:
-    """What a step multiplies with; each is rounded to float32 where it is used."""
+    """The factors of a step; each is rounded to float32 where it is used."""
 
     sign: float
     keep: float
@@ -41,16 +41,16 @@ class AdamWFactors:
     """lr / (1 - beta1**step)"""
 
     @cached_property
-    def packed(self) -> tuple[int, ...]:
-        """In the order of the kernel's arguments."""
-        return packed(astuple(self))
+    def pack(self) -> tuple[int, ...]:
+        """Returns the factors in the order of the kernel's arguments."""
+        return pack(astuple(self))
 
 
 @lru_cache(maxsize=64)
 def factors(
     step: int, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, maximize: bool
 ) -> AdamWFactors:
-    """The factors of a parameter's step number `step`, from 1."""
+    """Returns the factors of a parameter's step number `step`, from 1."""
     beta1, beta2 = betas
     return AdamWFactors(
         sign=-1.0 if maximize else 1.0,
@@ -67,12 +67,12 @@ def factors(
 def arguments(
     step: int, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, maximize: float
 ) -> tuple[AdamWFactors]:
-    """What `kernel_of` and `plain` take beside tensors and keys."""
+    """Returns the arguments of `kernel_of` and `plain` besides tensors and keys."""
     return (factors(step, lr, (beta1, beta2), eps, weight_decay, bool(maximize)),)
 
 
 def kernel_of(tensors: list[torch.Tensor], by: AdamWFactors) -> OnTeam:
-    """One pass over weight, gradient, exp_avg, exp_avg_sq and perhaps max_exp_avg_sq: contiguous, on the CPU.
+    """Returns the kernel for weight, gradient, exp_avg, exp_avg_sq and perhaps max_exp_avg_sq: contiguous, on the CPU.
 
     Weight and gradient are bfloat16 or float16, state is float32 or bfloat16. There is a key for the weight, and, if the
     state is bfloat16, one for each of the first two tensors of it.
@@ -112,11 +112,11 @@ def _kernel(dtype: torch.dtype, state_dtype: torch.dtype, amsgrad: bool) -> OnTe
 
     widths = (weight.width,) if state.width == 0 else (weight.width, state.width, state.width)
     reads = ((10, 2), (11, 2), (12, state_dtype.itemsize), (13, state_dtype.itemsize))
-    return tiled(update, widths, reads, f"adamw_{name_of(dtype)}_{name_of(state_dtype)}_{amsgrad}")
+    return tile_kernel(update, widths, reads, f"adamw_{name_of(dtype)}_{name_of(state_dtype)}_{amsgrad}")
 
 
 def plain(tensors: list[torch.Tensor], keys: list[Words], by: AdamWFactors) -> None:
-    """What `kernel_of` does, with tensor ops: any device and layout, float32 weights too, and gradients of any dtype.
+    """Runs the step of `kernel_of` with tensor ops: any device and layout, float32 weights, gradients of any dtype.
 
     A scalar never multiplies inside of a sum (`alpha=`), which some CPUs would round once and others twice.
     """

@@ -1,4 +1,4 @@
-"""What the optimizers share: the walk over parameters, their random numbers, and state of a dtype of its own."""
+"""The base of the optimizers: the walk over parameters, their random numbers, and state of a separate dtype."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from samebits.rounding.optim._update import HALVES, STATE_DTYPES
 
 
 class RoundingOptimizer(torch.optim.Optimizer):
-    """Comes before a class of torch.optim, whose arguments, groups and state names it keeps, and replaces its step."""
+    """Precedes a class of torch.optim, keeps its arguments, groups and state names, and replaces its step."""
 
     _rule: str
     _state_dtype: str
 
     def _init_rounding(self, state_dtype: torch.dtype, **given: Any) -> None:
-        """Checks before torch's own `__init__` takes the parameters. `given`: arguments by name."""
+        """Checks arguments before torch's `__init__` gets the parameters. `given`: arguments by name."""
         if state_dtype not in STATE_DTYPES:
             raise InvalidArgumentError(
                 f"{self._what}: state_dtype must be torch.float32 or torch.bfloat16, got {state_dtype}"
@@ -29,7 +29,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
             if given.pop(name, False):
                 raise UnimplementedError(
                     f"{self._what}({name}=True): steps are counted on the host, for the stream of random numbers, and "
-                    "kernels are not recorded by autograd; leave it away"
+                    "kernels are not recorded by autograd; leave it out"
                 )
         _check_numbers(self._what, given)
         self._state_dtype = STATE_DTYPES[state_dtype]
@@ -39,7 +39,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
         return f"samebits.rounding.optim.{type(self).__name__}"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. Raises `InvalidArgumentError` for parameters of other dtypes than bfloat16, float16 and float32."""
+        """Adds a group as torch does. Raises `InvalidArgumentError` unless parameters are bfloat16, float16 or float32."""
         _check_numbers(self._what, param_group)
         param_group.setdefault("state_dtype", getattr(self, "_state_dtype", "float32"))
         super().add_param_group(param_group)
@@ -67,7 +67,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
             self._state_dtype = self.param_groups[0]["state_dtype"]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As torch's, but state keeps the dtype that it was saved with; torch casts it to that of the parameter."""
+        """Loads as torch does, but state keeps the dtype that it was saved with; torch casts it to the parameter's."""
         super().load_state_dict(dict(state_dict))
         parameters = [p for group in self.param_groups for p in group["params"]]
         numbers = [i for group in state_dict["param_groups"] for i in group["params"]]
@@ -80,7 +80,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
     @torch._disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all parameters that have a gradient; the loss, if `closure` computes it.
+        """Runs one step of all parameters that have a gradient; returns the loss, if `closure` computes it.
 
         Raises, before anything is changed, `UnseededError` without a seed (bfloat16 and float16 parameters round by
         it) and `UnimplementedError` for sparse gradients.
@@ -90,10 +90,10 @@ class RoundingOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         work = list(self._with_gradient())
-        base = _streams.of_process(self._what) if any(p.dtype in HALVES for _, _, p in work) else (0, 0)
+        base = _streams.process_key(self._what) if any(p.dtype in HALVES for _, _, p in work) else (0, 0)
         jobs = []
         for group, name, param in work:
-            state, numbers = self._advance(group, param)
+            state, numbers = self._prepare(group, param)
             tensors: list[Any] = [param, param.grad, *state]
             shard: list[int] = []
             if hasattr(param, "to_local"):
@@ -107,7 +107,7 @@ class RoundingOptimizer(torch.optim.Optimizer):
         return loss
 
     def _with_gradient(self) -> Iterator[tuple[dict[str, Any], int | str, torch.Tensor]]:
-        """(group, name or else number, parameter); the number counts over all groups, as in a state_dict."""
+        """Yields (group, name or else number, parameter); the number counts over all groups, as in a state_dict."""
         number = 0
         for group in self.param_groups:
             names = group.get("param_names") or range(number, number + len(group["params"]))
@@ -121,22 +121,22 @@ class RoundingOptimizer(torch.optim.Optimizer):
                     )
                 yield group, name, param
 
-    def _advance(self, group: dict[str, Any], param: Any) -> tuple[list[torch.Tensor], Sequence[float]]:
-        """The state of a parameter, made if need be, and the numbers of the rule."""
+    def _prepare(self, group: dict[str, Any], param: Any) -> tuple[list[torch.Tensor], Sequence[float]]:
+        """Returns the state of a parameter, created if need be, and the numbers of the rule."""
         raise NotImplementedError
 
 
 def new_state(param: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-    """Zeros for a tensor of state, sharded as the parameter; float32 for float32 parameters."""
+    """Returns zeros for a tensor of state, sharded as the parameter; float32 for float32 parameters."""
     dtype = torch.float32 if param.dtype is torch.float32 else getattr(torch, group["state_dtype"])
     return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
 
-def _check_numbers(what: str, given: Mapping[str, Any]) -> None:
+def _check_numbers(caller: str, given: Mapping[str, Any]) -> None:
     for name in ("lr", "betas", "momentum", "dampening", "weight_decay", "eps"):
         value = given.get(name, 0)
         for number in value if isinstance(value, tuple | list) else (value,):
             if isinstance(number, torch.Tensor):
                 raise InvalidArgumentError(
-                    f"{what}: {name} must be a number, got a tensor; give float({name}), and let a scheduler change it"
+                    f"{caller}: {name} must be a number, got a tensor; give float({name}), and let a scheduler change it"
                 )

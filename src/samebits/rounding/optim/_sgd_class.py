@@ -13,11 +13,11 @@ from samebits.rounding.optim._rounding_optimizer import RoundingOptimizer, new_s
 class SGD(RoundingOptimizer, torch.optim.SGD):
     """`torch.optim.SGD` in float32 arithmetic; bfloat16 and float16 weights are rounded stochastically.
 
-    What is said of `AdamW` holds; the state counts the steps, which torch's does not.
+    As for `AdamW`; the state counts the steps, which torch's does not.
 
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize: as torch's; all numbers, no tensors.
-        foreach, fused: taken and not needed: one kernel passes over a parameter, or over all small ones.
+        foreach, fused: accepted and ignored: one kernel passes over a parameter, or over all small ones.
         differentiable: refused if true.
         state_dtype: of momentum_buffer; bfloat16 saves memory, and is rounded stochastically, too.
 
@@ -45,7 +45,7 @@ class SGD(RoundingOptimizer, torch.optim.SGD):
         self._init_rounding(state_dtype, differentiable=differentiable, **numbers)
         super().__init__(params, **numbers, nesterov=nesterov, maximize=maximize)
 
-    def _advance(self, group: dict[str, Any], param: Any) -> tuple[list[torch.Tensor], Sequence[float]]:
+    def _prepare(self, group: dict[str, Any], param: Any) -> tuple[list[torch.Tensor], Sequence[float]]:
         state = self.state[param]
         begins = state.get("momentum_buffer") is None
         if "step" not in state:

@@ -1,4 +1,4 @@
-"""The step of SGD with momentum (Sutskever et al. 2013), in float32, as torch writes it; two forms as in `_adamw`."""
+"""The step of SGD with momentum (Sutskever et al. 2013), in float32, as torch writes it; two forms as for AdamW."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from samebits._context import Words
 from samebits._native import inlined
 from samebits._native.parallel_kernel import OnTeam
 from samebits.random._cpu.tiles import float_of
-from samebits.rounding._cpu.tile_passes import tiled
-from samebits.rounding.optim._stored import STORED, name_of, packed, store
+from samebits.rounding._cpu.tile_passes import tile_kernel
+from samebits.rounding.optim._stored import STORED, name_of, pack, store
 
 
 @dataclass(frozen=True)
 class SGDFactors:
-    """What a step multiplies with; each is rounded to float32 where it is used."""
+    """The factors of a step; each is rounded to float32 where it is used."""
 
     sign: float
     decay: float
     momentum: float
     old: float
-    """Of the momentum buffer: `momentum`, or 0 at the first step, which torch begins with the gradient."""
+    """Factor of the momentum buffer: `momentum`, or 0 at the first step, which torch begins with the gradient."""
     new: float
-    """Of the gradient in the buffer: 1 - dampening, or 1 at the first step."""
+    """Factor of the gradient in the buffer: 1 - dampening, or 1 at the first step."""
     lr: float
 
     @cached_property
-    def packed(self) -> tuple[int, ...]:
-        """In the order of the kernel's arguments."""
-        return packed(astuple(self))
+    def pack(self) -> tuple[int, ...]:
+        """Returns the factors in the order of the kernel's arguments."""
+        return pack(astuple(self))
 
 
 @lru_cache(maxsize=64)
 def factors(
     begins: bool, lr: float, momentum: float, dampening: float, weight_decay: float, maximize: bool
 ) -> SGDFactors:
-    """The factors of a step; `begins`: the momentum buffer is new, all zeros."""
+    """Returns the factors of a step; `begins`: the momentum buffer is new, all zeros."""
     return SGDFactors(
         sign=-1.0 if maximize else 1.0,
         decay=weight_decay,
@@ -52,13 +52,13 @@ def factors(
 
 
 def arguments(step: int, begins: float, *numbers: float) -> tuple[SGDFactors, bool]:
-    """What `kernel_of` and `plain` take beside tensors and keys; the last number says whether it is Nesterov's momentum."""
+    """Returns the arguments of `kernel_of` and `plain` besides tensors and keys; the last is True for Nesterov's momentum."""
     *known, maximize, nesterov = numbers
     return factors(bool(begins), *known, bool(maximize)), bool(nesterov)
 
 
 def kernel_of(tensors: list[torch.Tensor], by: SGDFactors, nesterov: bool) -> OnTeam:
-    """One pass over weight, gradient and perhaps momentum buffer: contiguous, on the CPU, dtypes as in `_adamw`."""
+    """Returns the kernel for weight, gradient and perhaps momentum buffer: contiguous, on the CPU, dtypes as for AdamW."""
     return _kernel(tensors[0].dtype, tensors[2].dtype if len(tensors) == 3 else None, nesterov)
 
 
@@ -88,13 +88,13 @@ def _kernel(dtype: torch.dtype, state_dtype: torch.dtype | None, nesterov: bool)
 
     widths = (weight.width,) if state.width == 0 else (weight.width, state.width)
     reads = ((8, 2), (9, 2), (buffer_place, state_dtype.itemsize if state_dtype else 2))
-    return tiled(
+    return tile_kernel(
         update, widths, reads, f"sgd_{name_of(dtype)}_{state_dtype and name_of(state_dtype)}_{nesterov}"
     )
 
 
 def plain(tensors: list[torch.Tensor], keys: list[Words], by: SGDFactors, nesterov: bool) -> None:
-    """What `kernel_of` does, with tensor ops; see `_adamw.plain`."""
+    """Runs the step of `kernel_of` with tensor ops; see `_adamw_step.plain`."""
     weight, gradient, *buffers = tensors
     value = weight.float()
     grad = gradient.float() * by.sign + value * by.decay

@@ -1,4 +1,4 @@
-"""How weights and state are read, as float32, and written, rounded by the words of a stream; in kernels and by tensor ops."""
+"""The reading of weights and state, as float32, and their writing, rounded by a stream's words; in kernels and tensor ops."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Stored:
     load: Any
     rounded: Any
     width: int
-    """Bytes for each element of the stream that rounds it; 0: none is needed."""
+    """Bytes for each element of the stream that rounds it; 0 if none is needed."""
 
 
 @inlined
-def _itself(x: Any) -> Any:
+def _identity(x: Any) -> Any:
     return x
 
 
@@ -59,14 +59,14 @@ def _to_float16(x: Any, tile: Any, stream: Any, j: Any) -> Any:
 
 
 STORED = {
-    torch.float32: Stored(float32_at, _itself, _as_it_is, 0),
+    torch.float32: Stored(float32_at, _identity, _as_it_is, 0),
     torch.bfloat16: Stored(uint16_at, _of_bfloat16, _to_bfloat16, FORMATS[torch.bfloat16].width),
     torch.float16: Stored(uint16_at, of_float16, _to_float16, FORMATS[torch.float16].width),
 }
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """A dtype's name in the name of a kernel."""
+    """Returns a dtype's name in the name of a kernel."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -78,6 +78,6 @@ def store(out: torch.Tensor, x: torch.Tensor, key: Words) -> None:
         round_into(out, x, int_keys.to_tensor(key, out.device))
 
 
-def packed(numbers: Sequence[float]) -> tuple[int, ...]:
-    """Factors as arguments of a kernel."""
+def pack(numbers: Sequence[float]) -> tuple[int, ...]:
+    """Returns factors as arguments of a kernel."""
     return tuple(map(as_argument, numbers))

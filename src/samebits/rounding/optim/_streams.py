@@ -1,8 +1,8 @@
-"""Which random numbers round a parameter: a function of the seed, its step, its name, and the shard that a rank holds.
+"""The random numbers that round a parameter: a function of the seed, its step, its name, and the shard of the rank.
 
-Ranks that hold the same values share them: nothing that tells replicas apart comes in. Ranks that hold different shards
-of one DTensor must not, or the errors of the shards add up (variance of the sum over 8 shards: 4 times as much): the
-rank's coordinate comes in along the dimensions of the mesh over which the parameter is not replicated.
+Ranks with the same values share them: nothing that distinguishes replicas is folded in. Ranks with different shards of
+one DTensor must not share, or the errors of the shards add up (variance of the sum over 8 shards: 4 times as much): the
+rank's coordinate is folded in along the dimensions of the mesh over which the parameter is not replicated.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ _STREAM = int_keys.as_uint64("samebits.rounding.optim")
 _1, _2, _32 = np.uint64(1), np.uint64(2), np.uint64(32)
 
 
-def of_process(what: str) -> Words:
-    """The key for all parameters: of the run, else of the process's seed. Raises `UnseededError` without either."""
+def process_key(caller: str) -> Words:
+    """Returns the key for all parameters: of the run, else of the process's seed. Raises `UnseededError` without either."""
     if process.run_key is not None:
         return int_keys.fold(process.run_key, _STREAM)
     seed = seeds.root_seed()
     if seed is None:
         raise UnseededError(
-            f"{what}.step(): nobody has set a seed, so replicas would round differently and drift apart. Call "
+            f"{caller}.step(): no seed is set, so replicas would round differently and drift apart. Call "
             "samebits.set_random_seed(seed), with one seed on all ranks, before."
         )
     return int_keys.fold(int_keys.root(seed), _STREAM)
 
 
 def keys(base: Words, step: int, name: int | str, shard: Sequence[int], number: int) -> tuple[int, ...]:
-    """Keys of `number` (at most 3) tensors of one parameter, its own, then those of its state, as uint64 one after the other."""
+    """Returns keys of `number` (at most 3) tensors of one parameter, first its own, then those of its state, as uint64s."""
     *before, last = name, *shard
-    return _of_tensors(*int_keys.fold(_stepped(base, step), *before), int_keys.as_uint64(last))[: 2 * number]
+    return _tensor_keys(*int_keys.fold(_step_key(base, step), *before), int_keys.as_uint64(last))[
+        : 2 * number
+    ]
 
 
 @kernel("UniTuple(uint64, 6)(uint64, uint64, uint64)")
-def _of_tensors(seed: Any, offset: Any, last: Any) -> Any:
-    """0, 1 and 2 folded into the key that `last` makes of a key: one call, as a call costs more than the arithmetic."""
+def _tensor_keys(seed: Any, offset: Any, last: Any) -> Any:
+    """Folds 0, 1 and 2 into the key with `last` folded in: one call, as a call costs more than the arithmetic."""
     a, b, c, d = block(seed, offset + last)
     own, at = a | (b << _32), c | (d << _32)
     a, b, c, d = block(own, at)
@@ -56,18 +58,17 @@ def _of_tensors(seed: Any, offset: Any, last: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _stepped(base: Words, step: int) -> Words:
-    """The same for all parameters of one step."""
+def _step_key(base: Words, step: int) -> Words:
+    """Returns the key of one step, the same for all parameters."""
     return int_keys.fold(base, step)
 
 
 def shard(param: Any) -> list[int]:
-    """(dimension, coordinate) of this rank for each dimension of the mesh that a DTensor is sharded over."""
+    """Returns (dimension, coordinate) of this rank for each dimension of the mesh that a DTensor is sharded over."""
     if not hasattr(param, "placements"):
         return []
-    coordinate = param.device_mesh.get_coordinate() or [0] * len(
-        param.placements
-    )  # a rank outside holds nothing
+    # A rank outside holds nothing.
+    coordinate = param.device_mesh.get_coordinate() or [0] * len(param.placements)
     return [
         part
         for dimension, placement in enumerate(param.placements)
@@ -77,7 +78,7 @@ def shard(param: Any) -> list[int]:
 
 
 def local(tensor: Any, like: Any = None) -> torch.Tensor:
-    """The part of a DTensor that this rank holds, placed as `like`; any other tensor itself."""
+    """Returns the part of a DTensor that is on this rank, placed as `like`; any other tensor itself."""
     if not hasattr(tensor, "to_local"):
         return tensor
     if like is not None and tensor.placements != like.placements:

@@ -1,4 +1,4 @@
-"""One step of the parameters: called directly, or, in a graph, as an op for each that shows what it reads, writes and rounds by.
+"""One step of the parameters: called directly, or, in a graph, as an op each that shows its inputs, writes and stream.
 
 The op reads the step from its tensor and the seed from the process when it runs, so a graph of it trains as the optimizer.
 """
@@ -25,11 +25,11 @@ HALVES = (torch.bfloat16, torch.float16)
 STATE_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _FORMS: dict[str, ModuleType] = {"AdamW": adamw_step, "SGD": sgd_step}
 Place = tuple[int | str, Sequence[int]]
-"""Name, or else number, of a parameter, and the shard of it that this rank holds."""
+"""Name, or else number, of a parameter, and the shard of it that is on this rank."""
 
 
 class ParameterUpdate(NamedTuple):
-    """What this rank does of the step of one parameter."""
+    """The step of one parameter on this rank."""
 
     tensors: list[torch.Tensor]
     """Weight, gradient and state."""
@@ -39,7 +39,7 @@ class ParameterUpdate(NamedTuple):
 
 
 def update(rule: str, jobs: Sequence[ParameterUpdate], base: Words) -> None:
-    """Steps of `rule`, by kernels where they read the tensors, one call for all that are small; else by tensor ops."""
+    """Runs steps of `rule`, by kernels where they can read the tensors, one call for all small ones; else by tensor ops."""
     form = _FORMS[rule]
     rows: dict[OnTeam, list[Any]] = {}
     changed: list[torch.Tensor] = []
@@ -49,8 +49,8 @@ def update(rule: str, jobs: Sequence[ParameterUpdate], base: Words) -> None:
         keyed, readable = _kind(tuple([one.dtype for one in tensors]))
         keys = _streams.keys(base, step, *place, keyed)
         by = form.arguments(step, *numbers)
-        if readable and _lies_plain(tensors):
-            given = (*by[0].packed, *[one.data_ptr() or address(one) for one in tensors])
+        if readable and _has_kernel_layout(tensors):
+            given = (*by[0].pack, *[one.data_ptr() or address(one) for one in tensors])
             rows.setdefault(form.kernel_of(tensors, *by), []).append((keys, weight.numel(), given))
             changed += [weight, *others]
         else:
@@ -62,7 +62,7 @@ def update(rule: str, jobs: Sequence[ParameterUpdate], base: Words) -> None:
 
 @cache
 def _kind(dtypes: tuple[torch.dtype, ...]) -> tuple[int, bool]:
-    """Of weight, gradient and state: how many keys round them, and whether the kernels read such tensors."""
+    """Returns the number of keys that round weight, gradient and state, and True if the kernels read such tensors."""
     weight, gradient, *state = dtypes
     keyed = 1 + min(2, len(state)) * any(one in HALVES for one in state)
     return keyed, weight in HALVES and gradient is weight and {*state} in (
@@ -72,13 +72,13 @@ def _kind(dtypes: tuple[torch.dtype, ...]) -> tuple[int, bool]:
     )
 
 
-def _lies_plain(tensors: list[torch.Tensor]) -> bool:
-    """Whether the kernels find the numbers where they look: device, layout."""
+def _has_kernel_layout(tensors: list[torch.Tensor]) -> bool:
+    """Returns True if device and layout are those of the kernels."""
     return tensors[0].is_cpu and all(one.is_contiguous() and not one.is_neg() for one in tensors)
 
 
 def update_in_graph(rule: str, jobs: Sequence[ParameterUpdate]) -> None:
-    """`update` as ops: `rounding_step_` where the weight is rounded, `exact_step_` where it is float32."""
+    """Runs `update` as ops: `rounding_step_` where the weight is rounded, `exact_step_` where it is float32."""
     for (weight, gradient, *others), step, (name, shard), numbers in jobs:
         op = torch.ops.samebits.rounding_step_ if weight.dtype in HALVES else torch.ops.samebits.exact_step_
         named, number = (name, -1) if isinstance(name, str) else ("", name)
@@ -97,7 +97,7 @@ def _run(
     number: int,
     shard: list[int],
 ) -> None:
-    base = _streams.of_process(f"{rule} in a graph") if weight.dtype in HALVES else (0, 0)
+    base = _streams.process_key(f"{rule} in a graph") if weight.dtype in HALVES else (0, 0)
     place = name if number < 0 else number, shard
     update(rule, [ParameterUpdate([weight, gradient, *state], step, place, numbers)], base)
 

@@ -85,7 +85,7 @@ class BatchSource:
         if self._iterator is None:
             self._begin(epoch, batch_index)
         batch, ends = self._take(epoch, batch_index)
-        self.rolled = self._loader.rolled if isinstance(self._loader, Pipeline) else 0
+        self.rolled = self._loader.rolling_digest if isinstance(self._loader, Pipeline) else 0
         if ends:
             self._end_epoch()
         return batch, ends
@@ -141,7 +141,7 @@ class BatchSource:
         return Position("loader", epoch, 0, epoch)
 
     def _generators(self) -> AbstractContextManager[Any]:
-        return generator_states.given_up()  # the step that follows, or the end of the loop, sets them
+        return generator_states.discard_states()  # the step that follows, or the end of the loop, sets them
 
     def finish(self) -> Any:
         """The loop is over: lets go of the iterator and returns where the loader stands."""
@@ -176,13 +176,13 @@ class InsideSource(BatchSource):
         if not isinstance(self._loader, _POSITIONED):
             super()._begin(epoch, batch_index)
             return
-        self._iterator = self._loader.inside(self.first, batch_index)
+        self._iterator = self._loader.iter_at(self.first, batch_index)
 
     def _place(self, epoch: int) -> Position:
         return self.first
 
     def _generators(self) -> AbstractContextManager[Any]:
-        return generator_states.preserved()
+        return generator_states.preserve_states()
 
     def _forget(self) -> None:
         """An iteration of this loader that is counted goes on, perhaps that of the outer loop."""

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from samebits._context import process
-from samebits.nn import set_aside as set_layers_aside
-from samebits.random._process.preserve_rng_state import set_aside
+from samebits.nn._layer_keys import preserve_call_counts
+from samebits.random._process.preserve_rng_state import preserve_rng_state
 
 
 def leave_body(objects: Mapping[str, Any]) -> Callable[[], None]:
     """Notes where the body of the step is; what it returns goes on there."""
-    position, generators = process.position, set_aside()
-    layers = set_layers_aside(thing for thing in objects.values() if isinstance(thing, torch.nn.Module))
+    position, generators = process.position, preserve_rng_state()
+    layers = preserve_call_counts(thing for thing in objects.values() if isinstance(thing, torch.nn.Module))
 
     def go_on() -> None:
         process.position = position

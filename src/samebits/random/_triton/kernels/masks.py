@@ -47,12 +47,12 @@ def _store_condition(pointers, condition, mask):
 
 @triton.jit(do_not_specialize=["rows", "below"])
 def dropout(
-    keys, out, given, rows: tl.uint64, per_row: tl.uint64, below: tl.uint64, scale: tl.float64,
+    keys, out, source, rows: tl.uint64, per_row: tl.uint64, below: tl.uint64, scale: tl.float64,
     BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr,
 ):  # fmt: skip
-    """`given` times 0 where the word is less than `below`, else times `scale`. Backward is the same, of the gradient."""
+    """`source` times 0 where the word is less than `below`, else times `scale`. Backward is the same, of the gradient."""
     seed, offset, place, inside = lanes(keys, rows, per_row, 4, BLOCKS, ONE_KEY)
     w0, w1, w2, w3 = main_block(seed, offset)
-    x = widened(tl.load(given + place, mask=inside, other=0.0))
+    x = widened(tl.load(source + place, mask=inside, other=0.0))
     factor = tl.where(in_order_4(w0, w1, w2, w3) < below.to(tl.uint32), 0.0, scalar(scale, x.dtype))
     tl.store(out + place, rounded(x * factor, out.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""Where a program draws: the Philox block of every lane, and the places of its numbers in the output."""
+"""The Philox block of every lane of a program, and the places of its numbers in the output."""
 
 import triton
 import triton.language as tl
@@ -54,7 +54,7 @@ def repeated(x, TIMES: tl.constexpr):
 def lanes(keys, rows, per_row, PER_BLOCK: tl.constexpr, BLOCKS: tl.constexpr, ONE_KEY: tl.constexpr):
     """A program's share of `rows` rows of `per_row` numbers, row r drawn from keys[r], PER_BLOCK numbers per block.
 
-    Seed and offset of each of its BLOCKS blocks, and for every number of these its place in the output and whether
+    Seed and offset of each of its BLOCKS blocks, and for every number of these its place in the output, and True if
     it has one. Places are 64-bit: a tensor may have more than 2**31 elements.
     """
     first = tl.program_id(0).to(tl.uint64) * BLOCKS

@@ -108,7 +108,7 @@ def _initialised(place: Target) -> Measured:
         nn.reset_parameters(model, random.key(8, device="cpu"))
         return {name: value.detach().cpu() for name, value in model.state_dict().items()}
 
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         return Measured({"weights": {"once": made(1), "again": made(1000)}})
 
 
@@ -119,7 +119,7 @@ def _process(place: Target) -> Measured:
         return [torch.rand(1001, device=place.device).cpu(), torch.randn(77, device=place.device).cpu()]
 
     torch.zeros(1, device=place.device)  # CUDA's generators are filled once it is initialised
-    with generator_states.preserved() as before:
+    with generator_states.preserve_states() as before:
         generator_states.fill((3, 4))
         filled = {"once": draw()}
         states, digest = rng_states.of_process(), generator_states.digest()
@@ -133,10 +133,10 @@ def _process(place: Target) -> Measured:
         for name in ("once", "again"):
             torch.manual_seed(9)
             seeded[name] = draw()
-        with generator_states.preserved():
+        with generator_states.preserve_states():
             draw()
         inside = {"once": generator_states.digest()}
-        with generator_states.preserved():
+        with generator_states.preserve_states():
             torch.manual_seed(10)
             draw()
         inside["after a block"] = generator_states.digest()
@@ -152,7 +152,7 @@ def _process(place: Target) -> Measured:
 def _counted(place: Target) -> Measured:
     """`draws()` reads the offset of a CUDA generator."""
     torch.zeros(1, device=place.device)
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         draw_counts.begin((1, 2))
         results: Results = {"at first": draw_counts.draws()["cuda:0"]}
         torch.rand(5, device=place.device)

@@ -36,7 +36,7 @@ def train(
 
 def arguments(width: int, batch: int, device: str) -> tuple[Any, ...]:
     """Of `train`: a model in bfloat16, AdamW with state, and a batch; the same ones each time."""
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         torch.manual_seed(3)
         layers = torch.nn.Linear(width, width), torch.nn.LayerNorm(width), torch.nn.ReLU()
         model = torch.nn.Sequential(*layers, torch.nn.Linear(width, 10)).to(torch.bfloat16)

@@ -106,7 +106,7 @@ def _held(
 
 def _seeded(work: Callable[[], Results]) -> Results:
     """The random numbers come from the seed of the process, which stays as it was."""
-    with generator_states.preserved():
+    with generator_states.preserve_states():
         random.set_random_seed(5)
         return work()
 

@@ -36,7 +36,7 @@ def cases() -> Iterator[Case]:
 def _case(name: str, rows: Callable[[int, str], Rows], elements: int, needs: tuple[str, ...]) -> Case:
     def measure(place: Target) -> Measured:
         count = 1 << 10 if place.small else elements
-        with generator_states.preserved():
+        with generator_states.preserve_states():
             random.set_random_seed(1)
             return _timed(rows(count, place.device), count, place)
 
