@@ -123,7 +123,7 @@ WRONG = [
     (lambda: fit(WEIGHTED, class_weight={0: 1.0}), "Use one of the two"),
     (
         lambda: fit(class_weight={0: 1.0}, loss_fn=absolute),
-        "absolute cannot be asked for the loss of each sample",
+        "absolute cannot return the loss of each sample",
     ),
     (
         lambda: fit(class_weight={0: 1.0}, loss_fn=nn.CrossEntropyLoss(reduction="sum")),

@@ -1,4 +1,4 @@
-"""A run directory: made or recognised, proven writable, and locked for one run and the one process that writes for it."""
+"""A run directory: created or recognised, proven writable, and locked for one run and its one writer process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from samebits.errors import RunDirectoryError
 MARKER = "samebits-run.json"
 LOCK = "lock"
 WRITER_LOCK = "writer.lock"
-"""Held by the process that writes for the run, beyond a kill of the run: until its last snapshot is durable."""
+"""Locked by the writer process, also after a kill of the run, until its last snapshot is durable."""
 COMMITS = "commits"
 PROBE = ".samebits-probe"
 OURS = {MARKER, LOCK, WRITER_LOCK, COMMITS, PROBE, "lost+found"}
@@ -36,15 +36,15 @@ CURES = {
     errno.EDQUOT: "Your quota is used up: free some space, or choose a folder on another disk.",
 }
 
-_PATIENCE = 60.0
-"""Seconds that the writer of a killed run may take to finish the snapshot that it has."""
+_WRITER_TIMEOUT = 60.0
+"""Seconds that the writer of a killed run may take to finish its last snapshot."""
 
-_held: dict[str, int] = {}
-"""Folders that are locked, and the process that did it: a record lock does not exclude its own process."""
+_locked_by: dict[str, int] = {}
+"""Locked folders, and the process that locked them: a record lock does not exclude its own process."""
 
 
 class RunDirectory:
-    """`open` makes the folder usable for this process alone, `close` gives it back."""
+    """A run directory: `open` makes it usable for this process alone, `close` releases it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,15 +54,15 @@ class RunDirectory:
 
     @property
     def owned(self) -> bool:
-        """Whether this very process (not one that it was forked from) holds the lock."""
+        """True if this very process (not one that it was forked from) holds the lock."""
         return self._lock is not None and self._pid == os.getpid()
 
     def open(self) -> None:
-        """Raises RunDirectoryError: not a run directory, not writable, or another process writes here."""
+        """Creates and locks the folder. Raises RunDirectoryError: not a run directory, not writable, or another process writes here."""
         try:
-            _check_ours(self.path)
-            _make(self.path)
-            descriptor = self._lock_for_us()
+            _check_contents(self.path)
+            _create(self.path)
+            descriptor = self._acquire_lock()
             try:
                 self._prepare(descriptor)
             except BaseException:
@@ -80,28 +80,28 @@ class RunDirectory:
         if self._lock is None:
             return
         if self.owned:
-            _held.pop(os.path.realpath(self.path), None)
+            _locked_by.pop(os.path.realpath(self.path), None)
         os.close(self._lock)
         self._lock = None
 
-    def _lock_for_us(self) -> int:
+    def _acquire_lock(self) -> int:
         # A POSIX record lock ends with the process. flock's would live on in forked loader workers after a
         # SIGKILL of their parent. Its trap: closing *any* descriptor of the file here gives the lock up.
         key, pid = os.path.realpath(self.path), os.getpid()
-        if _held.get(key) == pid:
+        if _locked_by.get(key) == pid:
             raise RunDirectoryError(
                 f"run directory {self.path} is already open in this process (pid {pid}). "
                 "Close the other run first, or give each run a folder of its own."
             )
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
-            check_own_file(descriptor, self.path / LOCK)
-            _lock_or_say_who(descriptor, self.path)
+            check_regular_file(descriptor, self.path / LOCK)
+            _lock_file(descriptor, self.path)
             _await_writer(self.path)
         except BaseException:
             os.close(descriptor)
             raise
-        _held[key], self._lock, self._pid = pid, descriptor, pid
+        _locked_by[key], self._lock, self._pid = pid, descriptor, pid
         return descriptor
 
     def _prepare(self, descriptor: int) -> None:
@@ -122,23 +122,23 @@ class RunDirectory:
 
 
 def _write_new(path: Path, text: str) -> Path:
-    """Writes a file that was not there: what is there may be a link to something that is not ours."""
+    """Writes a new file: an existing one may be a link to something that is not ours."""
     path.unlink(missing_ok=True)
     with path.open("x") as file:
         file.write(text)
     return path
 
 
-def check_own_file(descriptor: int, path: Path) -> None:
-    """Raises RunDirectoryError for an open file that nobody may write to as if it were the run's alone."""
+def check_regular_file(descriptor: int, path: Path) -> None:
+    """Raises RunDirectoryError for an open file that is no regular file or has a second name: writing would change something else."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise RunDirectoryError(
-            f"{path} is no file of its own (a pipe, or a second name of another file). Remove it."
+            f"{path} is no regular file of its own (a pipe, or a second name of another file). Remove it."
         )
 
 
-def _check_ours(path: Path) -> None:
+def _check_contents(path: Path) -> None:
     try:
         names = set(os.listdir(path))
     except FileNotFoundError:
@@ -150,9 +150,9 @@ def _check_ours(path: Path) -> None:
         )
 
 
-def _make(path: Path) -> None:
+def _create(path: Path) -> None:
     for place in (path, *path.parents):
-        if place.is_symlink() and _leads_nowhere(place):
+        if place.is_symlink() and _is_dangling(place):
             raise RunDirectoryError(
                 f"run directory {path} cannot be used: {place} is a symbolic link to {os.readlink(place)}, which is not "
                 "there. Make that folder (is its disk mounted?), or remove the link; nothing was written."
@@ -163,7 +163,7 @@ def _make(path: Path) -> None:
         sync_folder(folder.parent)
 
 
-def _leads_nowhere(link: Path) -> bool:
+def _is_dangling(link: Path) -> bool:
     try:
         link.stat()
     except FileNotFoundError:
@@ -171,7 +171,7 @@ def _leads_nowhere(link: Path) -> bool:
     return False
 
 
-def _lock_or_say_who(descriptor: int, path: Path) -> None:
+def _lock_file(descriptor: int, path: Path) -> None:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -186,33 +186,33 @@ def _lock_or_say_who(descriptor: int, path: Path) -> None:
 
 
 def _await_writer(path: Path) -> None:
-    """The run before was killed, and its writer finishes its last snapshot, from which this one resumes."""
+    """Waits for the writer process of a killed run to finish its last snapshot, from which this run resumes."""
     if not (path / WRITER_LOCK).exists():
         return
-    began, told = time.monotonic(), False
+    began, printed = time.monotonic(), False
     while (descriptor := lock_for_writer(path)) is None:
         waited = time.monotonic() - began
-        if waited > _PATIENCE:
+        if waited > _WRITER_TIMEOUT:
             raise RunDirectoryError(
                 f"run directory {path}: the writer process of a run that was killed still writes there, for "
                 f"{waited:.0f} s now. Is the disk stuck? Wait until it ends, or kill it (samebits-writer in `ps`)."
             )
-        if waited > 1 and not told:
-            told = True
+        if waited > 1 and not printed:
+            printed = True
             print(f"samebits: waiting for the last commit of the killed run in {path}", file=sys.stderr)
         time.sleep(0.002)
     os.close(descriptor)
 
 
 def lock_for_writer(path: Path) -> int | None:
-    """A descriptor that keeps every other writer out while a copy of it is open, in whichever process; None: one is in.
+    """Returns a descriptor that excludes other writers while a copy of it is open, in whichever process; None if there is a writer.
 
-    Only who has the run directory open may call it. Raises OSError.
+    Only the process that has the run directory open may call it. Raises OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path / WRITER_LOCK, flags, 0o644)
     try:
-        check_own_file(descriptor, path / WRITER_LOCK)
+        check_regular_file(descriptor, path / WRITER_LOCK)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)

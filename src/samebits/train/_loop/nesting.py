@@ -1,4 +1,4 @@
-"""What runs inside the body of a step (a validation, a nested loop) leaves the body's own position and draws as they were."""
+"""A validation or nested loop inside the body of a step leaves the body's position and draws unchanged."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from samebits.nn import set_aside as set_layers_aside
 from samebits.random._process.preserve_rng_state import set_aside
 
 
-def leave_body(objects: Mapping[str, Any]) -> Callable[[], None]:
-    """Notes where the body of the step is; what it returns goes on there."""
+def save_body(objects: Mapping[str, Any]) -> Callable[[], None]:
+    """Notes the position of the body; returns a function that restores it."""
     position, generators = process.position, set_aside()
     layers = set_layers_aside(thing for thing in objects.values() if isinstance(thing, torch.nn.Module))
 
-    def go_on() -> None:
+    def restore_body() -> None:
         process.position = position
         generators()
         layers()
 
-    return go_on
+    return restore_body
