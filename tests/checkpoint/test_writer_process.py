@@ -156,20 +156,20 @@ def test_a_run_that_never_listens_finds_slots(tmp_path, expected, forked, monkey
 
 
 def test_the_lag_is_told_and_small(tmp_path, forked, capfd):
-    """One line at the end says how many commits were made beside the training and the largest lag."""
+    """One line at the end says how many commits were made during the training and the largest lag."""
     run_dir = tmp_path / "r"
-    poll = []
+    durable = []
 
     class Watch(Observer):
         def committed(self, run, step):
-            poll.append(step.step)
+            durable.append(step.step)
 
     def run():
         train(run_dir, lambda run, step: time.sleep(0.005), observer=Watch())
-        return poll
+        return durable
 
     *beside, last = forked(run).value
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if "beside the training" in line]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "during the training" in line]
     words = line.split()
     milliseconds, steps = float(words[words.index("ms") - 1]), int(words[words.index("ms") + 1].strip("("))
     assert int(words[2]) == len(beside) > 0 and last == STEPS  # the last one is made by the run itself
@@ -177,17 +177,17 @@ def test_the_lag_is_told_and_small(tmp_path, forked, capfd):
     # the figures themselves are a machine's; bench/checkpoint.py has them
     assert milliseconds < LONG * 1e3 and steps < STEPS
     forked(train, tmp_path / "none", lambda run, step: None, "explicit")
-    assert "beside the training" not in capfd.readouterr().err
+    assert "during the training" not in capfd.readouterr().err
 
 
 def test_observers_hear_of_each_durable_commit_once_and_in_order(tmp_path, forked):
     """`committed` comes for commits that are on disk, at a later boundary, in the order of their steps, the last included."""
 
     class Watch(Observer):
-        poll, there = [], []
+        durable, there = [], []
 
         def committed(self, run, step):
-            self.poll.append(step.step)
+            self.durable.append(step.step)
             names = os.listdir(run.run_dir / "commits")
             self.there.append(any(int(name[:12]) >= step.step for name in names if name[0] == "0"))
 
@@ -198,10 +198,10 @@ def test_observers_hear_of_each_durable_commit_once_and_in_order(tmp_path, forke
     def run():
         watch = Watch()
         train(tmp_path / "r", body, observer=watch)
-        return watch.poll, watch.there
+        return watch.durable, watch.there
 
-    poll, there = forked(run).value
-    assert len(poll) > 3 and poll == sorted(set(poll)) and poll[-1] == STEPS
+    durable, there = forked(run).value
+    assert len(durable) > 3 and durable == sorted(set(durable)) and durable[-1] == STEPS
     assert all(there)
 
 

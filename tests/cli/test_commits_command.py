@@ -63,7 +63,7 @@ def damage(run_dir, step, name="tensors.safetensors"):
 
 
 def steps(run_dir):
-    return [list_all.step for list_all in list_commits(run_dir)]
+    return [listed.step for listed in list_commits(run_dir)]
 
 
 def test_commits_are_listed_newest_first(run, command):
@@ -73,7 +73,7 @@ def test_commits_are_listed_newest_first(run, command):
     names, *lines = out.splitlines()
     assert names.split() == ["step", "position", "age", "size", "digest", "parent", "state"]
     assert [line.split()[0] for line in lines] == ["4", "3", "2", "1"]
-    digests = [list_all.manifest.digest.split(":")[1] for list_all in list_commits(run)]
+    digests = [listed.manifest.digest.split(":")[1] for listed in list_commits(run)]
     assert {len(own) for own in digests} == {32}  # whole: one that is cut cannot be compared
     for line, own, parent in zip(lines, digests, ["3", "2", "1", "-"]):
         assert "train epoch 3 batch 7" in line
@@ -187,9 +187,7 @@ def test_of_two_commits_of_one_step_prune_leaves_the_child(tmp_path, command):
         shutil.rmtree(tmp_path / "kept")
         assert len(steps(tmp_path / f"{number}")) == 2
         assert command(tmp_path / f"{number}", "--prune", "--keep", "1")[0] == 0
-        assert [list_all.manifest.digest for list_all in list_commits(tmp_path / f"{number}")] == [
-            last.digest
-        ]
+        assert [listed.manifest.digest for listed in list_commits(tmp_path / f"{number}")] == [last.digest]
 
 
 def test_prune_refuses_while_a_process_writes_there(run, command):

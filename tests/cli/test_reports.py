@@ -78,8 +78,8 @@ def test_digests_of_commits_are_never_cut(run, width):
     """Whole in one line from 120 columns on, folded in two below; a listed parent is told by its step."""
     lines = on_terminal(width, "-m", "samebits", "commits", run)
     assert max(len(line.rstrip()) for line in lines) <= width and not any("\u2026" in line for line in lines)
-    for list_all in list_commits(run):
-        own = list_all.manifest.digest.split(":")[1]
+    for listed in list_commits(run):
+        own = listed.manifest.digest.split(":")[1]
         pieces = [own] if width >= 120 else [own[:16], own[16:]]
         assert all(any(piece in line for line in lines) for piece in pieces)
     first = next(line for line in lines if line.split()[:1] == ["4"])
@@ -102,8 +102,8 @@ def test_no_column_of_commits_is_left_out_on_a_narrow_terminal(run, width):
     assert all(
         re.search(rf"\b{column}\b", text) for column in ("step", "age", "size", "digest", "parent", "state")
     )
-    list_all = [line for line in lines if not line.startswith("0000")]  # the reason, below the table
-    assert sum("whole" in line for line in list_all) == 2 and sum("damaged" in line for line in list_all) == 1
+    listed = [line for line in lines if not line.startswith("0000")]  # the reason, below the table
+    assert sum("whole" in line for line in listed) == 2 and sum("damaged" in line for line in listed) == 1
     assert all(
         any(own[:8] in line for line in lines)
         for own in (commit.manifest.digest.split(":")[1] for commit in list_commits(run))
@@ -114,7 +114,7 @@ def test_a_pipe_gets_plain_lines_with_whole_digests(run):
     """One line for each commit, without signs of a terminal."""
     out = samebits("commits", run).stdout
     assert "\x1b" not in out and len(out.splitlines()) == 4
-    assert all(list_all.manifest.digest.split(":")[1] in out for list_all in list_commits(run))
+    assert all(listed.manifest.digest.split(":")[1] in out for listed in list_commits(run))
 
 
 @pytest.mark.parametrize("command", ["", "run", "verify", "commits", "diff", "env", "ops", "replica"])
