@@ -30,7 +30,9 @@ def public():
     api, seen = _api(), {}
     for package in api.packages():
         for name, value in api.names(package).items():
-            if callable(value) and not (inspect.isclass(value) and issubclass(value, BaseException | Warning)):
+            if callable(value) and not (
+                inspect.isclass(value) and issubclass(value, BaseException | Warning)
+            ):
                 seen.setdefault(id(value), pytest.param(value, id=f"{package.__name__}.{name}"))
     return list(seen.values())
 
@@ -43,7 +45,9 @@ def failures(value, name):
     if not test.examples:
         return None
     told = []
-    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).run(test, out=told.append)
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).run(
+        test, out=told.append
+    )
     return "".join(told)
 
 

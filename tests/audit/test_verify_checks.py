@@ -168,7 +168,7 @@ def test_options_behind_the_script_are_the_scripts(tmp_path):
     status, _, errors, _ = verify(
         tmp_path, "import sys; sys.exit(len(sys.argv))", "--checks", "run-again", args=("--steps", "3")
     )
-    assert status == 2 and "--steps behind SCRIPT went to the script" in errors
+    assert status == 2 and "--steps after SCRIPT went to the script" in errors
 
 
 @pytest.mark.slow

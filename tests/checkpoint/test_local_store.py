@@ -14,7 +14,9 @@ import safetensors
 import torch
 
 from samebits import _digest as digest
-from samebits.checkpoint import CommitStore, Manifest, _safetensors_file as safetensors_file
+from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._manifest import Manifest
+from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint import _manifest as manifests
 from samebits.errors import CorruptCommitError, InvalidArgumentError, RunDirectoryError, UnsavableStateError
 

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebits import _digest as digest
-from samebits.checkpoint import decode, encode
+from samebits.checkpoint._codec import decode, encode
 from samebits.checkpoint._serialize import pack, unpack
-from samebits.checkpoint._rank_states import Encoded, joined, of_rank
+from samebits.checkpoint._rank_states import EncodedState, join_states, rank_state
 from samebits.errors import CorruptCommitError, RunMismatchError
 
 
 def committed(states):
     """As rank 0 puts it together from what the others send, through the codec of commits."""
-    encoded = [Encoded.of(state) for state in states]
-    parts = [unpack(pack(one.part(encoded[0].outline()))) for one in encoded[1:]]
-    return decode(*encode(joined(states[0], parts)))
+    encoded = [EncodedState.of(state) for state in states]
+    parts = [unpack(pack(one.difference(encoded[0].outline()))) for one in encoded[1:]]
+    return decode(*encode(join_states(states[0], parts)))
 
 
 leaves = st.one_of(
@@ -43,8 +43,8 @@ def test_every_rank_gets_its_own_state_back(given_states):
     """Whatever the states of the ranks are, each comes back with equal bits, types and strides."""
     saved = committed(given_states)
     for rank, state in enumerate(given_states):
-        got = of_rank(saved, rank, len(given_states), "here")
-        assert Encoded.of(got).outline() == Encoded.of(state).outline()
+        got = rank_state(saved, rank, len(given_states), "here")
+        assert EncodedState.of(got).outline() == EncodedState.of(state).outline()
         assert digest.of_value(got) == digest.of_value(state)
 
 
@@ -57,14 +57,16 @@ def test_only_what_differs_is_in_a_part():
     other = copy.deepcopy(first)
     other["model"]["mean"][1] = -0.0
     other["state"]["deep"][1]["x"] = 2.0
-    part = Encoded.of(other).part(Encoded.of(first).outline())
+    part = EncodedState.of(other).difference(EncodedState.of(first).outline())
     assert list(part["tensors"]) == ["model.mean"]
     ((_, node),) = json.loads(part["nodes"])
     assert node == 2.0 and type(node) is float
-    same = Encoded.of(first).part(Encoded.of(copy.deepcopy(first)).outline())
+    same = EncodedState.of(first).difference(EncodedState.of(copy.deepcopy(first)).outline())
     assert same == {"nodes": "[]", "tensors": {}}
     assert (
-        Encoded.of(first).digest() == Encoded.of(copy.deepcopy(first)).digest() != Encoded.of(other).digest()
+        EncodedState.of(first).digest()
+        == EncodedState.of(copy.deepcopy(first)).digest()
+        != EncodedState.of(other).digest()
     )
 
 
@@ -73,11 +75,11 @@ def test_parts_that_do_not_fit_are_told():
     state = {"a": torch.ones(2)}
     saved = committed([state, state, state])
     with pytest.raises(RunMismatchError, match="made by 3 processes, and this is 4 processes"):
-        of_rank(saved, 0, 4, "here")
+        rank_state(saved, 0, 4, "here")
     with pytest.raises(RunMismatchError, match="one process"):
-        of_rank(state, 0, 3, "here")
+        rank_state(state, 0, 3, "here")
     for nodes in ('[[["dict",7,"x"],1]]', '[[[],{"tensor":"gone"}]]', '[[["dict"]]]'):
         saved["ranks"][1]["nodes"] = nodes
         with pytest.raises(CorruptCommitError, match="rank 2"):
-            of_rank(saved, 2, 3, "here")
-        assert of_rank(saved, 1, 3, "here").keys() == {"a"}
+            rank_state(saved, 2, 3, "here")
+        assert rank_state(saved, 1, 3, "here").keys() == {"a"}

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.checkpoint import CommitStore, encode
-from samebits.checkpoint._manifest import canonical
-from samebits.checkpoint._async_writer.state_layout import StateLayout, PlanError
+from samebits.checkpoint._local_store import CommitStore
+
+from samebits.checkpoint._codec import encode
+from samebits.checkpoint._manifest import canonical_json
+from samebits.checkpoint._async_writer.state_layout import StateLayout, LayoutError
 from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._async_writer.writer.writer_process import LAG
 from samebits.checkpoint._async_writer.writer.commit_folder import write_image
@@ -74,11 +76,11 @@ def commit(both, step, state, **more):
     beside, here = both
     full = {"run_state": {}, "objects": {}, **state}
     assert beside.snapshot(full, facts(step, **more))
-    assert [position.step for position in beside.settle()] == [step]
+    assert [position.step for position in beside.wait()] == [step]
     here.commit(full, facts(step, **more), lambda: None)
     assert beside.store.last == here.store.last
     return [
-        {file.name: file.read_bytes() for file in (c.store.shelf.commits / c.store.last.name).iterdir()}
+        {file.name: file.read_bytes() for file in (c.store.folder.commits / c.store.last.name).iterdir()}
         for c in both
     ]
 
@@ -154,11 +156,11 @@ def test_what_is_written_after_a_snapshot_is_not_in_it(both):
     state["w"].fill_(1)
     state["n"][0] = 9
     state["a"][:] = 1
-    beside.settle()
+    beside.wait()
     _, saved = CommitStore(beside.store.run_dir).newest()
     assert not saved["w"].any() and saved["n"] == [1, 2] and not saved["a"].any()
     assert beside.snapshot(state, facts(2))  # negative control: the next one has it
-    beside.settle()
+    beside.wait()
     assert CommitStore(beside.store.run_dir).newest()[1]["w"].all()
 
 
@@ -168,14 +170,14 @@ def test_newest_wins_and_what_was_begun_is_finished(both):
     last = -1
     while beside.written < 3:
         last += 1
-        beside.heard()
+        beside.poll()
         assert beside.snapshot(
             {"w": torch.full((200_000,), float(last)), "run_state": {}, "objects": {}}, facts(last)
         )
-    beside.settle()
+    beside.wait()
     store = CommitStore(beside.store.run_dir)
     manifest, state = store.newest()
-    made = sorted(store.shelf.commits.iterdir())
+    made = sorted(store.folder.commits.iterdir())
     assert len(made) == beside.written < last
     assert manifest.step == max(int(path.name[:12]) for path in made) and state["w"][0] == manifest.step
     assert last - manifest.step <= 2  # every slot was in use
@@ -188,7 +190,7 @@ def test_a_plan_reads_only_what_it_was_made_of():
     plan = StateLayout({"a": base, "b": [base, 1], "c": {"x": 1.0}})
     same = {"a": base, "b": [base, 5], "c": {"x": 2.0}}
     values = plan.read(same)
-    assert plan.text(values) == canonical(encode(same)[0])
+    assert plan.text(values) == canonical_json(encode(same)[0])
     for other in (
         {**same, "a": torch.ones(2, 3)},  # tied no more
         {**same, "a": base.double(), "b": [base, 5]},
@@ -207,7 +209,7 @@ def test_a_plan_reads_only_what_it_was_made_of():
 def test_tensors_in_a_deque_are_committed_by_the_run_itself(both, capfd):
     """What no plan covers raises PlanError; the run says so once, and then commits without the writer process."""
     state = {"d": deque([torch.ones(1)]), "run_state": {}, "objects": {}}
-    with pytest.raises(PlanError):
+    with pytest.raises(LayoutError):
         StateLayout(state)
     assert not both[0].snapshot(state, facts(1))
     assert "made by the run itself from now on: the state keeps tensors in a deque" in capfd.readouterr().err
@@ -242,15 +244,15 @@ def test_the_writer_leaves_out_what_the_lag_allows(both):
     """Of 100 snapshots (a slow disk: more), 2 ms apart, at most one in half the lag is written; who waits gets the last."""
     beside, _ = both
     assert beside.snapshot({"run_state": {}, "objects": {}, "step": 0}, facts(0))
-    beside.settle()
+    beside.wait()
     began = time.monotonic()
     for step in itertools.takewhile(lambda step: step < 100 or beside.written < 2, itertools.count(1)):
         assert beside.snapshot({"run_state": {}, "objects": {}, "step": step}, facts(step))
-        beside.heard()
+        beside.poll()
         time.sleep(0.002)
     passed = time.monotonic() - began
     assert 2 <= beside.written <= passed / (LAG / 2) + 2
-    assert beside.settle()[-1].step == step
+    assert beside.wait()[-1].step == step
     assert beside.store.newest()[1]["step"] == step
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import samebits
 from samebits import _digest as digest
-from samebits.checkpoint import CommitStore
+from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._async_writer.writer.messages import PACKED, SnapshotMessage
 from samebits._context import Observer, process
 from samebits.errors import CommitError
@@ -150,26 +150,26 @@ def test_a_killed_run_loses_no_snapshot_that_was_taken(tmp_path, expected, forke
 
 def test_a_run_that_never_listens_finds_slots(tmp_path, expected, forked, monkeypatch):
     """What the writer has finished is free at once, not when the run next asks: a kill after 80 steps loses two at most."""
-    monkeypatch.setattr(async_commits, "_LISTEN", 1e9)
+    monkeypatch.setattr(async_commits, "_POLL_INTERVAL", 1e9)
     behind = kill_and_resume(tmp_path / "r", 1, 1, expected, forked, ahead=(80, 80), pause=0.003)
     assert len(behind) == 1 and behind[0] <= 2
 
 
 def test_the_lag_is_told_and_small(tmp_path, forked, capfd):
-    """One line at the end says how many commits were made beside the training and the largest lag."""
+    """One line at the end says how many commits were made during the training and the largest lag."""
     run_dir = tmp_path / "r"
-    heard = []
+    durable = []
 
     class Watch(Observer):
         def committed(self, run, step):
-            heard.append(step.step)
+            durable.append(step.step)
 
     def run():
         train(run_dir, lambda run, step: time.sleep(0.005), observer=Watch())
-        return heard
+        return durable
 
     *beside, last = forked(run).value
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if "beside the training" in line]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "during the training" in line]
     words = line.split()
     milliseconds, steps = float(words[words.index("ms") - 1]), int(words[words.index("ms") + 1].strip("("))
     assert int(words[2]) == len(beside) > 0 and last == STEPS  # the last one is made by the run itself
@@ -177,17 +177,17 @@ def test_the_lag_is_told_and_small(tmp_path, forked, capfd):
     # the figures themselves are a machine's; bench/checkpoint.py has them
     assert milliseconds < LONG * 1e3 and steps < STEPS
     forked(train, tmp_path / "none", lambda run, step: None, "explicit")
-    assert "beside the training" not in capfd.readouterr().err
+    assert "during the training" not in capfd.readouterr().err
 
 
 def test_observers_hear_of_each_durable_commit_once_and_in_order(tmp_path, forked):
     """`committed` comes for commits that are on disk, at a later boundary, in the order of their steps, the last included."""
 
     class Watch(Observer):
-        heard, there = [], []
+        durable, there = [], []
 
         def committed(self, run, step):
-            self.heard.append(step.step)
+            self.durable.append(step.step)
             names = os.listdir(run.run_dir / "commits")
             self.there.append(any(int(name[:12]) >= step.step for name in names if name[0] == "0"))
 
@@ -198,10 +198,10 @@ def test_observers_hear_of_each_durable_commit_once_and_in_order(tmp_path, forke
     def run():
         watch = Watch()
         train(tmp_path / "r", body, observer=watch)
-        return watch.heard, watch.there
+        return watch.durable, watch.there
 
-    heard, there = forked(run).value
-    assert len(heard) > 3 and heard == sorted(set(heard)) and heard[-1] == STEPS
+    durable, there = forked(run).value
+    assert len(durable) > 3 and durable == sorted(set(durable)) and durable[-1] == STEPS
     assert all(there)
 
 
@@ -235,7 +235,7 @@ def test_a_writer_that_crashes_is_replaced_and_its_traceback_shown(tmp_path, exp
     def run():
         def body(run, step):
             if step.number == 50:
-                background = run._saving.commits._background
+                background = run._saving.commits._writer
                 os.write(
                     background._requests, PACKED.pack(*SnapshotMessage(10**6, 99, *[0] * 8))
                 )  # no such slot

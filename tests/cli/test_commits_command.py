@@ -11,7 +11,10 @@ import safetensors.torch
 import torch
 
 from samebits import _digest as digest
-from samebits.checkpoint import CommitStore, RemoteStore, list_commits, load_commit
+from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._remote.remote_store import RemoteStore
+from samebits.checkpoint import list_commits
+from samebits.checkpoint._exchange.export import load_commit
 from samebits.checkpoint import _manifest as manifests
 from samebits.cli import main
 
@@ -217,7 +220,7 @@ def test_a_commit_of_a_later_samebits_is_listed_and_kept(run, command):
     path = folder(run, 2)
     values = json.loads((path / "manifest.json").read_bytes())
     del values["digest"]
-    text = manifests.canonical({**values, "schema": 99}).encode()
+    text = manifests.canonical_json({**values, "schema": 99}).encode()
     own = digest.of_bytes(text)
     (path / "manifest.json").write_bytes(b'{"digest":"' + own.encode() + b'",' + text[1:])
     code, out, _ = command(run, "--prune", "--keep", "1")

@@ -12,7 +12,9 @@ import termios
 import pytest
 import torch
 
-from samebits.checkpoint import CommitStore, list_commits
+from samebits.checkpoint._local_store import CommitStore
+
+from samebits.checkpoint import list_commits
 
 DIGEST = "c3e11f52749e9fafc9b78d26bb751abf"
 TABLE = f"""

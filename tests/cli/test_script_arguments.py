@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from samebits.cli._app import app as samebits_app
-from samebits.cli._script_arguments import OptionsThenScript, went_to_the_script
+from samebits.cli._script_arguments import OptionsThenScript, misplaced_options
 
 
 def parsed(words):
@@ -54,6 +54,6 @@ def test_the_commands_that_start_a_script_read_so(name):
 def test_a_remark_names_what_looks_like_ours_behind_the_script():
     """Only words with the name of one of our options, once each; an option of the script's own is none (control)."""
     own = typer.main.get_command(samebits_app).commands["verify"].params
-    remark = went_to_the_script(own, ["--steps", "3", "--epochs=3", "--json=x", "--steps", "4"])
-    assert "(--steps, --json behind SCRIPT" in remark
-    assert went_to_the_script(own, ["--epochs", "3", "x"]) == ""
+    remark = misplaced_options(own, ["--steps", "3", "--epochs=3", "--json=x", "--steps", "4"])
+    assert "(--steps, --json after SCRIPT" in remark
+    assert misplaced_options(own, ["--epochs", "3", "x"]) == ""

@@ -19,5 +19,10 @@ def repaired(script, folder):
     twin = Path(shutil.copy(script, folder))
     command = ["git", "apply", "--unidiff-zero", str(patch_of(script))]
     # Below a repository, git would apply the patch to that one's files, or to none.
-    subprocess.run(command, cwd=folder, env={**os.environ, "GIT_CEILING_DIRECTORIES": str(Path(folder).parent)}, check=True)
+    subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(Path(folder).parent)},
+        check=True,
+    )
     return twin

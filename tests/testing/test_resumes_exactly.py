@@ -94,7 +94,7 @@ def test_a_sampler_a_metric_and_a_schedule_that_keep_their_state_pass():
 )
 def test_what_is_forgotten_is_named(forgets, cut, step, attribute):
     """Negative control: the message has the first step that differs, the attribute, and both digests."""
-    with pytest.raises(AssertionError, match=f"resumed behind {cut} steps") as caught:
+    with pytest.raises(AssertionError, match=f"resumed after {cut} steps") as caught:
         assert_resumes_exactly(lambda: Curriculum({forgets}), cut=cut)
     message = str(caught.value)
     assert step in message and attribute in message, message
@@ -266,7 +266,7 @@ def adversarial(run_dir, keeps=True):
 def test_a_cut_inside_a_nested_loop_goes_on_from_the_step_around_it():
     """A run that is left inside a nested loop begins again at the step around it, and a difference is told with both steps."""
     assert_resumes_exactly(adversarial, cut=[2, 3, 5])
-    told = r"cut before step 5 \(inside the loop 'train/critic'; .* goes on from step 3, .*optimizer"
+    told = r"cut before step 5 \(inside the loop 'train/critic'; .* resumes from step 3, .*optimizer"
     with pytest.raises(AssertionError, match=told):
         assert_resumes_exactly(lambda run_dir: adversarial(run_dir, keeps=False), cut=5)
     with pytest.raises(AssertionError, match="cut before step 2 .*began at step 0. Does it give"):

@@ -16,7 +16,7 @@ import samebits
 from samebits.errors import UnimplementedError, UnsavableStateError
 from samebits.testing import assert_resumes_exactly
 from samebits.train._state import aliases
-from samebits.train._state.aliases import InHand
+from samebits.train._state.aliases import StateAliases
 from samebits.train._state.run_state import RunState, _restore_devices
 
 CUT = [0, 3]
@@ -150,10 +150,10 @@ def test_a_copy_that_is_kept_beside_is_found_out() -> None:
 def test_a_forged_note_of_what_was_in_hand_is_refused(in_hand: Any) -> None:
     """What no run writes there is told before anything is filled; what one writes is taken."""
     values = {"a": {"b": 1}}
-    assert not aliases.is_of(in_hand, values)
-    assert aliases.is_of(aliases.InHand().state({"a": {"b": []}, "c": []}), values) and aliases.is_of(
-        None, values
-    )
+    assert not aliases.is_valid(in_hand, values)
+    assert aliases.is_valid(
+        aliases.StateAliases().state({"a": {"b": []}, "c": []}), values
+    ) and aliases.is_valid(None, values)
 
 
 @pytest.mark.parametrize("make", [torch.zeros, np.zeros])
@@ -193,7 +193,7 @@ def test_a_large_table_in_hand_is_filled_and_costs_no_path_per_entry() -> None:
         return 1 + sum(row[0] for row in state.table.values())
 
     resumes(prepare, use)
-    hand, values = aliases.InHand(), {"table": {number: [] for number in range(1000)}}
+    hand, values = aliases.StateAliases(), {"table": {number: [] for number in range(1000)}}
     hand.begin(values)
     assert hand.state(values) == {"kept": [("table",)], "same": []}
 
@@ -201,12 +201,14 @@ def test_a_large_table_in_hand_is_filled_and_costs_no_path_per_entry() -> None:
 def test_tensors_come_back_on_the_device_where_they_were():
     """A value of `run.state` on another device is restored there, one on the CPU on the CPU; a commit of CPU values says nothing."""
     elsewhere = torch.zeros(2, device="meta")
-    hand = InHand()
+    hand = StateAliases()
     assert "devices" not in hand.state({"a": torch.ones(1)})
     told = hand.state({"average": elsewhere, "inner": {"of": elsewhere[:1], "here": torch.ones(1)}})
     saved = {"average": torch.zeros(2), "inner": {"of": torch.zeros(1), "here": torch.ones(1)}}
-    assert aliases.is_of(told, saved) and not aliases.is_of({**told, "devices": [(("gone",), "meta")]}, saved)
-    assert not aliases.is_of({**told, "devices": [(("average",), "no device")]}, saved)
+    assert aliases.is_valid(told, saved) and not aliases.is_valid(
+        {**told, "devices": [(("gone",), "meta")]}, saved
+    )
+    assert not aliases.is_valid({**told, "devices": [(("average",), "no device")]}, saved)
     state = RunState()
     state.refill(saved, told)
     assert state.average.is_meta and state.inner["of"].is_meta and state.inner["here"].is_cpu

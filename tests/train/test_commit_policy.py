@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import samebits
-from samebits.checkpoint import CommitStore, load_commit
+from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._exchange.export import load_commit
 from samebits._context import CheckOverrides, process
 from samebits.errors import InvalidArgumentError, RecordError, RunDirectoryError
 from samebits.train._saving import digest_chain
@@ -53,12 +54,12 @@ def test_steps_seconds_and_shares_are_due_when_they_say():
     time.sleep(0.06)
     assert seconds.due(1) and not minutes.due(1)
     share = Cadence("50 %")
-    share.took(300)
+    share.record_commit(300)
     assert not share.due(1)
-    share.took(0.02)
+    share.record_commit(0.02)
     time.sleep(0.05)
     assert share.due(1)
-    share.written(seconds=0.01, processor_seconds=300.0)  # what the writer process needs counts, too
+    share.record_write(seconds=0.01, processor_seconds=300.0)  # what the writer process needs counts, too
     assert not share.due(1)
     assert not Cadence("explicit").due(4)
 

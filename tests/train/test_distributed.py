@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import samebits
 from samebits import _digest as digest, errors
-from samebits.checkpoint import CommitStore
+from samebits.checkpoint._local_store import CommitStore
 from samebits._context import Observer, CheckOverrides, process
 from samebits.train._distributed import rank_agreement as joined
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import samebits
-from samebits.checkpoint import CommitStore
+from samebits.checkpoint._local_store import CommitStore
 from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.train._state.environment_check import KNOWN, Environment
 
@@ -89,7 +89,7 @@ def pretend(committed, path, value):
 def test_a_change_stops_the_resume_and_is_accepted_by_its_name(committed, name):
     """Another version, CPU, GPU or flag is refused with what it was and is; its name, and no other, accepts it."""
     before = pretend(committed, CHANGES[name], "another")
-    here = Environment.here({}, 1)
+    here = Environment.current({}, 1)
     with pytest.raises(RunMismatchError, match=rf"another then, .* now \('{name}'\)") as caught:
         here.check(before, "the run", {"threads"})
     assert f"allow_changes={sorted({name, 'threads'})}" in str(caught.value)
@@ -103,7 +103,7 @@ def test_all_changes_are_listed_at_once(committed):
     with pytest.raises(
         RunMismatchError, match=r"(?s)cpu: Z80 then.*packages.torch: 0.1 then.*\['cpu', 'torch'\]"
     ):
-        Environment.here({}, 1).check(before, "the run", frozenset())
+        Environment.current({}, 1).check(before, "the run", frozenset())
 
 
 def test_a_flag_that_really_changed_is_refused(committed):
@@ -154,15 +154,15 @@ def test_threads_that_cannot_be_put_back_stop_the_run(monkeypatch, committed):
     before = pretend(committed, ("threads",), 7)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # as where a process may not have more
     with pytest.raises(RunMismatchError, match="7 intra-op threads.*thread_invariant.*'threads'"):
-        Environment.here({}, 1).resume(before, "the run", frozenset())
-    Environment.here({}, 1).resume(before, "the run", {"threads"})
+        Environment.current({}, 1).resume(before, "the run", frozenset())
+    Environment.current({}, 1).resume(before, "the run", {"threads"})
     with samebits.enable_op_determinism(thread_invariant=True):
-        Environment.here({}, 1).resume(before, "the run", {"flags"})
+        Environment.current({}, 1).resume(before, "the run", {"flags"})
 
 
 def test_another_learning_rate_is_told_with_both_values(committed):
     """An optimizer made with another rate than the run began with goes on with the commit's: a warning says both."""
-    with pytest.warns(UserWarning, match=r"with: opt.lr: 0.1 then, 0.5 now. The commit's go on"):
+    with pytest.warns(UserWarning, match=r"with: opt.lr: 0.1 then, 0.5 now. Those of the commit are used"):
         changed = train(committed, lr=0.5)
     assert torch.equal(changed, train(None))
 
@@ -179,7 +179,7 @@ def test_another_schedule_is_told_with_both_values(tmp_path):
                 plan.step()
 
     schedule(1)
-    with pytest.warns(UserWarning, match=r"with: plan.T_max: 3 then, 6 now. The commit's go on"):
+    with pytest.warns(UserWarning, match=r"with: plan.T_max: 3 then, 6 now. Those of the commit are used"):
         schedule(2)
 
 
@@ -199,7 +199,7 @@ def test_another_rate_under_a_warm_up_is_told_as_it_was_given(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warm_up(0.1, 2)
-    with pytest.warns(UserWarning, match=r"with: opt.lr: 0.1 then, 0.5 now. The commit's go on"):
+    with pytest.warns(UserWarning, match=r"with: opt.lr: 0.1 then, 0.5 now. Those of the commit are used"):
         warm_up(0.5, 3)
 
 

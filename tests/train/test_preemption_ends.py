@@ -52,7 +52,7 @@ def train(run_dir: Path, *, interrupted: bool = False, inside: bool = False) -> 
 
     def profile(frame: Any, event: str, _: Any) -> None:
         nonlocal came
-        if event == "call" and frame.f_code is Preemption.waited.__code__:
+        if event == "call" and frame.f_code is Preemption.end_wait.__code__:
             came += 1
             if came == 3:
                 sys.setprofile(None)

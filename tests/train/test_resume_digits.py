@@ -9,7 +9,7 @@ import sys
 import time
 
 from samebits import _digest as digest
-from samebits.checkpoint import CommitStore
+from samebits.checkpoint._local_store import CommitStore
 
 
 class Digits:

@@ -20,7 +20,7 @@ from torch import nn
 
 import samebits
 from samebits import _context as context, _digest as digest
-from samebits.checkpoint import CommitStore
+from samebits.checkpoint._local_store import CommitStore
 from samebits._context import process
 
 EPOCHS = 3
@@ -70,8 +70,8 @@ class Program:
     def kill(self):
         """What the kernel does for a killed container, and nothing else: the writer, the lock, the handlers are gone."""
         commits = self.run._saving.commits
-        if commits._background is not None:
-            commits._background.close(kill=True)
+        if commits._writer is not None:
+            commits._writer.close(kill=True)
         commits.store.close()
         self.run.preemption.uninstall()
         fresh = context._ProcessState()

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from samebits.checkpoint import CommitStore
-from samebits.testing._final_digests import end_of
+from samebits.checkpoint._local_store import CommitStore
+from samebits.testing._final_digests import final_digest
 
 HOST = Path(__file__).parents[1] / "support" / "chaos_host.py"
 PHASES = (
@@ -197,7 +197,7 @@ def one_run(chaos, host, run_dir, wanted, draw):
                 group or cadence["save"] is None
             ):  # else the writer process is still at it, and the next start meets it
                 durable = check_loadable(chaos, run_dir, durable)
-    chaos.ends.append(end_of(run_dir))
+    chaos.ends.append(final_digest(run_dir))
 
 
 def check_loadable(chaos, run_dir, durable):
@@ -324,7 +324,7 @@ def chaos_of(script, folder, kills, least, seed, jobs=2):
         thread.join()
     if errors:
         raise errors[0]
-    return end_of(folder / "whole"), chaos
+    return final_digest(folder / "whole"), chaos
 
 
 @pytest.mark.chaos

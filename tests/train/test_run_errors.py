@@ -14,7 +14,7 @@ from torch import nn
 
 import samebits
 from samebits import _digest as digest
-from samebits.checkpoint import CommitStore
+from samebits.checkpoint._local_store import CommitStore
 from samebits._context import CheckOverrides, process
 from samebits.errors import (
     CommitError,
@@ -111,7 +111,7 @@ def test_another_loop_is_refused(halfway):
     model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1))
     opt = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     with (
-        pytest.raises(RunMismatchError, match="stands in the loop 'train'"),
+        pytest.raises(RunMismatchError, match="is in the loop 'train'"),
         samebits.Run(run_dir, model=model, opt=opt) as run,
     ):
         next(run.steps([1], name="other"))
@@ -343,9 +343,9 @@ def test_unseeded_runs_are_refused_under_the_switch_and_warned_about_otherwise(p
         "print(run.state.drawn)\n"
     )
     refused = python(source, "a", "on", code=1)
-    assert "UnseededError: Run: nobody has set a seed" in refused.stderr
+    assert "UnseededError: Run: no seed was set" in refused.stderr
     warned = python(source, "b", "off")
-    assert "nobody has set a seed" in warned.stderr
+    assert "no seed was set" in warned.stderr
     assert python(source, "b", "off").stdout == warned.stdout
     assert python(source, "c", "off").stdout != warned.stdout
     assert issubclass(UnseededError, RuntimeError)

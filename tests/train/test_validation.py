@@ -288,7 +288,7 @@ def test_what_the_loop_carries_sends_it_back_to_its_first_batch(tmp_path, capfd)
     with pytest.raises(Cut):
         keeping(tmp_path, cut=(5, 2), act=cut, where="local")
     err = capfd.readouterr().err
-    assert err.count("sends it back to its first batch, because number changes") == 1
+    assert err.count("restarts it from its first batch, because number changes") == 1
     seen = []
     assert keeping(tmp_path, where="local", batches=seen) == expected
     assert seen[0][:2] == (5, 0)

@@ -123,13 +123,13 @@ WRONG = [
     (lambda: fit(WEIGHTED, class_weight={0: 1.0}), "Use one of the two"),
     (
         lambda: fit(class_weight={0: 1.0}, loss_fn=absolute),
-        "absolute cannot be asked for the loss of each sample",
+        "absolute cannot return the loss of each sample",
     ),
     (
         lambda: fit(class_weight={0: 1.0}, loss_fn=nn.CrossEntropyLoss(reduction="sum")),
-        "CrossEntropyLoss cannot be asked",
+        "CrossEntropyLoss cannot return",
     ),
-    (lambda: fit(class_weight={0: 1.0}, loss_fn=functools.partial(LOSS, reduction="sum")), "cannot be asked"),
+    (lambda: fit(class_weight={0: 1.0}, loss_fn=functools.partial(LOSS, reduction="sum")), "cannot return"),
     (lambda: fit(WEIGHTED, loss_fn=absolute), "the batches have weights: absolute cannot"),
     (
         lambda: fit([(x, y, torch.ones(3)) for x, y in BATCHES]),

@@ -1,4 +1,4 @@
-"""Callbacks with state by contract: what they remember is part of every commit."""
+"""Callbacks: hooks of `Trainer.fit`, whose state is part of every commit."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a callback is: hooks of `Trainer.fit`, and a state that is part of every commit."""
+"""The base of callbacks: hooks of `Trainer.fit`, and a state that is part of every commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits.errors import InvalidArgumentError
 
 
 class TrainerView(Protocol):
-    """What a callback may use of the trainer."""
+    """The parts of the trainer that a callback may use."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -20,21 +20,21 @@ class TrainerView(Protocol):
     initial_epoch: int
     steps_per_epoch: int | None
     validates: bool
-    """Whether `fit` was given validation data."""
+    """True if `fit` has validation data."""
 
     @property
     def eval_model(self) -> torch.nn.Module:
-        """What validation measures: the moving average of the weights, if there is one, else `model`."""
+        """The model that validation measures: the moving average of the weights, if there is one, else `model`."""
         ...
 
     @property
     def run_dir(self) -> Path | str | None:
-        """Where commits go; None: there are none, and nothing will ever be resumed."""
+        """The folder of the commits; None: nothing is saved or resumed."""
         ...
 
     @property
     def resumed(self) -> bool:
-        """Whether this `fit` goes on from a commit."""
+        """True if this `fit` resumes from a commit."""
         ...
 
     def stop_training(self) -> None:
@@ -42,7 +42,7 @@ class TrainerView(Protocol):
         ...
 
     def commit(self) -> None:
-        """Asks for a commit between this step and the next (before the first one, from `on_train_begin`)."""
+        """Requests a commit between this step and the next (before the first one, from `on_train_begin`)."""
         ...
 
 
@@ -78,15 +78,15 @@ class Callback:
             self.bad_epochs = state_dict["bad_epochs"]
     ```
 
-    A file that a callback writes is not part of the commit. After a kill it is ahead of it: bring it back to what
-    the state says in `on_train_begin` (`trainer.resumed`), and keep what a resume may still need until `on_commit`.
+    A file that a callback writes is not part of the commit. After a kill it is ahead of the commit: reset it to the state
+    in `on_train_begin` (`trainer.resumed`), and keep data that a resume may still need until `on_commit`.
     """
 
     every_rank = True
-    """Whether every process of a distributed training calls the hooks; False for what writes files or prints: rank 0 does."""
+    """True if every process of a distributed training calls the hooks; False for callbacks that write files or print: rank 0 does."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuses a hook that nobody would call."""
+        """Raises for a hook that is never called."""
         super().__init_subclass__(**kwargs)
         hooks = [name for name in vars(Callback) if name.startswith("on_")]
         for name in vars(cls):
@@ -95,44 +95,44 @@ class Callback:
                 raise InvalidArgumentError(f"class {cls.__name__}: there is no hook {name}. {known}")
 
     def on_train_begin(self, trainer: TrainerView) -> None:
-        """Once per `fit`, before its first step; after a resume too, with the state loaded already."""
+        """Called once per `fit`, before its first step; after a resume too, with the state loaded already."""
 
     def on_epoch_begin(self, trainer: TrainerView, epoch: int) -> None:
-        """In the epoch's first step, before the model is called; not again when an epoch is resumed in its middle."""
+        """Called in the epoch's first step, before the model; not again when an epoch is resumed in its middle."""
 
     def on_batch_begin(self, trainer: TrainerView, step: int) -> None:
-        """Before the model is called; `step` is the number of the batch in the whole run, from 0."""
+        """Called before the model; `step` is the number of the batch in the whole run, from 0."""
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
-        """After each batch; `logs` holds its loss. With `accumulate` the weights have changed after a group's last."""
+        """Called after each batch; `logs` holds its loss. With `accumulate` the weights have changed after a group's last batch."""
 
     def on_validation_begin(self, trainer: TrainerView) -> None:
-        """Before a validation of `fit`, behind the epoch's last batch; again when it was killed and is resumed."""
+        """Called before a validation of `fit`, after the epoch's last batch; again when it was killed and is resumed."""
 
     def on_validation_end(self, trainer: TrainerView, logs: dict[str, float]) -> None:
-        """After it; `logs` holds its loss and metrics, by their own names."""
+        """Called after a validation; `logs` holds its loss and metrics, by their own names."""
 
     def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
-        """After the epoch's last step and its validation; `logs` may be added to."""
+        """Called after the epoch's last step and its validation; entries may be added to `logs`."""
 
     def on_commit(self, trainer: TrainerView, step: int) -> None:
-        """A commit is durable that holds the effects of every step before number `step`.
+        """Called when a commit is durable that holds the effects of every step before number `step`.
 
-        How often that happens is a matter of time: change nothing here that is part of the state.
+        Its frequency depends on time: do not change the state here.
         """
 
     def on_train_end(self, trainer: TrainerView) -> None:
-        """Once, when training has ended (again when a finished run is started again)."""
+        """Called once, when training has ended (again when a finished run is started again)."""
 
     def on_exit(self, trainer: TrainerView) -> None:
-        """When `fit` is left, in whatever way: give back what is held (a terminal, a file)."""
+        """Called when `fit` is left in any way: release resources (a terminal, a file)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state; nothing here."""
+        """Returns the state; empty here."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Puts the state back."""
+        """Restores the state."""
 
 
 class AttributeState(Callback):
@@ -141,7 +141,7 @@ class AttributeState(Callback):
     _state: tuple[str, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """The named attributes; containers are copies, so that the next hook does not change what was taken."""
+        """Returns the named attributes; containers are copies, so that the next hook does not change them."""
         return {name: copy.copy(getattr(self, name)) for name in self._state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

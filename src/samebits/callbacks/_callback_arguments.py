@@ -1,4 +1,4 @@
-"""What a callback is given, refused where it is of another kind than its place asks for."""
+"""Checks of the arguments of callbacks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from samebits.errors import InvalidArgumentError
 
 
-def check(call: str, **given: Any) -> None:
-    """Raises `InvalidArgumentError` for an argument that is not what callbacks take by that name."""
-    for name, value in given.items():
-        fits, asked = _ASKED[name]
+def check(call: str, **arguments: Any) -> None:
+    """Raises `InvalidArgumentError` for an invalid argument, by its name."""
+    for name, value in arguments.items():
+        fits, wanted = _WANTED[name]
         if not fits(value):
-            raise InvalidArgumentError(f"{call}({name}={value!r:.60}): {asked}.")
+            raise InvalidArgumentError(f"{call}({name}={value!r:.60}): {wanted}.")
 
 
 def _number(value: Any, least: float = -math.inf) -> bool:
@@ -46,7 +46,7 @@ def _one_of(*choices: str) -> tuple[Callable[[Any], bool], str]:
 
 _PATH = (_path, "a path, a str or a Path")
 _EPOCHS = (_from_zero, "a number of epochs, which must be at least 0")
-_ASKED: dict[str, tuple[Callable[[Any], bool], str]] = {
+_WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "baseline": (_number_or_none, "a number, or None"),
     "cooldown": _EPOCHS,
     "factor": (lambda value: _number(value) and 0 < value < 1, "a number, which must be between 0 and 1"),
@@ -79,4 +79,4 @@ _ASKED: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "update_freq": _one_of("epoch", "batch"),
 }
-"""By the name of the argument: whether a value fits, and what is asked for."""
+"""Per name of an argument: a check, and the valid values in words."""

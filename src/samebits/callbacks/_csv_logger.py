@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from samebits._inspect import user_code
 from samebits.callbacks._base import AttributeState, TrainerView
 from samebits.callbacks._callback_arguments import check
-from samebits.callbacks._write_errors import named_disk_errors
+from samebits.callbacks._write_errors import translate_disk_errors
 from samebits.checkpoint._async_writer.writer.commit_folder import sync_folder
 
 _TAIL_BYTES = 1 << 14
@@ -23,18 +23,18 @@ class CSVLogger(AttributeState):
     """Writes one row per epoch (or step) as soon as it is there; the columns are those of Keras's CSVLogger.
 
     A commit keeps the last rows themselves and how many bytes of the file precede them, which are on disk for good.
-    A resume cuts the file back to those bytes and writes the rows again: it needs neither the rows behind the commit,
-    which come again, nor luck with what the system had not written yet when it lost power.
+    A resume truncates the file to those bytes and writes the rows again: it needs neither the rows after the commit,
+    which come again, nor the bytes that the system had not written yet when it lost power.
 
     Args:
         filename: made with its folders; a new training starts it anew.
         separator: one character.
-        append: a new training goes on behind what the file holds.
+        append: a new training appends to the file.
         update_freq: "epoch": `epoch` (from 0) and the logs, sorted; a metric that an epoch lacks is NA.
             "batch": `step` (of the whole run, from 0) and the batch's logs.
 
     Raises:
-        InvalidArgumentError: an argument is not what its place asks for.
+        InvalidArgumentError: an argument is invalid.
         RecordError: the disk refuses the file.
     """
 
@@ -61,8 +61,8 @@ class CSVLogger(AttributeState):
         self._tail = ""
 
     def on_train_begin(self, trainer: TrainerView) -> None:
-        """Opens the file, as the commit knows it."""
-        with named_disk_errors(self._call):
+        """Opens the file with the content that the commit has."""
+        with translate_disk_errors(self._call):
             self._begin(trainer)
 
     def _begin(self, trainer: TrainerView) -> None:
@@ -71,14 +71,14 @@ class CSVLogger(AttributeState):
             self._fields, self._tail = None, ""
             self._base = self.path.stat().st_size if self.append and self.path.exists() else 0
             if self._base:
-                trainer.commit()  # before the first row: else a restart could not tell ours from those of before
+                trainer.commit()  # before the first row: otherwise a restart could not distinguish our rows from earlier ones
         self._file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         sync_folder(self.path.parent)
         size = os.fstat(self._file.fileno()).st_size
         if size < self._base:
             user_code.warn(
-                f"{self._call}: the commit knows of {self._base} bytes, the file has {size}. Somebody "
-                "has shortened it; the log goes on behind what is left.",
+                f"{self._call}: the commit has {self._base} bytes, the file has {size}. Somebody "
+                "has shortened it; the log continues after the rest.",
             )
             self._base = size
         self._file.truncate(self._base)
@@ -86,12 +86,12 @@ class CSVLogger(AttributeState):
         self._put(self._tail)
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
-        """With update_freq="batch": the step's row."""
+        """Writes the step's row, with update_freq="batch"."""
         if self.update_freq == "batch":
             self._write("step", step, logs, sorted(logs))
 
     def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
-        """With update_freq="epoch": the epoch's row."""
+        """Writes the epoch's row, with update_freq="epoch"."""
         if self.update_freq == "epoch":
             names = sorted(logs)
             if trainer.validates and not any(name.startswith("val_") for name in names):
@@ -101,7 +101,9 @@ class CSVLogger(AttributeState):
     def on_exit(self, trainer: TrainerView) -> None:
         """Closes the file."""
         if self._file is not None:
-            with suppress(OSError):  # a row that the disk refused is in the buffer still, and was named
+            with suppress(
+                OSError
+            ):  # a row that the disk refused is still in the buffer; the error was raised before
                 self._file.close()
             self._file = None
 
@@ -113,7 +115,7 @@ class CSVLogger(AttributeState):
             if self._base == 0:
                 text = self._line([counter, *names])
         text += self._line([number, *(logs.get(name, "NA") for name in self._fields)])
-        with named_disk_errors(self._call):
+        with translate_disk_errors(self._call):
             if len(self._tail) > _TAIL_BYTES:
                 os.fsync(self._file.fileno())
                 self._base, self._tail = self._base + len(self._tail.encode()), ""
@@ -123,7 +125,7 @@ class CSVLogger(AttributeState):
     def _put(self, text: str) -> None:
         assert self._file is not None
         self._file.write(text.encode())
-        self._file.flush()  # a kill of this process, unlike a loss of power, takes nothing that the system has
+        self._file.flush()  # the system keeps it after a kill of this process, though not after a loss of power
 
     @property
     def _call(self) -> str:

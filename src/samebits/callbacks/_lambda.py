@@ -17,8 +17,8 @@ class Lambda(Callback):
     """Calls functions as hooks: `Lambda(on_epoch_end=lambda trainer, epoch, logs: print(epoch, logs))`.
 
     Args:
-        state: what the functions remember from one call to the next; part of every commit, and filled in place by a
-            resume. What they remember elsewhere is lost.
+        state: values that the functions keep from one call to the next; part of every commit, and filled in place by a
+            resume. Values kept elsewhere are lost.
         hooks: functions by the name of their hook, with the arguments of `Callback`'s method.
     """
 
@@ -35,10 +35,10 @@ class Lambda(Callback):
         vars(self).update(hooks)  # an attribute of the instance comes before the class's method
 
     def state_dict(self) -> dict[str, Any]:
-        """The given dict's values."""
+        """Returns the dict's values."""
         return dict(self.state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Fills the given dict."""
+        """Fills the dict."""
         self.state.clear()
         self.state.update(copy.deepcopy(state_dict))

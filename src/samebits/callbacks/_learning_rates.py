@@ -25,12 +25,12 @@ class ReduceLROnPlateau(Monitored):
     Adds `learning_rate`, the first group's rate in this epoch, to the logs.
 
     Args:
-        optimizer: whose param_groups are changed.
+        optimizer: the optimizer whose param_groups are changed.
         monitor: name in the epoch's logs.
         factor: below 1.
         patience: epochs without improvement before the rate is reduced; 0 is the same as 1.
         mode: "min", "max", or "auto" (by the name: losses and errors are to fall, accuracies to rise).
-        min_delta: what counts as an improvement must exceed it.
+        min_delta: a change counts as an improvement if it exceeds this.
         cooldown: epochs after a reduction in which nothing is counted.
         min_lr: lower bound of the rates.
     """
@@ -70,12 +70,12 @@ class ReduceLROnPlateau(Monitored):
         self.cooldown_counter = 0
 
     def on_train_begin(self, trainer: TrainerView) -> None:
-        """A new training starts afresh; a resumed one goes on."""
+        """Resets the state for a new training; a resumed one continues."""
         if not trainer.resumed:
             self._reset()
 
     def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
-        """Keras 3's rule, `ReduceLROnPlateau.on_epoch_end`."""
+        """Reduces the rates by the rule of Keras 3's `ReduceLROnPlateau.on_epoch_end`."""
         logs["learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         value = self._value(trainer, logs)
         if value is None:
@@ -92,7 +92,7 @@ class ReduceLROnPlateau(Monitored):
                 self._reduce()
 
     def _reduce(self) -> None:
-        """Rates that are at `min_lr` already stay, and then (Keras's rule) no cooldown begins."""
+        """Reduces the rates. Those at `min_lr` already stay, and then (Keras's rule) no cooldown begins."""
         groups = [group for group in self.optimizer.param_groups if float(group["lr"]) > self.min_lr]
         for group in groups:
             _set_rate(group, max(float(group["lr"]) * self.factor, self.min_lr))
@@ -104,8 +104,8 @@ class ReduceLROnPlateau(Monitored):
 class LearningRateScheduler(Callback):
     """Sets the learning rates at the beginning of each epoch: `schedule(epoch, rate)`, or `schedule(epoch)`.
 
-    `schedule` is asked once per group of the trainer's optimizer, with the group's rate. It must be a function of its
-    arguments alone: what else it remembers is not saved. Adds `learning_rate`, the first group's, to the logs.
+    `schedule` is called once per group of the trainer's optimizer, with the group's rate. It must be a function of its
+    arguments alone: other state of it is not saved. Adds `learning_rate`, the first group's, to the logs.
     """
 
     def __init__(self, schedule: Callable[..., float]) -> None:
@@ -117,7 +117,7 @@ class LearningRateScheduler(Callback):
         self._takes_rate = _takes_two(schedule)
 
     def on_epoch_begin(self, trainer: TrainerView, epoch: int) -> None:
-        """Asks for all rates, then sets them."""
+        """Computes all rates, then sets them."""
         groups = trainer.optimizer.param_groups
         rates = [self._rate(epoch, float(group["lr"])) for group in groups]
         for group, rate in zip(groups, rates, strict=True):
@@ -141,7 +141,7 @@ def _takes_two(schedule: Callable[..., float]) -> bool:
         inspect.signature(schedule).bind(0, 0.1)
     except TypeError:
         return False
-    except ValueError:  # a builtin that does not say
+    except ValueError:  # a builtin without a signature
         return True
     return True
 

@@ -1,4 +1,4 @@
-"""`ModelCheckpoint`: files of weights for others to read; after a resume they are those that the commit knows."""
+"""`ModelCheckpoint`: files of weights for other programs; after a resume they are those of the commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samebits._inspect import user_code
 from samebits.callbacks._base import TrainerView
 from samebits.callbacks._callback_arguments import check
 from samebits.callbacks._monitored_metric import Monitored
-from samebits.callbacks._write_errors import named_disk_errors
+from samebits.callbacks._write_errors import translate_disk_errors
 from samebits.checkpoint._exchange.weights_file import SUFFIXES, save_weights
 from samebits.errors import InvalidArgumentError
 
@@ -22,21 +22,21 @@ from samebits.errors import InvalidArgumentError
 class ModelCheckpoint(Monitored):
     """Writes the state_dict of `trainer.eval_model` after epochs; each file appears whole, by a rename.
 
-    It does not take part in resuming (commits do that). But what it has kept is as exact as the rest: a file that is
-    replaced or dropped is set aside in a hidden folder until a commit knows of it, and a resume brings it back.
+    It does not take part in resuming (commits do that). But its files are as exact as the rest: a file that is
+    replaced or dropped is moved to a hidden folder until the change is committed, and a resume restores it.
 
     Args:
         filepath: ends in .safetensors, or in .pt or .pth (`torch.load(..., weights_only=True)` reads it). It may hold
             `{epoch}` (from 1, as in Keras) and names of metrics: `"best/{epoch:02d}-{val_loss:.3f}.safetensors"`.
-        monitor: name in the epoch's logs; looked at with `save_best_only` and `keep_best` only.
+        monitor: name in the epoch's logs; used with `save_best_only` and `keep_best` only.
         mode: "min", "max", or "auto" (by the name: losses and errors are to fall, accuracies to rise).
         save_best_only: write only when the metric is better than in all epochs before; Keras's rule.
         keep_best: keep the files of this many best epochs only (of equal ones the earlier, a NaN last). It may not
             go with `save_best_only`.
-        initial_value_threshold: with `save_best_only`, what the first file must be better than.
+        initial_value_threshold: with `save_best_only`, the value that the first file must improve on.
 
     Raises:
-        InvalidArgumentError: an argument is not what its place asks for.
+        InvalidArgumentError: an argument is invalid.
         RecordError: the disk refuses the file.
     """
 
@@ -61,7 +61,7 @@ class ModelCheckpoint(Monitored):
         )
         self._watches = save_best_only or keep_best is not None
         if mode == "auto" and not self._watches:
-            mode = "min"  # nothing is compared, so the name need not tell
+            mode = "min"  # nothing is compared, so the name may be ambiguous
         super().__init__(monitor, mode, 0.0)
         self.filepath = os.fspath(filepath)
         _check(self.filepath, save_best_only, keep_best)
@@ -70,45 +70,45 @@ class ModelCheckpoint(Monitored):
         self.initial_value_threshold = initial_value_threshold
         self.best = initial_value_threshold
         self.kept: dict[str, list[Any]] = {}
-        """Per file, by its path below the folder that all have in common: its epoch and its metric."""
+        """Epoch and metric of each file, by its path below the folder that all have in common."""
         fixed = self.filepath.split("{")[0]
         self._folder = Path(fixed if fixed.endswith("/") else os.path.dirname(fixed) or ".")
-        self._aside = self._folder / f".{Path(self.filepath).name}.superseded"
-        """Files that only older commits know, named after their epoch and the step that gave them up."""
+        self._superseded = self._folder / f".{Path(self.filepath).name}.superseded"
+        """Folder of the files that only older commits have, named after their epoch and the step that replaced them."""
         self._step = 0
 
     def on_train_begin(self, trainer: TrainerView) -> None:
-        """Brings back the files that the commit knows, and removes the rest of what was set aside."""
+        """Restores the files of the commit, and removes the other superseded files."""
         if not trainer.resumed:
             self.best, self.kept = self.initial_value_threshold, {}
-        with named_disk_errors(f"ModelCheckpoint({self.filepath!r})"):
+        with translate_disk_errors(f"ModelCheckpoint({self.filepath!r})"):
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._bring_back()
+            self._restore_files()
 
-    def _bring_back(self) -> None:
+    def _restore_files(self) -> None:
         for name, (epoch, _) in self.kept.items():
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            for hidden in self._aside.glob(f"{epoch}-*"):
+            for hidden in self._superseded.glob(f"{epoch}-*"):
                 hidden.replace(path)
             if not path.exists():
                 user_code.warn(
-                    f"ModelCheckpoint: {path}, written after epoch {epoch + 1}, is gone. Training goes on to the same weights; "
+                    f"ModelCheckpoint: {path}, written after epoch {epoch + 1}, is gone. Training continues to the same weights; "
                     "the file counts as written, and comes again only in its turn. Stop and put a copy of it back if you need "
                     "it, or write the weights of a commit: samebits commits RUN_DIR --export newest FILE.",
                 )
-        shutil.rmtree(self._aside, ignore_errors=True)
+        shutil.rmtree(self._superseded, ignore_errors=True)
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
         """Notes the step."""
         self._step = step
 
     def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
-        """Writes the weights if they are wanted, and drops the file that is wanted no more."""
+        """Writes the weights if they are wanted, and drops the file that is no longer wanted."""
         value = self._value(trainer, logs) if self._watches else None
-        if self._watches and (value is None or not self._wanted(value)):
+        if self._watches and (value is None or not self._should_save(value)):
             return
-        with named_disk_errors(f"ModelCheckpoint({self.filepath!r})"):
+        with translate_disk_errors(f"ModelCheckpoint({self.filepath!r})"):
             self._save(trainer, epoch, value, self._name(epoch, logs))
 
     def _save(self, trainer: TrainerView, epoch: int, value: float | None, name: str) -> None:
@@ -124,14 +124,14 @@ class ModelCheckpoint(Monitored):
             self.best = value
 
     def on_commit(self, trainer: TrainerView, step: int) -> None:
-        """No resume can ask for files any more that were given up before this commit."""
-        for path in self._aside.glob("*-*"):
+        """Deletes the files that were superseded before this commit: no resume needs them any more."""
+        for path in self._superseded.glob("*-*"):
             if int(path.stem.split("-")[1]) < step:
                 path.unlink(missing_ok=True)
-        with suppress(OSError):  # not there, or not empty
-            self._aside.rmdir()
+        with suppress(OSError):  # missing, or not empty
+            self._superseded.rmdir()
 
-    def _wanted(self, value: float) -> bool:
+    def _should_save(self, value: float) -> bool:
         if self.keep_best is None:
             return self._improves(value, self.best)
         if len(self.kept) < self.keep_best:
@@ -157,13 +157,13 @@ class ModelCheckpoint(Monitored):
         return os.path.relpath(path, self._folder)
 
     def _supersede(self, trainer: TrainerView, name: str, *, replaced: bool = False) -> None:
-        """Gives up a file: at once where nothing is ever resumed, else not before a commit knows of it."""
+        """Removes a file: at once where nothing is ever resumed, else when the removal is committed."""
         path, epoch = self._folder / name, self.kept.pop(name)[0]
         if trainer.run_dir is None:
             if not replaced:
                 path.unlink(missing_ok=True)
             return
-        hidden = self._aside / f"{epoch}-{self._step}{path.suffix}"
+        hidden = self._superseded / f"{epoch}-{self._step}{path.suffix}"
         hidden.parent.mkdir(exist_ok=True)
         with suppress(FileNotFoundError):
             if replaced:  # readers find the old file until the new one is there

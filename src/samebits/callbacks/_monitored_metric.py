@@ -1,4 +1,4 @@
-"""What the callbacks that watch a metric share: its direction, its comparison, and the error when it is not there."""
+"""The base of callbacks that watch a metric: its direction, its comparison, and the error when it is missing."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Monitored(AttributeState):
         name = self.monitor.removeprefix("val_")
         if not name.endswith(_RISING + _FALLING):
             raise InvalidArgumentError(
-                f"{self._call}(monitor={self.monitor!r}, mode='auto'): the name does not tell whether the metric is to "
-                "rise or to fall. Pass mode='max' or mode='min'."
+                f"{self._call}(monitor={self.monitor!r}, mode='auto'): the name does not show whether the metric should "
+                "rise or fall. Pass mode='max' or mode='min'."
             )
         return name.endswith(_RISING)
 
@@ -52,7 +52,7 @@ class Monitored(AttributeState):
             return bool(np.float32(value + self.min_delta) < np.float32(reference))
 
     def _value(self, trainer: TrainerView, logs: dict[str, Any]) -> float | None:
-        """The metric; None in an epoch without validation.
+        """Returns the metric; None in an epoch without validation.
 
         Raises `InvalidArgumentError` when no epoch will have it.
         """
@@ -60,12 +60,12 @@ class Monitored(AttributeState):
             return float(logs[self.monitor])
         if self.monitor.startswith("val_"):
             if not trainer.validates:
-                self._unknown(logs, "Pass validation_data to fit, or monitor='loss'.")
+                self._raise_unknown(logs, "Pass validation_data to fit, or monitor='loss'.")
             if not any(name.startswith("val_") for name in logs):
                 return None
-        return self._unknown(logs, "Choose one of them.")
+        return self._raise_unknown(logs, "Choose one of them.")
 
-    def _unknown(self, logs: dict[str, Any], cure: str) -> None:
+    def _raise_unknown(self, logs: dict[str, Any], cure: str) -> None:
         raise InvalidArgumentError(
             f"{self._call}(monitor={self.monitor!r}): the metrics are {', '.join(sorted(logs))}. {cure}"
         )

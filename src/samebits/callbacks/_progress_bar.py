@@ -17,8 +17,8 @@ class ProgressBar(Callback):
     """Shows epoch, step, and the logs. It holds no state: after a resume it continues at the run's position.
 
     Args:
-        file: where to; None: stderr.
-        bar: False: on a terminal too the line per epoch alone.
+        file: the output; None: stderr.
+        bar: False for the line per epoch alone, on a terminal too.
     """
 
     every_rank = False
@@ -45,9 +45,8 @@ class ProgressBar(Callback):
         """Moves the bar to the step."""
         if self._progress is None:
             return
-        if (
-            self._task is None
-        ):  # begins where the run stands: steps of earlier processes are no part of the speed
+        # Begins at the run's position: steps of earlier processes are no part of the speed
+        if self._task is None:
             epochs = trainer.epochs - trainer.initial_epoch
             total = None if trainer.steps_per_epoch is None else trainer.steps_per_epoch * epochs
             self._task = self._progress.add_task("training", total=total, completed=step, logs="")
@@ -62,14 +61,14 @@ class ProgressBar(Callback):
             print(line, file=self._file or sys.stderr, flush=True)
 
     def on_exit(self, trainer: TrainerView) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = self._task = None
 
 
-def bars(verbose: str | int) -> list[ProgressBar]:
-    """What `fit(verbose=...)` stands for, Keras's numbers: 0 nothing, 1 or "auto" a bar, 2 a line per epoch."""
+def progress_bars(verbose: str | int) -> list[ProgressBar]:
+    """Returns the bars for `fit(verbose=...)`, Keras's numbers: 0 nothing, 1 or "auto" a bar, 2 a line per epoch."""
     if verbose not in ("auto", 0, 1, 2):
         raise InvalidArgumentError(f"fit(verbose={verbose!r}): one of 'auto', 0, 1, 2.")
     return [ProgressBar(bar=verbose != 2)] if verbose else []

@@ -16,7 +16,7 @@ class EarlyStopping(Monitored):
 
     Args:
         monitor: name in the epoch's logs.
-        min_delta: what counts as an improvement must exceed it.
+        min_delta: a change counts as an improvement if it exceeds this.
         patience: epochs without improvement before training stops. It never stops after the first epoch.
         mode: "min", "max", or "auto" (by the name: losses and errors are to fall, accuracies to rise).
         baseline: patience is reset only by an improvement over this value.
@@ -52,12 +52,12 @@ class EarlyStopping(Monitored):
         self.best_weights: dict[str, Any] | None = None
 
     def on_train_begin(self, trainer: TrainerView) -> None:
-        """A new training starts afresh; a resumed one goes on."""
+        """Resets the state for a new training; a resumed one continues."""
         if not trainer.resumed:
             self._reset()
 
     def on_epoch_end(self, trainer: TrainerView, epoch: int, logs: dict[str, float]) -> None:
-        """Keras 3's rule, `EarlyStopping.on_epoch_end`."""
+        """Decides by the rule of Keras 3's `EarlyStopping.on_epoch_end`."""
         value = self._value(trainer, logs)
         if value is None or epoch < self.start_from_epoch:
             return
@@ -90,6 +90,6 @@ class TerminateOnNaN(Callback):
     """
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
-        """Looks at the batch's loss."""
+        """Checks the batch's loss."""
         if not math.isfinite(logs["loss"]):
             trainer.stop_training()

@@ -14,18 +14,18 @@ from samebits.callbacks._callback_arguments import check
 class TensorBoard(AttributeState):
     """Writes the logs as scalars, through `torch.utils.tensorboard` (needs the package `tensorboard`).
 
-    Each process writes a file of its own, which begins with a purge: whatever earlier files hold from the step on at
-    which this process started was not part of the commit, and TensorBoard leaves it out. That is a comparison of step
-    numbers, so all scalars lie on one axis, the run's steps: an epoch's at its last step.
+    Each process writes its own file, which begins with a purge: entries of earlier files from the first step of this
+    process on were not part of the commit, and TensorBoard omits them. It compares step numbers, so all scalars are on
+    one axis, the run's steps: an epoch's at its last step.
 
-    What a commit counts as done has left this process before, so no kill takes it. A loss of power may.
+    Entries are flushed before the commit that counts them, so no kill loses them. A loss of power may.
 
     Args:
-        log_dir: of this run alone. A training that starts at step 0 purges all of it.
+        log_dir: folder of this run alone. A training that starts at step 0 purges all of it.
         update_freq: "epoch": the epochs' logs, by their names. "batch": each step's too, as `batch/loss`.
 
     Raises:
-        InvalidArgumentError: an argument is not what its place asks for.
+        InvalidArgumentError: an argument is invalid.
         ModuleNotFoundError: the package `tensorboard` is not installed.
     """
 
@@ -50,10 +50,10 @@ class TensorBoard(AttributeState):
         self._step = 0
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
-        """Purges from the first step of this process on; with update_freq="batch" writes the step's logs."""
+        """Purges from the first step of this process on; writes the step's logs with update_freq="batch"."""
         self._step = step
         if self._writer is None:
-            _await_next_second(self.log_dir)
+            _wait_for_next_second(self.log_dir)
             self._writer = self._open(str(self.log_dir), purge_step=step)
         if self.update_freq == "batch":
             self._write({f"batch/{name}": value for name, value in logs.items()})
@@ -69,7 +69,7 @@ class TensorBoard(AttributeState):
             self._writer = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The step; and what a commit counts as done has left this process."""
+        """Returns the step, after flushing the entries that the commit counts."""
         if self._writer is not None:
             self._writer.flush()
         return super().state_dict()
@@ -79,7 +79,7 @@ class TensorBoard(AttributeState):
             self._writer.add_scalar(name, value, self._step)
 
 
-def _await_next_second(folder: Path) -> None:
-    """TensorBoard reads files in the order of their names, which hold the second: the newest must come last."""
+def _wait_for_next_second(folder: Path) -> None:
+    """Waits until the next second: TensorBoard reads files in the order of their names, which hold the second."""
     while any(folder.glob(f"events.out.tfevents.{int(time.time())}.*")):
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What to say when the disk refuses a callback's file."""
+"""Messages for files of callbacks that the disk refuses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from samebits.errors import RecordError
 
 
 @contextmanager
-def named_disk_errors(call: str) -> Iterator[None]:
-    """Makes an OSError one line that names the callback and the cure."""
+def translate_disk_errors(call: str) -> Iterator[None]:
+    """Turns an OSError into one line that names the callback and the cure."""
     try:
         yield
     except OSError as error:
         cure = CURES.get(error.errno or 0, "Remove the cause, or choose another path")
         raise RecordError(
             f"{call}: {os.strerror(error.errno) if error.errno else error} ({error.filename or 'writing'}). {cure} and "
-            "run again: what the last commit knows of the file comes back."
+            "run again: the rest of the file is restored from the last commit."
         ) from error

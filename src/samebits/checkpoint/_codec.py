@@ -1,7 +1,7 @@
 """Nested state to a JSON-able tree plus a flat dict of tensors, and back, exactly. No pickle.
 
-In the tree None, bools, strings, 64-bit integers, finite floats and lists stand for themselves; everything
-else is an object with one key, the tag that says how to read it. Mappings are flat lists of keys and values:
+In the tree None, bools, strings, 64-bit integers, finite floats and lists are encoded as themselves; everything
+else is an object with one key, the tag of its decoder. Mappings are flat lists of keys and values:
 their order is state, and their keys need not be strings.
 """
 
@@ -28,14 +28,14 @@ Tensors = dict[str, torch.Tensor]
 
 
 def encode(value: Any) -> tuple[Any, Tensors]:
-    """The JSON-able tree of `value` and its tensors by dotted path; `decode` gives back equal values and types.
+    """Returns the JSON-able tree of `value` and its tensors by dotted path; `decode` restores equal values and types.
 
     Takes nestings of dict, OrderedDict, defaultdict, Counter, list, tuple, deque, set and frozenset with None,
     bool, int, float, complex, str, bytes, bytearray, dense tensors of any dtype, NumPy arrays and scalars,
-    torch.Size, torch.dtype and torch.device. The tensors are the given ones, not copies; tied ones (the same
+    torch.Size, torch.dtype and torch.device. The tensors are those of `value`, not copies; tied ones (the same
     memory seen the same way) come once. A parameter is saved as its tensor, without `requires_grad`.
 
-    Errors:
+    Raises:
         UnsavableStateError: a value is anything else; the message names its path and the cure.
     """
     encoder = Encoder()
@@ -43,7 +43,7 @@ def encode(value: Any) -> tuple[Any, Tensors]:
 
 
 def decode(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The value whose `encode` gave `plain` and `tensors`. Tied tensors come back as one tensor.
+    """Returns the value whose `encode` gave `plain` and `tensors`. Tied tensors are restored as one tensor.
 
     Arrays and tensors share memory with `tensors`. Raises KeyError, TypeError or ValueError for a tree that
     `encode` did not make.
@@ -63,18 +63,18 @@ class Encoder:
         self.tensors: Tensors = {}
         self.names: dict[tuple[Any, ...], str] = {}
         self.path: list[Any] = []
-        self.placed: dict[tuple[Any, ...], str] = {}
+        self.names_by_path: dict[tuple[Any, ...], str] = {}
         """The name of the tensor or array at each path."""
 
     def node(self, value: Any) -> Any:
-        """The tree of one value."""
+        """Returns the tree of one value."""
         encode_kind = _ENCODERS.get(type(value))
         if encode_kind is None:
             raise unsavable(self.path, value)
         return encode_kind(self, value)
 
     def child(self, key: Any, value: Any) -> Any:
-        """The tree of the value at `key` of the one under the cursor."""
+        """Returns the tree of the value at `key` of the current one."""
         self.path.append(key)
         if len(self.path) > MAX_DEPTH:
             raise unsavable(
@@ -85,13 +85,13 @@ class Encoder:
         return node
 
     def items(self, values: Sequence[Any] | deque[Any]) -> list[Any]:
-        """The trees of a sequence."""
+        """Returns the trees of a sequence."""
         if set(map(type, values)) == {int} and min(values) >= -SMALL and max(values) < SMALL:
             return list(values)  # the state of Python's generator is 625 of them
         return [self.child(number, value) for number, value in enumerate(values)]
 
     def pairs(self, mapping: Mapping[Any, Any]) -> list[Any]:
-        """The trees of keys and values in turn."""
+        """Returns the trees of keys and values in turn."""
         flat: list[Any] = []
         for key, value in mapping.items():
             if not _is_key(key):
@@ -100,24 +100,24 @@ class Encoder:
         return flat
 
     def ordered(self, value: OrderedDict[Any, Any]) -> dict[str, Any]:
-        """The tree of an OrderedDict and its attributes."""
+        """Returns the tree of an OrderedDict and its attributes."""
         # A module's state_dict carries the version of each module in the attribute `_metadata`.
         return {"ordered": [self.pairs(value), self.child("__dict__", vars(value)) if vars(value) else None]}
 
     def defaults(self, value: defaultdict[Any, Any]) -> dict[str, Any]:
-        """The tree of a defaultdict; its factory is one of FACTORIES."""
+        """Returns the tree of a defaultdict; its factory is one of FACTORIES."""
         factory = value.default_factory
         if factory is not None and FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
             raise unsavable([*self.path, "default_factory"], factory)
         return {"default": [factory and factory.__name__, self.pairs(value)]}
 
     def members(self, value: Iterable[Any]) -> list[Any]:
-        """The trees of a set."""
+        """Returns the trees of a set."""
         # Sorted, since the order of a set of strings differs from process to process.
         return sorted((self.child(f"<{item!r}>", item) for item in value), key=repr)
 
     def tensor(self, value: torch.Tensor) -> dict[str, Any]:
-        """Keeps a tensor; tied ones once."""
+        """Adds a tensor; tied ones once. Returns its node."""
         if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.is_meta:
             kind = "nested" if value.is_nested else "quantized" if value.is_quantized else value.layout
             raise unsavable(self.path, value, f"a {'meta' if value.is_meta else kind} tensor")
@@ -126,25 +126,24 @@ class Encoder:
         name = self.names.get(memory + view)
         if name is None:
             name = self.names[memory + view] = self.add(value.detach())
-        self.placed[tuple(self.path)] = name
+        self.names_by_path[tuple(self.path)] = name
         return {"tensor": name}
 
     def array(self, value: np.ndarray) -> dict[str, Any]:
-        """Keeps an array as a tensor."""
+        """Adds an array as a tensor. Returns its node."""
         if value.dtype.kind in "OV" or not value.dtype.itemsize:
             raise unsavable(self.path, value, f"a NumPy array of dtype {value.dtype}")
         order = "F" if value.flags.fnc else "C"  # sums follow the memory order
         name = self.add(_tensor_of(np.array(value, order="C")))
-        self.placed[tuple(self.path)] = name
+        self.names_by_path[tuple(self.path)] = name
         return {"array": [name, value.dtype.str, list(value.shape), order]}
 
     def add(self, tensor: torch.Tensor) -> str:
-        """Keeps `tensor` under the dotted path, made unique. A name is for readers; identity is in the tree."""
+        """Adds `tensor` under the dotted path, made unique. Returns the name; it is for readers, identity is in the tree."""
         dotted = ".".join(map(str, self.path)).encode("utf-8", "replace").decode() or "value"
         name, number = dotted, 1
-        while (
-            name in self.tensors or name == "__metadata__"
-        ):  # the one name that safetensors keeps for itself
+        # The one name that safetensors keeps for itself
+        while name in self.tensors or name == "__metadata__":
             name, number = f"{dotted}#{number}", number + 1
         self.tensors[name] = tensor
         return name
@@ -176,7 +175,7 @@ def _scalar(_: Encoder, value: np.generic) -> dict[str, Any]:
 
 
 def _tensor_of(array: np.ndarray) -> torch.Tensor:
-    """`array` (C order, own memory) as a tensor, or its bytes where torch has no such dtype."""
+    """Returns `array` (C order, its own memory) as a tensor, or its bytes where torch has no such dtype."""
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What to say when the disk refuses a commit."""
+"""Messages for commits that the disk refuses."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CURES = {
 }
 
 
-def commit_error(error: OSError, run_dir: Path, step: int, wanted: int, last: Commit | None) -> CommitError:
-    """One line: which commit, why, bytes wanted and free, what is safe, the cure."""
+def commit_error(error: OSError, run_dir: Path, step: int, nbytes: int, last: Commit | None) -> CommitError:
+    """Returns the error in one line: which commit, why, bytes wanted and free, what is safe, the cure."""
     if not run_dir.exists():
         return CommitError(
             f"commit of step {step} to {run_dir} failed: the run directory was removed, or its disk is gone. Put it back "
@@ -33,7 +33,7 @@ def commit_error(error: OSError, run_dir: Path, step: int, wanted: int, last: Co
     after = f"resumes from step {last.step}" if last else "starts at the first step"
     return CommitError(
         f"commit of step {step} to {run_dir} failed: {error.strerror or error} "
-        f"({_size(wanted)} wanted, {_free(run_dir)} free). {safe}. {cure} and run again: it {after}."
+        f"({_size(nbytes)} wanted, {_free(run_dir)} free). {safe}. {cure} and run again: it {after}."
     )
 
 

@@ -1,6 +1,6 @@
-"""Commits of one run: written beside, fsynced, renamed; read back newest valid first.
+"""The commits of one run in a local folder: written to a temporary folder, fsynced, renamed; read newest valid first.
 
-run_dir/samebits-run.json                   says that the folder is ours
+run_dir/samebits-run.json                   marks the folder as ours
 run_dir/lock                                one writer
 run_dir/commits/000000000120-1a2b3c4d/      step and digest: tensors.safetensors, manifest.json
 run_dir/commits/tmp-*                       being written or deleted; never read
@@ -15,18 +15,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from samebits._inspect import user_code
-from samebits.checkpoint._async_writer.writer.commit_folder import Shelf, identity_of, names_in
+from samebits.checkpoint._async_writer.writer.commit_folder import CommitFolder, commit_names, folder_identity
 from samebits.checkpoint._async_writer.writer.manifest_template import Commit
 from samebits.checkpoint._disk_errors import commit_error
 from samebits.checkpoint._manifest import Manifest
-from samebits.checkpoint._reading import LocalFolder, newest_valid, none_valid, read_manifest
-from samebits.checkpoint._remote.assembly import assemble
+from samebits.checkpoint._reading import LocalFolder, newest_valid, no_valid_commit_error, read_manifest
+from samebits.checkpoint._remote.assembly import prepare_commit
 from samebits.checkpoint._run_directory import COMMITS, RunDirectory
 from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError, SamebitsError
 
 
 class CommitStore:
-    """The commits in `run_dir/commits`; the newest `keep` of them stay, and the `keep_best` of the smallest value.
+    """The commits in `run_dir/commits`; the newest `keep` stay, and the `keep_best` with the smallest value.
 
     Write between `open()` and `close()` (or in a `with` block). `newest()` also works on a store that is not
     open, as long as no other process writes to it at the same time.
@@ -36,10 +36,10 @@ class CommitStore:
         if keep < 1:
             raise InvalidArgumentError(f"CommitStore(keep={keep}): at least the newest commit must stay")
         self.skipped: list[tuple[Path, str]] = []
-        """Commits that the last `newest()` could not use, and why."""
+        """Commits that the last `newest()` could not use, and the reasons."""
         self._directory = RunDirectory(Path(run_dir))
-        self.shelf = Shelf(self._directory.commits, keep, keep_best)
-        self._looked = False
+        self.folder = CommitFolder(self._directory.commits, keep, keep_best)
+        self._searched = False
 
     @property
     def run_dir(self) -> Path:
@@ -49,21 +49,21 @@ class CommitStore:
     @property
     def last(self) -> Commit | None:
         """The newest valid commit, once `newest()` or `commit()` has been called."""
-        return self.shelf.last
+        return self.folder.last
 
     def open(self) -> None:
         """Creates the folder if need be and takes the one-writer lock.
 
-        Errors:
+        Raises:
             RunDirectoryError: the folder holds other things, cannot be written, or a live process writes here.
         """
         self._directory.open()
-        self.shelf.identity = identity_of(self.shelf.commits)
-        self.shelf.sweep()
+        self.folder.identity = folder_identity(self.folder.commits)
+        self.folder.sweep()
         self.warn()
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
         self._directory.close()
 
     def __enter__(self) -> Self:
@@ -91,74 +91,74 @@ class CommitStore:
         """Makes `state` durable as the commit of `step`; returns when it would survive a power failure.
 
         `position`, `program` and `environment` are plain JSON: dicts with string keys, lists, finite numbers.
-        Nobody may write to the tensors meanwhile. `on_tensors_written` is called when the tensors are on disk
+        The tensors must not change meanwhile. `on_tensors_written` is called when the tensors are on disk
         and the manifest is not. A commit equal to the last one is not written again; one of the same step that
         differs replaces it. `rolling` and `value` are those of `Manifest`.
 
-        Errors:
+        Raises:
             UnsavableStateError: the state holds something that cannot be saved; nothing was written.
             CommitError: the disk refused; earlier commits are untouched, the half-written one is removed.
             RunDirectoryError: this process has not opened the store.
-            InvalidArgumentError: `step` lies before the last commit.
+            InvalidArgumentError: `step` is before the last commit.
         """
         self.check_step(step)
-        made = assemble(
+        prepared = prepare_commit(
             step, state, position=position, finished=finished, program=program, environment=environment,
             rolling=rolling, value=value,
         )  # fmt: skip
         try:
-            commit = self.shelf.write(
-                made.draft, made.head, made.tensors, on_tensors_written=on_tensors_written
+            commit = self.folder.write(
+                prepared.template, prepared.head, prepared.tensors, on_tensors_written=on_tensors_written
             )
         except OSError as error:
-            raise self.refused(error, made.draft.step, made.nbytes) from error
+            raise self.write_error(error, prepared.template.step, prepared.nbytes) from error
         self.warn()
-        return read_manifest(LocalFolder(self.shelf.commits / commit.name))
+        return read_manifest(LocalFolder(self.folder.commits / commit.name))
 
-    def refused(self, error: OSError, step: int, wanted: int) -> CommitError:
-        """What to raise when the disk refuses the commit of `step`, of `wanted` bytes."""
-        return commit_error(error, self.run_dir, step, wanted, self.last)
+    def write_error(self, error: OSError, step: int, nbytes: int) -> CommitError:
+        """Returns the error for a commit of `step`, of `nbytes` bytes, that the disk refused."""
+        return commit_error(error, self.run_dir, step, nbytes, self.last)
 
     def warn(self) -> None:
-        """Warns of what the shelf could not delete."""
-        troubles, self.shelf.troubles = self.shelf.troubles, []
+        """Warns of old commits that could not be deleted."""
+        troubles, self.folder.troubles = self.folder.troubles, []
         for trouble in troubles:
             user_code.warn(trouble)
 
     def newest(self) -> tuple[Manifest, Any] | None:
-        """The newest commit whose every digest holds, with its state (tensors on the CPU); None without commits.
+        """Returns the newest commit whose every digest holds, with its state (tensors on the CPU); None without commits.
 
-        Nothing is executed and nothing deleted. Newer commits that do not hold are listed in `skipped`.
+        Nothing is executed and nothing deleted. Newer commits that are damaged are listed in `skipped`.
 
-        Errors:
-            CorruptCommitError: there are commits and none is valid; the message says why for each.
+        Raises:
+            CorruptCommitError: there are commits and none is valid; the message names the reason for each.
             NewerCommitError: a later samebits wrote one of them.
         """
-        self.shelf.last, self.shelf.corrupt, self._looked = None, set(), True
+        self.folder.last, self.folder.corrupt, self._searched = None, set(), True
         found, skipped = newest_valid(map(LocalFolder, self._commits()))
         self.skipped = [(folder.path, why) for folder, why in skipped]
         if found is not None:
             _, manifest, state = found
-            self.shelf.last = manifest.commit
-            self.shelf.corrupt = {path.name for path, _ in self.skipped}
+            self.folder.last = manifest.commit
+            self.folder.corrupt = {path.name for path, _ in self.skipped}
             return manifest, state
         if skipped:
-            raise none_valid(self.run_dir, skipped)
+            raise no_valid_commit_error(self.run_dir, skipped)
         return None
 
     def values(self) -> dict[str, float | None]:
-        """`Manifest.value` of the commits that are there, by name."""
-        return self.shelf.values()
+        """Returns the `Manifest.value` of the existing commits, by name."""
+        return self.folder.values()
 
-    def look_again(self) -> None:
-        """Finds the newest commit where another process may have made one. Its tensors are not read."""
+    def refresh(self) -> None:
+        """Finds the newest commit again, where another process may have made one. Its tensors are not read."""
         for path in self._commits():
             try:
                 found = read_manifest(LocalFolder(path)).commit
             except (OSError, SamebitsError):
                 continue
             if self.last is None or found.step >= self.last.step:
-                self.shelf.last = found
+                self.folder.last = found
             return
 
     def check_step(self, step: int) -> None:
@@ -168,12 +168,12 @@ class CommitStore:
                 f"commit to {self.run_dir}, which this process (pid {os.getpid()}) has not opened. "
                 "Call open() first, in the process that commits."
             )
-        if not self._looked:
+        if not self._searched:
             self.newest()
         if step < 0 or (self.last and step < self.last.step):
             raise InvalidArgumentError(
                 f"commit(step={step}) to {self.run_dir}, which is at step {self.last.step if self.last else 0}. "
-                "Load the newest commit and go on from there, or use another run directory."
+                "Load the newest commit and resume from it, or use another run directory."
             )
 
     def _commits(self) -> list[Path]:
@@ -181,6 +181,6 @@ class CommitStore:
 
 
 def local_commits(run_dir: Path) -> list[Path]:
-    """The folders in `run_dir` with names of commits, newest step first."""
+    """Returns the folders in `run_dir` with names of commits, newest step first."""
     folder = run_dir / COMMITS
-    return [folder / name for name in names_in(folder)]
+    return [folder / name for name in commit_names(folder)]

@@ -1,4 +1,4 @@
-"""The manifest of a commit: what is in it and the digest of every bit. Written last, it makes the commit real."""
+"""The manifest of a commit: its content and the digest of every bit. Written last, it makes the commit real."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from samebits import _digest as digests
 from samebits._context import VERSION
 from samebits.checkpoint._async_writer.writer.commit_folder import TENSORS
-from samebits.checkpoint._async_writer.writer.manifest_template import Commit, Draft
+from samebits.checkpoint._async_writer.writer.manifest_template import Commit, ManifestTemplate
 from samebits.checkpoint._manifest_schema import check_fields
 from samebits.checkpoint._tensor_layout import FileLayout
 from samebits.checkpoint._unsavable import unsavable
@@ -24,7 +24,7 @@ MAX_MANIFEST_BYTES = 1 << 28
 
 @cache
 def samebits_version() -> str:
-    """The version of the installed package, or that of the sources where it is not installed."""
+    """Returns the version of the installed package, or that of the sources where it is not installed."""
     try:
         return version("samebits")
     except PackageNotFoundError:
@@ -32,23 +32,23 @@ def samebits_version() -> str:
 
 
 def marker_text() -> str:
-    """What the file says that marks a run directory."""
+    """Returns the content of the file that marks a run directory."""
     return json.dumps({"samebits": samebits_version()}) + "\n"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What one commit holds. Two manifests are equal exactly when their digests are."""
+    """The content of one commit. Two manifests are equal exactly when their digests are."""
 
     step: int
-    """Batches of the whole run that this commit stands after."""
+    """Number of batches of the whole run before this commit."""
     position: Mapping[str, Any]
     finished: bool
     program: Mapping[str, Any]
-    """What the commit belongs to: objects, shapes, seed, pipeline."""
+    """The program that made the commit: objects, shapes, seed, pipeline."""
     environment: Mapping[str, Any]
     tree: Any
-    """The plain half of the state, as `encode` gives it."""
+    """The plain half of the state, as `encode` returns it."""
     tensors: Mapping[str, Mapping[str, Any]]
     """Name -> dtype, shape, digest of the bytes, and stride where it is not the contiguous one."""
     files: Mapping[str, Mapping[str, int]]
@@ -60,11 +60,11 @@ class Manifest:
     rolling: str | None = None
     """Rolling digest of the batches and losses of the run up to here."""
     value: float | None = None
-    """What `keep_best` compares, smaller is better; None where this state was not measured."""
+    """The value that `keep_best` compares, smaller is better; None where this state was not measured."""
 
     @cached_property
     def _body(self) -> bytes:
-        return canonical({field.name: getattr(self, field.name) for field in fields(self)}).encode()
+        return canonical_json({field.name: getattr(self, field.name) for field in fields(self)}).encode()
 
     @cached_property
     def digest(self) -> str:
@@ -72,32 +72,32 @@ class Manifest:
         return digests.of_bytes(self._body)
 
     def to_bytes(self) -> bytes:
-        """The file: the canonical JSON of all fields and `digest`, which sorts first."""
+        """Returns the content of the file: the canonical JSON of all fields and `digest`, which sorts first."""
         return _file(self.digest, self._body)
 
     @property
     def commit(self) -> Commit:
-        """What the next commit needs to know of this one."""
+        """The facts that the next commit needs about this one."""
         return Commit(self.step, self.digest, replace(self, parent=None).digest)
 
     @classmethod
     def from_bytes(cls, data: bytes, file: object = "manifest.json") -> Manifest:
-        """The manifest that was written as `data`; `file` is named in errors.
+        """Returns the manifest that was written as `data`; `file` is named in errors.
 
-        Errors:
-            CorruptCommitError: not one bit may differ from what `to_bytes` writes.
+        Raises:
+            CorruptCommitError: a bit differs from the output of `to_bytes`.
             NewerCommitError: it is whole, and of a later schema.
         """
         values = _parse(data, file)
         values.pop("digest", None)
         try:
-            body = canonical(values).encode()
+            body = canonical_json(values).encode()
         except (ValueError, RecursionError) as error:
             raise CorruptCommitError(f"{file} is no manifest: {error!r}") from error
         if _file(digests.of_bytes(body), body) != data:  # with a key twice, too
             raise CorruptCommitError(f"{file} does not have the digest it was written with")
         if values.get("schema") != SCHEMA:
-            raise _other_schema(values, file)
+            raise _schema_error(values, file)
         try:
             check_fields(values)
             return cls(**values)
@@ -109,7 +109,7 @@ def _file(digest: str, body: bytes) -> bytes:
     return b'{"digest":"' + digest.encode() + b'",' + body[1:]
 
 
-def _other_schema(values: Mapping[str, Any], file: object) -> CorruptCommitError:
+def _schema_error(values: Mapping[str, Any], file: object) -> CorruptCommitError:
     schema = values.get("schema")
     kind = NewerCommitError if type(schema) is int and schema > SCHEMA else CorruptCommitError
     return kind(
@@ -118,7 +118,7 @@ def _other_schema(values: Mapping[str, Any], file: object) -> CorruptCommitError
     )
 
 
-def draft(
+def manifest_template(
     layout: FileLayout,
     *,
     step: int,
@@ -129,32 +129,32 @@ def draft(
     environment: str,
     rolling: str | None,
     value: float | None,
-) -> Draft:
-    """The manifest of tensors that lie as `layout` says; texts are canonical JSON.
+) -> ManifestTemplate:
+    """Returns the manifest of tensors with this layout, without digests; texts are canonical JSON.
 
-    Errors:
+    Raises:
         UnsavableStateError: the plain part of the state is too large.
     """
-    made = Draft(
+    template = ManifestTemplate(
         step,
         f'{{"environment":{environment},"files":{{"{TENSORS}":{{"bytes":{layout.size}}}}},'
         f'"finished":{"true" if finished else "false"},"parent":',
-        f',"position":{position},"program":{program},"rolling":{canonical(rolling)},"samebits":'
-        f'{canonical(samebits_version())},"schema":{SCHEMA},"step":{step},"tensors":',
-        f',"tree":{tree},"value":{canonical(value)}}}',
+        f',"position":{position},"program":{program},"rolling":{canonical_json(rolling)},"samebits":'
+        f'{canonical_json(samebits_version())},"schema":{SCHEMA},"step":{step},"tensors":',
+        f',"tree":{tree},"value":{canonical_json(value)}}}',
         layout.pieces,
         layout.order,
     )
-    if made.size > MAX_MANIFEST_BYTES:
+    if template.size > MAX_MANIFEST_BYTES:
         raise UnsavableStateError(
-            f"the plain part of the state takes {made.size} bytes, more than {MAX_MANIFEST_BYTES}. "
+            f"the plain part of the state takes {template.size} bytes, more than {MAX_MANIFEST_BYTES}. "
             "Keep long lists of numbers as tensors or NumPy arrays."
         )
-    return made
+    return template
 
 
-def canonical(value: Any) -> str:
-    """The one JSON of a value: sorted keys, no spaces. Raises ValueError for NaN."""
+def canonical_json(value: Any) -> str:
+    """Returns the canonical JSON of a value: sorted keys, no spaces. Raises ValueError for NaN."""
     return _ENCODER.encode(value)
 
 
@@ -162,7 +162,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fal
 
 
 def check_plain(value: Any, path: tuple[Any, ...]) -> None:
-    """Raises UnsavableStateError unless `value` comes back from JSON equal: tuples, NaN and odd keys do not."""
+    """Raises UnsavableStateError unless `value` survives a round trip through JSON: tuples, NaN and odd keys do not."""
     kind = type(value)
     if kind is dict:
         for key, item in value.items():
@@ -180,7 +180,7 @@ def check_plain(value: Any, path: tuple[Any, ...]) -> None:
 
 def _parse(data: bytes, file: object) -> dict[str, Any]:
     try:
-        values = json.loads(data, parse_constant=_refuse)
+        values = json.loads(data, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise CorruptCommitError(f"{file} is not JSON: {error}") from error
     if not isinstance(values, dict):
@@ -188,5 +188,5 @@ def _parse(data: bytes, file: object) -> dict[str, Any]:
     return values
 
 
-def _refuse(constant: str) -> NoReturn:
+def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON number")

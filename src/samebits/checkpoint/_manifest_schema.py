@@ -1,4 +1,4 @@
-"""Whether a manifest says only things that samebits itself would say. Digests do not tell: a forger computes them."""
+"""Checks that a manifest holds only what samebits itself writes. Digests cannot show it: a forger computes them, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_DIMENSIONS = 64
 
 def check_fields(values: Mapping[str, Any]) -> None:
     """Raises KeyError, TypeError or ValueError for a field that is missing or not of its kind, and for names that leave the folder."""
-    if not _count(values["step"]):
+    if not _is_count(values["step"]):
         raise ValueError(f"step {values['step']!r}")
     kinds = {
         **dict.fromkeys(("position", "program", "environment", "tensors", "files"), dict),
@@ -33,24 +33,24 @@ def check_fields(values: Mapping[str, Any]) -> None:
     if isinstance(values["value"], int) and abs(values["value"]) >= LIMIT:
         raise ValueError("value is larger than any float")
     for name, entry in values["files"].items():
-        if not FILE_NAME.fullmatch(name) or not isinstance(entry, dict) or not _count(entry.get("bytes")):
+        if not FILE_NAME.fullmatch(name) or not isinstance(entry, dict) or not _is_count(entry.get("bytes")):
             raise ValueError(f"file {name!r}: {entry!r:.100}")
     for name, entry in values["tensors"].items():
-        if not _tensor(entry):
+        if not _is_tensor_entry(entry):
             raise ValueError(f"tensor {name!r}: {entry!r:.100}")
 
 
-def _tensor(entry: Any) -> bool:
+def _is_tensor_entry(entry: Any) -> bool:
     if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("dtype", "digest")):
         return False
     shape: Any = entry.get("shape")
-    if not _counts(shape):
+    if not _are_counts(shape):
         return False
-    return "stride" not in entry or (_counts(entry["stride"]) and _dense(shape, entry["stride"]))
+    return "stride" not in entry or (_are_counts(entry["stride"]) and _is_dense(shape, entry["stride"]))
 
 
-def _dense(shape: list[int], stride: list[int]) -> bool:
-    """Whether a tensor of that layout takes no more memory than its elements."""
+def _is_dense(shape: list[int], stride: list[int]) -> bool:
+    """Returns True if a tensor of that layout takes no more memory than its elements."""
     if len(shape) != len(stride):
         return False
     if 0 in shape:
@@ -63,9 +63,9 @@ def _dense(shape: list[int], stride: list[int]) -> bool:
     return True
 
 
-def _counts(values: Any) -> bool:
-    return isinstance(values, list) and len(values) <= MAX_DIMENSIONS and all(map(_count, values))
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and len(values) <= MAX_DIMENSIONS and all(map(_is_count, values))
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < LIMIT

@@ -18,8 +18,8 @@ from samebits.checkpoint._run_directory import MARKER, RunDirectory
 from samebits.errors import InvalidArgumentError, RunDirectoryError
 
 
-def resolved(run_dir: str | os.PathLike[str], name: str = "run_dir") -> Path | str:
-    """`resolve_run_dir` of the argument `name`. Raises InvalidArgumentError for what no path can be."""
+def resolve(run_dir: str | os.PathLike[str], name: str = "run_dir") -> Path | str:
+    """Returns the path or URL of the argument `name`, after `resolve_run_dir`. Raises InvalidArgumentError for an invalid path."""
     check_path(run_dir, name)
     return resolve_run_dir(run_dir)
 
@@ -40,34 +40,34 @@ def check_path(path: Any, name: str) -> None:
         Path(text).expanduser()
     except RuntimeError:
         raise InvalidArgumentError(
-            f"{name}={text!r:.200}: this machine does not know the home directory that ~ stands for. Give the whole path."
+            f"{name}={text!r:.200}: this machine does not know the home directory of ~. Give the whole path."
         ) from None
 
 
 def store_for(run_dir: Path | str, keep: int, keep_best: int = 0) -> CommitStore | RemoteStore:
-    """The store of a resolved run directory."""
+    """Returns the store of a resolved run directory."""
     if isinstance(run_dir, str):
         return RemoteStore(run_dir, keep, keep_best)
     return CommitStore(run_dir, keep, keep_best)
 
 
 def commit_folders(run_dir: str | os.PathLike[str]) -> Sequence[Folder]:
-    """The commits in a run directory, newest step first.
+    """Returns the commits in a run directory, newest step first.
 
-    Errors:
+    Raises:
         RunDirectoryError: there is no run directory.
-        RemoteStorageError: the storage behind a URL failed.
+        RemoteStorageError: the storage of a URL failed.
     """
-    where = existing(run_dir)
+    where = find_run_directory(run_dir)
     if isinstance(where, str):
         return remote_folders(FsspecFiles(where))
     return [LocalFolder(path) for path in local_commits(where)]
 
 
 @contextmanager
-def locked(run_dir: str | os.PathLike[str]) -> Iterator[None]:
+def lock_run_directory(run_dir: str | os.PathLike[str]) -> Iterator[None]:
     """Holds the one-writer lock of a run directory. Raises RunDirectoryError when a live process has it."""
-    where = existing(run_dir)
+    where = find_run_directory(run_dir)
     if isinstance(where, str):
         lease = Lease(FsspecFiles(where))
         lease.take()
@@ -84,17 +84,19 @@ def locked(run_dir: str | os.PathLike[str]) -> Iterator[None]:
             directory.close()
 
 
-def existing(run_dir: str | os.PathLike[str]) -> Path | str:
-    """The path or URL of a run directory that is there. Where a check moves run directories, one that stayed counts, too.
+def find_run_directory(run_dir: str | os.PathLike[str]) -> Path | str:
+    """Returns the path or URL of an existing run directory.
 
-    Errors:
+    Where `verify` has moved run directories, one that it did not move is found, too.
+
+    Raises:
         RunDirectoryError: there is none.
     """
-    given = [
-        resolved(run_dir),
+    candidates = [
+        resolve(run_dir),
         str(run_dir) if is_url(run_dir) else Path(run_dir).expanduser().absolute(),
     ]
-    for where in given:
+    for where in candidates:
         if FsspecFiles(where).has(MARKER) if isinstance(where, str) else (where / MARKER).is_file():
             return where
     raise RunDirectoryError(

@@ -1,6 +1,6 @@
-"""The states of several ranks in one commit: that of rank 0 whole, of each other one what differs from it.
+"""The states of several ranks in one commit: the whole state of rank 0, and the differences of each other rank.
 
-What differs is found by the digests of the tensors and of the plain half, so replicas take no more room than one.
+Differences are found by the digests of the tensors and of the plain half, so replicas take no more room than one.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ KEY = "ranks"
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """One rank's state, taken apart by `encode`, with a hash of everything in it."""
+class EncodedState:
+    """One rank's state, encoded, with a hash of everything in it."""
 
     tree: Any
     tensors: Tensors
     hashes: Mapping[str, int]
-    """Of each tensor: dtype, shape, stride and bits."""
+    """Hash of each tensor's dtype, shape, stride and bits."""
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Encoded:
-        """Raises `UnsavableStateError` as `encode` does."""
+    def of(cls, state: Mapping[str, Any]) -> EncodedState:
+        """Encodes a state. Raises `UnsavableStateError` as `encode` does."""
         tree, tensors = encode(dict(state))
         return cls(tree, tensors, {name: _hash(tensor) for name, tensor in tensors.items()})
 
     def digest(self) -> int:
-        """63 bits, equal where the whole state is."""
+        """Returns a hash of 63 bits, equal where the whole state is."""
         return digest.leaf(self.outline()) >> 1
 
     def outline(self) -> str:
-        """What another rank needs to tell what it has differently: the plain half and the hashes, as JSON."""
+        """Returns the facts that another rank needs to find its differences: the plain half and the hashes, as JSON."""
         return json.dumps([self.tree, self.hashes])
 
-    def part(self, outline: str) -> dict[str, Any]:
-        """What is different here from the state with that outline."""
+    def difference(self, outline: str) -> dict[str, Any]:
+        """Returns the differences of this state from the one with that outline."""
         tree, hashes = json.loads(outline)
         own = {name: tensor for name, tensor in self.tensors.items() if hashes.get(name) != self.hashes[name]}
         return {"nodes": json.dumps(_changes(tree, self.tree, [])), "tensors": own}
 
 
-def joined(first: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of a commit of several ranks, from that of rank 0 and the parts of ranks 1, 2, ..."""
+def join_states(first: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the state of a commit of several ranks, from that of rank 0 and the differences of ranks 1, 2, ..."""
     return {**first, KEY: list(parts)}
 
 
-def of_rank(saved: Mapping[str, Any], rank: int, world_size: int, where: str) -> dict[str, Any]:
-    """The state of one rank.
+def rank_state(saved: Mapping[str, Any], rank: int, world_size: int, where: str) -> dict[str, Any]:
+    """Returns the state of one rank.
 
     Raises:
         RunMismatchError: the commit is one of another number of processes.
@@ -74,7 +74,7 @@ def of_rank(saved: Mapping[str, Any], rank: int, world_size: int, where: str) ->
     try:
         tree, tensors = encode(first)
         for path, node in json.loads(parts[rank - 1]["nodes"]):
-            tree = _replaced(tree, path, node)
+            tree = _replace_node(tree, path, node)
         return decode(tree, {**tensors, **parts[rank - 1]["tensors"]})
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise CorruptCommitError(f"{where}: the part of rank {rank} cannot be read: {error!r}") from error
@@ -89,7 +89,7 @@ def _processes(number: int) -> str:
 
 
 def _changes(old: Any, new: Any, path: list[int | str]) -> list[list[Any]]:
-    """Pairs of a path and the node to put there that make `old` into `new` (trees of dicts and lists)."""
+    """Returns pairs (path, node to put there) that turn `old` into `new` (trees of dicts and lists)."""
     if type(old) is type(new) is dict and old.keys() == new.keys():
         return [change for name in new for change in _changes(old[name], new[name], [*path, name])]
     if type(old) is type(new) is list and len(old) == len(new):
@@ -102,7 +102,7 @@ def _changes(old: Any, new: Any, path: list[int | str]) -> list[list[Any]]:
     return [] if json.dumps(old) == json.dumps(new) else [[path, new]]
 
 
-def _replaced(tree: Any, path: Sequence[int | str], node: Any) -> Any:
+def _replace_node(tree: Any, path: Sequence[int | str], node: Any) -> Any:
     if not path:
         return node
     owner = tree

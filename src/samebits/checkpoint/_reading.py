@@ -1,7 +1,7 @@
-"""Reading commits that anybody may have written: nothing is executed, no link followed, sizes are checked first.
+"""Reads commits that anybody may have written: nothing is executed, no link followed, sizes are checked first.
 
-The digests find damage, not malice: whoever forges a commit computes them anew. So that a digest holds is no reason
-to trust what it covers.
+The digests find damage, not malice: whoever forges a commit computes them anew. So a valid digest is no reason to trust
+the content.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Folder(Protocol):
 
     @property
     def name(self) -> str:
-        """What `commit.name` says of the manifest, in a commit that nobody renamed."""
+        """The folder's name; `manifest.commit.name`, unless somebody renamed the folder."""
         ...
 
     def open(self, file: str) -> tuple[BinaryIO, int]:
-        """A file to read and its size in bytes. Raises OSError or CorruptCommitError."""
+        """Opens a file and returns it with its size in bytes. Raises OSError or CorruptCommitError."""
         ...
 
-    def written(self) -> float | None:
-        """When it became a commit, in seconds since 1970; None where the storage does not tell."""
+    def modified(self) -> float | None:
+        """Returns when it became a commit, in seconds since 1970; None where the storage does not record it."""
         ...
 
     def delete(self) -> None:
@@ -57,13 +57,13 @@ class LocalFolder:
         return self.path.name
 
     def open(self, file: str) -> tuple[BinaryIO, int]:
-        """The file, if folder and file are what their names say: a link leads elsewhere, a pipe has no end."""
+        """Opens a file, unless folder or file is a link (it leads elsewhere) or a pipe (it has no end)."""
         if self.path.is_symlink():
             raise CorruptCommitError(f"{self.path} is a symbolic link")
         return open_regular(self.path / file)
 
-    def written(self) -> float | None:
-        """When the manifest was written; None when there is none."""
+    def modified(self) -> float | None:
+        """Returns when the manifest was written; None when there is none."""
         try:
             return (self.path / MANIFEST).lstat().st_mtime
         except OSError:
@@ -82,7 +82,7 @@ class LocalFolder:
 
 
 def open_regular(path: Path) -> tuple[BinaryIO, int]:
-    """The regular file `path` and its size. Raises OSError, or CorruptCommitError for links, pipes and devices."""
+    """Opens the regular file `path` and returns it with its size. Raises OSError, or CorruptCommitError for links, pipes and devices."""
     if not stat.S_ISREG(path.lstat().st_mode):  # before open: opening a device may do something
         raise CorruptCommitError(f"{path} is no regular file")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -90,9 +90,9 @@ def open_regular(path: Path) -> tuple[BinaryIO, int]:
 
 
 def read_manifest(folder: Folder) -> Manifest:
-    """The manifest of a commit, well-formed.
+    """Returns the manifest of a commit, well-formed.
 
-    Errors:
+    Raises:
         NewerCommitError: a later samebits wrote it.
         CorruptCommitError: it is damaged, or belongs to another folder.
         OSError: it cannot be read.
@@ -104,7 +104,7 @@ def read_manifest(folder: Folder) -> Manifest:
             raise CorruptCommitError(f"{where} is larger than {MAX_MANIFEST_BYTES} bytes")
         manifest = Manifest.from_bytes(file.read(size), where)
     if folder.name != manifest.commit.name:
-        raise CorruptCommitError(f"{folder} was renamed: its manifest says {manifest.commit.name}")
+        raise CorruptCommitError(f"{folder} was renamed: its manifest names {manifest.commit.name}")
     return manifest
 
 
@@ -118,10 +118,10 @@ def check_sizes(folder: Folder, manifest: Manifest) -> None:
 
 
 def read_state(folder: Folder, manifest: Manifest) -> dict[str, Any]:
-    """The state of a commit, of which every digest holds; tensors on the CPU.
+    """Returns the state of a commit after verifying every digest; tensors on the CPU.
 
-    Errors:
-        CorruptCommitError: a file is damaged, or the manifest holds what `encode` does not write.
+    Raises:
+        CorruptCommitError: a file is damaged, or the manifest holds a tree that `encode` does not write.
         OSError: a file cannot be read.
         MemoryError: the tensors, which really are that large, do not fit into memory.
     """
@@ -142,11 +142,11 @@ def read_state(folder: Folder, manifest: Manifest) -> dict[str, Any]:
         ) from error
 
 
-def readable(folders: Iterable[F]) -> tuple[list[tuple[F, Manifest]], list[tuple[F, str]]]:
-    """The folders whose manifests hold, newest first, and those whose do not, each with the reason.
+def read_manifests(folders: Iterable[F]) -> tuple[list[tuple[F, Manifest]], list[tuple[F, str]]]:
+    """Returns the folders with valid manifests, newest first, and the others, each with the reason.
 
-    Errors:
-        NewerCommitError: a later samebits wrote one of them, and going on from an older one would drop it.
+    Raises:
+        NewerCommitError: a later samebits wrote one of them, and resuming from an older one would drop it.
     """
     good: list[tuple[F, Manifest]] = []
     bad: list[tuple[F, str]] = []
@@ -156,34 +156,34 @@ def readable(folders: Iterable[F]) -> tuple[list[tuple[F, Manifest]], list[tuple
         except NewerCommitError:
             raise
         except (OSError, CorruptCommitError) as error:
-            bad.append((folder, why(error)))
+            bad.append((folder, failure_reason(error)))
     parents = {manifest.parent for _, manifest in good}
-    good.sort(key=lambda item: newness(item[1], parents), reverse=True)
+    good.sort(key=lambda item: sort_key(item[1], parents), reverse=True)
     return good, bad
 
 
-def newness(manifest: Manifest, parents: Collection[str | None]) -> tuple[int, bool]:
-    """What commits are sorted by. A kill between replacing and deleting leaves two of one step: the child is newer."""
+def sort_key(manifest: Manifest, parents: Collection[str | None]) -> tuple[int, bool]:
+    """Returns the key by which commits are sorted. A kill between replacing and deleting leaves two of one step: the child is newer."""
     return manifest.step, manifest.digest not in parents
 
 
 def newest_valid(folders: Iterable[F]) -> tuple[tuple[F, Manifest, Any] | None, list[tuple[F, str]]]:
-    """The newest commit whose every digest holds, with its state, and what was skipped for it, with the reasons.
+    """Returns the newest valid commit with its state, and the skipped ones with the reasons.
 
-    Errors:
+    Raises:
         NewerCommitError: a later samebits wrote one of them.
     """
-    good, skipped = readable(folders)
+    good, skipped = read_manifests(folders)
     for folder, manifest in good:
         try:
             return (folder, manifest, read_state(folder, manifest)), skipped
         except (OSError, CorruptCommitError) as error:
-            skipped.append((folder, why(error)))
+            skipped.append((folder, failure_reason(error)))
     return None, skipped
 
 
-def why(error: OSError | SamebitsError) -> str:
-    """Why a commit cannot be used, without the operating system's numbers."""
+def failure_reason(error: OSError | SamebitsError) -> str:
+    """Returns why a commit cannot be used, without the operating system's numbers."""
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return f"{error.filename} is missing"
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
@@ -191,8 +191,8 @@ def why(error: OSError | SamebitsError) -> str:
     return str(error)
 
 
-def none_valid(run_dir: object, skipped: Iterable[tuple[Folder, str]]) -> CorruptCommitError:
-    """The error for commits of which none is valid: each with its reason, and the cure."""
+def no_valid_commit_error(run_dir: object, skipped: Iterable[tuple[Folder, str]]) -> CorruptCommitError:
+    """Returns the error for a run directory without a valid commit: each commit with its reason, and the cure."""
     reasons = "\n".join(f"  {folder}: {why}" for folder, why in skipped)
     return CorruptCommitError(
         f"no commit in {run_dir} is valid:\n{reasons}\nTo start again from the first step, remove {run_dir}."

@@ -1,4 +1,4 @@
-"""A run directory: made or recognised, proven writable, and locked for one run and the one process that writes for it."""
+"""A run directory: created or recognised, proven writable, and locked for one run and its one writer process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from samebits.errors import RunDirectoryError
 MARKER = "samebits-run.json"
 LOCK = "lock"
 WRITER_LOCK = "writer.lock"
-"""Held by the process that writes for the run, beyond a kill of the run: until its last snapshot is durable."""
+"""Locked by the writer process, also after a kill of the run, until its last snapshot is durable."""
 COMMITS = "commits"
 PROBE = ".samebits-probe"
 OURS = {MARKER, LOCK, WRITER_LOCK, COMMITS, PROBE, "lost+found"}
@@ -37,12 +37,12 @@ CURES = {
     errno.EDQUOT: "Your quota is used up: free some space, or choose a folder on another disk.",
 }
 
-_PATIENCE = 60.0
-"""Seconds that the writer of a killed run may take to finish the snapshot that it has."""
+_WRITER_TIMEOUT = 60.0
+"""Seconds that the writer of a killed run may take to finish its last snapshot."""
 
 
 class RunDirectory:
-    """`open` makes the folder usable for this process alone, `close` gives it back."""
+    """A run directory: `open` makes it usable for this process alone, `close` releases it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,15 +52,15 @@ class RunDirectory:
 
     @property
     def owned(self) -> bool:
-        """Whether this very process (not one that it was forked from) holds the lock."""
+        """True if this very process (not one that it was forked from) holds the lock."""
         return self._lock is not None and self._pid == os.getpid()
 
     def open(self) -> None:
-        """Raises RunDirectoryError: not a run directory, not writable, or another process writes here."""
+        """Creates and locks the folder. Raises RunDirectoryError: not a run directory, not writable, or another process writes here."""
         try:
-            _check_ours(self.path)
-            _make(self.path)
-            descriptor = self._lock_for_us()
+            _check_contents(self.path)
+            _create(self.path)
+            descriptor = self._acquire_lock()
             try:
                 self._prepare(descriptor)
             except BaseException:
@@ -82,7 +82,7 @@ class RunDirectory:
         os.close(self._lock)
         self._lock = None
 
-    def _lock_for_us(self) -> int:
+    def _acquire_lock(self) -> int:
         # A POSIX record lock ends with the process. flock's would live on in forked loader workers after a
         # SIGKILL of their parent. Its trap: closing *any* descriptor of the file here gives the lock up.
         key, pid = os.path.realpath(self.path), os.getpid()
@@ -93,8 +93,8 @@ class RunDirectory:
             )
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
-            check_own_file(descriptor, self.path / LOCK)
-            _lock_or_say_who(descriptor, self.path)
+            check_regular_file(descriptor, self.path / LOCK)
+            _lock_file(descriptor, self.path)
             _await_writer(self.path)
         except BaseException:
             os.close(descriptor)
@@ -120,23 +120,23 @@ class RunDirectory:
 
 
 def _write_new(path: Path, text: str) -> Path:
-    """Writes a file that was not there: what is there may be a link to something that is not ours."""
+    """Writes a new file: an existing one may be a link to something that is not ours."""
     path.unlink(missing_ok=True)
     with path.open("x") as file:
         file.write(text)
     return path
 
 
-def check_own_file(descriptor: int, path: Path) -> None:
-    """Raises RunDirectoryError for an open file that nobody may write to as if it were the run's alone."""
+def check_regular_file(descriptor: int, path: Path) -> None:
+    """Raises RunDirectoryError for an open file that is no regular file or has a second name: writing would change something else."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise RunDirectoryError(
-            f"{path} is no file of its own (a pipe, or a second name of another file). Remove it."
+            f"{path} is no regular file of its own (a pipe, or a second name of another file). Remove it."
         )
 
 
-def _check_ours(path: Path) -> None:
+def _check_contents(path: Path) -> None:
     try:
         names = set(os.listdir(path))
     except FileNotFoundError:
@@ -148,9 +148,9 @@ def _check_ours(path: Path) -> None:
         )
 
 
-def _make(path: Path) -> None:
+def _create(path: Path) -> None:
     for place in (path, *path.parents):
-        if place.is_symlink() and _leads_nowhere(place):
+        if place.is_symlink() and _is_dangling(place):
             raise RunDirectoryError(
                 f"run directory {path} cannot be used: {place} is a symbolic link to {os.readlink(place)}, which is not "
                 "there. Make that folder (is its disk mounted?), or remove the link; nothing was written."
@@ -161,7 +161,7 @@ def _make(path: Path) -> None:
         sync_folder(folder.parent)
 
 
-def _leads_nowhere(link: Path) -> bool:
+def _is_dangling(link: Path) -> bool:
     try:
         link.stat()
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def _leads_nowhere(link: Path) -> bool:
     return False
 
 
-def _lock_or_say_who(descriptor: int, path: Path) -> None:
+def _lock_file(descriptor: int, path: Path) -> None:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -184,33 +184,33 @@ def _lock_or_say_who(descriptor: int, path: Path) -> None:
 
 
 def _await_writer(path: Path) -> None:
-    """The run before was killed, and its writer finishes its last snapshot, from which this one resumes."""
+    """Waits for the writer process of a killed run to finish its last snapshot, from which this run resumes."""
     if not (path / WRITER_LOCK).exists():
         return
-    began, told = time.monotonic(), False
+    began, printed = time.monotonic(), False
     while (descriptor := lock_for_writer(path)) is None:
         waited = time.monotonic() - began
-        if waited > _PATIENCE:
+        if waited > _WRITER_TIMEOUT:
             raise RunDirectoryError(
                 f"run directory {path}: the writer process of a run that was killed still writes there, for "
                 f"{waited:.0f} s now. Is the disk stuck? Wait until it ends, or kill it (samebits-writer in `ps`)."
             )
-        if waited > 1 and not told:
-            told = True
+        if waited > 1 and not printed:
+            printed = True
             print(f"samebits: waiting for the last commit of the killed run in {path}", file=sys.stderr)
         time.sleep(0.002)
     os.close(descriptor)
 
 
 def lock_for_writer(path: Path) -> int | None:
-    """A descriptor that keeps every other writer out while a copy of it is open, in whichever process; None: one is in.
+    """Returns a descriptor that excludes other writers while a copy of it is open, in whichever process; None if there is a writer.
 
-    Only who has the run directory open may call it. Raises OSError.
+    Only the process that has the run directory open may call it. Raises OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path / WRITER_LOCK, flags, 0o644)
     try:
-        check_own_file(descriptor, path / WRITER_LOCK)
+        check_regular_file(descriptor, path / WRITER_LOCK)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)

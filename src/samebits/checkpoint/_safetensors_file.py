@@ -25,13 +25,13 @@ NAMES = {
     torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
     torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }  # fmt: skip
-"""What safetensors calls a dtype; any other is stored as its bytes, and only the manifest knows."""
+"""The name of each dtype in safetensors; any other is stored as its bytes, and only the manifest has its dtype."""
 
 Infos = Mapping[str, Mapping[str, Any]]
 
 
 def raw(tensor: torch.Tensor) -> np.ndarray:
-    """The bytes of a dense tensor in the order of its indices, as a flat uint8 array (a view if it can be).
+    """Returns the bytes of a dense tensor in the order of its indices, as a flat uint8 array (a view if it can be).
 
     Raises NotImplementedError for views of dtypes that torch itself cannot copy, such as a transposed int4.
     """
@@ -39,7 +39,7 @@ def raw(tensor: torch.Tensor) -> np.ndarray:
 
 
 def describe(tensor: torch.Tensor) -> dict[str, Any]:
-    """The manifest's entry for `tensor`, but for the digest."""
+    """Returns the manifest's entry for `tensor`, without the digest."""
     info: dict[str, Any] = {
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
@@ -61,7 +61,7 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def header(infos: Infos) -> tuple[bytes, list[str]]:
-    """The head of the file, and the names in the order of their data: wide dtypes first, so all are aligned."""
+    """Returns the head of the file, and the names in the order of their data: wide dtypes first, so all are aligned."""
     order = sorted(infos, key=lambda name: (-_dtype(infos[name]).itemsize, name))
     entries, end = {}, 0
     for name in order:
@@ -75,16 +75,16 @@ def header(infos: Infos) -> tuple[bytes, list[str]]:
 
 
 def nbytes(info: Mapping[str, Any]) -> int:
-    """Size of one tensor's data."""
+    """Returns the size of one tensor's data in bytes."""
     return math.prod(info["shape"]) * _dtype(info).itemsize
 
 
 def read(file: BinaryIO, size: int, infos: Infos, where: str) -> dict[str, torch.Tensor]:
-    """The tensors of a file of `size` bytes, on the CPU; `where` is named in errors. Nothing is allocated for a
-    file that does not have exactly the bytes that `infos` ask for.
+    """Returns the tensors of a file of `size` bytes, on the CPU; `where` is named in errors. Nothing is allocated for a
+    file that does not have exactly the size that `infos` require.
 
-    Errors:
-        CorruptCommitError: a byte differs from what `infos` say.
+    Raises:
+        CorruptCommitError: a byte differs from `infos`.
         OSError: the file cannot be read.
         MemoryError: it is larger than the memory.
     """
@@ -93,7 +93,7 @@ def read(file: BinaryIO, size: int, infos: Infos, where: str) -> dict[str, torch
     if size != wanted:
         raise CorruptCommitError(f"{where} has {size} bytes, not the {wanted} of its tensors")
     if file.read(len(head)) != head:
-        raise CorruptCommitError(f"{where} does not have the header that the manifest says")
+        raise CorruptCommitError(f"{where} does not have the header that the manifest describes")
     return {name: _read_one(file, infos[name], f"{where}: tensor {name!r}") for name in order}
 
 
@@ -119,7 +119,7 @@ def _allocate(info: Mapping[str, Any], where: str) -> torch.Tensor:
 
 
 def _fill(file: BinaryIO, data: np.ndarray) -> int:
-    """Reads until `data` is full or the file ends; how many bytes it read."""
+    """Reads until `data` is full or the file ends; returns the number of bytes read."""
     filled = 0
     while filled < data.nbytes:
         count = file.readinto(data.data[filled:])  # type: ignore[attr-defined] (every binary file has it)

@@ -1,4 +1,4 @@
-"""A state as one run of bytes, to be sent to another process of the same run. No pickle; digests tell damage."""
+"""A state as one string of bytes, to be sent to another process of the same run. No pickle; digests reveal damage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits.checkpoint._codec import decode, encode
 
 
 def pack(value: Any) -> bytes:
-    """`value` as bytes, from which `unpack` gives it back with equal bits, types and strides.
+    """Returns `value` as bytes, from which `unpack` restores equal bits, types and strides.
 
     Raises `UnsavableStateError` as `encode` does.
     """
@@ -28,7 +28,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """The value that `pack` made `data` of, tensors on the CPU. Raises `CorruptCommitError` where bytes were damaged."""
+    """Returns the value that `pack` encoded, tensors on the CPU. Raises `CorruptCommitError` where bytes were damaged."""
     view = memoryview(data)
     begin = 8 + int.from_bytes(view[:8], "little")
     tree, infos = json.loads(bytes(view[8:begin]))

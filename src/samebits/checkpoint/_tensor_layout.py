@@ -1,4 +1,4 @@
-"""Where the tensors of a commit lie in its file, and how the manifest describes them: a function of names, dtypes and shapes."""
+"""The positions of a commit's tensors in its file, and their entries in the manifest: a function of names, dtypes and shapes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from samebits.checkpoint import _safetensors_file as safetensors_file
 
 
 class FileLayout:
-    """The file for tensors with `infos` (see `tensorfile.describe`; without digests)."""
+    """The layout of the file for tensors with `infos` (see `_safetensors_file.describe`; without digests)."""
 
     def __init__(self, infos: safetensors_file.Infos) -> None:
         self.head, self.names = safetensors_file.header(infos)
         """The head of the file, and the tensors in the order of their data."""
         self.spans: list[tuple[int, int]] = []
-        """Where each begins and ends in the file."""
+        """First byte of each tensor in the file, and the first byte after it."""
         end = len(self.head)
         for name in self.names:
             begin, end = end, end + safetensors_file.nbytes(infos[name])
@@ -26,7 +26,7 @@ class FileLayout:
 
 
 def _pieces(infos: safetensors_file.Infos) -> list[str]:
-    """The canonical JSON of infos with digests, cut where the digests belong ("digest" sorts before all other keys)."""
+    """Returns the canonical JSON of infos with digests, cut where the digests belong ("digest" sorts before all other keys)."""
     texts = [
         f'{json.dumps(name)}:{{"digest":"\n",{json.dumps(infos[name], sort_keys=True, separators=(",", ":"))[1:]}'
         for name in sorted(infos)

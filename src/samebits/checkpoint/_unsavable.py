@@ -1,4 +1,4 @@
-"""The error for a value that cannot be saved: where it is, what it is, and the cure."""
+"""The error for a value that cannot be saved: its path, its kind, and the cure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set)
 
 
 def unsavable(path: Sequence[Any], value: Any, what: str | None = None) -> UnsavableStateError:
-    """The error for `value` at `path`: `callbacks[0]["fn"] is a function, ... Cure.`"""
+    """Returns the error for `value` at `path`: `callbacks[0]["fn"] is a function, ... Cure.`"""
     return UnsavableStateError(
         f"{render(path)} is {what or _what(value)}. A commit holds plain values, dense tensors and NumPy arrays, "
         f"and never pickles. {_cure(value)}"
@@ -24,7 +24,7 @@ def unsavable(path: Sequence[Any], value: Any, what: str | None = None) -> Unsav
 
 
 def render(path: Sequence[Any]) -> str:
-    """`path` as Python: the first key bare, the others as subscripts."""
+    """Returns `path` as Python: the first key bare, the others as subscripts."""
     if not path:
         return "state"
     return f"{path[0]}" + "".join(f"[{key!r}]" for key in path[1:]).replace("['", '["').replace("']", '"]')

@@ -36,8 +36,8 @@ app.command()(replica)
 app.command()(selfcheck)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"samebits {samebits.__version__}")
         raise typer.Exit
 
@@ -53,8 +53,8 @@ def _samebits(
     """Bit-for-bit reproducible, pre-emptible training for PyTorch, with the proof.
 
     Exit status of verify, diff, replica, commits and ops --review: 0 equal, whole, or as promised; 1 not; 2 it could not be
-    found out, with one line that says why. run: the script's (75: told to end by a signal, start it again and it goes
-    on). env, ops: 0.
+    found out, with one line that gives the reason. run: the script's (75: ended by a signal, start it again and it
+    resumes). env, ops: 0.
     """
 
 

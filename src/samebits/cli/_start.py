@@ -1,4 +1,4 @@
-"""What the command does before it imports anything: the version, and the hash seed of `samebits run`."""
+"""The start of the command before it imports anything: the version, and the hash seed of `samebits run`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main() -> None:
 def _fix_hash_seed() -> None:
     """Starts this very command again, once: Python reads PYTHONHASHSEED only at its start.
 
-    Exit status 2 and one line where Python was told not to read it.
+    Exit status 2 and one line where Python is set not to read it.
     """
     if sys.flags.ignore_environment and not {"--help", "-h"} & {*sys.argv[2:3]}:
         option = "-I" if sys.flags.isolated else "-E"

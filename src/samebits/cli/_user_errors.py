@@ -1,4 +1,4 @@
-"""What the user's code raised, for a command that can only say 2: the user's frames, and none of what called them."""
+"""Errors of the user's code, for a command that can only exit with 2: the user's frames, and no frames of its callers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from samebits.errors import SamebitsError
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
-    """Ends the command with status 2 if anything but an error of ours is raised, `sys.exit` included, and says what.
+def exit_on_user_error(what: str) -> Iterator[None]:
+    """Ends the command with status 2 and a message if anything but an error of ours is raised, `sys.exit` included.
 
     Status 1 is an answer about the user's program and 0 a proof: neither may come from a program that did not run.
     """
@@ -30,7 +30,7 @@ def told(what: str) -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    """The frames of the user; all of them if there are none, for then the fault is ours (a file that does not parse has none)."""
+    """Returns the frames of the user; all of them if there are none, since then the fault is ours (a file that does not parse has none)."""
     frames = traceback.extract_tb(error.__traceback__)
     own = user_frames(frames)
     return "".join(traceback.format_list(own or ([] if isinstance(error, SyntaxError) else frames)))

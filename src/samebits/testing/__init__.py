@@ -1,4 +1,4 @@
-"""Proofs for your own tests: a class resumes exactly, a program survives being killed."""
+"""Proofs for your own tests: a class resumes exactly, a program survives kills."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""An object that was cut and resumed against one that nobody interrupted."""
+"""Compares an object that was cut and resumed with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from samebits._inspect.reachable import leaves_in
 from samebits._inspect.tree import Leaves, of_nested
-from samebits.checkpoint import decode, encode
+from samebits.checkpoint._codec import decode, encode
 from samebits.errors import UnsavableStateError
 from samebits.testing._stepper import CALL, Advance, Cut, Stepper, cuts
 
 
 @dataclass(frozen=True)
-class _Behind:
-    """What was seen behind one step of the object that nobody interrupted."""
+class _Observation:
+    """The observations after one step of the uninterrupted object."""
 
     value: Leaves
     pass_ended: bool
@@ -28,14 +28,14 @@ class _Behind:
 def assert_object_resumes(
     factory: Callable[[], Any], cut: Cut, steps: int | None, advance: Advance | None, *, json_state: bool
 ) -> None:
-    """`assert_resumes_exactly` for an object."""
+    """Checks an object for `assert_resumes_exactly`."""
     first = Stepper(factory(), advance)
     undisturbed = [of_nested(value) for value in first.values(steps)]
     subject = _Subject(factory, advance, type(first.thing).__name__, json_state=json_state)
     wanted = cuts(cut, len(undisturbed))
-    seen = subject.watch(undisturbed)
+    observations = subject.run_through(undisturbed)
     for at in wanted:
-        subject.check(seen, at)
+        subject.check(observations, at)
 
 
 @dataclass(frozen=True)
@@ -47,52 +47,53 @@ class _Subject:
     name: str
     json_state: bool
 
-    def watch(self, undisturbed: list[Leaves]) -> list[_Behind]:
-        """Takes one object through all steps, its state taken behind each: that alone must change nothing."""
+    def run_through(self, undisturbed: list[Leaves]) -> list[_Observation]:
+        """Steps one object to the end, reading its state after each step: that alone must change nothing."""
         stepper = Stepper(self.factory(), self.advance)
-        seen = [self._behind(stepper, of_nested(None))]
+        observations = [self._observe(stepper, of_nested(None))]
         for number, expected in enumerate(undisturbed):
             value = of_nested(stepper.step())
             _compare(
-                f"{self.name}, whose state_dict() was called behind each step: step {number} gives other values",
+                f"{self.name}, whose state_dict() was called after each step: step {number} gives other values",
                 expected,
                 value,
             )
-            seen.append(self._behind(stepper, value))
-        return seen
+            observations.append(self._observe(stepper, value))
+        return observations
 
-    def check(self, seen: list[_Behind], cut: int) -> None:
-        """Resumes behind `cut` steps, and goes on to the end."""
+    def check(self, observations: list[_Observation], cut: int) -> None:
+        """Resumes after `cut` steps, and continues to the end."""
         resumed = self.factory()
-        resumed.load_state_dict(seen[cut].saved())
-        who = f"{self.name}, resumed behind {cut} steps"
-        lost = _differing(seen[cut].attributes, leaves_in(self.name, resumed))
+        resumed.load_state_dict(observations[cut].saved())
+        who = f"{self.name}, resumed after {cut} steps"
+        lost = _differing(observations[cut].attributes, leaves_in(self.name, resumed))
         hint = f". Not restored: {', '.join(lost[:3])}" if lost else ""
         after = f"{who}: state_dict() right after load_state_dict differs"
-        _compare(after, seen[cut].state, self._state(resumed), hint)
+        _compare(after, observations[cut].state, self._state(resumed), hint)
         stepper = Stepper(resumed, self.advance, cut)
-        for number, expected in enumerate(seen[cut + 1 :], cut):
+        for number, expected in enumerate(observations[cut + 1 :], cut):
             value = of_nested(stepper.step())
-            if (
-                number > cut and stepper.pass_ended != expected.pass_ended
-            ):  # right after a resume it cannot be told
+            # Right after a resume it is unknown whether the pass has ended
+            if number > cut and stepper.pass_ended != expected.pass_ended:
                 raise AssertionError(f"{CALL}: {who}: the pass ends elsewhere, seen at step {number}{hint}")
             _compare(f"{who}: step {number} gives other values", expected.value, value, hint)
-            after = f"{who}: state_dict() behind step {number} differs"
+            after = f"{who}: state_dict() after step {number} differs"
             _compare(after, expected.state, self._state(resumed), hint)
 
-    def _behind(self, stepper: Stepper, value: Leaves) -> _Behind:
+    def _observe(self, stepper: Stepper, value: Leaves) -> _Observation:
         state = stepper.thing.state_dict()
-        saved = _through_json(self.name, state) if self.json_state else _through_a_commit(self.name, state)
+        saved = (
+            _json_round_trip(self.name, state) if self.json_state else _commit_round_trip(self.name, state)
+        )
         attributes = leaves_in(self.name, stepper.thing)
-        return _Behind(value, stepper.pass_ended, of_nested(state), attributes, saved)
+        return _Observation(value, stepper.pass_ended, of_nested(state), attributes, saved)
 
     def _state(self, thing: Any) -> Leaves:
         return of_nested(thing.state_dict())
 
 
-def _through_a_commit(name: str, state: Any) -> Callable[[], Any]:
-    """Makes the state as a commit gives it back, as often as wanted; later writes to the object do not show."""
+def _commit_round_trip(name: str, state: Any) -> Callable[[], Any]:
+    """Returns a function that decodes the state as from a commit; later writes to the object do not show."""
     try:
         tree, tensors = encode({"state": state})
     except UnsavableStateError as error:
@@ -101,7 +102,7 @@ def _through_a_commit(name: str, state: Any) -> Callable[[], Any]:
     return lambda: decode(json.loads(text), {path: copy.clone() for path, copy in copies.items()})["state"]
 
 
-def _through_json(name: str, state: Any) -> Callable[[], Any]:
+def _json_round_trip(name: str, state: Any) -> Callable[[], Any]:
     try:
         text = json.dumps(state, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -130,5 +131,5 @@ def _differing(expected: Leaves, got: Leaves) -> list[str]:
 
 
 def _by_path(leaves: Leaves) -> dict[str, str]:
-    """Path to its hash, in hex."""
+    """Returns the hash of each leaf, in hex, by path."""
     return {name: f"xxh3-64:{hashed.hex()}" for name, hashed in leaves.by_name().items()}

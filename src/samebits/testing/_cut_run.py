@@ -1,4 +1,4 @@
-"""A whole run, left at a boundary by an exception and called again, against one that nobody interrupted."""
+"""Compares a whole run, left at a boundary by an exception and called again, with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from samebits.trainer import Trainer
 RunFunction = Callable[[Path], Any]
 
 
-class _Left(BaseException):
+class _CutReached(BaseException):
     """Raised at the cut: no program catches it by accident."""
 
 
-class _Leave(Observer):
-    """Leaves the run where the body of step `cut` would begin; the commit that it goes on from is done."""
+class _LeaveAtCut(Observer):
+    """Leaves the run at the start of the body of step `cut`; the commit that it resumes from is durable."""
 
     def __init__(self, cut: int) -> None:
         self._cut = cut
@@ -41,19 +41,19 @@ class _Leave(Observer):
     def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
         """Leaves at the cut."""
         if step.step == self._cut:
-            raise _Left
+            raise _CutReached
 
 
 def assert_run_resumes(train: RunFunction, cut: Cut) -> None:
-    """`assert_resumes_exactly` for a run function."""
+    """Checks a run function for `assert_resumes_exactly`."""
     name = getattr(train, "__name__", "the run")
     with tempfile.TemporaryDirectory(prefix="samebits-") as scratch:
         folder = Path(scratch)
-        expected, whole = _recorded(train, folder / "whole", folder / "record")
+        expected, whole = _record(train, folder / "whole", folder / "record")
         for at in cuts(cut, len(whole.steps)):
-            begin, nested = _goes_on(whole, at)
+            begin, nested = _resumes_from(whole, at)
             _cut(train, folder / f"run{at}", at, begin)
-            value, rest = _recorded(train, folder / f"run{at}", folder / f"record{at}")
+            value, rest = _record(train, folder / f"run{at}", folder / f"record{at}")
             where = f"{CALL}: {name}, cut before step {at}{nested}"
             _compare(where, whole, rest, begin)
             if value != expected:
@@ -62,20 +62,20 @@ def assert_run_resumes(train: RunFunction, cut: Cut) -> None:
                 )
 
 
-def _goes_on(whole: Record, at: int) -> tuple[int, str]:
-    """The commit that a run left before step `at` goes on from, and where that is another step, why."""
+def _resumes_from(whole: Record, at: int) -> tuple[int, str]:
+    """Returns the commit that a run left before step `at` resumes from, and the reason where that is another step."""
     loops = {step: loop for loop, step in whole.steps}
     if "/" not in loops.get(at, ""):
         return at, ""
     begin = max(step for step, loop in loops.items() if step < at and "/" not in loop)
     return begin, (
-        f" (inside the loop {loops[at]!r}; a nested loop has no commits of its own, so the run goes on from step {begin}, "
+        f" (inside the loop {loops[at]!r}; a nested loop has no commits of its own, so the run resumes from step {begin}, "
         "in whose body it began)"
     )
 
 
-def _recorded(train: RunFunction, run_dir: Path, folder: Path) -> tuple[str, Record]:
-    """Calls `train`; returns the digest of what it returns, and what its steps were."""
+def _record(train: RunFunction, run_dir: Path, folder: Path) -> tuple[str, Record]:
+    """Calls `train`; returns the digest of its result, and the record of its steps."""
     with closing(RecordFile(folder)) as file:
         recorder = Recorder(file)
         with _fresh_process(), recording(recorder, "", level="state", every=1, allowed=(str(run_dir),)):
@@ -85,19 +85,19 @@ def _recorded(train: RunFunction, run_dir: Path, folder: Path) -> tuple[str, Rec
 
 
 def _cut(train: RunFunction, run_dir: Path, at: int, commit: int) -> None:
-    with _fresh_process(), observed(_Leave(at)):
+    with _fresh_process(), observed(_LeaveAtCut(at)):
         process.overrides = replace(process.overrides, commit_steps=(commit,))
-        with suppress(_Left):
+        with suppress(_CutReached):
             train(run_dir)
 
 
 @contextmanager
 def _fresh_process() -> Iterator[None]:
-    """What a run sets in this process is as before, afterwards."""
+    """Restores the settings of this process that a run changes."""
     before = dict(vars(process))
     with generator_states.preserve_states():
         try:
-            # What is forgotten shows in the bits here, and is named with the step that it changes.
+            # Lost state shows in the bits here, and is reported with the step that it changes.
             process.overrides = replace(process.overrides, check_complete=False)
             yield
         finally:
@@ -118,7 +118,7 @@ def _compare(what: str, whole: Record, rest: Record, begin: int) -> None:
 
 
 def _hashes(found: Difference, whole: Record, rest: Record) -> str:
-    """The hashes of the first leaf that differs, where both records have it."""
+    """Returns the hashes of the first leaf that differs, where both records have it."""
     path = next(iter(found.paths), "")
     leaves = [
         line.leaves.get(found.component, {}).get(path)
@@ -131,7 +131,7 @@ def _hashes(found: Difference, whole: Record, rest: Record) -> str:
 
 
 def fit_with(callback: Callback, run_dir: Path) -> Any:
-    """A small fit of 3 epochs of 4 batches with `callback`; returns its history, weights, and the callback's state."""
+    """Runs a small fit of 3 epochs of 4 batches with `callback`; returns its history, weights, and the callback's state."""
     set_random_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -1,20 +1,20 @@
-"""What a run left behind: the digest of the commits in its run directories."""
+"""The digest of the commits in the run directories that a program left."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from samebits import _digest as digest
-from samebits.checkpoint import CommitStore
+from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._run_directory import MARKER
 from samebits.errors import VerifyError
 
 RESULT = "samebits-result"
-"""File with the digest of what a function returned."""
+"""File with the digest of a function's result."""
 
 
-def end_of(root: Path) -> str:
-    """Digest of every run below `root`: its objects, gradients and `run.state`; and of a function's result.
+def final_digest(root: Path) -> str:
+    """Returns the digest of every run below `root`: its objects, gradients and `run.state`; and of a function's result.
 
     Raises `VerifyError` when there is no run, or one has not finished.
     """
@@ -33,8 +33,8 @@ def end_of(root: Path) -> str:
     return digest.of_value([parts, result.read_text() if result.exists() else ""])
 
 
-def reached(root: Path) -> int:
-    """The step of the newest commit below `root`; 0 without one."""
+def newest_step(root: Path) -> int:
+    """Returns the step of the newest commit below `root`; 0 without one."""
     found = [CommitStore(folder).newest() for folder in _run_dirs(root)]
     return max((manifest.step for manifest, _ in filter(None, found)), default=0)
 

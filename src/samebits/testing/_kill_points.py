@@ -1,4 +1,4 @@
-"""Where a process is killed: what the caller asked for, made definite by what the whole run was seen to do."""
+"""The kill points of a process: those that the caller names, made definite by the steps of the baseline."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from samebits.errors import InvalidArgumentError
 Place = int | str | tuple[str, int]
 _RANDOM = "random"
 _REPLAYED = 3
-"""The commit lies up to this many steps before the kill."""
+"""Maximum number of steps between the commit and the kill."""
 
 
 @dataclass(frozen=True)
 class PlannedKill:
-    """One process that is to be killed: by itself at a place, or from outside after `instant` seconds."""
+    """The kill of one process: by itself at a place, or from outside after `instant` seconds."""
 
     process: ProcessVariation
     instant: float | None = None
 
-    def told(self) -> str:
-        """Where, in words."""
+    def description(self) -> str:
+        """Returns the kill point in words."""
         if self.process.kill is None:
             return f"after {self.instant:.2f} s"
         return self.process.kill.told()
 
 
 def check_names(places: Sequence[Place]) -> None:
-    """Raises `InvalidArgumentError` for what is no place at all."""
+    """Raises `InvalidArgumentError` for an unknown place."""
     for place in places:
         _split(place)
 
 
 def check_places(places: Sequence[Place], facts: BaselineFacts) -> None:
-    """Raises `InvalidArgumentError` for a place that the program does not come to."""
+    """Raises `InvalidArgumentError` for a place that the program does not reach."""
     for place in places:
         where, step = _split(place)
         if where == "validation" and not facts.validations:
@@ -59,9 +59,9 @@ def plan_kill(
     seconds: float,
     draw: random.Random,
 ) -> PlannedKill:
-    """The kill at `place`, when the newest commit is at step `reached` and kills at `following` come after it.
+    """Returns the kill at `place`, when the newest commit is at step `reached` and kills at `following` come after it.
 
-    What is committed before it lies before the steps that those name, so that each can be come to.
+    The commits before it are before the steps that those name, so that each can be reached.
     """
     where, step = _split(place)
     if where == _RANDOM:
@@ -69,7 +69,7 @@ def plan_kill(
     named = [following_step for _, following_step in map(_split, following) if following_step is not None]
     before = min(named, default=facts.steps[-1] + 1)
     if step is None:
-        step = _drawn_step(where, len(following), reached, before, facts, draw)
+        step = _draw_step(where, len(following), reached, before, facts, draw)
     latest = min(step - 1 if where == "commit" else step, before)
     commit = draw.randint(max(reached, latest - _REPLAYED), max(reached, latest))
     commits = (commit, step) if where == "commit" else (commit,)
@@ -77,7 +77,7 @@ def plan_kill(
 
 
 def _split(place: Place) -> tuple[str, int | None]:
-    """Place and step."""
+    """Returns place and step."""
     where, step = (
         ("body", place) if isinstance(place, int) else (place, None) if isinstance(place, str) else place
     )
@@ -88,10 +88,10 @@ def _split(place: Place) -> tuple[str, int | None]:
     return where, step
 
 
-def _drawn_step(
+def _draw_step(
     where: str, remaining: int, reached: int, before: int, facts: BaselineFacts, draw: random.Random
 ) -> int:
-    """A step behind `reached` and before `before`, early enough that the kills that follow have steps of their own."""
+    """Draws a step after `reached` and before `before`, early enough that the kills that follow have their own steps."""
     possible = facts.validations if where == "validation" else facts.steps[1:] or facts.steps
     later = [step for step in possible if step > reached] or list(possible[-1:])
     later = [step for step in later if step < before] or later

@@ -1,4 +1,4 @@
-"""`assert_resumes_exactly`: cut anywhere and resumed, an object or a run goes on as if nothing had happened."""
+"""`assert_resumes_exactly`: cut anywhere and resumed, an object or a run continues exactly."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def assert_resumes_exactly(
     advance: Advance | None = None,
     json_state: bool = False,
 ) -> None:
-    """Proves that what `factory` makes is the same, bit for bit, whether it was interrupted and resumed or not.
+    """Proves that the object of `factory` is the same, bit for bit, whether it was interrupted and resumed or not.
 
-    `factory()` makes a fresh object with `state_dict` and `load_state_dict`. It is taken `steps` steps without a break.
-    Then it is cut behind `cut` steps: its state goes through the form that a commit has on disk, a second object is
-    made and given that state, and everything that follows is compared: what each step gives, and the state behind it.
+    `factory()` makes a fresh object with `state_dict` and `load_state_dict`. It takes `steps` steps without a break.
+    Then it is cut after `cut` steps: its state is encoded as in a commit on disk, a second object is made and loads that
+    state, and everything that follows is compared: the result of each step, and the state after it.
 
     ```python
     assert_resumes_exactly(lambda: CurriculumSampler(lengths, seed=1))
@@ -34,22 +34,22 @@ def assert_resumes_exactly(
     ```
 
     What one step is: the next element of an iterable (a loader, a sampler; pass after pass), `step()` of a scheduler,
-    `thing[number]` of a dataset, else what `advance(thing, number)` does, its value included. The global generators are
+    `thing[number]` of a dataset, else `advance(thing, number)` with its value. The global generators are
     set from the step's number, as a `Run` sets them. A `Callback` is tried in a small `Trainer.fit`. A function with a
     required argument is a whole run: it is called with a run directory, left at the cut by an exception, and called
-    again; all its steps and what it returns are compared. A nested loop has no commits of its own: cut inside, the run goes
-    on from the step in whose body it began. (Module globals survive that; `run_and_kill` shows what really lasts.)
+    again; all its steps and its result are compared. A nested loop has no commits of its own: cut inside, the run resumes from
+    the step in whose body it began. (Module globals survive that; in `run_and_kill` they do not.)
 
     Args:
         factory: makes the object anew; or the run function.
-        cut: behind how many steps (0: before the first), several such numbers, or "every".
-        steps: how many steps to take; None: two passes over an iterable, 20 of anything else, the whole run.
-        advance: does step `number` (from 0) of an object and returns what is to be compared.
+        cut: number of steps before the cut (0: before the first), several such numbers, or "every".
+        steps: number of steps to take; None: two passes over an iterable, 20 of anything else, the whole run.
+        advance: does step `number` (from 0) of an object and returns the value to compare.
         json_state: the state must be JSON, and the same after it was written and read as JSON.
 
     Raises:
         AssertionError: the first difference, with its step, place and both digests; or a state that cannot be saved.
-        InvalidArgumentError: the object has no state, or `cut` lies outside its steps.
+        InvalidArgumentError: the object has no state, or `cut` is outside its steps.
     """
     if is_run_function(factory):
         if advance is not None or steps is not None or json_state:

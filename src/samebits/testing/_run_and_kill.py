@@ -1,4 +1,4 @@
-"""`run_and_kill`: a program in processes of its own, really killed, started again until it ends."""
+"""`run_and_kill`: runs a program in its own processes, kills them, and starts them again until the program ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
 from samebits.audit._verify.child_processes import scratch_folder
 from samebits.errors import InvalidArgumentError, VerifyError
 from samebits.testing import _run_function as run_function
-from samebits.testing._final_digests import end_of, reached
+from samebits.testing._final_digests import final_digest, newest_step
 from samebits.testing._kill_points import Place, PlannedKill, check_names, check_places, plan_kill
 
 _SHOWN = 20
@@ -28,24 +28,24 @@ Program = str | os.PathLike[str] | Callable[[Path], Any]
 
 @dataclass(frozen=True)
 class KilledRun:
-    """What `run_and_kill` saw."""
+    """The result of `run_and_kill`."""
 
     digest: str
-    """Of the killed run's end: the last commit of each of its run directories, and what a function returned."""
+    """Digest of the killed run's end: the last commit of each of its run directories, and a function's result."""
     expected: str
-    """The same of the run that nobody killed."""
+    """Digest of the end of the uninterrupted run."""
     exit_codes: tuple[int, ...]
-    """Of the killed run's processes, in order: -9 for one that was killed; the last one is 0."""
+    """Exit codes of the killed run's processes, in order: -9 for one that was killed; the last one is 0."""
     kills: tuple[str, ...]
-    """Where the kills hit, in words."""
+    """The kill points, in words."""
     difference: str
-    """Where the two runs first part, in words; empty when their ends are equal."""
+    """The first difference of the two runs, in words; empty when their ends are equal."""
     output: str
-    """What the killed run's processes printed."""
+    """The output of the killed run's processes."""
 
     @property
     def equal(self) -> bool:
-        """Whether the killed run ended with the bits of the other one."""
+        """True if the killed run ended with the bits of the other one."""
         return self.digest == self.expected
 
 
@@ -58,7 +58,7 @@ def run_and_kill(
     args: Sequence[str] = (),
     timeout: float = 300.0,
 ) -> KilledRun:
-    """Runs `program` once in peace, then again with real SIGKILLs, started anew after each until it ends.
+    """Runs `program` once without kills, then again with real SIGKILLs, started anew after each until it ends.
 
     ```python
     def test_my_training_survives():
@@ -68,23 +68,23 @@ def run_and_kill(
     ```
 
     Each process is a fresh interpreter in a session of its own. Run directories are moved into a scratch folder that is
-    removed afterwards, so the program's own are neither read nor written; other files are where it puts them.
+    removed afterwards, so the program's own are neither read nor written; other files are written where the program puts them.
 
     Args:
-        program: a script's path, or a function that is given a run directory (it is copied by value together with what
-            it uses of its own module; imports inside it are safest).
+        program: a script's path, or a function of a run directory (it is copied by value together with the parts of its
+            own module that it uses; imports inside it are safest).
         at: where to kill. "random": at an instant of the process's life; a step number: in the body of that step, at
             its backward; "body", "optimizer", "after_body", "validation" or "commit" (between a commit's tensors and its
             manifest): there, in a step that is drawn, later ones later; `(place, step)`: there in that step.
             A sequence: one kill for each.
-        times: how often to go through `at`.
+        times: number of passes through `at`.
         seed: draws instants, steps, and the steps at which commits are made.
         args: command line arguments of a script.
-        timeout: seconds after which a process is given up.
+        timeout: seconds after which a process has failed.
 
     Raises:
         VerifyError: the program failed, took longer than `timeout`, uses no `samebits.Run`, or finished before a kill.
-        InvalidArgumentError: `at` names a place that the program does not come to.
+        InvalidArgumentError: `at` names a place that the program does not reach.
     """
     if times < 1:
         raise InvalidArgumentError(f"run_and_kill(times={times!r}): at least once.")
@@ -96,7 +96,7 @@ def run_and_kill(
         script, arguments = _command(program, args, scratch)
         request = Request(script, arguments, seed=seed, in_place=True)
         runner = Runner(request, scratch, timeout)
-        return asyncio.run(_Killing(runner, scratch, timeout).result(places * times, random.Random(seed)))
+        return asyncio.run(_KilledRuns(runner, scratch, timeout).result(places * times, random.Random(seed)))
 
 
 def _command(program: Program, args: Sequence[str], scratch: Path) -> tuple[str, tuple[str, ...]]:
@@ -113,7 +113,7 @@ def _command(program: Program, args: Sequence[str], scratch: Path) -> tuple[str,
 
 
 @dataclass
-class _Killing:
+class _KilledRuns:
     """One `run_and_kill` under way."""
 
     runner: Runner
@@ -121,22 +121,22 @@ class _Killing:
     timeout: float
 
     async def result(self, places: list[Place], draw: random.Random) -> KilledRun:
-        """Everything, one process after another."""
-        whole, root = await self._to_its_end(self.scratch / "whole"), self.scratch / "killed"
+        """Runs all processes, one after another, and returns the result."""
+        whole, root = await self._run_to_end(self.scratch / "whole"), self.scratch / "killed"
         if whole.record is None or not (facts := facts_of(whole.record)).uses_run:
             raise _error("it uses no samebits.Run, so nothing can be resumed", whole)
         check_places(places, facts)
         outcomes, kills = [], []
         for number, place in enumerate(places, 1):
-            begin = reached(root)
+            begin = newest_step(root)
             kill = plan_kill(place, places[number:], begin, facts, whole.ended.seconds, draw)
-            outcomes.append(await self._killed(kill, root))
+            outcomes.append(await self._run_killed(kill, root))
             if outcomes[-1].ended.returncode == 0 and kill.instant is None:
-                raise VerifyError(_not_hit(place, kill, begin))
+                raise VerifyError(_no_kill_message(place, kill, begin))
             if outcomes[-1].ended.returncode == -signal.SIGKILL:
-                kills.append(kill.told())
-        outcomes.append(await self._to_its_end(root))
-        expected, got = end_of(self.scratch / "whole"), end_of(root)
+                kills.append(kill.description())
+        outcomes.append(await self._run_to_end(root))
+        expected, got = final_digest(self.scratch / "whole"), final_digest(root)
         records = [outcome.record for outcome in outcomes if outcome.record is not None]
         found = None if got == expected else first_difference_of_segments(whole.record, records)
         return KilledRun(
@@ -148,15 +148,15 @@ class _Killing:
             output="".join(outcome.ended.log.read_text(errors="replace") for outcome in outcomes),
         )
 
-    async def _to_its_end(self, root: Path) -> ProcessOutcome:
-        """A process that nobody kills. Raises `VerifyError` when it fails or takes too long."""
+    async def _run_to_end(self, root: Path) -> ProcessOutcome:
+        """Runs a process without a kill. Raises `VerifyError` when it fails or takes too long."""
         outcome = await self.runner.run(ProcessVariation(), root)
         if outcome.failure():
             raise _error(outcome.failure(), outcome)
         return outcome
 
-    async def _killed(self, kill: PlannedKill, root: Path) -> ProcessOutcome:
-        """A process that is killed, unless it ends before. Raises `VerifyError` when it fails or takes too long."""
+    async def _run_killed(self, kill: PlannedKill, root: Path) -> ProcessOutcome:
+        """Runs a process that is killed, unless it ends before. Raises `VerifyError` when it fails or takes too long."""
         self.runner.timeout = self.timeout if kill.instant is None else kill.instant
         outcome = await self.runner.run(kill.process, root)
         self.runner.timeout = self.timeout
@@ -166,17 +166,17 @@ class _Killing:
         return outcome
 
 
-def _error(why: str, outcome: ProcessOutcome) -> VerifyError:
-    return VerifyError(f"run_and_kill: {why}. Its output:\n{outcome.ended.tail(_SHOWN)}")
+def _error(reason: str, outcome: ProcessOutcome) -> VerifyError:
+    return VerifyError(f"run_and_kill: {reason}. Its output:\n{outcome.ended.tail(_SHOWN)}")
 
 
-def _not_hit(place: Place, kill: PlannedKill, begin: int) -> str:
-    """The message for a process that came to the run's end without the kill that was asked for."""
+def _no_kill_message(place: Place, kill: PlannedKill, begin: int) -> str:
+    """Returns the message for a process that reached the run's end without its kill."""
     passed = kill.process.kill is not None and kill.process.kill.step < begin
-    why = (
-        f"the run went on from step {begin}, behind it, because a kill at 'random' leaves what was saved by then; name "
+    reason = (
+        f"the run resumed from step {begin}, after it, because a kill at 'random' leaves the commits made by then; name "
         "steps before 'random'"
         if passed
         else "the process did not come to it; does each run of the program do the same steps?"
     )
-    return f"run_and_kill(at={place!r}): nothing was killed {kill.told()}, and the run has finished: {why}."
+    return f"run_and_kill(at={place!r}): nothing was killed {kill.description()}, and the run has finished: {reason}."

@@ -17,12 +17,12 @@ from samebits.testing._final_digests import RESULT
 
 
 def script() -> str:
-    """The script's path."""
+    """Returns the script's path."""
     return os.path.abspath(__file__)
 
 
 def save(function: Callable[[Path], Any], folder: Path) -> Path:
-    """Writes `function` for `main`, by value with what it uses of its own module, and returns the file."""
+    """Writes `function` for `main`, by value with the parts of its module that it uses, and returns the file."""
     module = sys.modules.get(function.__module__)
     by_value = module is not None and module.__name__ != "__main__"
     if by_value:
@@ -38,7 +38,7 @@ def save(function: Callable[[Path], Any], folder: Path) -> Path:
 
 
 def main(path: str) -> None:
-    """Calls the function in `path` (our parent wrote it a moment ago) with a run directory below the run root."""
+    """Calls the function in `path` (the parent process has just written it) with a run directory below the run root."""
     sys.path[:], function = pickle.loads(Path(path).read_bytes())  # noqa: S301
     root = process.overrides.run_root
     assert root is not None

@@ -1,4 +1,4 @@
-"""How a stateful object is moved on by one step, and where it is cut."""
+"""Steps of a stateful object, and its cuts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Advance = Callable[[Any, int], Any]
 Cut = int | Iterable[int] | Literal["every"]
 CALL = "assert_resumes_exactly"
 PASSES, CALLS = 2, 20
-"""How far an object is taken unless the caller says: passes over an iterable, steps of anything else."""
+"""Default number of steps: passes over an iterable, steps of anything else."""
 MOST = 1000
-"""Elements of an iterable beyond which the caller must say how many."""
+"""Number of elements of an iterable above which `steps` is required."""
 
 
 def check_stateful(thing: Any) -> None:
@@ -30,7 +30,7 @@ def check_stateful(thing: Any) -> None:
 
 
 def is_run_function(factory: Callable[..., Any]) -> bool:
-    """Whether `factory` takes a run directory: it is a whole training run."""
+    """Returns True if `factory` takes a run directory: it is a whole training run."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # a class written in C
@@ -40,7 +40,7 @@ def is_run_function(factory: Callable[..., Any]) -> bool:
 
 
 def cuts(cut: Cut, steps: int) -> list[int]:
-    """The cuts asked for, of 0 to `steps`. Raises `InvalidArgumentError` for others."""
+    """Returns the requested cuts, of 0 to `steps`. Raises `InvalidArgumentError` for others."""
     if cut == "every":
         return list(range(steps + 1))
     wanted = [cut] if isinstance(cut, int) else list(cut)
@@ -53,21 +53,21 @@ def cuts(cut: Cut, steps: int) -> list[int]:
 
 
 class Stepper:
-    """One object under test: `step()` moves it on and returns what it gave.
+    """One object under test: `step()` advances it and returns the result.
 
-    As in a `Run`, the global generators are a function of the step's number, so that what draws from them is
-    reproducible, and the caller's stay where they are.
+    As in a `Run`, the global generators are a function of the step's number, so that draws from them are
+    reproducible, and the caller's are unchanged.
     """
 
     def __init__(self, thing: Any, advance: Advance | None, start: int = 0) -> None:
         self.thing = thing
         self.pass_ended = False
-        """Whether a pass over the iterable ended in the last step, before its element."""
+        """True if a pass over the iterable ended in the last step, before its element."""
         self._number = start
-        self._advance = advance or _usual_step(thing)
+        self._advance = advance or _default_step(thing)
 
     def step(self) -> Any:
-        """The value of the next step. Raises `StopIteration` when there are no more elements."""
+        """Returns the value of the next step. Raises `StopIteration` when there are no more elements."""
         before = self._passes_ended()
         with generator_states.preserve_states():
             generator_states.fill(int_keys.fold(int_keys.root(0), self._number))
@@ -77,7 +77,7 @@ class Stepper:
         return value
 
     def values(self, steps: int | None) -> Iterator[Any]:
-        """The values of `steps` steps; None: of two passes over an iterable, of 20 steps of anything else."""
+        """Yields the values of `steps` steps; None: of two passes over an iterable, of 20 steps of anything else."""
         if steps is None and isinstance(self._advance, _Elements):
             yield from self._two_passes()
             return
@@ -105,8 +105,8 @@ class Stepper:
         )
 
 
-def _usual_step(thing: Any) -> Advance:
-    """What one step of an object of this kind is."""
+def _default_step(thing: Any) -> Advance:
+    """Returns the step of an object of this kind."""
     if hasattr(thing, "__iter__"):
         return _Elements()
     if callable(getattr(thing, "step", None)):
@@ -114,13 +114,13 @@ def _usual_step(thing: Any) -> Advance:
     if hasattr(thing, "__getitem__") and hasattr(thing, "__len__"):
         return lambda dataset, number: dataset[number % len(dataset)]
     raise InvalidArgumentError(
-        f"{CALL}: a {type(thing).__name__} is neither iterable nor has it a step(). Say what one step "
-        "is: advance=lambda thing, number: thing.update(data[number])."
+        f"{CALL}: a {type(thing).__name__} is neither iterable nor has it a step(). Define one step: "
+        "advance=lambda thing, number: thing.update(data[number])."
     )
 
 
 class _Elements:
-    """Element after element; at the end of a pass the next one begins, until there is an empty one."""
+    """A step that reads the next element; at the end of a pass the next one begins, until there is an empty one."""
 
     def __init__(self) -> None:
         self._iterator: Iterator[Any] | None = None

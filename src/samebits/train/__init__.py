@@ -1,4 +1,4 @@
-"""Training that can be killed anywhere: `Run`, around your own loop."""
+"""`Run`: training that can be killed anywhere, around your own loop."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""`Run`: an own training loop that can be killed anywhere and resumed to the same bits."""
+"""`Run`: makes your own training loop resumable to the same bits, wherever it is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 
 from samebits._context import Position, Words, notify, process
-from samebits.checkpoint._open_store import resolved
+from samebits.checkpoint._open_store import resolve
 from samebits.errors import DuplicateNameError, InvalidArgumentError, NonFiniteLossError
 from samebits.nn._layer_keys import name_layers
 from samebits.random import _int_keys as int_keys
@@ -29,18 +29,18 @@ from samebits.train._loop.steps import Steps
 from samebits.train._loop.validation import Validation
 from samebits.train._run_arguments import check_number, check_object, check_options
 from samebits.train._saving.async_commits import Commits
-from samebits.train._saving.best_commits import Best
-from samebits.train._saving.commit_policy import Saving
+from samebits.train._saving.best_commits import BestCommits
+from samebits.train._saving.commit_policy import CommitPolicy
 from samebits.train._saving.save_interval import Cadence, Save
 from samebits.train._state import seed_check
-from samebits.train._state.compatibility import check_built, check_compiled
+from samebits.train._state.compatibility import check_compiled, check_not_lazy
 from samebits.train._state.environment_check import Environment, check_names
-from samebits.train._state.resume import Resuming
+from samebits.train._state.resume import ResumeState
 from samebits.train._state.run_state import RunState, Stateful
 
 
 class Run:
-    """A training run in a directory: restores itself if it can, commits between iterations, ends with the same bits.
+    """A training run in a directory: resumes from its newest commit, commits between steps, ends with the same bits.
 
     ```python
     with samebits.Run("runs/digits", model=model, optimizer=optimizer) as run:
@@ -51,44 +51,44 @@ class Run:
     ```
 
     Everything that changes between two steps belongs to the run: objects with `state_dict` and `load_state_dict` are
-    given by name (`model=model`, or `run.add`), plain values and tensors live in `run.state`. The position, gradients
+    passed by name (`model=model`, or `run.add`), plain values and tensors are in `run.state`. The position, gradients
     that are alive, train/eval modes and `requires_grad` are saved without being named. Before each step the global
-    generators of torch, NumPy and Python are filled from the position, so that what the loop's body draws is the same
+    generators of torch, NumPy and Python are filled from the position, so that the draws of the loop's body are the same
     after a resume.
 
     How the `with` block ends: an exception or `break` commits nothing (a restart replays from the last commit);
     a loop that is exhausted, or ended by `run.stop()`, commits; SIGTERM commits at the next boundary and exits with
-    code 75. A finished run yields no steps and restores its final state, so that the code behind the loop runs again.
+    code 75. A finished run yields no steps and restores its final state, so that the code after the loop runs again.
 
     Args:
         run_dir: folder of this run alone; made when missing. Or a URL that fsspec opens ("s3://bucket/run"). None:
             nothing is saved (no resume).
-        save: when to commit, besides at the ends of loops and before an exit that was asked for; the bits do not depend
-            on it. A share of the time ("3%"), a number of steps, seconds ("30s"), or "explicit": by `run.commit()` only.
-            Except for the last, a process of its own makes the commits durable while training goes on: of several within
+        save: when to commit, besides at the ends of loops and before an exit by a signal; the bits do not depend on it.
+            A share of the time ("3%"), a number of steps, seconds ("30s"), or "explicit": by `run.commit()` only.
+            Except for the last, a process of its own makes the commits durable while training continues: of several within
             50 ms the newest, and always the last one before a kill.
-        keep: how many commits to keep, the newest.
-        keep_best: how many more to keep: those made where the smallest values were logged.
-        best: name of the value in `run.log` that decides what is best, smaller is better; "max:name": larger is. Without
-            it, `run.best(value)` tells.
-        allow_changes: names of what may differ from the commit's environment ("torch", "cpu", "gpu", "flags", ...; the
-            error lists them); equal bits are then not promised. "threads": the number is not put back. "script": no
+        keep: number of newest commits to keep.
+        keep_best: number of further commits to keep, those with the smallest logged values.
+        best: name of the value in `run.log` that selects the best commits, smaller is better; "max:name": larger is. Without
+            it, `run.best(value)` sets the value.
+        allow_changes: names of entries that may differ from the commit's environment ("torch", "cpu", "gpu", "flags", ...; the
+            error lists them); equal bits are then not promised. "threads": the number is not restored. "script": no
             warning where the script has changed.
         check_loss: `run.log(loss=...)` raises when the loss is not finite.
         grace: seconds after SIGTERM, SIGUSR1 or the first Ctrl-C within which the process has ended, with exit code 75.
             Less than the scheduler gives.
-        check_complete: look, in the first steps and now and then, for what the loop carries from step to step and no
-            commit holds: locals, globals, attributes of the objects that can be reached (see `train.completeness`).
+        check_complete: check, in the first steps and now and then, that every value that the loop carries from step to step
+            is in the commit: locals, globals, attributes of the objects that can be reached.
         ignore: paths to `ignore`, from the start.
         stateful: the objects to save, by name.
 
     Raises:
         InvalidArgumentError: an object has no state_dict or no load_state_dict.
         RunDirectoryError: the folder cannot be used (not writable, used by a live process, not a run's).
-        RemoteStorageError: the storage behind a URL failed.
+        RemoteStorageError: the storage of a URL failed.
         RunMismatchError: the folder belongs to another program, seed or environment.
         CorruptCommitError: there are commits and none of them is intact.
-        UnseededError: op determinism is on and nobody has set a seed.
+        UnseededError: op determinism is on and no seed is set.
         IncompleteStateError: in the loop: something changes from step to step and is in no commit.
     """
 
@@ -107,13 +107,13 @@ class Run:
         ignore: Sequence[str] = (),
         **stateful: Any,
     ) -> None:
-        chosen = Best(keep_best, best)
+        chosen = BestCommits(keep_best, best)
         check_options(keep, grace, ignore)
         cadence = Cadence(save)
         self.objects: dict[str, Stateful] = {}
         self._state = RunState()
         self.resumed = False
-        self.run_dir: Path | str | None = None if run_dir is None else resolved(run_dir, "Run: run_dir")
+        self.run_dir: Path | str | None = None if run_dir is None else resolve(run_dir, "Run: run_dir")
         commits = None if self.run_dir is None else Commits(self.run_dir, cadence, keep, keep_best)
         self._allowed = check_names(allow_changes)
         self._check_loss = check_loss
@@ -122,9 +122,16 @@ class Run:
         for path in ignore:
             self.ignore(path)
         self._loops = Loops()
-        self._resuming = Resuming(str(self.run_dir), self.objects, self._state, self._loops)
-        self._saving = Saving(
-            self.run_dir, commits, chosen, self.objects, self._state, self._loops, grace, partial(_tell, self)
+        self._resuming = ResumeState(str(self.run_dir), self.objects, self._state, self._loops)
+        self._saving = CommitPolicy(
+            self.run_dir,
+            commits,
+            chosen,
+            self.objects,
+            self._state,
+            self._loops,
+            grace,
+            partial(_notify, self),
         )
         self.preemption = self._saving.preemption
         self._stop = self._entered = self._over = False
@@ -140,27 +147,27 @@ class Run:
             raise DuplicateNameError(f"Run.add({name!r}): this run already has an object of that name.")
         check_compiled(name, thing)
         if self.run_dir is not None:
-            check_built(name, thing)
-        self._resuming.check_holds(name)
+            check_not_lazy(name, thing)
+        self._resuming.check_contains(name)
         self.objects[name] = thing
         if isinstance(thing, torch.nn.Module):
             name_layers(thing, name)
 
     def ignore(self, path: str) -> None:
-        """What is at `path` ("losses", "ema.counter"), or below it, may be lost by a resume: a log, a cache.
+        """Ignores the value at `path` ("losses", "ema.counter") and below it: a resume may lose it, as a log or a cache.
 
-        The path is the one that `IncompleteStateError` gives. A path of nothing is warned of when the run ends.
+        The path is the one that `IncompleteStateError` names. A path that matches nothing is warned of when the run ends.
         """
         self._completeness.ignore(path)
 
     def __enter__(self) -> Self:
         if self._entered:
             raise InvalidArgumentError("Run: a run is entered once. Make a new Run for another `with` block.")
-        _check_alone()
+        _check_thread()
         self._entered = True
         self._keys_before = process.run_key, process.rank_key
         self._saving.ranks = rank_agreement.join()
-        self.preemption.alone, self.preemption.speaks = self.world_size == 1, self.rank == 0
+        self.preemption.single_process, self.preemption.prints = self.world_size == 1, self.rank == 0
         try:
             if self.run_dir is not None:
                 self.preemption.install()
@@ -181,7 +188,7 @@ class Run:
         self.preemption.idle = False
         try:
             if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
-                self._saving.stopped(self._loops.stop())
+                self._saving.on_stop(self._loops.stop())
         finally:
             process.open_runs.pop(id(self), None)
             process.position = None
@@ -193,7 +200,7 @@ class Run:
             self._completeness.close()
             self._saving.check_best()
         if self.preemption.requested is not None and (error is None or isinstance(error, Exception)):
-            if error is not None:  # of a peer that was told to end, too, perhaps
+            if error is not None:  # perhaps because another rank got the signal, too
                 print(f"samebits: after the signal: {type(error).__name__}: {error}", file=sys.stderr)
             self.preemption.leave()
 
@@ -205,16 +212,16 @@ class Run:
         name: str = "train",
         steps_per_epoch: int | None = None,
     ) -> Steps:
-        """The steps of one loop: an iterator of `(step, batch)`, like `enumerate(loader)` over `epochs` epochs.
+        """Returns the steps of one loop: an iterator of `(step, batch)`, like `enumerate(loader)` over `epochs` epochs.
 
         Args:
             loader: a `samebits.data.DataLoader`, or any iterable that starts anew at each `iter()`.
             epochs: how many times it is iterated in all (not: how many more).
             name: of the loop; two loops of one run need two names.
             steps_per_epoch: batches of an epoch, for a loader that never ends, or to validate more often: each epoch
-                goes on in the loader where the last one ended. None: an epoch is one pass over the loader.
+                continues in the loader where the last one ended. None: an epoch is one pass over the loader.
         """
-        self.check_open("Run.steps")
+        self._check_open("Run.steps")
         if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
             raise InvalidArgumentError(f"Run.steps(epochs={epochs!r:.60}): must be an int of at least 1.")
         check_loader(loader)
@@ -225,16 +232,16 @@ class Run:
         return Steps(self, loader, epochs, whole, steps_per_epoch)
 
     def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
-        """The batches of a validation, inside the body of a step: `for batch in run.validate(loader):`.
+        """Returns the batches of a validation, inside the body of a step: `for batch in run.validate(loader):`.
 
-        What the body of the step draws before and behind it is what it would be without; what the validation draws is
-        a function of (loop, step, name, batch), and so is the order of a loader that shuffles. `break` ends it early.
+        The draws of the body before and after it are as without it; the draws of the validation are a function of (loop,
+        step, name, batch), and so is the order of a loader that shuffles. `break` ends it early.
 
-        Killed inside, the run goes on from the last commit, runs the body of this step again up to here, and ends with
-        equal bits. Where the loop keeps what it adds up in `run.state`, or in objects that were given to the run, it is
-        committed inside, too, and the batches that are done are stepped over; where it keeps them in local variables, the
-        validation starts again from its first batch (a line on stderr says so, if it is long). The loop that goes on inside
-        is a plain `for` statement over this call, without `enumerate` or `tqdm` around it.
+        Killed inside, the run resumes from the last commit, runs the body of this step again up to here, and ends with
+        equal bits. Where the loop keeps its sums in `run.state`, or in objects of the run, it is committed inside, too,
+        and the finished batches are skipped; where it keeps them in local variables, the validation starts again from its
+        first batch (with a line on stderr, if it is long). Only a plain `for` statement over this call resumes inside,
+        without `enumerate` or `tqdm` around it.
 
         ```python
         if step.ends_epoch:
@@ -249,13 +256,13 @@ class Run:
             loader: a `samebits.data.DataLoader`, or any iterable that starts anew at each `iter()`.
             name: two validations in the body of one step need two names.
         """
-        self.check_open("Run.validate")
+        self._check_open("Run.validate")
         check_loader(loader, "Run.validate")
         self._loops.name(name, "Run.validate")
         return Validation(self, loader, name)
 
     def log(self, **values: Any) -> None:
-        """Notes values of this step (numbers or tensors of one element); they go to records and progress bars.
+        """Logs values of this step (numbers or tensors of one element); they go to records and progress bars.
 
         Raises:
             NonFiniteLossError: `loss` is NaN or infinite (unless `check_loss=False`); nothing is committed.
@@ -264,7 +271,7 @@ class Run:
         if "loss" in values:
             check_number(values["loss"], "run.log(loss")
             self._saving.loss(values["loss"])
-        if (value := self._best.of(values)) is not None:
+        if (value := self._best.select(values)) is not None:
             self.best(value)
         if self._check_loss and "loss" in values and not math.isfinite(float(values["loss"])):
             at = process.position
@@ -287,44 +294,44 @@ class Run:
     @state.setter
     def state(self, values: Any) -> None:
         raise InvalidArgumentError(
-            "run.state = ...: what stands there would not be saved. Fill the one that is there: run.state.update(...)."
+            "run.state = ...: another object would not be saved. Fill the existing one: run.state.update(...)."
         )
 
     @property
     def rank(self) -> int:
-        """Which of the processes of this run this is (`torch.distributed`); 0 if it is the only one."""
+        """The rank of this process in this run (`torch.distributed`); 0 if it is the only one."""
         return self._saving.ranks.rank
 
     @property
     def world_size(self) -> int:
-        """How many processes share this run."""
+        """The number of processes of this run."""
         return self._saving.ranks.world_size
 
     def sum_over_ranks(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Each value summed over the processes of this run in the order of their ranks: the same bits on all of them.
+        """Returns each value summed over the processes of this run in the order of their ranks: the same bits on all of them.
 
-        What is decided for all ranks (`run.stop()`, a scheduler's plateau) must be decided on such values. Every rank
-        calls it, inside the `with` block; with one process it returns the values.
+        Decisions for all ranks (`run.stop()`, a scheduler's plateau) must use such values. Every rank calls it, inside the
+        `with` block; with one process it returns the values.
         """
-        return self._saving.ranks.sums(values)
+        return self._saving.ranks.sum_over_ranks(values)
 
     def best(self, value: float, *, everywhere: bool = False) -> None:
-        """Says how good the state at the end of this iteration is, smaller is better; where it is among the best
-        `keep_best`, it is committed, and that commit stays until there are better ones.
+        """Sets the value of the state at the end of this iteration, smaller is better. A state among the best
+        `keep_best` is committed, and that commit stays until there are better ones.
 
-        Of several processes rank 0 tells, and the commit may come some steps later, when they ask each other.
+        Of several processes rank 0 decides, and the commit may come some steps later, when they exchange requests.
         `everywhere`: all of them call this in this step, and so the commit is of this very state.
         """
         check_number(value, "run.best(value")
         self._saving.best(float(value), everywhere=everywhere)
 
     def commit(self) -> None:
-        """Asks for a commit at the end of the current iteration (state is complete only between two of them).
+        """Requests a commit at the end of the current iteration (state is complete only between two of them).
 
-        Behind a loop that has ended it commits at once.
+        After a loop that has ended it commits at once.
         """
-        self.check_open("Run.commit")
-        self._saving.ask()
+        self._check_open("Run.commit")
+        self._saving.request_commit()
 
     def stop(self) -> None:
         """Ends the loop after this iteration: it counts as finished, and is committed."""
@@ -332,10 +339,10 @@ class Run:
 
     def _open(self) -> None:
         saving, where = self._saving, str(self.run_dir)
-        environment = Environment.here(self.objects, self.world_size)
+        environment = Environment.current(self.objects, self.world_size)
         found = saving.ranks.open(saving.find, where)
         manifest = None if found is None else found[0]
-        settled = saving.ranks.common_origin(seed_check.settle_seed(manifest, where))
+        settled = saving.ranks.agree_on_seed(seed_check.resolve_seed(manifest, where))
         saving.begin(settled, environment, manifest)
         self.key = process.run_key = int_keys.fold(int_keys.root(settled.seed), "run")
         process.rank_key = saving.ranks.key
@@ -344,9 +351,9 @@ class Run:
         self._resuming.load(*found, environment, self._allowed)
         self.resumed = True
         if self.rank == 0:
-            self._resuming.tell(found[0])
+            self._resuming.print_position(found[0])
 
-    def check_open(self, call: str) -> None:
+    def _check_open(self, call: str) -> None:
         """Raises `InvalidArgumentError` outside the `with` block."""
         if not self._entered:
             raise InvalidArgumentError(f"{call}: enter the run first: `with samebits.Run(...) as run:`.")
@@ -357,21 +364,21 @@ class Run:
             )
 
     def end_loop(self, loop: str) -> None:
-        """Code behind a loop draws from the same generators, whether the loop ran or had finished before."""
+        """Ends a loop: the code after it draws from the same generators, whether the loop ran or had finished before."""
         draw_counts.begin(int_keys.fold(self.key, loop, "end"))
         self.end_inner_loop()
 
     def end_inner_loop(self) -> None:
-        """`stop()` was for that loop."""
+        """Ends an inner loop, for which `stop()` was called."""
         self._stop = False
 
     @property
-    def stop_asked(self) -> bool:
-        """Whether `stop()` was called in this loop."""
+    def stop_requested(self) -> bool:
+        """True if `stop()` was called in this loop."""
         return self._stop
 
 
-def _check_alone() -> None:
+def _check_thread() -> None:
     """Raises `InvalidArgumentError` while a run is open in another thread."""
     for thread in process.open_runs.values():
         if thread is not threading.current_thread() and thread.is_alive():
@@ -382,6 +389,6 @@ def _check_alone() -> None:
             )
 
 
-def _tell(run: Run, event: str, position: Position) -> None:
-    """To whoever listens to the run."""
+def _notify(run: Run, event: str, position: Position) -> None:
+    """Notifies the observers of the run."""
     notify(event, run, position)

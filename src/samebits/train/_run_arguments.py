@@ -1,4 +1,4 @@
-"""What a `Run` or a `Trainer` is given, refused where it is of another kind than its place asks for."""
+"""Checks of the arguments of `Run` and `Trainer`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samebits.train._state.run_state import Stateful
 
 
 def check_options(keep: Any, grace: Any, ignore: Any) -> None:
-    """Raises `InvalidArgumentError` for options that are none."""
+    """Raises `InvalidArgumentError` for invalid options."""
     if type(keep) is not int or keep < 1:
         raise InvalidArgumentError(
             f"Run(keep={keep!r:.60}): an int; at least one commit must be kept. Give how many."
@@ -26,29 +26,29 @@ def check_options(keep: Any, grace: Any, ignore: Any) -> None:
         raise InvalidArgumentError(f'Run(ignore={ignore!r:.60}): a list of paths, ["losses"].')
 
 
-def check_object(name: Any, thing: Any) -> None:
-    """Raises `InvalidArgumentError` unless `thing` has a state that a run can save under `name`."""
+def check_object(name: Any, obj: Any) -> None:
+    """Raises `InvalidArgumentError` unless `obj` has a state that a run can save under `name`."""
     if not isinstance(name, str):
         raise InvalidArgumentError(
             f'Run.add({type(name).__name__}, ...): first the name, then the object: run.add("model", model).'
         )
-    if isinstance(thing, type):
+    if isinstance(obj, type):
         raise InvalidArgumentError(
-            f"Run({name}={thing.__name__}): a class. Give the object that is trained: {name}={thing.__name__}(...)."
+            f"Run({name}={obj.__name__}): a class. Give the object that is trained: {name}={obj.__name__}(...)."
         )
-    if thing is None:
+    if obj is None:
         raise InvalidArgumentError(f"Run({name}=None): there is nothing to save. Leave it out.")
-    if not isinstance(thing, Stateful):
-        several = isinstance(thing, list | tuple | dict) and len(thing) > 0
+    if not isinstance(obj, Stateful):
+        several = isinstance(obj, list | tuple | dict) and len(obj) > 0
         cure = "Give each object that is in it a name of its own" if several else "Give it both"
         raise InvalidArgumentError(
-            f"Run({name}={type(thing).__name__}(...)): no option of Run has this name, and as an object to save it has no "
+            f"Run({name}={type(obj).__name__}(...)): no option of Run has this name, and as an object to save it has no "
             f"state_dict and load_state_dict. {cure}, or keep its plain values in run.state."
         )
 
 
 def check_iterable(loader: Any, call: str) -> None:
-    """Raises `InvalidArgumentError` for what gives no batches; `call` names the argument: "Run.steps(loader"."""
+    """Raises `InvalidArgumentError` for an argument that is no iterable of batches; `call` names it: "Run.steps(loader"."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise InvalidArgumentError(f"{call}={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader.")
     if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):
@@ -74,7 +74,7 @@ def check_batches(loader: Any, call: str) -> None:
 
 
 def check_number(value: Any, what: str) -> None:
-    """Raises `InvalidArgumentError` unless `value` is one number; `what` it is: "run.log(loss". Waits for no GPU."""
+    """Raises `InvalidArgumentError` unless `value` is one number; `what` names it: "run.log(loss". Waits for no GPU."""
     if isinstance(value, torch.Tensor):
         if value.numel() == 1:
             return

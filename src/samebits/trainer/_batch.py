@@ -1,4 +1,4 @@
-"""What a batch is: inputs, target and weights, on the model's device."""
+"""The parts of a batch: inputs, target and weights, on the model's device."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ LABELS = "labels"
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """One batch in its parts; what it does not have is None."""
+    """One batch in its parts; missing parts are None."""
 
     inputs: Any
     target: Any = None
     weight: Any = None
-    """One per sample, or per element of the loss."""
+    """One weight per sample, or per element of the loss."""
 
     def __len__(self) -> int:
-        """The number of samples: the first dimension of the target, else of the first tensor."""
+        """Returns the number of samples: the first dimension of the target, else of the first tensor."""
         first = next(_tensors(self.target), next(_tensors(self.inputs), None))
         return len(first) if first is not None and first.ndim else 1
 
 
-def parts(batch: Any) -> TrainingBatch:
-    """The parts of `(inputs,)`, `(inputs, target)`, `(inputs, target, weight)`, a dict (target: "labels"), or inputs.
+def split_batch(batch: Any) -> TrainingBatch:
+    """Returns the parts of `(inputs,)`, `(inputs, target)`, `(inputs, target, weight)`, a dict (target: "labels"), or inputs.
 
     Raises `InvalidArgumentError` for a tuple of another length.
     """
@@ -48,8 +48,8 @@ def parts(batch: Any) -> TrainingBatch:
     return TrainingBatch(*batch)
 
 
-def called(model: torch.nn.Module, inputs: Any) -> Any:
-    """The model's output: a dict of inputs by their names, a tuple in its order, anything else as the only one."""
+def call_model(model: torch.nn.Module, inputs: Any) -> Any:
+    """Returns the model's output: a dict of inputs is passed by name, a tuple in its order, anything else as the only argument."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, tuple | list):
@@ -57,53 +57,53 @@ def called(model: torch.nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """`value` with its tensors (and what else has a method `to`) on `device`."""
+def move_to(value: Any, device: torch.device) -> Any:
+    """Returns `value` with its tensors (and other objects with a method `to`) on `device`."""
 
     def move(item: Any) -> Any:
         if isinstance(item, torch.Tensor) and item.device == device:
             return item
         return item.to(device, non_blocking=True) if isinstance(item, torch.Tensor) else item.to(device)
 
-    return _mapped(move, value, "to")
+    return _map(move, value, "to")
 
 
-def detached(value: Any) -> Any:
-    """`value` with its tensors cut off from their graph, inside dicts, lists and tuples."""
-    return _mapped(lambda item: item.detach(), value, "detach")
+def detach(value: Any) -> Any:
+    """Returns `value` with its tensors detached from their graph, inside dicts, lists and tuples."""
+    return _map(lambda item: item.detach(), value, "detach")
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """Where the model's first parameter is; the CPU for a model without any."""
+    """Returns the device of the model's first parameter; the CPU for a model without any."""
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 
 
-def concatenated(outputs: list[Any]) -> Any:
-    """The outputs of all batches as one: tensors along their first dimension, inside tuples, lists and dicts."""
+def concatenate(outputs: list[Any]) -> Any:
+    """Returns the outputs of all batches as one: tensors along their first dimension, inside tuples, lists and dicts."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(outputs) if first.ndim else torch.stack(outputs)
     if isinstance(first, Mapping):
-        return {name: concatenated([one[name] for one in outputs]) for name in first}
+        return {name: concatenate([one[name] for one in outputs]) for name in first}
     if isinstance(first, tuple | list):
-        return type(first)(concatenated(list(items)) for items in zip(*outputs, strict=True))
+        return type(first)(concatenate(list(items)) for items in zip(*outputs, strict=True))
     raise InvalidArgumentError(
         f"Trainer.predict: the model returned a {type(first).__name__}. Only tensors, and tuples, lists and dicts of "
-        "them, can be put together."
+        "them, can be concatenated."
     )
 
 
-def _mapped(function: Callable[[Any], Any], value: Any, method: str) -> Any:
-    """`value` with what has the method replaced, inside dicts, lists and tuples."""
+def _map(function: Callable[[Any], Any], value: Any, method: str) -> Any:
+    """Returns `value` with `function` applied to objects that have the method, inside dicts, lists and tuples."""
     if hasattr(value, method):
         return function(value)
     if (isinstance(value, Mapping) and method == "to") or type(value) is dict:
-        return {name: _mapped(function, item, method) for name, item in value.items()}
+        return {name: _map(function, item, method) for name, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(function, item, method) for item in value))
+        return type(value)(*(_map(function, item, method) for item in value))
     if isinstance(value, tuple | list):
-        return type(value)(_mapped(function, item, method) for item in value)
+        return type(value)(_map(function, item, method) for item in value)
     return value
 
 

@@ -1,4 +1,4 @@
-"""What the callbacks of a fit are told of its run."""
+"""The events of commits, passed on to the callbacks of a fit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from samebits.callbacks._base import TrainerView
 from samebits.train._run import Run
 
 
-class Told(Observer):
-    """Tells them what is durable."""
+class CommitNotifier(Observer):
+    """Calls `on_commit` of the callbacks when a commit of this run is durable."""
 
     def __init__(self, trainer: TrainerView, run: Run, callbacks: Sequence[Callback]) -> None:
         self._trainer, self._run, self._callbacks = trainer, run, callbacks
 
     def committed(self, run: Run, step: Position) -> None:
-        """A commit of this run, or of another one in the process."""
+        """Passes on a commit of this run, not of another one in the process."""
         if run is self._run:
             for callback in self._callbacks:
                 callback.on_commit(self._trainer, step.step)

@@ -1,4 +1,4 @@
-"""What one call of `Trainer.fit` is asked to do, checked before anything is changed."""
+"""The arguments of one call of `Trainer.fit`, checked before anything is changed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FitPlan:
         self._check_validation()
 
     def validates_after(self, epoch: int) -> bool:
-        """Whether a validation follows `epoch` (from 0): every so many epochs, or after those listed (from 1)."""
+        """Returns True if a validation follows `epoch` (from 0): every so many epochs, or after those listed (from 1)."""
         if self.validation_data is None:
             return False
         if isinstance(self.validation_freq, int):
@@ -48,11 +48,11 @@ class FitPlan:
         return epoch + 1 in self.validation_freq
 
     def _check_validation(self) -> None:
-        asked = {
+        options = {
             "validation_freq": self.validation_freq != 1,
             "validation_steps": self.validation_steps is not None,
         }
-        for name in [name for name, given in asked.items() if given and self.validation_data is None]:
+        for name in [name for name, given in options.items() if given and self.validation_data is None]:
             raise InvalidArgumentError(
                 f"fit({name}={getattr(self, name)!r}): there is no validation_data. Pass validation_data=loader."
             )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from samebits.errors import InvalidArgumentError
-from samebits.trainer._batch import LABELS, TrainingBatch, called, detached, device_of, moved, parts
+from samebits.trainer._batch import LABELS, TrainingBatch, call_model, detach, device_of, move_to, split_batch
 from samebits.trainer._loss import Loss
 from samebits.trainer._metrics import Metrics
 
@@ -20,55 +20,55 @@ ForwardHook = Callable[[torch.nn.Module, Any], Any]
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """What came out of a batch."""
+    """The result of the forward pass of a batch."""
 
     loss: torch.Tensor
     count: int
-    """Of samples."""
+    """Number of samples."""
     output: Any = None
     target: Any = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    """The hook's metrics."""
+    """The metrics that the hook returned."""
 
 
 @dataclass(frozen=True)
 class Forward:
-    """How a trainer takes batches: on the model's device, in its precision, by its own rule or the user's hook."""
+    """The forward pass of a trainer: on the model's device, in its precision, by its own rule or the user's hook."""
 
     loss: Loss
     metrics: Metrics
     dtype: torch.dtype | None = None
-    """Of `torch.autocast`; None: switched off."""
+    """The dtype of `torch.autocast`; None: switched off."""
     hook: ForwardHook | None = None
 
     def output(self, model: torch.nn.Module, batch: Any) -> Any:
-        """The model's output alone."""
+        """Returns the model's output alone."""
         device = device_of(model)
         with self._precision(device):
-            return called(model, self._parts(moved(batch, device)).inputs)
+            return call_model(model, self._parts(move_to(batch, device)).inputs)
 
     def __call__(self, model: torch.nn.Module, batch: Any) -> ForwardResult:
-        """The loss, with its graph, and what the metrics need."""
+        """Returns the loss, with its graph, and the inputs of the metrics."""
         device = device_of(model)
-        batch = moved(batch, device)
+        batch = move_to(batch, device)
         with self._precision(device):
             if self.hook is not None:
-                return _hooked(self.hook(model, batch), len(TrainingBatch(batch)))
+                return _hook_result(self.hook(model, batch), len(TrainingBatch(batch)))
             split = self._parts(batch)
-            output = called(model, split.inputs)
+            output = call_model(model, split.inputs)
             return ForwardResult(self.loss(output, split), len(split), output, split.target)
 
-    def measured(self, result: ForwardResult) -> dict[str, float]:
-        """Loss and metrics of a batch; metrics that are objects take it."""
+    def measure(self, result: ForwardResult) -> dict[str, float]:
+        """Returns loss and metrics of a batch; metrics that are objects are updated."""
         values = {"loss": float(result.loss.detach())}
         if self.hook is not None:
             return values | {name: float(value) for name, value in result.values.items()}
-        return values | self.metrics.measure(detached(result.output), result.target)
+        return values | self.metrics.measure(detach(result.output), result.target)
 
     def _parts(self, batch: Any) -> TrainingBatch:
-        """The batch in its parts; all of it is the inputs of a model that computes its loss itself."""
-        if self.hook is not None or not self.loss.of_model:
-            return parts(batch)
+        """Returns the batch in its parts; all of it is the inputs of a model that computes its loss itself."""
+        if self.hook is not None or not self.loss.computed_by_model:
+            return split_batch(batch)
         return TrainingBatch(batch, batch.get(LABELS) if isinstance(batch, Mapping) else None)
 
     @contextmanager
@@ -80,7 +80,7 @@ class Forward:
                 yield
 
 
-def _hooked(result: Any, count: int) -> ForwardResult:
+def _hook_result(result: Any, count: int) -> ForwardResult:
     loss, values = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     if not isinstance(loss, torch.Tensor) or not isinstance(values, Mapping) or "loss" in values:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""What training has measured so far: the means of the epoch under way, and the history."""
+"""The measurements of training so far: the means of the epoch under way, and the history."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from samebits.errors import InvalidArgumentError
 
 @dataclass
 class History:
-    """What `fit` returns, as Keras's: complete after a resume, as if training had never been interrupted."""
+    """The result of `fit`, as in Keras: complete after a resume, as if training had never been interrupted."""
 
     epoch: list[int] = field(default_factory=list)
-    """The numbers of the epochs that were trained."""
+    """The numbers of the trained epochs."""
     history: dict[str, list[float]] = field(default_factory=dict)
-    """Per name one value per epoch; those of a validation only for the epochs that had one."""
+    """One value per epoch for each name; those of a validation only for epochs with one."""
 
 
 SumOverRanks = Callable[[Mapping[str, float]], dict[str, float]]
-"""Adds up each value over the processes of a run; with one process it returns the values."""
+"""Sums each value over the processes of a run; with one process it returns the values."""
 
 
 def mean_over_ranks(values: Mapping[str, float], over_ranks: SumOverRanks) -> dict[str, float]:
-    """The mean of each value over the processes."""
+    """Returns the mean of each value over the processes."""
     means = Means()
     means.add(values, 1)
     return means.take(over_ranks)
 
 
 _SAMPLES, _BATCHES = "/samples", "/batches"
-"""Among the sums how many were added; no metric is called so."""
+"""Key of the count among the sums; no metric has this name."""
 
 
 class Means:
-    """Means over the samples of the batches that were added."""
+    """Means over the samples of the added batches."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
@@ -53,27 +53,27 @@ class Means:
 
     @property
     def batches(self) -> int:
-        """How many were added."""
+        """Number of added batches."""
         return int(self.sums.get(_BATCHES, 0))
 
     def take(self, over_ranks: SumOverRanks = dict) -> dict[str, float]:
-        """The means, by name; begins anew. `over_ranks` adds up the sums of several processes."""
+        """Returns the means, by name, and resets them. `over_ranks` sums over several processes."""
         sums, self.sums = over_ranks(self.sums), {}
         samples, _ = sums.pop(_SAMPLES, 0) or 1, sums.pop(_BATCHES, 0)
         return {name: value / samples for name, value in sums.items()}
 
 
 class Logbook:
-    """The part of a fit's state that is no object of the user's; in every commit."""
+    """The part of a fit's state that is in no object of the user's; in every commit."""
 
     def __init__(self) -> None:
         self.initial_epoch = 0
         self.means = Means()
         self.validation = Means()
-        """Of the validation under way: it may be killed inside, and goes on there."""
+        """Means of the validation under way, which may be killed and resumed inside."""
         self.history = History()
         self._packed: dict[str, Any] | None = None
-        """The history as arrays, until an epoch is added: a commit may come after each step."""
+        """The history as arrays, cached until an epoch is added: a commit may come after each step."""
 
     @property
     def next_epoch(self) -> int:
@@ -93,7 +93,7 @@ class Logbook:
         self._packed = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state."""
+        """Returns the state."""
         if self._packed is None:
             values = {name: np.array(of, np.float64) for name, of in self.history.history.items()}
             self._packed = {"epoch": np.array(self.history.epoch, np.int64), "history": values}
@@ -105,7 +105,7 @@ class Logbook:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts the state back."""
+        """Restores the state."""
         self.initial_epoch = state["initial_epoch"]
         self.means.sums = dict(state["sums"])
         self.validation.sums = dict(state["validation"])

@@ -1,4 +1,4 @@
-"""Calls of `fit` in Keras's way are named, with the line to type."""
+"""Detects calls of `fit` in Keras's way, and names the line to type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samebits.train._state.run_state import Stateful
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OF_THE_LOADER = (
+_LOADER_ARGUMENTS = (
     "x",
     "y",
     "batch_size",
@@ -31,8 +31,8 @@ _LOADER = (
 )
 
 
-def without_habits(fit: Callable[P, T]) -> Callable[P, T]:
-    """`fit`, which raises `InvalidArgumentError` for arguments that Keras's `fit` takes and this one does not."""
+def check_keras_arguments(fit: Callable[P, T]) -> Callable[P, T]:
+    """Returns `fit` with a check for arguments that Keras's `fit` takes and this one does not (`InvalidArgumentError`)."""
 
     @functools.wraps(fit)
     def call(*args: P.args, **named: P.kwargs) -> T:
@@ -42,14 +42,14 @@ def without_habits(fit: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def _check(given: tuple[Any, ...], named: dict[str, Any]) -> None:
-    second = given[1] if len(given) > 1 else None
+def _check(args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    second = args[1] if len(args) > 1 else None
     if isinstance(second, torch.Tensor) or hasattr(second, "__iter__"):
         raise InvalidArgumentError(
             f"Trainer.fit(loader, epochs={type(second).__name__}): the second argument is the number of epochs. {_LOADER}"
         )
     for name, value in named.items():
-        if _is_a_validation(name, value) and "validation_data" not in named:
+        if _is_validation_data(name, value) and "validation_data" not in named:
             raise InvalidArgumentError(
                 f"Trainer.fit({name}=...): an object by this name is saved, and nothing is validated. Give the loader as "
                 f"validation_data={name}."
@@ -61,11 +61,11 @@ def _check(given: tuple[Any, ...], named: dict[str, Any]) -> None:
                 "Trainer.fit(callbacks=...): callbacks belong to the trainer, which saves their state:\n"
                 "    trainer = samebits.Trainer(model, loss_fn, optimizer, callbacks=[...])"
             )
-        if name in _OF_THE_LOADER:
+        if name in _LOADER_ARGUMENTS:
             raise InvalidArgumentError(f"Trainer.fit({name}=...): batches are made by a loader. {_LOADER}")
 
 
-def _is_a_validation(name: str, value: Any) -> bool:
-    """Whether a loader was meant to be `validation_data`: loaders have a state, so `Run` would take it as one to save."""
+def _is_validation_data(name: str, value: Any) -> bool:
+    """Returns True if the loader was meant to be `validation_data`: it has a state, so `Run` would save it as an object."""
     is_loader = hasattr(value, "__iter__") and not isinstance(value, torch.nn.Module)
     return is_loader and name not in _OF_VALIDATION and name.startswith(("val", "eval"))

@@ -1,4 +1,4 @@
-"""The loss of a batch, and what weights of samples and of classes make of it."""
+"""The loss of a batch, with weights of samples and of classes."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ class Loss:
     `CrossEntropyLoss(weight=...)`, which divides by the sum of the weights.
 
     Args:
-        loss_fn: None: the model computes its loss itself, as `output.loss` or `output["loss"]`.
-        class_weight: by class; one that is not there weighs 1.
+        loss_fn: a function, or None: the model computes its loss itself, as `output.loss` or `output["loss"]`.
+        class_weight: weight by class; a missing class weighs 1.
 
     Raises:
         InvalidArgumentError: a weight is negative or not finite, a class is no int of at least 0, or `loss_fn` cannot
-            be asked for the losses of the single samples.
+            return the losses of single samples.
     """
 
     def __init__(self, loss_fn: LossFunction | None, class_weight: Mapping[int, float] | None = None) -> None:
         self._loss_fn = loss_fn
-        self._class_weight = None if class_weight is None else _checked(class_weight)
-        self._unreduced = _unreduced(loss_fn)
-        if self._class_weight is not None and self._unreduced is None:
-            raise InvalidArgumentError(f"fit(class_weight=...): {_not_weighted(loss_fn)}")
+        self._class_weight = None if class_weight is None else _check_weights(class_weight)
+        self._without_reduction = _without_reduction(loss_fn)
+        if self._class_weight is not None and self._without_reduction is None:
+            raise InvalidArgumentError(f"fit(class_weight=...): {_weight_error(loss_fn)}")
 
     @property
-    def of_model(self) -> bool:
-        """Whether the model computes it."""
+    def computed_by_model(self) -> bool:
+        """True if the model computes it."""
         return self._loss_fn is None
 
     def __call__(self, output: Any, batch: TrainingBatch) -> torch.Tensor:
-        """The loss as one number, with its graph."""
+        """Returns the loss as one number, with its graph."""
         if self._loss_fn is None:
-            return _own_loss(output)
+            return _model_loss(output)
         if batch.weight is None and self._class_weight is None:
             return self._loss_fn(output, batch.target)
-        if self._unreduced is None:
-            raise InvalidArgumentError(f"Trainer: the batches have weights: {_not_weighted(self._loss_fn)}")
+        if self._without_reduction is None:
+            raise InvalidArgumentError(f"Trainer: the batches have weights: {_weight_error(self._loss_fn)}")
         if batch.weight is not None and self._class_weight is not None:
             raise InvalidArgumentError(
                 "fit(class_weight=...): the batches have weights of their own. Use one of the two (Keras's rule)."
             )
-        losses = self._unreduced(output, batch.target)
+        losses = self._without_reduction(output, batch.target)
         weight = batch.weight if self._class_weight is None else self._by_class(output, batch.target, losses)
-        return (losses * _alongside(weight, losses)).mean()
+        return (losses * _broadcast_weight(weight, losses)).mean()
 
     def _by_class(self, output: Any, target: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
-        """The weight of each target: an index, a number that is rounded to one, or a row with the largest at it."""
+        """Returns the weight of each target: an index, a number that is rounded to one, or a row with the largest value at it."""
         assert self._class_weight is not None
         if (
             isinstance(output, torch.Tensor)
@@ -86,13 +86,13 @@ def _classes(target: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
     ):
         raise InvalidArgumentError(
             f"fit(class_weight=...): targets of shape {tuple(target.shape)} and losses of shape {tuple(losses.shape)} do "
-            "not tell one class per loss. Give weights in the batches: (inputs, target, weight)."
+            "not give one class per loss. Give weights in the batches: (inputs, target, weight)."
         )
     return target.round().long()
 
 
-def _alongside(weight: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
-    """Weights of samples, for losses of several elements each."""
+def _broadcast_weight(weight: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
+    """Returns weights of samples, shaped for losses of several elements each."""
     if not isinstance(weight, torch.Tensor) or weight.shape != losses.shape[: weight.ndim]:
         given = tuple(weight.shape) if isinstance(weight, torch.Tensor) else type(weight).__name__
         raise InvalidArgumentError(
@@ -102,7 +102,7 @@ def _alongside(weight: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
     return weight.reshape(*weight.shape, *(1,) * (losses.ndim - weight.ndim)).to(losses.dtype)
 
 
-def _own_loss(output: Any) -> torch.Tensor:
+def _model_loss(output: Any) -> torch.Tensor:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor):
         raise InvalidArgumentError(
@@ -112,8 +112,8 @@ def _own_loss(output: Any) -> torch.Tensor:
     return loss
 
 
-def _unreduced(loss_fn: Any) -> Callable[[Any, Any], torch.Tensor] | None:
-    """`loss_fn` with reduction="none"; None when it knows of none, or reduces otherwise than to the mean."""
+def _without_reduction(loss_fn: Any) -> Callable[[Any, Any], torch.Tensor] | None:
+    """Returns `loss_fn` with reduction="none"; None when it has no such option, or reduces otherwise than to the mean."""
     if isinstance(loss_fn, torch.nn.Module):
         if getattr(loss_fn, "reduction", None) != "mean":
             return None
@@ -129,16 +129,16 @@ def _unreduced(loss_fn: Any) -> Callable[[Any, Any], torch.Tensor] | None:
     return functools.partial(loss_fn, reduction="none")
 
 
-def _not_weighted(loss_fn: Any) -> str:
+def _weight_error(loss_fn: Any) -> str:
     name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
     return (
-        f"{name} cannot be asked for the loss of each sample. Use one with reduction='mean' that takes reduction='none' "
+        f"{name} cannot return the loss of each sample. Use one with reduction='mean' that takes reduction='none' "
         "too, as torch's: nn.CrossEntropyLoss(), or def loss(output, target, reduction='mean')."
     )
 
 
-def _checked(class_weight: Any) -> list[float]:
-    """The weights as a list by class; raises `InvalidArgumentError`."""
+def _check_weights(class_weight: Any) -> list[float]:
+    """Returns the weights as a list by class; raises `InvalidArgumentError`."""
     if not isinstance(class_weight, Mapping) or not class_weight:
         raise InvalidArgumentError(
             f"fit(class_weight={class_weight!r:.60}): give a dict from class to weight, {{0: 1.0, 1: 2.0}}."

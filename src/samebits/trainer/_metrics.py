@@ -1,4 +1,4 @@
-"""The metrics of a trainer: functions whose means over the samples are taken, and objects that keep their own count."""
+"""The metrics of a trainer: functions, whose means over the samples are taken, and objects that count by themselves."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class MetricObject(Protocol):
     """A metric that counts by itself, as those of torchmetrics; its state is part of every commit."""
 
     def update(self, output: Any, target: Any) -> Any:
-        """Takes a batch."""
+        """Adds a batch."""
         ...
 
     def compute(self) -> Any:
-        """The value, one number, over all batches since `reset`."""
+        """Returns the value, one number, over all batches since `reset`."""
         ...
 
     def reset(self) -> Any:
@@ -28,11 +28,11 @@ class MetricObject(Protocol):
         ...
 
     def state_dict(self) -> Any:
-        """What it has counted."""
+        """Returns the counts."""
         ...
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Puts it back."""
+        """Restores the counts."""
         ...
 
 
@@ -43,7 +43,7 @@ class Metrics:
     """`metrics=` of a trainer, by name.
 
     Raises:
-        InvalidArgumentError: a name that the trainer uses itself, or something that is neither a function nor an object
+        InvalidArgumentError: a name that the trainer uses itself, or a value that is neither a function nor an object
             with update, compute, reset, state_dict and load_state_dict.
     """
 
@@ -57,36 +57,36 @@ class Metrics:
         for name, metric in metrics.items():
             _check_name(name)
             if hasattr(metric, "compute"):
-                self.objects[name] = _counting(name, metric)
+                self.objects[name] = _metric_object(name, metric)
             elif callable(metric):
                 self.functions[name] = metric
             else:
                 raise InvalidArgumentError(f"Trainer(metrics={{{name!r}: {metric!r:.60}}}): give a function.")
 
-    def copied(self) -> Metrics:
-        """The same functions, and objects that count for themselves: a validation leaves the epoch's counts alone."""
+    def copy(self) -> Metrics:
+        """Returns the same functions and copied objects: a validation leaves the epoch's counts alone."""
         copied = Metrics(self.functions)
         copied.objects = copy.deepcopy(self.objects)
         return copied
 
     def names(self, *, validates: bool) -> list[str]:
-        """What the logs of an epoch hold, the loss first."""
+        """Returns the names in the logs of an epoch, the loss first."""
         names = ["loss", *self.functions, *self.objects]
         return names + [f"val_{name}" for name in names if validates]
 
     def reset(self) -> None:
-        """The objects forget what an interrupted pass over data has left in them."""
+        """Resets the objects, which an interrupted pass over data may have left with counts."""
         for metric in self.objects.values():
             metric.reset()
 
     def measure(self, output: Any, target: Any) -> dict[str, float]:
-        """The functions' values for a batch; objects take it."""
+        """Returns the functions' values for a batch; updates the objects."""
         for metric in self.objects.values():
             metric.update(output, target)
         return {name: float(function(output, target)) for name, function in self.functions.items()}
 
     def take(self) -> dict[str, float]:
-        """The objects' values over all batches since the last call."""
+        """Returns the objects' values over all batches since the last call, and resets them."""
         values = {}
         for name, metric in self.objects.items():
             value = metric.compute()
@@ -108,7 +108,7 @@ def _check_name(name: Any) -> None:
         )
 
 
-def _counting(name: str, metric: Any) -> MetricObject:
+def _metric_object(name: str, metric: Any) -> MetricObject:
     if isinstance(metric, type) or not isinstance(metric, MetricObject):
         what = f"the class {metric.__name__}" if isinstance(metric, type) else f"a {type(metric).__name__}"
         raise InvalidArgumentError(
@@ -116,5 +116,5 @@ def _counting(name: str, metric: Any) -> MetricObject:
             "load_state_dict, or a function of output and target."
         )
     if callable(persistent := getattr(metric, "persistent", None)):
-        persistent(True)  # torchmetrics leaves its counts out of state_dict unless it is asked for them
+        persistent(True)  # without it torchmetrics leaves its counts out of state_dict
     return metric

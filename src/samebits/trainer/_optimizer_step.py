@@ -13,26 +13,28 @@ from samebits.trainer._scheduler_steps import SchedulerSteps
 
 
 @dataclass(frozen=True)
-class Group:
-    """The batches between two steps of the optimizer: those of `accumulate` steps, or what an epoch has left."""
+class AccumulationGroup:
+    """The batches between two steps of the optimizer: those of `accumulate` steps, or the rest of an epoch."""
 
     planned: int
-    """By how many the losses are divided."""
+    """Divisor of the losses."""
     count: int
-    """How many there were, with this one."""
+    """Number of batches so far, with this one."""
     ends: bool
 
 
-def group_of(batch_index: int, accumulate: int, length: int | None, *, ends_epoch: bool) -> Group:
-    """The group that batch `batch_index` of an epoch of `length` batches (None: nobody knows) belongs to."""
+def accumulation_group(
+    batch_index: int, accumulate: int, length: int | None, *, ends_epoch: bool
+) -> AccumulationGroup:
+    """Returns the group of batch `batch_index` of an epoch of `length` batches (None: unknown)."""
     count = batch_index % accumulate + 1
     left = accumulate if length is None else length - (batch_index - count + 1)
-    return Group(max(1, min(accumulate, left)), count, ends_epoch or count == accumulate)
+    return AccumulationGroup(max(1, min(accumulate, left)), count, ends_epoch or count == accumulate)
 
 
 @dataclass(frozen=True)
-class Update:
-    """What a trainer does with a loss. It holds nothing that changes, but in objects that every commit has."""
+class OptimizerStep:
+    """The step of a trainer after a loss. Its state is in objects that every commit has."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -42,17 +44,17 @@ class Update:
     ema: AveragedModel | None = None
     schedule: SchedulerSteps | None = None
 
-    def summing(self, group: Group) -> AbstractContextManager[None]:
-        """Around forward and backward: the ranks sum gradients in a group's last backward; until then each has its own.
+    def gradient_sync(self, group: AccumulationGroup) -> AbstractContextManager[None]:
+        """Wraps forward and backward: the ranks sum gradients in a group's last backward; until then each has its own.
 
-        A static graph is what its first backward was, so those are summed every time.
+        A static graph repeats its first backward, so its gradients are summed every time.
         """
         if group.ends or not isinstance(self.model, DistributedDataParallel) or self.model.static_graph:
             return nullcontext()
         return self.model.no_sync()
 
-    def __call__(self, loss: torch.Tensor, group: Group) -> None:
-        """Adds the gradient of the group's mean loss; with the group's last batch steps, and lets go of the gradients.
+    def __call__(self, loss: torch.Tensor, group: AccumulationGroup) -> None:
+        """Adds the gradient of the group's mean loss; with the group's last batch steps, and frees the gradients.
 
         A step that the scaler skips, since a gradient overflowed, is none for scheduler and EMA either.
         """
@@ -71,7 +73,7 @@ class Update:
         self.optimizer.zero_grad()
 
     def _step(self) -> bool:
-        """Whether the weights have changed."""
+        """Steps the optimizer; returns True if the weights have changed."""
         if self.scaler is None:
             self._clip()
             self.optimizer.step()
@@ -90,7 +92,7 @@ class Update:
             torch.nn.utils.clip_grad_value_(self._parameters(), self.clip_value)
 
     def _rescale(self, factor: float) -> None:
-        """The epoch ended where nobody knew that it would: the group was smaller than its losses were divided by."""
+        """Rescales the gradients when an epoch of unknown length ended: the group was smaller than its losses were divided by."""
         for parameter in self._parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
@@ -99,8 +101,8 @@ class Update:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
-def average(model: torch.nn.Module, decay: float) -> AveragedModel:
-    """An exponential moving average of the weights. It needs no process group of its own: all ranks have the same."""
+def averaged_model(model: torch.nn.Module, decay: float) -> AveragedModel:
+    """Returns an exponential moving average of the weights. It needs no process group: all ranks have the same."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     ema = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(decay))
     ema.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""When a trainer steps its learning-rate scheduler."""
+"""The steps of a trainer's learning-rate scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class SchedulerSteps:
-    """A scheduler, stepped after each step of the optimizer or after each epoch. It holds nothing else that changes."""
+    """A scheduler, stepped after each step of the optimizer or after each epoch. It has no other state."""
 
     scheduler: LRScheduler | None
     per: str
@@ -21,7 +21,7 @@ class SchedulerSteps:
     """Name in the epoch's logs, for a ReduceLROnPlateau."""
 
     def check(self, names: Iterable[str]) -> None:
-        """Raises `InvalidArgumentError` when no epoch's logs will hold what a ReduceLROnPlateau watches."""
+        """Raises `InvalidArgumentError` when no epoch's logs will hold the metric of a ReduceLROnPlateau."""
         if isinstance(self.scheduler, ReduceLROnPlateau) and self.monitor not in names:
             raise InvalidArgumentError(
                 f"Trainer(scheduler=ReduceLROnPlateau(...), monitor={self.monitor!r}): the metrics are "
@@ -29,12 +29,12 @@ class SchedulerSteps:
             )
 
     def after_step(self) -> None:
-        """The optimizer has stepped."""
+        """Steps the scheduler after a step of the optimizer."""
         if self.scheduler is not None and self.per == "step":
             self.scheduler.step()
 
     def after_epoch(self, logs: Mapping[str, float], *, validates: bool) -> None:
-        """An epoch is over. A plateau's metric of a validation may be missing: `validates`, but not after each epoch."""
+        """Steps the scheduler after an epoch. The metric of a plateau may be missing in an epoch without validation."""
         if self.scheduler is None or self.per != "epoch":
             return
         if not isinstance(self.scheduler, ReduceLROnPlateau):

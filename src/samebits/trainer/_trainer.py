@@ -15,23 +15,23 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from samebits._context import observed
 from samebits.callbacks import Callback, TerminateOnNaN
-from samebits.callbacks._progress_bar import bars
+from samebits.callbacks._progress_bar import progress_bars
 from samebits.train._loop.fixed_length_epochs import check_steps, epoch_length
 from samebits.train._loop.steps import Step
 from samebits.train._run import Run
 from samebits.train._run_arguments import check_batches
-from samebits.train._saving.best_commits import Best
+from samebits.train._saving.best_commits import BestCommits
 from samebits.trainer import _trainer_arguments as trainer_arguments
 from samebits.trainer._batch import device_of
-from samebits.trainer._commit_events import Told
+from samebits.trainer._commit_events import CommitNotifier
 from samebits.trainer._evaluation import Evaluation, evaluating
 from samebits.trainer._fit_plan import FitPlan
 from samebits.trainer._forward import Forward, ForwardHook
 from samebits.trainer._history import History, Logbook, mean_over_ranks
-from samebits.trainer._keras_arguments import without_habits
+from samebits.trainer._keras_arguments import check_keras_arguments
 from samebits.trainer._loss import Loss, LossFunction
 from samebits.trainer._metrics import Metric, Metrics
-from samebits.trainer._optimizer_step import Update, average, group_of
+from samebits.trainer._optimizer_step import OptimizerStep, accumulation_group, averaged_model
 from samebits.trainer._scheduler_steps import SchedulerSteps
 
 
@@ -44,7 +44,7 @@ class Trainer:
     ```
 
     A batch is `(inputs, target)`, `(inputs, target, weight)`, or a dict (`model(**inputs)`, the target is "labels");
-    inputs that are a tuple or a dict are the model's arguments. docs/training.md shows each, and what is resumed how.
+    inputs that are a tuple or a dict are the model's arguments. docs/training.md shows each, and how each is resumed.
 
     Args:
         model: called as `model(inputs)`.
@@ -66,10 +66,10 @@ class Trainer:
             step; buffers are the model's. Validation, `evaluate` and `predict` use the average, `eval_model`.
         forward: `forward(model, batch)` in place of all of the above about batches, loss and metrics: returns the loss,
             or the loss and a dict of metrics.
-        device: where model and batches go; None: batches go to where the model is.
+        device: the device of model and batches; None: batches are moved to the model's device.
 
     Raises:
-        InvalidArgumentError: an argument is not what its place asks for; the message says what is.
+        InvalidArgumentError: an argument is invalid; the message names the valid ones.
     """
 
     def __init__(
@@ -105,22 +105,24 @@ class Trainer:
         self.accumulate = accumulate
         self.forward = forward
         self.scaler = torch.amp.GradScaler(device_of(model).type) if precision == "fp16" else None
-        self.ema = None if ema is None else average(model, ema)
+        self.ema = None if ema is None else averaged_model(model, ema)
         self.epochs = 0
         self.initial_epoch = 0
         self.steps_per_epoch: int | None = None
         self.validates = False
         self.metrics = self._metrics.functions | self._metrics.objects
-        self._validation_metrics = self._metrics.copied()
+        self._validation_metrics = self._metrics.copy()
         self._dtype = trainer_arguments.PRECISIONS[precision]
         measuring = Forward(Loss(loss_fn), self._validation_metrics, self._dtype, forward)
         self._evaluation = Evaluation(self.eval_model, measuring)
         self._schedule = SchedulerSteps(scheduler, scheduler_step, monitor)
-        self._update = Update(model, optimizer, clip_norm, clip_value, self.scaler, self.ema, self._schedule)
+        self._update = OptimizerStep(
+            model, optimizer, clip_norm, clip_value, self.scaler, self.ema, self._schedule
+        )
         self._run: Run | None = None
         self._logbook = Logbook()
 
-    @without_habits
+    @check_keras_arguments
     def fit(
         self,
         loader: Iterable[Any],
@@ -138,21 +140,21 @@ class Trainer:
     ) -> History:
         """Trains up to epoch number `epochs` and returns the history of all epochs, those before a resume too.
 
-        A run in `run_dir` that has finished trains nothing and returns its history; asked for more epochs, it goes on.
+        A run in `run_dir` that has finished trains nothing and returns its history; with a larger `epochs` it continues.
 
         Args:
             loader: a `samebits.data.DataLoader` (or any iterable that starts anew at each `iter()`).
             epochs: how many in all, those before a resume, and before `initial_epoch`, counted in.
             verbose: 0: nothing. 1 or "auto": a progress bar on a terminal, and a line per epoch. 2: the lines alone.
             validation_data: batches to evaluate after an epoch.
-            class_weight: by class; each sample's loss is multiplied by that of its target (`Loss` says how the mean is
-                taken, and what it asks of `loss_fn`). Not for validation.
-            initial_epoch: the number of the first epoch of a new training; a resumed one goes on where it stands.
-            steps_per_epoch: batches per epoch, at most those of the loader: each epoch goes on in the loader where the last
+            class_weight: by class; each sample's loss is multiplied by that of its target (see `Loss` for the mean, and
+                its requirements on `loss_fn`). Not for validation.
+            initial_epoch: the number of the first epoch of a new training; a resumed one continues at its position.
+            steps_per_epoch: batches per epoch, at most those of the loader: each epoch continues in the loader where the last
                 one ended. None: an epoch is one pass.
             validation_steps: batches per validation; each begins with the first one.
             validation_freq: validate after every so many epochs, or after those listed (the first is 1).
-            run_dir: where commits go, and where training is resumed from; None: nothing is saved.
+            run_dir: folder of the commits, from which training is resumed; None: nothing is saved.
             run_options: further arguments of `Run`: its options, and further objects to save. `best` is a name in the
                 epochs' logs ("val_loss", "max:val_accuracy").
 
@@ -163,36 +165,36 @@ class Trainer:
         plan = FitPlan(
             loader, epochs, initial_epoch, steps_per_epoch, validation_data, validation_freq, validation_steps
         )
-        if self.forward is None:  # of a hook's metrics nobody knows the names before
+        if self.forward is None:  # the names of a hook's metrics are unknown before
             self._schedule.check(self._metrics.names(validates=validation_data is not None))
         forward = Forward(Loss(self.loss_fn, class_weight), self._metrics, self._dtype, self.forward)
-        callbacks = [*self.callbacks, *bars(verbose)]
+        callbacks = [*self.callbacks, *progress_bars(verbose)]
         if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
-            run_options.setdefault("check_loss", False)  # what is raised cannot be stopped at
+            run_options.setdefault("check_loss", False)  # TerminateOnNaN cannot stop at an error
         self._logbook = Logbook()
-        best = Best(run_options.get("keep_best", 0), run_options.pop("best", None))
+        best = BestCommits(run_options.get("keep_best", 0), run_options.pop("best", None))
         with self._running(Run(run_dir, **self._stateful(), **run_options), plan, callbacks) as run:
             epochs = plan.epochs - self._logbook.initial_epoch
             for step, batch in run.steps(loader, epochs, steps_per_epoch=steps_per_epoch):
                 self._step(run, forward, step, batch, callbacks)
                 if step.ends_epoch:
                     logs = self._end_epoch(run, plan, callbacks)
-                    if (value := best.of(logs)) is not None:
+                    if (value := best.select(logs)) is not None:
                         run.best(value, everywhere=True)
             for callback in callbacks:
                 callback.on_train_end(self)
         best.names.update(self._logbook.history.history)
-        if best.unlogged:
+        if best.never_logged:
             best.warn("Trainer.fit")
         return copy.deepcopy(self._logbook.history)
 
     def evaluate(self, loader: Iterable[Any], steps: int | None = None) -> dict[str, float]:
-        """Means of loss and metrics over the samples of `loader` (of its first `steps` batches).
+        """Returns the means of loss and metrics over the samples of `loader` (of its first `steps` batches).
 
         In eval mode and without gradients; with `ema` of the average.
 
         Raises:
-            InvalidArgumentError: `loader` is none, or has fewer than `steps` batches.
+            InvalidArgumentError: `loader` is not a loader, or has fewer than `steps` batches.
             EmptyDatasetError: there is no batch.
         """
         check_batches(loader, "Trainer.evaluate(loader")
@@ -200,13 +202,13 @@ class Trainer:
         return self._evaluation.measure(islice(loader, steps), loader)
 
     def predict(self, loader: Iterable[Any]) -> Any:
-        """The model's outputs for all batches of `loader`, put together along the first dimension, on the CPU.
+        """Returns the model's outputs for all batches of `loader`, concatenated along the first dimension, on the CPU.
 
-        Of a batch the inputs count, as in `fit`: `(inputs,)`, `(inputs, target)`, a dict, or the input itself. In eval
+        Only the inputs of a batch are used, as in `fit`: `(inputs,)`, `(inputs, target)`, a dict, or the input itself. In eval
         mode and without gradients; with `ema` of the average. Outputs may be tensors, or tuples, lists and dicts of them.
 
         Raises:
-            InvalidArgumentError: `loader` is none.
+            InvalidArgumentError: `loader` is not a loader.
             EmptyDatasetError: there is no batch.
         """
         check_batches(loader, "Trainer.predict(loader")
@@ -219,12 +221,12 @@ class Trainer:
 
     @property
     def run_dir(self) -> Path | str | None:
-        """Where the commits of the fit under way go."""
+        """The folder of the commits of the fit under way; None without one."""
         return None if self._run is None else self._run.run_dir
 
     @property
     def resumed(self) -> bool:
-        """Whether the fit under way goes on from a commit."""
+        """True if the fit under way resumes from a commit."""
         return self._run is not None and self._run.resumed
 
     def stop_training(self) -> None:
@@ -233,12 +235,12 @@ class Trainer:
             self._run.stop()
 
     def commit(self) -> None:
-        """Asks for a commit between this step and the next (for callbacks)."""
+        """Requests a commit between this step and the next (for callbacks)."""
         if self._run is not None:
             self._run.commit()
 
     def _stateful(self) -> dict[str, Any]:
-        """Everything that changes, by name."""
+        """Returns all objects with state, by name."""
         named = {f"callback_{i}_{type(c).__name__}": c for i, c in enumerate(self.callbacks)}
         named |= {f"metric_{name}": metric for name, metric in self._metrics.objects.items()}
         named |= {f"val_metric_{name}": metric for name, metric in self._validation_metrics.objects.items()}
@@ -253,10 +255,10 @@ class Trainer:
 
     @contextmanager
     def _running(self, run: Run, plan: FitPlan, callbacks: list[Callback]) -> Iterator[Run]:
-        """A fit under way: what callbacks see of it, and that they are told its beginning and its end."""
+        """Runs a fit: prepares the attributes for callbacks, and calls their first and last hooks."""
         self.epochs, self.validates = plan.epochs, plan.validation_data is not None
         self.steps_per_epoch = epoch_length(plan.loader, plan.steps_per_epoch)
-        with run, observed(Told(self, run, callbacks)):
+        with run, observed(CommitNotifier(self, run, callbacks)):
             self._run = run
             if run.rank:
                 callbacks[:] = [callback for callback in callbacks if callback.every_rank]
@@ -282,12 +284,14 @@ class Trainer:
             callback.on_epoch_begin(self, self.initial_epoch + step.epoch)
         for callback in callbacks:
             callback.on_batch_begin(self, step.number)
-        group = group_of(step.batch_index, self.accumulate, self.steps_per_epoch, ends_epoch=step.ends_epoch)
-        with self._update.summing(group):
+        group = accumulation_group(
+            step.batch_index, self.accumulate, self.steps_per_epoch, ends_epoch=step.ends_epoch
+        )
+        with self._update.gradient_sync(group):
             result = forward(self.model, batch)
             run.log(loss=result.loss)
             self._update(result.loss, group)
-        values = forward.measured(result)
+        values = forward.measure(result)
         self._logbook.means.add(values, result.count)
         logs = {"loss": values["loss"]}
         if any(isinstance(callback, TerminateOnNaN) for callback in callbacks):
@@ -314,13 +318,12 @@ class Trainer:
         self._logbook.validation.sums.clear()
         self._validation_metrics.reset()
         with evaluating(self.eval_model):
-            for batch in run.validate(
-                plan.validation_data
-            ):  # killed inside, it goes on inside: no local adds up anything
+            # A kill inside is resumed inside: no local variable carries a sum
+            for batch in run.validate(plan.validation_data):
                 self._evaluation.add(batch, self._logbook.validation)
                 if self._logbook.validation.batches == plan.validation_steps:
                     break
-        logs = self._evaluation.taken(self._logbook.validation, plan.validation_data, run.sum_over_ranks)
+        logs = self._evaluation.take_means(self._logbook.validation, plan.validation_data, run.sum_over_ranks)
         for callback in callbacks:
             callback.on_validation_end(self, logs)
         return logs

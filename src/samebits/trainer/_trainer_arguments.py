@@ -1,4 +1,4 @@
-"""Checks of what a `Trainer` is made of."""
+"""Checks of the arguments of `Trainer`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def check_parts(model: Any, loss_fn: Any, optimizer: Any) -> None:
-    """Raises when one of the three is not what its place asks for."""
+    """Raises when one of the three is invalid."""
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(
             f"Trainer(model, loss_fn, optimizer): the model is a {type(model).__name__}, no torch.nn.Module. Was the order "
@@ -58,7 +58,7 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
 
 
 def _check_hook(callback: Callback, hook: str) -> None:
-    """A hook that takes other arguments, Keras's `on_epoch_end(epoch, logs)` say, would raise behind an epoch of training."""
+    """Raises for a hook with other arguments, Keras's `on_epoch_end(epoch, logs)` say, which would fail after an epoch."""
     _, *given = inspect.signature(getattr(Callback, hook)).parameters
     try:
         taken = inspect.signature(getattr(callback, hook))
@@ -69,12 +69,12 @@ def _check_hook(callback: Callback, hook: str) -> None:
     except TypeError:
         raise InvalidArgumentError(
             f"Trainer(callbacks=[{type(callback).__name__}]): its {hook} takes {taken}, and is called with "
-            f"({', '.join(given)}): let it take these (in a class behind self)."
+            f"({', '.join(given)}): let it take these (in a class after self)."
         ) from None
 
 
 def check_scheduler(scheduler: Any, step: str, optimizer: torch.optim.Optimizer) -> None:
-    """Raises when the scheduler is none, is that of another optimizer, or cannot be stepped as asked."""
+    """Raises when the scheduler is invalid, belongs to another optimizer, or cannot be stepped as requested."""
     if step not in ("epoch", "step"):
         raise InvalidArgumentError(f"Trainer(scheduler_step={step!r}): one of 'epoch', 'step'.")
     if scheduler is None:
@@ -121,7 +121,7 @@ def check_update(accumulate: Any, clip_norm: Any, clip_value: Any, precision: An
 
 
 def check_hook(hook: Any, loss_fn: Any, metrics: Any) -> None:
-    """Raises when a forward hook is none, or comes with what it replaces."""
+    """Raises when a forward hook is invalid, or comes with arguments that it replaces."""
     if hook is None:
         return
     if not callable(hook):

@@ -1,1 +1,1 @@
-"""Commits made durable by a process of their own while the run goes on."""
+"""Asynchronous commits: a process of their own makes them durable while the run continues."""

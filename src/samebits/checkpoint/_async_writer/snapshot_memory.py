@@ -1,4 +1,4 @@
-"""Memory that a snapshot is copied into, and its writer reads: a file without a name, gone with the last process that has it."""
+"""Memory for a snapshot, shared with the writer process: a file without a name, freed with the last process that has it."""
 
 from __future__ import annotations
 
@@ -17,62 +17,62 @@ _NONE = np.empty(0, np.int64)
 
 
 class SnapshotMemory:
-    """One snapshot's memory, used again and again; it takes memory from its first use on."""
+    """The memory of one snapshot, reused for each; it is allocated at its first use."""
 
     def __init__(self) -> None:
         self._memory = SharedMemory("samebits-snapshot", reserved=True)
         self.fd = self._memory.fd
         self.static: tuple[StateLayout, int] | None = None
-        """The plan whose constant part lies behind the image, and its length."""
-        self._plan: StateLayout | None = None
+        """The layout whose constant part follows the image, and its length."""
+        self._layout: StateLayout | None = None
         self._dense: tuple[list[int], np.ndarray, np.ndarray] = ([], _NONE, _NONE)
-        """Tensors that are copied as bytes: where the plan has their addresses, where they go, how many bytes."""
+        """Tensors that are copied as bytes: their places in `layout.memory`, their target addresses, their sizes in bytes."""
         self._tensors: tuple[list[torch.Tensor], list[int]] = ([], [])
         self._arrays: list[tuple[np.ndarray, int]] = []
         self._pinned = 0
-        """The address of the memory that CUDA knows as pinned; 0: none."""
+        """The address of the memory that CUDA has pinned; 0: none."""
 
-    def copy(self, plan: StateLayout, values: list[Any]) -> None:
-        """Copies head and tensors to where they lie in the file; all of it is done when this returns. Raises OSError."""
-        self._prepare(plan)
+    def copy(self, layout: StateLayout, values: list[Any]) -> None:
+        """Copies head and tensors to their places in the file; everything is copied on return. Raises OSError."""
+        self._prepare(layout)
         dense, to, sizes = self._dense
-        copy(to, np.array([plan.memory[place] for place in dense], np.int64), sizes)
+        copy(to, np.array([layout.memory[place] for place in dense], np.int64), sizes)
         places, numbers = self._tensors
         if places:
             sources = [values[number] for number in numbers]
-            devices = {source.device for source in sources if source.is_cuda} if plan.on_cuda else ()
-            # What writes to them may run in streams that the current one does not wait for.
+            devices = {source.device for source in sources if source.is_cuda} if layout.on_cuda else ()
+            # Kernels that write to them may run in streams that the current one does not wait for.
             for device in devices:
                 torch.cuda.synchronize(device)
             with torch.no_grad():
-                torch._foreach_copy_(places, sources, non_blocking=plan.on_cuda)
+                torch._foreach_copy_(places, sources, non_blocking=layout.on_cuda)
             for device in devices:
                 torch.cuda.synchronize(device)
         for place, number in self._arrays:
             np.copyto(place, values[number])
 
-    def put(self, at: int, parts: list[bytes]) -> None:
-        """Writes `parts` behind each other. Raises OSError when there is no memory."""
-        memory = self._mapped(at + sum(map(len, parts)))
+    def write(self, offset: int, parts: list[bytes]) -> None:
+        """Writes `parts` one after another, from byte `offset` on. Raises OSError when there is no memory."""
+        memory = self._mapped(offset + sum(map(len, parts)))
         for part in parts:
-            memory[at : at + len(part)] = part
-            at += len(part)
+            memory[offset : offset + len(part)] = part
+            offset += len(part)
 
     def close(self) -> None:
-        """Lets go of the memory."""
+        """Frees the memory."""
         self._unpin()
-        self._plan, self._tensors, self._arrays = None, ([], []), []
+        self._layout, self._tensors, self._arrays = None, ([], []), []
         self._dense = ([], _NONE, _NONE)
         self._memory.unmap()
         self._memory.close()
 
-    def _prepare(self, plan: StateLayout) -> None:
-        if plan is self._plan:
+    def _prepare(self, layout: StateLayout) -> None:
+        if layout is self._layout:
             return
-        self._plan = None
-        memory = self._mapped(plan.layout.size)
-        memory[: len(plan.layout.head)] = plan.layout.head
-        if plan.on_cuda:
+        self._layout = None
+        memory = self._mapped(layout.file_layout.size)
+        memory[: len(layout.file_layout.head)] = layout.file_layout.head
+        if layout.on_cuda:
             self._pin()
         places: list[torch.Tensor] = []
         numbers: list[int] = []
@@ -80,17 +80,17 @@ class SnapshotMemory:
         start = np.frombuffer(memory, np.uint8).ctypes.data
         self._arrays = []
         for name, (begin, end), number in zip(
-            plan.layout.names, plan.layout.spans, plan.sources, strict=True
+            layout.file_layout.names, layout.file_layout.spans, layout.sources, strict=True
         ):
             if begin == end:
                 continue
-            if name in plan.arrays:
-                dtype, shape = plan.arrays[name]
+            if name in layout.arrays:
+                dtype, shape = layout.arrays[name]
                 self._arrays.append((np.ndarray(shape, dtype, memory, begin), number))
-            elif number in plan.dense:
-                dense.append((plan.dense[number], start + begin, end - begin))
+            elif number in layout.dense:
+                dense.append((layout.dense[number], start + begin, end - begin))
             else:
-                dtype, shape = plan.tensors[name]
+                dtype, shape = layout.tensors[name]
                 places.append(_view(memory, dtype, shape, begin, end))
                 numbers.append(number)
         self._dense = (
@@ -98,16 +98,16 @@ class SnapshotMemory:
             np.array([address for _, address, _ in dense], np.int64),
             np.array([size for _, _, size in dense], np.int64),
         )
-        self._tensors, self._plan = (places, numbers), plan
+        self._tensors, self._layout = (places, numbers), layout
 
     def _mapped(self, size: int) -> mmap.mmap:
         if len(self._memory) < size:
-            self._plan = self.static = None
+            self._layout = self.static = None
             self._unpin()
         return self._memory.mapped(size)
 
     def _pin(self) -> None:
-        """Copies from a GPU into pinned memory need no buffer of the driver's in between."""
+        """Pins the memory, so that copies from a GPU need no buffer of the driver's in between."""
         if self._pinned:  # a second time would be an error
             return
         size = len(self._memory)
@@ -118,7 +118,7 @@ class SnapshotMemory:
             _forget_error()
 
     def _unpin(self) -> None:
-        """Before the memory is given back: what comes to lie there would be taken for pinned. A forked child has no CUDA."""
+        """Unpins the memory before it is freed: other memory at its address would be taken for pinned. A forked child has no CUDA."""
         pinned, self._pinned = self._pinned, 0
         if not pinned or torch.cuda._is_in_bad_fork():
             return
@@ -127,7 +127,7 @@ class SnapshotMemory:
 
 
 def _forget_error() -> None:
-    """CUDA keeps the error of a call, and torch raises it at the next kernel, whatever that is of."""
+    """Clears CUDA's last error, which torch would raise at the next kernel."""
     with suppress(RuntimeError):
         torch.zeros(1, device="cuda")
 

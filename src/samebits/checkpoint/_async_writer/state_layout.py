@@ -1,4 +1,4 @@
-"""The structure of a state that is saved again and again: compared at each snapshot, encoded anew when it has changed."""
+"""The structure of a state that is saved repeatedly: compared at each snapshot, encoded anew when it has changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._codec import SMALL, TENSORS, Encoder
-from samebits.checkpoint._manifest import canonical
+from samebits.checkpoint._manifest import canonical_json
 from samebits.checkpoint._tensor_layout import FileLayout
 
 _NUMBERS = {int, float, bool, NoneType}
@@ -22,52 +22,54 @@ _MUTABLE = {list, set, deque, bytearray, defaultdict, Counter}
 _Path = tuple[Any, ...]
 
 
-class PlanError(Exception):
-    """The state has tensors where a plan does not look for them."""
+class LayoutError(Exception):
+    """Raised for a state with tensors where a layout cannot hold them."""
 
 
 class StateLayout:
-    """Of one state: where in it the tensors are, which plain values there are, and the text between them.
+    """The layout of one state: the positions of its tensors, its plain values, and the text between them.
 
-    The state's values lie in one flat list: each container's behind those before it.
+    The state's values are in one flat list: each container's after those of the containers before it.
 
     Raises:
         UnsavableStateError: the state holds something that cannot be saved.
-        PlanError: it can be saved, but not by a plan.
+        PlanError: it can be saved, but not by a layout.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
-        values, paths, self._containers = _flat(state)
+        values, paths, self._containers = _flatten(state)
         self._types = list(map(type, values))
         leaves = {path: number for number, path in enumerate(paths)}
         for number, _, _ in self._containers:
             del leaves[paths[number]]
         encoder = _Template(leaves)
-        pieces = re.split(f'"{encoder.token}([0-9]+)"', canonical(encoder.node(state)))
+        pieces = re.split(f'"{encoder.token}([0-9]+)"', canonical_json(encoder.node(state)))
         self._text = pieces
         self._plain = [(place, int(pieces[place])) for place in range(1, len(pieces), 2)]
-        self._known: list[Any] = [_NEVER] * len(self._plain)
+        self._known: list[Any] = [_UNSET] * len(self._plain)
         self._tensors = [number for number, kind in enumerate(self._types) if kind in TENSORS]
         self._arrays = [number for number, kind in enumerate(self._types) if kind is np.ndarray]
-        self._kinds = _kinds([values[number] for number in self._tensors])
+        self._tensor_kinds = _tensor_kinds([values[number] for number in self._tensors])
         self._array_kinds = _array_kinds([values[number] for number in self._arrays])
         self.memory = _addresses([values[number] for number in self._tensors])
-        """Where the tensors of the state that was read last lie."""
+        """Addresses of the tensors of the state that was read last."""
         self._ties = _partition(self.memory)
         self.dense = {
             number: place for place, number in enumerate(self._tensors) if _is_dense(values[number])
         }
-        """Of the tensors whose bytes lie in memory as in the file: flat number -> place in `memory`."""
-        self.layout = FileLayout({name: safetensors_file.describe(t) for name, t in encoder.tensors.items()})
+        """Tensors whose bytes in memory are those in the file: flat number -> place in `memory`."""
+        self.file_layout = FileLayout(
+            {name: safetensors_file.describe(t) for name, t in encoder.tensors.items()}
+        )
         named: dict[str, int] = {}
         for number in (*self._tensors, *self._arrays):
-            named.setdefault(encoder.placed[paths[number]], number)
-        if len(named) != len(self.layout.names):
-            raise PlanError
-        self.sources = [named[name] for name in self.layout.names]
-        """Where in the flat list the tensors of the file are, in its order."""
+            named.setdefault(encoder.names_by_path[paths[number]], number)
+        if len(named) != len(self.file_layout.names):
+            raise LayoutError
+        self.sources = [named[name] for name in self.file_layout.names]
+        """Flat numbers of the tensors of the file, in its order."""
         self.tensors = {
-            name: self._kinds[self._tensors.index(number)][:2]
+            name: self._tensor_kinds[self._tensors.index(number)][:2]
             for name, number in named.items()
             if self._types[number] in TENSORS
         }
@@ -76,13 +78,13 @@ class StateLayout:
             for name, number in named.items()
             if self._types[number] is np.ndarray
         }
-        """By name: dtype and shape."""
-        self.number = next(_numbers)
-        """No other plan of this process has it."""
-        self.on_cuda = any(device.type == "cuda" for _, _, _, device, _ in self._kinds)
+        """Dtype and shape by name."""
+        self.number = next(_layout_numbers)
+        """Unique among the layouts of this process."""
+        self.on_cuda = any(device.type == "cuda" for _, _, _, device, _ in self._tensor_kinds)
 
     def read(self, state: dict[str, Any]) -> list[Any] | None:
-        """The flat values of a state with this structure; None for any other."""
+        """Returns the flat values of a state with this structure; None for any other."""
         values: list[Any] = [state]
         for number, kind, keys in self._containers:
             value = values[number]
@@ -103,13 +105,13 @@ class StateLayout:
         return values if self._same_tensors(values) else None
 
     def text(self, values: list[Any]) -> str | None:
-        """The tree of the state as canonical JSON; None when a list has become a structure."""
+        """Returns the tree of the state as canonical JSON; None when a plain list now holds a structure."""
         text, known = self._text, self._known
         for index, (place, number) in enumerate(self._plain):
             value = values[number]
             if value is known[index] and type(value) not in _MUTABLE:
                 continue
-            written = _written(value)
+            written = _plain_json(value)
             if written is None:
                 return None
             text[place], known[index] = written, value
@@ -118,7 +120,7 @@ class StateLayout:
     def _same_tensors(self, values: list[Any]) -> bool:
         tensors = [values[number] for number in self._tensors]
         try:
-            if _kinds(tensors) != self._kinds:
+            if _tensor_kinds(tensors) != self._tensor_kinds:
                 return False
             memory = _addresses(tensors)
         except (RuntimeError, NotImplementedError):  # sparse by now, or nested
@@ -132,18 +134,18 @@ class StateLayout:
         )
 
 
-_numbers = count(1)
+_layout_numbers = count(1)
 
 
-class _Never:
-    """What no state holds."""
+class _Unset:
+    """The class of a value that no state holds."""
 
 
-_NEVER = _Never()
+_UNSET = _Unset()
 
 
 class _Template(Encoder):
-    """Encodes a state with a mark in place of each plain leaf."""
+    """An encoder that puts a mark in place of each plain leaf."""
 
     def __init__(self, leaves: dict[_Path, int]) -> None:
         super().__init__()
@@ -155,13 +157,13 @@ class _Template(Encoder):
         node = super().child(key, value)
         if number is None or type(value) in TENSORS or type(value) is np.ndarray:
             return node
-        if _written(value) is None:
-            raise PlanError
+        if _plain_json(value) is None:
+            raise LayoutError
         return f"{self.token}{number}"
 
 
-def _flat(state: dict[str, Any]) -> tuple[list[Any], list[_Path], list[tuple[int, type, Any]]]:
-    """The values, the path to each, and (number, type, keys or length) of the containers."""
+def _flatten(state: dict[str, Any]) -> tuple[list[Any], list[_Path], list[tuple[int, type, Any]]]:
+    """Returns the values, the path to each, and (number, type, keys or length) of the containers."""
     values: list[Any] = [state]
     paths: list[_Path] = [()]
     containers: list[tuple[int, type, Any]] = []
@@ -178,15 +180,15 @@ def _flat(state: dict[str, Any]) -> tuple[list[Any], list[_Path], list[tuple[int
             containers.append((number, kind, len(value)))
             values += value
             paths += [(*path, index) for index in range(len(value))]
-        if len(path) > _DEEP:
-            raise PlanError
+        if len(path) > _MAX_DEPTH:
+            raise LayoutError
     return values, paths, containers
 
 
-_DEEP = 100
+_MAX_DEPTH = 100
 
 
-def _kinds(tensors: list[torch.Tensor]) -> list[Any]:
+def _tensor_kinds(tensors: list[torch.Tensor]) -> list[Any]:
     return [(t.dtype, t.shape, t.stride(), t.device, t.is_conj() or t.is_neg()) for t in tensors]
 
 
@@ -204,27 +206,27 @@ def _addresses(tensors: list[torch.Tensor]) -> list[int]:
 
 
 def _partition(memory: list[int]) -> list[int]:
-    """Which of them are the same: per address the place where it comes first."""
+    """Returns for each address the place of its first occurrence: equal numbers mean the same memory."""
     first: dict[int, int] = {}
     return [first.setdefault(address, place) for place, address in enumerate(memory)]
 
 
-def _written(value: Any) -> str | None:
-    """The canonical JSON of a value without tensors; None for one that has some."""
+def _plain_json(value: Any) -> str | None:
+    """Returns the canonical JSON of a value without tensors; None for one with tensors."""
     kind = type(value)
     if kind is int and -SMALL <= value < SMALL:
         return repr(value)
     if kind is float and value - value == 0:
         return repr(value)
     if (kind is list or kind is tuple) and not _plain_numbers(value):
-        return None if any(type(item) not in _NUMBERS for item in value) else _encoded(value)
+        return None if any(type(item) not in _NUMBERS for item in value) else _encode_json(value)
     if kind is list or kind is tuple:
         try:
-            text = canonical(value)
+            text = canonical_json(value)
         except ValueError:  # NaN or infinite
-            return _encoded(value)
+            return _encode_json(value)
         return text if kind is list else f'{{"tuple":{text}}}'
-    return _encoded(value)
+    return _encode_json(value)
 
 
 def _plain_numbers(values: Any) -> bool:
@@ -234,7 +236,7 @@ def _plain_numbers(values: Any) -> bool:
     return int not in kinds or all(-SMALL <= value < SMALL for value in values if type(value) is int)
 
 
-def _encoded(value: Any) -> str | None:
+def _encode_json(value: Any) -> str | None:
     encoder = Encoder()
-    text = canonical(encoder.node(value))
+    text = canonical_json(encoder.node(value))
     return None if encoder.tensors else text

@@ -1,4 +1,4 @@
-"""The run's side of its writer process: snapshots go there, reports come back; a writer that dies is replaced."""
+"""The run's side of its writer process: it sends snapshots, reads reports, and detects a writer that died."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ import xxhash
 import samebits.checkpoint._async_writer
 from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._async_writer.state_layout import StateLayout
-from samebits.checkpoint._async_writer.writer.manifest_template import Draft
+from samebits.checkpoint._async_writer.writer.manifest_template import ManifestTemplate
 from samebits.checkpoint._async_writer.writer.messages import END, PACKED, SLOTS, SnapshotMessage
 from samebits.checkpoint._run_directory import lock_for_writer
 
-_MAIN = "import sys; sys.path += {path!r}; from writer.writer_process import main; main(sys.argv[1])"
+_CODE = "import sys; sys.path += {path!r}; from writer.writer_process import main; main(sys.argv[1])"
 _PATH = [
     str(Path(samebits.checkpoint._async_writer.__file__).parent),
     str(Path(xxhash.__file__).parent.parent),
 ]
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
-"""Sent to a whole process group, they are the run's to answer."""
-_PATIENCE = 120.0
-"""Seconds without any sign of a writer until it is given up."""
+"""Signals that are sent to a whole process group: the run reacts to them, not its writer."""
+_TIMEOUT = 120.0
+"""Seconds without a report after which a writer is considered dead."""
 
 
 class CommitReport(NamedTuple):
-    """What became of a snapshot."""
+    """The outcome of a snapshot."""
 
     number: int
-    told: Mapping[str, Any]
+    fields: Mapping[str, Any]
 
 
 class WriterDiedError(Exception):
-    """The writer process has ended by itself, or does not answer; `said` is what it left on stderr: a traceback."""
+    """Raised when the writer process has ended by itself, or does not answer; `stderr` is its output there: a traceback."""
 
-    def __init__(self, why: str, said: str = "") -> None:
+    def __init__(self, why: str, stderr: str = "") -> None:
         super().__init__(why)
-        self.said = said
+        self.stderr = stderr
 
 
-class Background:
+class WriterClient:
     """One writer process and the slots that it shares with this one.
 
     Args:
         run_dir: locked by this process.
-        options: what `writer.process.main` needs to know of the shelf.
+        options: for `writer_process.main`: the folder of the commits and what to keep.
 
     Raises:
-        OSError: the process, or memory for it, is not to be had.
+        OSError: the process cannot be started, or there is no memory for it.
     """
 
     def __init__(self, run_dir: Path, options: Mapping[str, Any]) -> None:
@@ -67,94 +67,101 @@ class Background:
         self._owner = os.getpid()
         self._slots = [SnapshotMemory() for _ in range(SLOTS)]
         self._pending: dict[int, SnapshotMessage] = {}
-        """Snapshots of which nothing was heard yet, in their order."""
+        """Snapshots without a report yet, in their order."""
         self._number = 0
         self._line = b""
         self._unread: list[CommitReport] = []
-        """Heard while a slot was looked for; `poll` tells of them."""
-        self._taken, self._requests = os.pipe()
+        """Reports read while looking for a free slot; `poll` returns them."""
+        self._request_reader, self._requests = os.pipe()
         self._reports, reports = os.pipe()
         self._hurry = os.eventfd(0, os.EFD_NONBLOCK)
-        self._said = os.memfd_create("samebits-writer-stderr")
-        os.set_blocking(self._taken, False)
+        self._stderr = os.memfd_create("samebits-writer-stderr")
+        os.set_blocking(self._request_reader, False)
         os.set_blocking(self._reports, False)
         slots = [slot.fd for slot in self._slots]
-        told = {
+        fields = {
             **options,
             "lock": held,
             "run": self._owner,
             "slots": slots,
-            "requests": self._taken,
+            "requests": self._request_reader,
             "reports": reports,
             "hurry": self._hurry,
         }
         try:
             self._process = _start(
-                json.dumps(told), [held, *slots, self._taken, reports, self._hurry], self._said
+                json.dumps(fields), [held, *slots, self._request_reader, reports, self._hurry], self._stderr
             )
         except BaseException:
             self._close_files()
             raise
         finally:
             os.close(reports)
-            os.close(
-                held
-            )  # the lock is the new process's alone: it may outlive this one, and no worker may hold it
+            # The lock is the new process's alone: it may outlive this one, and no worker may hold it
+            os.close(held)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """True if no snapshot is under way."""
         return not self._pending
 
     def submit(
-        self, plan: StateLayout, values: list[Any], made: Draft, facts: Mapping[str, Any]
+        self, layout: StateLayout, values: list[Any], template: ManifestTemplate, facts: Mapping[str, Any]
     ) -> int | None:
-        """Copies a snapshot and hands it over; its number. One that waits, and that nobody has begun, gives way.
+        """Copies a snapshot, sends it to the writer and returns its number. It replaces a waiting one that the writer has not begun.
 
-        None: every slot is in use. Raises OSError when there is no memory, WriterDiedError.
+        Returns None if every slot is in use. Raises OSError when there is no memory, WriterDiedError.
         """
-        if len(self._pending) == SLOTS:  # as far as was heard
-            self._unread += self._hear()
+        if len(self._pending) == SLOTS:  # as of the last report
+            self._unread += self._read_reports()
         free = [place for place in range(SLOTS) if all(r.slot != place for r in self._pending.values())]
         if not free:
             return None
         slot = self._slots[free[0]]
-        slot.copy(plan, values)
-        static = self._static(slot, plan)
-        texts = [part.encode() for part in (made.before, made.middle, made.after, json.dumps(facts))]
-        slot.put(plan.layout.size + static, texts)
+        slot.copy(layout, values)
+        static = self._write_static(slot, layout)
+        texts = [
+            part.encode() for part in (template.before, template.middle, template.after, json.dumps(facts))
+        ]
+        slot.write(layout.file_layout.size + static, texts)
         self._number += 1
         record = SnapshotMessage(
-            self._number, free[0], made.step, plan.number, plan.layout.size, static, *map(len, texts)
+            self._number,
+            free[0],
+            template.step,
+            layout.number,
+            layout.file_layout.size,
+            static,
+            *map(len, texts),
         )
         waiting = len(self._pending) > 1
         self._send(record)
         if waiting:
-            self._take_back()
+            self._withdraw()
         return self._number
 
     def poll(self, timeout: float = 0) -> list[CommitReport]:
-        """What the writer has told since, after waiting for at most `timeout` seconds. Raises WriterDiedError."""
+        """Returns the writer's new reports, after waiting for at most `timeout` seconds. Raises WriterDiedError."""
         unread, self._unread = self._unread, []
         if timeout and not unread:
             select.select([self._reports], [], [], timeout)
-        return unread + self._hear()
+        return unread + self._read_reports()
 
     def drain(self) -> Iterable[CommitReport]:
-        """Waits until nothing is under way. Raises WriterDiedError."""
-        heard = time.monotonic()
+        """Yields reports until no snapshot is under way. Raises WriterDiedError."""
+        last_report = time.monotonic()
         if self._pending:
             os.eventfd_write(self._hurry, 1)
         while self._pending or self._unread:
             reports = self.poll(timeout=1.0)
             if reports:
-                heard = time.monotonic()
-            elif time.monotonic() - heard > _PATIENCE:
-                raise WriterDiedError(f"no answer for {_PATIENCE:.0f} s")
+                last_report = time.monotonic()
+            elif time.monotonic() - last_report > _TIMEOUT:
+                raise WriterDiedError(f"no answer for {_TIMEOUT:.0f} s")
             yield from reports
 
     def close(self, *, kill: bool = False) -> None:
-        """Ends the process, which first writes what it was given, and lets go of everything. In a forked child: only that."""
+        """Ends the process, which first writes its snapshots, and frees everything. A forked child only frees its copies."""
         if os.getpid() == self._owner:
             if kill:
                 self._process.kill()
@@ -162,59 +169,59 @@ class Background:
             with suppress(BrokenPipeError):  # a word, since forked workers keep the pipe open
                 os.write(self._requests, PACKED.pack(*END))
             try:
-                self._process.wait(_PATIENCE)
+                self._process.wait(_TIMEOUT)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
         self._close_files()
 
-    def _hear(self) -> list[CommitReport]:
-        """What lies in the pipe. Raises WriterDiedError."""
+    def _read_reports(self) -> list[CommitReport]:
+        """Reads the reports in the pipe. Raises WriterDiedError."""
         try:
             data = os.read(self._reports, 1 << 16)
         except BlockingIOError:
             return []
         if not data:
-            raise self._ended()
+            raise self._died_error()
         *lines, self._line = (self._line + data).split(b"\n")
         reports = [json.loads(line) for line in lines]
-        for told in reports:
-            self._pending.pop(told["number"], None)
-        return [CommitReport(told["number"], told) for told in reports]
+        for fields in reports:
+            self._pending.pop(fields["number"], None)
+        return [CommitReport(fields["number"], fields) for fields in reports]
 
-    def _static(self, slot: SnapshotMemory, plan: StateLayout) -> int:
-        """Puts what is the same for all snapshots of a plan behind the image; its length."""
-        if slot.static is None or slot.static[0] is not plan:
-            layout = plan.layout
+    def _write_static(self, slot: SnapshotMemory, layout: StateLayout) -> int:
+        """Writes the part that all snapshots of a layout share after the image; returns its length."""
+        if slot.static is None or slot.static[0] is not layout:
+            file_layout = layout.file_layout
             static = json.dumps(
                 {
-                    "head": len(layout.head),
-                    "spans": layout.spans,
-                    "pieces": layout.pieces,
-                    "order": layout.order,
+                    "head": len(file_layout.head),
+                    "spans": file_layout.spans,
+                    "pieces": file_layout.pieces,
+                    "order": file_layout.order,
                 }
             ).encode()
-            slot.put(layout.size, [static])
-            slot.static = plan, len(static)
+            slot.write(file_layout.size, [static])
+            slot.static = layout, len(static)
         return slot.static[1]
 
     def _send(self, record: SnapshotMessage) -> None:
         try:
             os.write(self._requests, PACKED.pack(*record))
         except BrokenPipeError:
-            raise self._ended() from None
+            raise self._died_error() from None
         self._pending[record.number] = record
 
-    def _ended(self) -> WriterDiedError:
-        code, size = self._process.wait(), os.fstat(self._said).st_size
+    def _died_error(self) -> WriterDiedError:
+        code, size = self._process.wait(), os.fstat(self._stderr).st_size
         return WriterDiedError(
-            f"it ended (exit code {code})", os.pread(self._said, size, 0).decode(errors="replace")
+            f"it ended (exit code {code})", os.pread(self._stderr, size, 0).decode(errors="replace")
         )
 
-    def _take_back(self) -> None:
-        """Frees the slot of the snapshot before the last one, unless the writer has begun it."""
+    def _withdraw(self) -> None:
+        """Withdraws the snapshot before the last one and frees its slot, unless the writer has begun it."""
         try:
-            record = SnapshotMessage(*PACKED.unpack(os.read(self._taken, PACKED.size)))
+            record = SnapshotMessage(*PACKED.unpack(os.read(self._request_reader, PACKED.size)))
         except BlockingIOError:
             return
         if record.number == self._number:  # it was the last: all before it have been begun
@@ -225,20 +232,20 @@ class Background:
     def _close_files(self) -> None:
         for slot in self._slots:
             slot.close()
-        for descriptor in (self._taken, self._reports, self._requests, self._hurry, self._said):
+        for descriptor in (self._request_reader, self._reports, self._requests, self._hurry, self._stderr):
             os.close(descriptor)
 
 
-def _start(arguments: str, descriptors: list[int], said: int) -> subprocess.Popen[bytes]:
-    """`said`: a file for its stderr. This process's own may be a pipe, whose reader would wait for the writer of a killed run."""
+def _start(arguments: str, descriptors: list[int], stderr: int) -> subprocess.Popen[bytes]:
+    """Starts the process. `stderr` is a file: this process's own may be a pipe, whose reader would wait for the writer of a killed run."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # what is blocked stays so in the new process
     try:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _MAIN.format(path=_PATH), arguments, "samebits-writer"],
+            [sys.executable, "-I", "-S", "-c", _CODE.format(path=_PATH), arguments, "samebits-writer"],
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=stderr,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,4 +1,4 @@
-"""Commits for other programs, and weights from them: safetensors, torch.save, torch.distributed.checkpoint."""
+"""Exports commits for other programs, and imports weights from them: safetensors, torch.save, torch.distributed.checkpoint."""
 
 # ruff: noqa: A002 - `object` is what it is called in a Run
 from __future__ import annotations
@@ -15,12 +15,18 @@ import torch
 from samebits import _digest as digest
 from samebits._context import is_url
 from samebits.checkpoint._async_writer.writer.commit_folder import step_of, sync_folder
-from samebits.checkpoint._exchange.safe_unpickling import read_foreign
-from samebits.checkpoint._exchange.weights_file import PICKLED, TENSORS_ONLY, held, save_pickled, save_tensors
+from samebits.checkpoint._exchange.safe_unpickling import read_weights
+from samebits.checkpoint._exchange.weights_file import (
+    PICKLED,
+    TENSORS_ONLY,
+    refusal_reason,
+    save_pickled,
+    save_safetensors,
+)
 from samebits.checkpoint._open_store import check_path, commit_folders
 from samebits.checkpoint._rank_states import KEY as RANKS
-from samebits.checkpoint._rank_states import of_rank
-from samebits.checkpoint._reading import newest_valid, none_valid
+from samebits.checkpoint._rank_states import rank_state
+from samebits.checkpoint._reading import newest_valid, no_valid_commit_error
 from samebits.checkpoint._run_directory import MARKER
 from samebits.errors import InvalidArgumentError, UnsavableStateError, WeightsMismatchError
 
@@ -29,19 +35,19 @@ RUN_STATE = "run.state"
 
 
 def load_commit(run_dir: str | os.PathLike[str], step: int | None = None, *, rank: int = 0) -> dict[str, Any]:
-    """The state that a run committed, every digest verified, tensors on the CPU.
+    """Returns the state that a run committed, every digest verified, tensors on the CPU.
 
     Args:
         run_dir: path or URL of a `Run`. A live run may write to it meanwhile.
         step: of the commit; None: the newest valid one.
-        rank: whose state, of a run of several processes.
+        rank: the rank whose state to return, in a run of several processes.
 
     Returns:
-        `objects` (name -> state_dict), `run_state`, `grads` and what else `Run` saves.
+        `objects` (name -> state_dict), `run_state`, `grads` and everything else that `Run` saves.
 
-    Errors:
+    Raises:
         RunDirectoryError: there is no run directory.
-        InvalidArgumentError: there is no commit, none of that step (the message names those there are), or no such rank.
+        InvalidArgumentError: there is no commit, none of that step (the message lists the existing ones), or no such rank.
         CorruptCommitError: it is damaged.
     """
     folders = commit_folders(run_dir)
@@ -55,13 +61,13 @@ def load_commit(run_dir: str | os.PathLike[str], step: int | None = None, *, ran
         )  # fmt: skip
     found, skipped = newest_valid(chosen)
     if found is None:
-        raise none_valid(run_dir, skipped)
+        raise no_valid_commit_error(run_dir, skipped)
     state, world_size = found[2], len(found[2].get(RANKS, [])) + 1
     if not 0 <= rank < world_size:
         raise InvalidArgumentError(
             f"load_commit(rank={rank}): {os.fspath(run_dir)} was made by {world_size} processes."
         )
-    return of_rank(state, rank, world_size, os.fspath(run_dir))
+    return rank_state(state, rank, world_size, os.fspath(run_dir))
 
 
 def export(
@@ -71,7 +77,7 @@ def export(
     object: str | None = None,
     step: int | None = None,
 ) -> Path:
-    """Writes a commit in the format that the suffix of `path` tells (.safetensors, .pt, .pth, none: DCP); returns the path."""
+    """Writes a commit in the format of `path`'s suffix (.safetensors, .pt, .pth, none: DCP); returns the path."""
     suffix = Path(path).suffix
     if suffix == TENSORS_ONLY:
         return export_safetensors(run_dir, path, object=MODEL if object is None else object, step=step)
@@ -94,15 +100,15 @@ def export_safetensors(
 ) -> Path:
     """Writes the tensors of one object's state_dict as a safetensors file, bit for bit; returns its path.
 
-    The format keeps neither strides (channels_last comes back contiguous, with equal values) nor ties (each name gets
+    The format keeps neither strides (channels_last is restored as contiguous, with equal values) nor ties (each name gets
     its own copy): a module that loads it has both already.
 
-    Errors:
+    Raises:
         InvalidArgumentError: there is no such commit, object or folder, or it holds more than tensors.
         Those of `load_commit`; OSError.
     """
     _check_folder("export_safetensors", Path(path))
-    save_tensors(_object(load_commit(run_dir, step), object, run_dir), Path(path))
+    save_safetensors(_object_state(load_commit(run_dir, step), object, run_dir), Path(path))
     return Path(path)
 
 
@@ -113,22 +119,22 @@ def export_torch(
     object: str | None = None,
     step: int | None = None,
 ) -> Path:
-    """Writes what `load_commit` gives, or one object's state_dict, as a file for `torch.load(weights_only=True)`.
+    """Writes the result of `load_commit`, or one object's state_dict, as a file for `torch.load(weights_only=True)`.
 
-    It is read back before it gets its name: strides, ties and every bit are those of the commit.
+    The file is read and compared before it gets its name: strides, ties and every bit are those of the commit.
 
-    Errors:
+    Raises:
         InvalidArgumentError: there is no such commit, object or folder.
         UnsavableStateError: it holds a type that `weights_only=True` refuses (arrays, deques, frozensets).
         Those of `load_commit`; OSError.
     """
     _check_folder("export_torch", Path(path))
     state: Any = load_commit(run_dir, step)
-    state = state if object is None else _object(state, object, run_dir)
+    state = state if object is None else _object_state(state, object, run_dir)
     whole, proof = Path(path), Path(path).with_name(f".{Path(path).name}.proof")
     try:
         save_pickled(state, proof)
-        _prove(state, proof, whole)
+        _check_round_trip(state, proof, whole)
         proof.replace(whole)
         sync_folder(whole.parent)
     finally:
@@ -147,7 +153,7 @@ def export_dcp(
 
     `torch.distributed.checkpoint.load({"model": model.state_dict()}, checkpoint_id=path)` reads it.
 
-    Errors:
+    Raises:
         InvalidArgumentError: `path` is there already, or there is no such commit, object or folder.
         Those of `load_commit`; OSError.
     """
@@ -158,12 +164,14 @@ def export_dcp(
     if target.exists():
         raise InvalidArgumentError(f"export_dcp to {target}: it is there already. Choose another folder.")
     state = load_commit(run_dir, step)
-    objects = state.get("objects", state) if object is None else {object: _object(state, object, run_dir)}
+    objects = (
+        state.get("objects", state) if object is None else {object: _object_state(state, object, run_dir)}
+    )
     fresh = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as no_dist=True says
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # no_dist=True disables it
             dcp.save(objects, storage_writer=dcp.FileSystemWriter(fresh), no_dist=True)
         fresh.rename(target)
     finally:
@@ -197,16 +205,16 @@ def load_weights(
         module: gets the weights, on its device, in its dtypes (as `Module.load_state_dict` does).
         source: a run_dir or its URL, a .safetensors file, a file of `torch.save` (a state_dict, or a dict that holds
             it under `object`), or a folder of `torch.distributed.checkpoint`.
-        object: what the module is called there.
+        object: the module's name there.
         strict: as in `Module.load_state_dict`.
         step: of the commit, where `source` is a run; None: the newest valid one.
 
     Returns:
-        What `load_state_dict` returns: missing and unexpected keys.
+        The result of `load_state_dict`: missing and unexpected keys.
 
-    Errors:
-        InvalidArgumentError: `module` is no module, or `source` no path.
-        WeightsMismatchError: names or shapes do not fit; the module is as it was.
+    Raises:
+        InvalidArgumentError: `module` is not a module, or `source` not a path.
+        WeightsMismatchError: names or shapes do not fit; the module is unchanged.
         WeightsFileError: the file is damaged, or cannot be read without executing it.
         Those of `load_commit`.
     """
@@ -215,13 +223,13 @@ def load_weights(
         raise InvalidArgumentError(
             f"load_weights({type(module).__name__}, ...): the first argument is the module that gets the weights."
         )
-    state = _state_of(source, object, step)
+    state = _read_source(source, object, step)
     before = {
         name: value.clone() for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)
     }
     try:
         return module.load_state_dict(state, strict=strict)
-    except RuntimeError as error:  # what fitted has been loaded by now
+    except RuntimeError as error:  # entries that fit are loaded by now
         for name, value in module.state_dict().items():
             if name in before:
                 value.copy_(before[name])
@@ -230,19 +238,19 @@ def load_weights(
         ) from error
 
 
-def _state_of(source: str | os.PathLike[str], object: str, step: int | None) -> Mapping[str, Any]:
+def _read_source(source: str | os.PathLike[str], object: str, step: int | None) -> Mapping[str, Any]:
     path = Path(source).expanduser()
     if is_url(source) or (path / MARKER).is_file() or not (path.exists() or path.suffix):
-        return _object(load_commit(source, step), object, source)
+        return _object_state(load_commit(source, step), object, source)
     if step is not None:
         raise InvalidArgumentError(
             f"load_weights(..., {os.fspath(source)!r}, step={step}): it is a file, not a run."
         )
-    return read_foreign(path, object)
+    return read_weights(path, object)
 
 
-def _object(state: Mapping[str, Any], name: str, where: Any) -> Mapping[str, Any]:
-    """The state_dict of an object by its name; `run.state`, or `run.state.weights` of what is kept in it."""
+def _object_state(state: Mapping[str, Any], name: str, where: Any) -> Mapping[str, Any]:
+    """Returns the state_dict of an object by its name; `run.state`, or an entry of it by `run.state.weights`."""
     kept = state.get("run_state", {})
     found = {**state.get("objects", {})}
     if kept:
@@ -254,13 +262,14 @@ def _object(state: Mapping[str, Any], name: str, where: Any) -> Mapping[str, Any
     return found[name] if isinstance(found[name], Mapping) else {name.rpartition(".")[2]: found[name]}
 
 
-def _prove(state: Any, file: Path, path: Path) -> None:
+def _check_round_trip(state: Any, file: Path, path: Path) -> None:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
+        # Torch advises to execute it
         raise UnsavableStateError(
-            f"export_torch to {path}: torch.load(weights_only=True) would refuse the file: {held(error)}. "
+            f"export_torch to {path}: torch.load(weights_only=True) would refuse the file: {refusal_reason(error)}. "
             "Export one object (object=...), or as safetensors."
-        ) from None  # torch advises to execute it
+        ) from None
     if digest.of_value(found) != digest.of_value(state):
-        raise UnsavableStateError(f"export_torch to {path}: the file does not come back bit for bit.")
+        raise UnsavableStateError(f"export_torch to {path}: the file is not restored bit for bit.")

@@ -1,4 +1,4 @@
-"""Reading weights that other programs wrote, without executing anything: safetensors, torch.save files, DCP folders."""
+"""Reads weights that other programs wrote, without executing anything: safetensors, torch.save files, DCP folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import safetensors.torch
 import torch
 
-from samebits.checkpoint._exchange.weights_file import TENSORS_ONLY, held
+from samebits.checkpoint._exchange.weights_file import TENSORS_ONLY, refusal_reason
 from samebits.checkpoint._reading import open_regular
 from samebits.errors import SamebitsError, WeightsFileError
 
@@ -30,16 +30,16 @@ _RECORDS = {
     "torch.serialization": ("_get_layout",),
     "pathlib": ("Path", "PosixPath", "WindowsPath", "PurePosixPath"),
 }  # fmt: skip
-"""What the metadata of a DCP folder is made of."""
+"""The classes in the metadata of a DCP folder."""
 
 
-def read_foreign(path: Path, name: str) -> Mapping[str, Any]:
-    """The state_dict of object `name` in a file or folder of weights, on the CPU.
+def read_weights(path: Path, name: str) -> Mapping[str, Any]:
+    """Returns the state_dict of object `name` in a file or folder of weights, on the CPU.
 
     A file may hold it alone, in a dict under that name, or as the export of a whole commit; a DCP folder by dotted
     names ("model.0.weight").
 
-    Errors:
+    Raises:
         WeightsFileError: it is damaged, of no known kind, or cannot be read without executing it.
         OSError: it cannot be opened.
     """
@@ -53,14 +53,15 @@ def read_foreign(path: Path, name: str) -> Mapping[str, Any]:
         if path.suffix == TENSORS_ONLY:
             return safetensors.torch.load_file(path)
         with path.open("rb") as file:
-            return _of_object(_load(file), name, path)
+            return _select_object(_load(file), name, path)
     except (SamebitsError, MemoryError):
         raise
     except pickle.UnpicklingError as error:
+        # Torch advises to execute it
         raise WeightsFileError(
-            f"{path} cannot be read: {held(error)}. If you trust it, save the weights alone where it was made: "
+            f"{path} cannot be read: {refusal_reason(error)}. If you trust it, save the weights alone where it was made: "
             "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors'), or torch.save(model.state_dict(), path)."
-        ) from None  # torch advises to execute it
+        ) from None
     except Exception as error:
         raise WeightsFileError(
             f"{path} cannot be read: {error!r:.500}. Known are {TENSORS_ONLY} files, files of torch.save that "
@@ -69,7 +70,7 @@ def read_foreign(path: Path, name: str) -> Mapping[str, Any]:
 
 
 def read_dcp(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """The tensors of object `name` in a `torch.distributed.checkpoint` folder, or all where it has no such object.
+    """Returns the tensors of object `name` in a `torch.distributed.checkpoint` folder, or all where it has no such object.
 
     Other values in it are pickled, and left out.
     """
@@ -138,7 +139,7 @@ def _load(file: BinaryIO) -> Any:
 
 
 class _Inert:
-    """Stands for any class in a pickle: takes whatever it is given, and does nothing."""
+    """A stand-in for any class in a pickle: it keeps its arguments and does nothing."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -157,9 +158,9 @@ class _Inert:
 
 
 class _InertUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
-    """Makes inert records of what DCP puts into its metadata, which its own reader unpickles with all that may be in it.
+    """An unpickler that makes inert records of DCP's metadata. DCP's own reader executes whatever is in it.
 
-    The one in Python: the one in C allocates what a forged index asks for.
+    It derives from the unpickler in Python: the one in C allocates the memory that a forged index names.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -167,7 +168,7 @@ class _InertUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
         self._kinds: dict[str, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Never a class of this process that a pickle could call or change."""
+        """Returns a dtype, `tuple` or an inert class; never a class of this process that a pickle could call or change."""
         if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
             return vars(torch)[name]
         if (module, name) == ("torch", "Size"):
@@ -175,11 +176,11 @@ class _InertUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
         if name in _RECORDS.get(module, ()):
             return self._kinds.setdefault(name, type(name, (_Inert,), {"offset": None}))
         raise WeightsFileError(
-            f"its metadata asks for {module}.{name}, which has no place in a checkpoint; nothing was executed"
+            f"its metadata asks for {module}.{name}, which does not belong in a checkpoint; nothing was executed"
         )
 
 
-def _of_object(found: Any, name: str, path: Path) -> Mapping[str, Any]:
+def _select_object(found: Any, name: str, path: Path) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise WeightsFileError(f"{path} holds a {type(found).__name__}, not a state_dict.")
     if isinstance(found.get("objects"), Mapping):

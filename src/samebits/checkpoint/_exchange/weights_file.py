@@ -1,4 +1,4 @@
-"""A state_dict as one file that other programs read, whole or not there; equal tensors give equal bytes."""
+"""A state_dict as one file that other programs read. It appears whole or not at all; equal tensors give equal bytes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ SUFFIXES = (TENSORS_ONLY, *PICKLED)
 
 
 def save_weights(state: Mapping[str, Any], path: Path) -> None:
-    """Writes `state`; the suffix of `path` tells the format.
+    """Writes `state` in the format of `path`'s suffix.
 
-    Errors:
+    Raises:
         InvalidArgumentError: safetensors cannot hold a value of it.
         OSError: the disk refuses.
     """
     if path.suffix == TENSORS_ONLY:
-        save_tensors(state, path)
+        save_safetensors(state, path)
     else:
         save_pickled(dict(state), path)
 
 
-def save_tensors(state: Mapping[str, Any], path: Path) -> None:
-    """As safetensors. Tied weights are written under each of their names, as readers of the format expect."""
+def save_safetensors(state: Mapping[str, Any], path: Path) -> None:
+    """Writes `state` as safetensors. Tied weights are written under each of their names, as readers of the format expect."""
     for name, value in state.items():
         if not isinstance(value, torch.Tensor) or value.dtype not in safetensors_file.NAMES:
             what = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
@@ -52,22 +52,21 @@ def save_tensors(state: Mapping[str, Any], path: Path) -> None:
 
 
 def save_pickled(value: Any, path: Path) -> None:
-    """As `torch.save` does; to a file object, for by a name it would put the name into the file."""
+    """Writes `value` as `torch.save` does; to a file object, since with a file name torch puts the name into the file."""
     write_whole(path, lambda file: torch.save(value, file))
 
 
-def held(error: Exception) -> str:
-    """What the file of which torch's reader of plain tensors raises this holds, without its advice to execute the file."""
+def refusal_reason(error: Exception) -> str:
+    """Returns the content of a file that torch's reader of plain tensors refused, without torch's advice to execute it."""
     found = re.search(r"GLOBAL (\S+)", str(error))
     what = found[1] if found else "more than tensors and plain values"
     return f"it holds {what}, which only executing the file would read, and that is never done"
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Writes beside, fsyncs, renames. Raises OSError."""
-    fresh = path.with_name(
-        f".{path.name}.tmp"
-    )  # always this name: what a kill leaves is gone with the next save
+    """Writes to a temporary file, fsyncs it, and renames it to `path`. Raises OSError."""
+    # Always this name: what a kill leaves is gone with the next save
+    fresh = path.with_name(f".{path.name}.tmp")
     fresh.unlink(missing_ok=True)
     try:
         with fresh.open("xb", buffering=BUFFER_BYTES) as file:

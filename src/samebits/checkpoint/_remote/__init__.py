@@ -1,1 +1,1 @@
-"""Commits behind an fsspec URL."""
+"""Commits at an fsspec URL."""

@@ -11,37 +11,37 @@ import numpy as np
 import torch
 
 from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint._async_writer.writer.manifest_template import Commit, Draft, digest
+from samebits.checkpoint._async_writer.writer.manifest_template import Commit, ManifestTemplate, digest
 from samebits.checkpoint._codec import encode
-from samebits.checkpoint._manifest import canonical, check_plain, draft
+from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._tensor_layout import FileLayout
 from samebits.checkpoint._unsavable import unsavable
 
 
 @dataclass(frozen=True)
-class Assembled:
-    """What a commit writes: the head of the tensor file and the tensors, then the manifest."""
+class PreparedCommit:
+    """The content of a commit's files: the head of the tensor file and the tensors, then the manifest."""
 
-    draft: Draft
+    template: ManifestTemplate
     head: memoryview
     tensors: list[memoryview]
 
     @property
     def blocks(self) -> list[memoryview]:
-        """The tensor file."""
+        """The blocks of the tensor file."""
         return [self.head, *self.tensors]
 
-    def signed(self, parent: str | None) -> tuple[Commit, bytes]:
-        """The commit after the one with digest `parent`, and its manifest's file."""
-        return self.draft.signed(parent, [digest(data) for data in self.tensors])
+    def sign(self, parent: str | None) -> tuple[Commit, bytes]:
+        """Returns the commit after the one with digest `parent`, and the content of its manifest."""
+        return self.template.sign(parent, [digest(data) for data in self.tensors])
 
     @property
     def nbytes(self) -> int:
-        """Size of both files, at most."""
-        return sum(block.nbytes for block in self.blocks) + self.draft.size
+        """Size of both files in bytes, at most."""
+        return sum(block.nbytes for block in self.blocks) + self.template.size
 
 
-def assemble(
+def prepare_commit(
     step: int,
     state: Mapping[str, Any],
     *,
@@ -51,10 +51,10 @@ def assemble(
     environment: Mapping[str, Any],
     rolling: str | None = None,
     value: float | None = None,
-) -> Assembled:
-    """The commit of `state`. The tensors' blocks share memory with it.
+) -> PreparedCommit:
+    """Returns the commit of `state`. The tensors' blocks share memory with it.
 
-    Errors:
+    Raises:
         UnsavableStateError: the state holds something that cannot be saved.
     """
     plain = {"position": position, "program": program, "environment": environment}
@@ -63,16 +63,16 @@ def assemble(
     tree, tensors = encode(dict(state))
     data = {name: _raw(name, tensor) for name, tensor in tensors.items()}
     layout = FileLayout({name: safetensors_file.describe(tensor) for name, tensor in tensors.items()})
-    made = draft(
+    template = manifest_template(
         layout,
         step=operator.index(step),
         finished=bool(finished),
-        tree=canonical(tree),
+        tree=canonical_json(tree),
         rolling=rolling,
         value=value,
-        **{name: canonical(fields) for name, fields in plain.items()},
+        **{name: canonical_json(fields) for name, fields in plain.items()},
     )
-    return Assembled(made, memoryview(layout.head), [data[name].data for name in layout.names])
+    return PreparedCommit(template, memoryview(layout.head), [data[name].data for name in layout.names])
 
 
 def _raw(name: str, tensor: torch.Tensor) -> np.ndarray:

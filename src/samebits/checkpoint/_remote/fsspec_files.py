@@ -1,7 +1,6 @@
-"""Files behind an fsspec URL. What is not there is FileNotFoundError; every other failure says what to look at.
+"""Files at an fsspec URL. A missing file raises FileNotFoundError; every other failure names what to check.
 
-The difference decides what a run may do: a commit that is not there is skipped for an older one, a storage that does
-not answer is not.
+The difference matters to a run: it skips a missing commit for an older one, but stops when the storage does not answer.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ CURE = "Check the connection, the credentials and the URL, then run again: what 
 class FsspecFiles:
     """The files below `url`, named by paths relative to it.
 
-    Errors:
+    Raises:
         RemoteStorageError: no installed package opens such URLs, or (from every method) the storage failed.
     """
 
@@ -40,12 +39,12 @@ class FsspecFiles:
             ) from error
 
     def names(self, folder: str = "", *, links: bool = True) -> set[str]:
-        """What lies in `folder`; nothing when there is no such folder. Links (of a file system that has them) if asked."""
-        with self._named(f"list {folder or 'it'}"):
+        """Returns the names in `folder`; an empty set without such a folder. `links`: include links (of a file system that has them)."""
+        with self._translate_errors(f"list {folder or 'it'}"):
             self._files.invalidate_cache()
             path = self._path(folder)
             try:
-                # `ls` in each folder: `find` takes a connection that fails for an empty folder.
+                # `ls` in each folder: `find` mistakes a failed connection for an empty folder.
                 found = self._files.ls(path, detail=True)
             except FileNotFoundError:
                 return set()
@@ -56,19 +55,19 @@ class FsspecFiles:
         }
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file."""
-        with self._named(f"look for {name}"), suppress(FileNotFoundError):
+        """Returns True if there is such a file."""
+        with self._translate_errors(f"look for {name}"), suppress(FileNotFoundError):
             return self._files.info(self._path(name))["type"] == "file"
         return False
 
     def open(self, name: str) -> tuple[BinaryIO, int]:
-        """A file to read, and its size in bytes.
+        """Opens a file and returns it with its size in bytes.
 
-        Errors:
+        Raises:
             FileNotFoundError: it is not there.
             CorruptCommitError: it is a link, a pipe or a folder.
         """
-        with self._named(f"open {name}"):
+        with self._translate_errors(f"open {name}"):
             info = self._files.info(self._path(name))
             if info.get("type") != "file" or info.get("islink"):
                 raise CorruptCommitError(f"{self.url}/{name} is no regular file")
@@ -76,14 +75,14 @@ class FsspecFiles:
             return cast("BinaryIO", file), info["size"]
 
     def read(self, name: str, limit: int) -> bytes:
-        """The first `limit` bytes of a file. Raises FileNotFoundError."""
+        """Returns the first `limit` bytes of a file. Raises FileNotFoundError."""
         file, _ = self.open(name)
         with file:
             return file.read(limit)
 
     def write(self, name: str, blocks: Iterable[bytes | memoryview]) -> None:
-        """Makes a file of `blocks`; where the storage can be told to, it is durable when this returns."""
-        with self._named(f"write {name}"):
+        """Creates a file of `blocks`; where the storage supports it, the file is durable on return."""
+        with self._translate_errors(f"write {name}"):
             try:
                 self._write(name, blocks := list(blocks))
             except FileNotFoundError:  # a storage with real folders
@@ -91,8 +90,8 @@ class FsspecFiles:
                 self._write(name, blocks)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Makes a file that was not there, in one step where the storage can do that; False when it was there."""
-        with self._named(f"create {name}"):
+        """Creates a new file, atomically where the storage can; returns False if it exists already."""
+        with self._translate_errors(f"create {name}"):
             try:
                 self._files.pipe_file(self._path(name), data, mode="create")
             except FileExistsError:
@@ -103,20 +102,20 @@ class FsspecFiles:
         return True
 
     def remove(self, name: str) -> None:
-        """Removes a file that may be gone already."""
-        with self._named(f"remove {name}"), suppress(FileNotFoundError):
+        """Removes a file, if it exists."""
+        with self._translate_errors(f"remove {name}"), suppress(FileNotFoundError):
             self._files.rm_file(self._path(name))
 
     def remove_folder(self, name: str) -> None:
-        """Removes an empty folder, where the storage has such things."""
-        with suppress(Exception):  # each storage that has none says so in its own way
+        """Removes an empty folder, where the storage has folders."""
+        with suppress(Exception):  # each storage without folders raises another error
             self._files.rmdir(self._path(name))
 
     def modified(self, name: str) -> float | None:
-        """When a file was written, in seconds since 1970; None where the storage does not tell."""
+        """Returns when a file was written, in seconds since 1970; None where the storage does not record it."""
         try:
             return self._files.modified(self._path(name)).timestamp()
-        except Exception:  # half of all storages have no such method, each with an error of its own
+        except Exception:  # half of all storages have no such method, each with another error
             return None
 
     def _write(self, name: str, blocks: Iterable[bytes | memoryview]) -> None:
@@ -124,17 +123,16 @@ class FsspecFiles:
             for block in blocks:
                 file.write(block)
             file.flush()
-            with suppress(
-                AttributeError, io.UnsupportedOperation
-            ):  # only files of this machine have a number
+            # Only files of this machine have a number
+            with suppress(AttributeError, io.UnsupportedOperation):
                 os.fsync(file.fileno())
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}" if name else self._root
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        """Storages raise errors of their own libraries, without a common base."""
+    def _translate_errors(self, what: str) -> Iterator[None]:
+        """Turns a storage's errors, which have no common base, into `RemoteStorageError`."""
         try:
             yield
         except (FileNotFoundError, CorruptCommitError):
@@ -144,17 +142,17 @@ class FsspecFiles:
 
 
 class _RemoteReader:
-    """A file under way: a connection that breaks in the middle is no damaged file."""
+    """An open remote file. A broken connection is reported as such, not as a damaged file."""
 
-    def __init__(self, bucket: FsspecFiles, name: str, file: Any) -> None:
-        self._bucket, self._name, self._file = bucket, name, file
+    def __init__(self, files: FsspecFiles, name: str, file: Any) -> None:
+        self._files, self._name, self._file = files, name, file
 
     def read(self, size: int = -1) -> bytes:
-        with self._bucket._named(f"read {self._name}"):
+        with self._files._translate_errors(f"read {self._name}"):
             return self._file.read(size)
 
     def readinto(self, buffer: memoryview) -> int:
-        with self._bucket._named(f"read {self._name}"):
+        with self._files._translate_errors(f"read {self._name}"):
             return self._file.readinto(buffer)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """One writer per run where there is no lock: a file that its owner renews, and that others may take when it stops.
 
-What it promises: a second process that finds a lease renewed within `seconds` does not write. What it cannot: an
-object store has no "write if I still own this", so an owner that was frozen for longer than `seconds` in the very
-instant between its last look at the lease and its write can still write once after another has taken over. That
-write is a whole commit of the same run, with a name of its own; a run replays to the same bits from either.
+The promise: a second process that finds a lease renewed within `seconds` does not write. The gap: an object store has
+no "write if I still own this", so an owner that is frozen for longer than `seconds` exactly between its last check of
+the lease and its write can still write once after another has taken over. That write is a whole commit of the same run,
+with its own name; a run replays to the same bits from either.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from samebits.errors import RemoteStorageError, RunDirectoryError
 LEASE = "lease.json"
 SECONDS = 60.0
 BEATS = 4
-"""Renewals within `seconds`: a lease outlives a few that fail."""
+"""Renewals within `seconds`: a lease survives a few that fail."""
 LIMIT = 4096
 
 
 class Lease:
-    """`take` before writing, `check` before each commit, `release` after. Times are measured, never compared between hosts.
+    """The one-writer lease: `acquire` before writing, `check` before each commit, `release` after.
 
-    A lease that a killed process of this machine left is taken over at once, that of another machine after it was
-    seen unchanged for `seconds`.
+    A lease of a killed process of this machine is taken over at once, that of another machine after it has not changed for
+    `seconds`. Times are measured, never compared between hosts.
     """
 
-    def __init__(self, bucket: FsspecFiles, seconds: float = SECONDS) -> None:
-        self._bucket = bucket
+    def __init__(self, files: FsspecFiles, seconds: float = SECONDS) -> None:
+        self._files = files
         self._seconds = seconds
         self._facts: dict[str, Any] = {}
         self._stop = threading.Event()
         self._writing = threading.Lock()
-        """A file that is being written reads as cut off."""
+        """Held during a write: a file that is being written reads as cut off."""
         self._renewal: threading.Thread | None = None
         self._pid = 0
 
     @property
     def owned(self) -> bool:
-        """Whether this very process (not one that it was forked from) took the lease."""
+        """True if this very process (not one that it was forked from) has the lease."""
         return bool(self._facts) and self._pid == os.getpid()
 
     def take(self) -> None:
-        """Waits for a lease that is no longer renewed.
+        """Acquires the lease, after waiting until its owner no longer renews it.
 
-        Errors:
-            RunDirectoryError: its owner lives.
+        Raises:
+            RunDirectoryError: its owner is alive.
             RemoteStorageError: the storage failed.
         """
-        self._facts = {"owner": uuid4().hex, "host": socket.gethostname(), "beat": 0, **_this_process()}
+        self._facts = {"owner": uuid4().hex, "host": socket.gethostname(), "beat": 0, **_process_facts()}
         self._pid = os.getpid()
         try:
-            if self._read() is not None or not self._bucket.create(LEASE, self._text()):
-                self._wait_for_the_owner()
-                self._bucket.write(LEASE, [self._text()])
+            if self._read() is not None or not self._files.create(LEASE, self._text()):
+                self._wait_for_owner()
+                self._files.write(LEASE, [self._text()])
             self.check()
         except BaseException:
             self._facts = {}
@@ -75,45 +75,45 @@ class Lease:
         self._renewal.start()
 
     def check(self) -> None:
-        """Raises RunDirectoryError when another process has taken the lease over, or somebody has removed it."""
+        """Raises RunDirectoryError when another process has taken over the lease, or somebody has removed it."""
         with self._writing:
             text = self._read()
         if text is None:
             raise RunDirectoryError(
-                f"run directory {self._bucket.url} was removed (its {LEASE} is gone). Put it back and run again: it resumes "
+                f"run directory {self._files.url} was removed (its {LEASE} is gone). Put it back and run again: it resumes "
                 "from the newest commit in it, or starts at the first step where there is none."
             )
         now = _parse(text)
         if now.get("owner") != self._facts["owner"]:
             raise RunDirectoryError(
-                f"run directory {self._bucket.url} is no longer this process's: {_who(now)} has taken it over. "
+                f"run directory {self._files.url} is no longer this process's: {_owner_text(now)} has taken it over. "
                 "Two processes cannot write one run; end one of them."
             )
 
     def release(self) -> None:
-        """Gives the lease back; in a forked child, where it is not ours, only forgets it."""
+        """Releases the lease; in a forked child, which does not own it, only forgets it."""
         if self.owned:
             self._stop.set()
             if self._renewal is not None:
                 self._renewal.join()
             process.leases.discard(self._facts["owner"])
-            with suppress(RemoteStorageError, RunDirectoryError):  # else it runs out
+            with suppress(RemoteStorageError, RunDirectoryError):  # otherwise the lease expires
                 self.check()
-                self._bucket.remove(LEASE)
+                self._files.remove(LEASE)
         self._facts = {}
 
-    def _wait_for_the_owner(self) -> None:
+    def _wait_for_owner(self) -> None:
         text = self._read()
         first = _parse(text)
         if first.get("owner") in process.leases:
             raise RunDirectoryError(
-                f"run directory {self._bucket.url} is already open in this process (pid {os.getpid()}). "
+                f"run directory {self._files.url} is already open in this process (pid {os.getpid()}). "
                 "Close the other run first, or give each run a directory of its own."
             )
-        if text is None or _is_gone(first):
+        if text is None or _has_ended(first):
             return
         print(
-            f"samebits: {self._bucket.url} was left by {_who(first)}; waiting up to {self._seconds:.0f} s for a sign of life",
+            f"samebits: {self._files.url} was left by {_owner_text(first)}; waiting up to {self._seconds:.0f} s for a sign of life",
             file=sys.stderr,
         )
         end = time.monotonic() + self._seconds
@@ -124,21 +124,21 @@ class Lease:
                 return
             if now != text:
                 raise RunDirectoryError(
-                    f"run directory {self._bucket.url} is in use by {_who(_parse(now) or first)}. "
+                    f"run directory {self._files.url} is in use by {_owner_text(_parse(now) or first)}. "
                     "Wait until it ends or stop it; two processes cannot write one run."
                 )
 
     def _renew(self) -> None:
         while not self._stop.wait(self._seconds / BEATS):
-            with suppress(Exception):  # check() tells the training thread
+            with suppress(Exception):  # the training thread learns of it by check()
                 self.check()
                 self._facts["beat"] += 1
                 with self._writing:
-                    self._bucket.write(LEASE, [self._text()])
+                    self._files.write(LEASE, [self._text()])
 
     def _read(self) -> bytes | None:
         try:
-            return self._bucket.read(LEASE, LIMIT)
+            return self._files.read(LEASE, LIMIT)
         except FileNotFoundError:
             return None
 
@@ -154,23 +154,23 @@ def _parse(text: bytes | None) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _who(facts: dict[str, Any]) -> str:
+def _owner_text(facts: dict[str, Any]) -> str:
     return f"process {facts.get('pid', '?')!a} on host {facts.get('host', '?')!a}"
 
 
-def _this_process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "machine": _machine(), "started": _started(os.getpid())}
+def _process_facts() -> dict[str, Any]:
+    return {"pid": os.getpid(), "machine": _machine(), "started": _start_time(os.getpid())}
 
 
-def _is_gone(facts: dict[str, Any]) -> bool:
-    """Whether a lease's process was one of this machine and is there no more; False when nobody can tell."""
+def _has_ended(facts: dict[str, Any]) -> bool:
+    """Returns True if a lease's process was one of this machine and has ended; False if that cannot be known."""
     if type(facts.get("pid")) is not int or facts.get("machine") is None or facts["machine"] != _machine():
         return False
-    return _started(facts["pid"]) != facts.get("started")
+    return _start_time(facts["pid"]) != facts.get("started")
 
 
 def _machine() -> str | None:
-    """Which boot of which machine, and the process numbers that this process sees: containers may share a host name."""
+    """Returns the boot id of this machine and the PID namespace of this process: containers may share a host name."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -178,10 +178,10 @@ def _machine() -> str | None:
         return None
 
 
-def _started(pid: int) -> str | None:
-    """When a process began, in ticks since boot: its number may be another's by now. None: there is no such process."""
+def _start_time(pid: int) -> str | None:
+    """Returns when a process began, in ticks since boot, since its id may have been reused; None without such a process."""
     try:
         state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if state in "ZX" else numbers[18]  # dead, and its parent has not asked yet
+    return None if state in "ZX" else numbers[18]  # dead, and its parent has not waited for it yet

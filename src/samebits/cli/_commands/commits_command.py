@@ -1,4 +1,4 @@
-"""`samebits commits`: what a run directory holds; verify, prune and export it."""
+"""`samebits commits`: lists, verifies, prunes and exports the commits of a run directory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from samebits import checkpoint, cli
 from samebits.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from samebits.checkpoint import Listed
+    from samebits.checkpoint._listing import CommitInfo
 
 SCHEMA = "samebits.commits/1"
 NEWEST = "newest"
 KEPT = 2
-"""How many commits --prune leaves without --keep."""
+"""Number of commits that --prune leaves without --keep."""
 
 
 def commits(
@@ -79,10 +79,12 @@ def commits(
         raise InvalidArgumentError(
             f"--json {json_file}: there is no folder {Path(json_file).absolute().parent}."
         )
-    found, deleted = checkpoint.prune(run_dir, keep or KEPT, keep_best or 0) if prune_older else ([], [])
+    found, deleted = (
+        checkpoint._listing.prune(run_dir, keep or KEPT, keep_best or 0) if prune_older else ([], [])
+    )
     if verify or not prune_older:
         with cli._reports.commits_report.Progress("reading commits", shown=verify) as progress:
-            found = checkpoint.list_commits(run_dir, verify=verify, looked=progress.update)
+            found = checkpoint.list_commits(run_dir, verify=verify, on_progress=progress.update)
     if json_file != "-":
         cli._reports.commits_report.show(found, deleted)
         if prune_older and not deleted:
@@ -100,7 +102,7 @@ def _step(text: str) -> int | None:
     return int(text)
 
 
-def _write(file: str, run_dir: str, found: list[Listed], deleted: list[Listed]) -> None:
+def _write(file: str, run_dir: str, found: list[CommitInfo], deleted: list[CommitInfo]) -> None:
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "run_dir": run_dir,

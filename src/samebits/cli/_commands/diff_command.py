@@ -1,4 +1,4 @@
-"""`samebits diff`: where two recorded runs part."""
+"""`samebits diff`: the first difference of two recorded runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def diff(
 ) -> None:
     """Say the first step and component at which two recorded runs differ, and how many steps were compared.
 
-    Exit status: 0 they are equal, 1 they differ (also: one alone raised), 2 it cannot be told: one cannot be read, both
+    Exit status: 0 they are equal, 1 they differ (also: one alone raised), 2 it is unknown: one cannot be read, both
     raised, one was killed, or they have no step in common.
     """
     read = audit._record.read_record.read_record

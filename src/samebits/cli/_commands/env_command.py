@@ -1,4 +1,4 @@
-"""`samebits env`: what the bits depend on besides the program."""
+"""`samebits env`: the environment that the bits depend on."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def ops(
     Without filters: the counts, and the ops that need a reader's attention. With --review, --op takes a part of the
     name of a case.
 
-    Exit status: 0, or 2 for a filter that there is not; of --review: 0 as the table says, 1 not, 2 it could not run.
+    Exit status: 0, or 2 for an unknown filter; of --review: 0 as in the table, 1 not, 2 it could not run.
     """
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise InvalidArgumentError(f"--json {json_file}: there is no folder {json_file.absolute().parent}.")
@@ -69,7 +69,7 @@ def ops(
     chosen = [entry for entry in table.entries() if all(keeps(entry) for keeps in filters)]
     if op is not None and not chosen:
         _check_op(op)
-    cli._reports.ops_report.show(list(table.entries()), chosen, listed=everything or bool(filters))
+    cli._reports.ops_report.show(list(table.entries()), chosen, list_all=everything or bool(filters))
     if json_file is not None:
         _write(json_file, chosen)
 
@@ -98,8 +98,8 @@ def _matches(text: str, op: str) -> bool:
     return text in op
 
 
-def _check(option: str, given: Sequence[str], choices: Sequence[str]) -> None:
-    for word in given:
+def _check(option: str, words: Sequence[str], choices: Sequence[str]) -> None:
+    for word in words:
         if word not in choices:
             raise InvalidArgumentError(f"{option} {word!r}: choose from {', '.join(map(repr, choices))}.")
 

@@ -1,4 +1,4 @@
-"""`samebits replica`: whether a training step keeps its replicas equal, and if not, the line where they part."""
+"""`samebits replica`: proves that a training step keeps its replicas equal, or names the line where they part."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def replica(
     """Prove that a training step keeps its replicas equal, or name the line where they part. No GPU, no second process.
 
     FUNCTION is imported from the current folder, or that of FILE.py, and called once; `step(*args)` is captured as it runs on every rank.
-    `declarations` says of inputs what samebits.replica.analyze takes: {"x": Equal()}.
+    `declarations` are those of samebits.replica.analyze for the inputs: {"x": Equal()}.
 
     Exit status: 0 parameters, buffers and optimizer state stay as equal as declared, 1 one does not or a collective
     hangs, 2 it could not be found out.
@@ -57,8 +57,8 @@ def replica(
     for option, file in (("--html", html_file), ("--json", json_file)):
         if file is not None and not file.absolute().parent.is_dir():
             raise InvalidArgumentError(f"{option} {file}: there is no folder {file.absolute().parent}.")
-    with cli._user_errors.told(f"replica {function}"):
-        step, args, inputs = _made(function)
+    with cli._user_errors.exit_on_user_error(f"replica {function}"):
+        step, args, inputs = _call_function(function)
         with cli._reports.replica_report.Progress("ranks captured") as progress:
             captured = replicas.capture(step, *args, world_size=world_size, mesh=axes, looked=progress.update)
         with cli._reports.replica_report.Progress("nodes analysed") as progress:
@@ -81,14 +81,16 @@ def _axes(text: str) -> dict[str, int]:
     return axes
 
 
-def _made(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] | None]:
-    """What the user's function returns: the step, its arguments, and declarations or None."""
+def _call_function(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] | None]:
+    """Returns the step, its arguments, and declarations or None, from the user's function."""
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
         raise InvalidArgumentError(
             f"replica {text!r}: give MODULE:FUNCTION, as in train:replica_step or steps/train.py:replica_step."
         )
-    module = _of_file(Path(module_name)) if module_name.endswith(".py") else _of_name(module_name, text)
+    module = (
+        _load_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name, text)
+    )
     function = getattr(module, name, None)
     if not callable(function):
         raise InvalidArgumentError(f"replica {text}: module {module_name!r} has no function {name!r}.")
@@ -113,7 +115,7 @@ def _kind(made: Any) -> str:
     )
 
 
-def _of_name(name: str, text: str) -> ModuleType:
+def _import_module(name: str, text: str) -> ModuleType:
     folder = Path.cwd()
     sys.path.insert(0, str(folder))
     try:
@@ -126,8 +128,8 @@ def _of_name(name: str, text: str) -> ModuleType:
         ) from None
 
 
-def _of_file(file: Path) -> ModuleType:
-    """The module of just this file: another of its name (`profile`, `queue`) may be imported already."""
+def _load_file(file: Path) -> ModuleType:
+    """Returns the module of just this file: another of its name (`profile`, `queue`) may be imported already."""
     if not file.is_file():
         raise InvalidArgumentError(f"replica: there is no file {file.absolute()}.")
     sys.path.insert(0, str(file.absolute().parent))

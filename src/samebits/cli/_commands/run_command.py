@@ -14,7 +14,7 @@ from samebits.audit._child.launch_spec import LEVELS, LaunchSpec
 from samebits.errors import InvalidArgumentError, RecordError
 
 SCRIPT_SEED = 0
-"""What a script that sets no seed gets."""
+"""Seed of a script that sets none."""
 
 
 def run(
@@ -33,7 +33,7 @@ def run(
 ) -> None:
     """Run SCRIPT with op determinism on, seeds set and PYTHONHASHSEED fixed.
 
-    Options stand before SCRIPT; everything behind it goes to the script, a -- too.
+    Options come before SCRIPT; everything after it goes to the script, a -- too.
 
     Exit status: the script's; 2 where it could not be started.
     """
@@ -56,7 +56,7 @@ def run(
 
 
 def _check_record(folder: Path, command: list[str]) -> None:
-    """A killed run's next process adds to its record; another script's records would be read as one run with it."""
+    """Raises for a record of another script: a killed run's next process adds to its record."""
     found = None
     with contextlib.suppress(RecordError):  # none there yet, or one of a process that died at its start
         found = audit._record.read_record.read_record(folder)

@@ -1,4 +1,4 @@
-"""`samebits selfcheck`: try on this machine's GPU what samebits promises there."""
+"""`samebits selfcheck`: checks the promises of samebits on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def selfcheck(
         list[str] | None, typer.Option(metavar="NAME", help="One part only; again for more. [default: all]")
     ] = None,
     minutes: Annotated[
-        float, typer.Option(min=0.5, help="After so many it ends; the same command goes on from there.")
+        float, typer.Option(min=0.5, help="After so many it ends; the same command continues from there.")
     ] = 9,
     report: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the report is written.")] = Path(
         "gpu-report"
@@ -37,7 +37,7 @@ def selfcheck(
         typer.Option("--record", help="Without a GPU: install what the report's GPU has verified, and end."),
     ] = False,
 ) -> None:
-    """Try on this GPU what samebits promises there, part by part, and write a report that can be sent.
+    """Check the promises of samebits on this GPU, part by part, and write a report that can be sent.
 
     Each part runs in processes of its own, the most telling first. What has run is kept in the report's folder, as JSON
     and text (device, driver, versions and figures; no paths, no names of hosts), and not run again: remove the folder to
@@ -51,7 +51,9 @@ def selfcheck(
         raise InvalidArgumentError(f"--device {device!r}: it is 'cuda'.")
     if record:
         if part or dry_run:
-            raise InvalidArgumentError("--record: it goes with --report alone; the report says what was run.")
+            raise InvalidArgumentError(
+                "--record: it goes with --report alone; the report lists what was run."
+            )
         raise typer.Exit(cli._reports.selfcheck_report.record(report))
     names = tuple(dict.fromkeys(part or checking.parts.NAMES))
     for name in names:

@@ -12,7 +12,7 @@ import typer
 
 from samebits.audit import _verify as checking
 from samebits.audit._verify.check_plan import GROUPS
-from samebits.cli._script_arguments import went_to_the_script
+from samebits.cli._script_arguments import misplaced_options
 from samebits.errors import InvalidArgumentError, VerifyError
 
 
@@ -59,7 +59,7 @@ def verify(
     are moved there, too: yours are neither read nor written. What the script writes outside of the current folder
     (../results) is its own: it is written.
 
-    Options stand before SCRIPT; everything behind it goes to the script, a -- too.
+    Options come before SCRIPT; everything after it goes to the script, a -- too.
 
     Exit status: 0 all promised rows are equal, 1 one is not, 2 it could not be found out.
     """
@@ -67,7 +67,7 @@ def verify(
         raise InvalidArgumentError(f"--json {json_file}: there is no folder {json_file.absolute().parent}.")
     if thread_invariant and not as_run:
         raise InvalidArgumentError(
-            "--thread-invariant goes with --run; a script that is started as it is asks for it itself: "
+            "--thread-invariant goes with --run; a script that is started as it is enables it itself: "
             "samebits.enable_op_determinism(thread_invariant=True)."
         )
     if timeout is not None and not 0 < timeout < math.inf:
@@ -88,7 +88,7 @@ def verify(
     try:
         report = checking.verify(request)
     except VerifyError as error:
-        raise VerifyError(f"{error}{went_to_the_script(context.command.params, request.args)}") from None
+        raise VerifyError(f"{error}{misplaced_options(context.command.params, request.args)}") from None
     except checking.SignalledError as signalled:
         print(f"samebits: verify: ended by {signalled}; no process is left", file=sys.stderr)
         raise typer.Exit(128 + signalled.number) from None

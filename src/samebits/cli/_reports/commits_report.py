@@ -13,43 +13,43 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits._progress import Progress as Progress
-from samebits.checkpoint._listing import DAMAGED, NEWER, VALID, Listed
+from samebits.checkpoint._listing import DAMAGED, NEWER, VALID, CommitInfo
 from samebits.cli._printable import printable
 
 COLUMNS = ("step", "position", "age", "size", "digest", "parent", "state")
 STYLES = {VALID: "green", DAMAGED: "bold red", NEWER: "yellow"}
 GAP = 2
-"""Columns of a terminal between two of a table."""
+"""Columns between two columns of the table."""
 FOLDS = ({}, {"parent": 8}, {"parent": 8, "digest": 16})
-"""Widths of what is folded into several lines: the first of these that leaves room for all columns is taken."""
+"""Widths of folded columns: the first of these that leaves room for all columns is used."""
 NARROWEST = 72
 """Below, no table has room for all columns: plain lines, which the terminal wraps."""
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def show(found: Sequence[Listed], deleted: Sequence[Listed]) -> None:
-    """Prints the commits, newest first, what is wrong with any, and what was deleted."""
+def show(commits: Sequence[CommitInfo], deleted: Sequence[CommitInfo]) -> None:
+    """Prints the commits, newest first, their damages, and the deleted ones."""
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, width=None if terminal else 10_000)
     if terminal and console.width >= NARROWEST:
-        console.print(_table(found, console.width))
+        console.print(_table(commits, console.width))
     else:
-        for cells in [COLUMNS, *_lines(found)] if found else []:
+        for cells in [COLUMNS, *_lines(commits)] if commits else []:
             console.print(Text("  ".join(cells)), soft_wrap=True)
-    for commit in found:
+    for commit in commits:
         if commit.reason:
             console.print(
                 Text(f"{commit.folder.name}: {printable(commit.reason)}", style="red"), soft_wrap=True
             )
-    if not found:
+    if not commits:
         console.print("no commits")
     if deleted:
         console.print(f"deleted: {', '.join(commit.folder.name for commit in deleted)}", soft_wrap=True)
 
 
-def _table(found: Sequence[Listed], width: int) -> Table:
-    """All columns, whatever the width: rich leaves out the last ones, the state too, where the others are too wide."""
-    lines = _lines(found)
+def _table(commits: Sequence[CommitInfo], width: int) -> Table:
+    """Returns a table with all columns, at any width: rich omits the last ones, the state too, where the others are too wide."""
+    lines = _lines(commits)
     widest = [max(map(len, cells)) for cells in zip(COLUMNS, *lines, strict=True)]
     fits = (folds for folds in FOLDS if _needed(widest, folds) <= width)
     folds = next(fits, FOLDS[-1])
@@ -62,7 +62,7 @@ def _table(found: Sequence[Listed], width: int) -> Table:
             width=folds.get(column),
             no_wrap=column in ("step", "age", "size"),
         )
-    for commit, (*cells, state) in zip(found, lines, strict=True):
+    for commit, (*cells, state) in zip(commits, lines, strict=True):
         table.add_row(*map(Text, cells), Text(state, style=STYLES.get(commit.status, "")))
     return table
 
@@ -71,16 +71,16 @@ def _needed(widest: Sequence[int], folds: Mapping[str, int]) -> int:
     return sum(folds.get(column, wide) + GAP for column, wide in zip(COLUMNS, widest, strict=True))
 
 
-def _lines(found: Sequence[Listed]) -> list[tuple[str, ...]]:
-    """The cells of each commit. A parent that is listed too is told by its step."""
-    steps = {commit.manifest.digest: str(commit.step) for commit in found if commit.manifest is not None}
-    return [_cells(commit, steps) for commit in found]
+def _lines(commits: Sequence[CommitInfo]) -> list[tuple[str, ...]]:
+    """Returns the cells of each commit. A parent in the list is shown by its step."""
+    steps = {commit.manifest.digest: str(commit.step) for commit in commits if commit.manifest is not None}
+    return [_cells(commit, steps) for commit in commits]
 
 
-def _cells(commit: Listed, steps: Mapping[str, str]) -> tuple[str, ...]:
+def _cells(commit: CommitInfo, steps: Mapping[str, str]) -> tuple[str, ...]:
     manifest = commit.manifest
     if manifest is None:
-        return str(commit.step), "-", _age(commit.folder.written()), "-", "-", "-", commit.status
+        return str(commit.step), "-", _age(commit.folder.modified()), "-", "-", "-", commit.status
     state = commit.status + (", finished" if manifest.finished else "")
     size = "-" if commit.size is None else f"{commit.size / 1e6:.3f} MB"
     parent = "-" if manifest.parent is None else steps.get(manifest.parent) or _bits(manifest.parent)
@@ -88,7 +88,7 @@ def _cells(commit: Listed, steps: Mapping[str, str]) -> tuple[str, ...]:
     return (
         str(commit.step),
         position,
-        _age(commit.folder.written()),
+        _age(commit.folder.modified()),
         size,
         _bits(manifest.digest),
         parent,
@@ -104,9 +104,9 @@ def _bits(digest: str) -> str:
     return printable(digest.rpartition(":")[2])
 
 
-def _age(written: float | None) -> str:
-    if written is None:
+def _age(modified: float | None) -> str:
+    if modified is None:
         return "-"
-    seconds = max(0, int(time.time() - written))
+    seconds = max(0, int(time.time() - modified))
     size, unit = next((unit for unit in UNITS if seconds >= unit[0]), UNITS[-1])
     return f"{seconds // size} {unit}"

@@ -51,14 +51,14 @@ class _VerdictGroup:
     reason: str
 
 
-def show(everything: Sequence[Entry], chosen: Sequence[Entry], *, listed: bool) -> None:
-    """Prints the counts of `everything`; then all of `chosen` if `listed`, else what needs attention."""
+def show(everything: Sequence[Entry], chosen: Sequence[Entry], *, list_all: bool) -> None:
+    """Prints the counts of `everything`; then all of `chosen` if `list_all`, else what needs attention."""
     terminal = sys.stdout.isatty()
     console = Console(highlight=False, width=None if terminal else 10_000)
     _summary(console, everything)
-    shown = [_line(entry) for entry in chosen] if listed else list(_attention(everything))
+    shown = [_line(entry) for entry in chosen] if list_all else list(_attention(everything))
     (_tables if terminal else _plain)(console, shown)
-    if listed:
+    if list_all:
         console.print(f"{len(chosen)} of {len(everything)} entries")
     else:
         _rest(console, everything)
@@ -88,15 +88,15 @@ def _counts(console: Console, title: str, counts: Sequence[int]) -> None:
 
 
 def _attention(everything: Sequence[Entry]) -> Iterator[_VerdictGroup]:
-    """A line for each reason, whatever number of ops it holds for; composites are as bad as what they call."""
+    """Yields a line for each reason, for any number of ops; composites are as bad as the ops that they call."""
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in everything:
         if entry.rule != COMPOSITE and _heading(entry) in (*_ATTENTION, _THREADS):
             groups.setdefault((entry.device, _heading(entry), entry.reason), []).append(entry)
-    return (_grouped(group) for group in groups.values())
+    return (_merge(group) for group in groups.values())
 
 
-def _grouped(group: Sequence[Entry]) -> _VerdictGroup:
+def _merge(group: Sequence[Entry]) -> _VerdictGroup:
     rows = reviewed().rows
     names = (entry.op.removeprefix("aten::") for entry in group)
     functional = dict.fromkeys(rows[name].form_of if name in rows else name for name in names)

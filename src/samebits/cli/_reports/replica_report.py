@@ -16,7 +16,7 @@ from samebits.replica import Report
 from samebits.replica._capture.captured_step import CONSTANT, STATE
 
 EXPLAINED = 3
-"""So many explanations are printed; values that drift for one reason are many. `--json` has them all."""
+"""Number of explanations to print; many values may drift for one reason. `--json` has them all."""
 
 
 def show(report: Report) -> None:

@@ -1,4 +1,4 @@
-"""What `samebits selfcheck` does on a console: runs with a line of progress, and its tables."""
+"""The console output of `samebits selfcheck`: a line of progress, and its tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSED = 3
 
 
 def run(report: SelfcheckReport, names: tuple[str, ...], seconds: float) -> int:
-    """Runs the parts, writes and shows the report; the exit status."""
+    """Runs the parts, writes and shows the report; returns the exit status."""
     console = Console(highlight=False)
     with Progress("selfcheck") as progress:
 
@@ -31,7 +31,7 @@ def run(report: SelfcheckReport, names: tuple[str, ...], seconds: float) -> int:
 
 
 def rehearse(names: tuple[str, ...]) -> int:
-    """Plants wrong results in the parts and shows how many were found; the exit status."""
+    """Plants wrong results in the parts and shows how many were found; returns the exit status."""
     found = []
     with Progress("selfcheck") as progress:
         for done, name in enumerate(names):
@@ -44,7 +44,7 @@ def rehearse(names: tuple[str, ...]) -> int:
 
 
 def record(folder: Path) -> int:
-    """Takes from the report of the folder what its GPU has verified, and shows what it has not; the exit status."""
+    """Records the formulations that the GPU of the report has verified, and shows the others; returns the exit status."""
     report = SelfcheckReport.stored(folder)
     found = checking.adopt(report)
     console = Console(highlight=False)

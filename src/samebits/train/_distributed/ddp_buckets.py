@@ -21,31 +21,30 @@ _fixed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def fix_buckets(objects: Iterable[Any]) -> None:
-    """Gives its final buckets to every DistributedDataParallel around parameters of `objects`. All ranks call it.
+    """Gives every DistributedDataParallel around parameters of `objects` its final buckets. All ranks call it.
 
-    Nothing else changes. Where a backward ran before, the buckets are what it made them, in every process alike.
-    Raises `UnimplementedError` for a torch whose DistributedDataParallel lacks what this is done with.
+    Nothing else changes. Where a backward ran before, the buckets stay as it made them, in every process alike.
+    Raises `UnimplementedError` for a torch whose DistributedDataParallel lacks the methods for it.
     """
     modules = [part for thing in objects if isinstance(thing, torch.nn.Module) for part in thing.modules()]
-    given = [part for part in modules if isinstance(part, DistributedDataParallel)]
-    bare = _parameters(modules) - _parameters(given)
-    for model in [*given, *_around(bare)]:
+    passed = [part for part in modules if isinstance(part, DistributedDataParallel)]
+    bare = _parameters(modules) - _parameters(passed)
+    for model in [*passed, *_models_around(bare)]:
         if model not in _fixed:
             _fix(model)
             _fixed.add(model)
 
 
-def _around(parameters: set[int]) -> list[DistributedDataParallel]:
-    """Those of this process around the parameters with these ids, as a loop may use one that was not given to the run.
+def _models_around(parameters: set[int]) -> list[DistributedDataParallel]:
+    """Returns the models of this process around the parameters with these ids, since a loop may use one that is not in the run.
 
-    In an order that all ranks share.
+    They are in an order that all ranks share.
     """
     if not parameters:
         return []
     kinds = _with_subclasses(DistributedDataParallel)
-    found = [
-        one for one in gc.get_objects() if type(one) in kinds
-    ]  # isinstance may run code of an object's own
+    # `isinstance` may run an object's own code
+    found = [one for one in gc.get_objects() if type(one) in kinds]
     around = [model for model in found if parameters & _parameters([model])]
     return sorted(around, key=lambda model: [(name, tuple(p.shape)) for name, p in model.named_parameters()])
 
@@ -79,13 +78,13 @@ def _fix(model: DistributedDataParallel) -> None:
 
 
 def _is_plain(model: DistributedDataParallel) -> bool:
-    """Whether a backward leaves nothing behind: no count of a static graph, no state of a communication hook."""
+    """Returns True if a backward leaves no state: no count of a static graph, no state of a communication hook."""
     _, sparse = model._build_params_for_reducer()
     return not (model.static_graph or model.mixed_precision or model._comm_hooks or any(sparse))
 
 
 def _backward_of_zeros(model: DistributedDataParallel) -> None:
-    """The reducer hears of its gradients from the last parameter to the first; no hook of the user's is called."""
+    """Runs a backward in which the gradients arrive from the last parameter to the first; it calls no hook of the user's."""
     kept = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in kept:
         parameter.grad = None
@@ -93,13 +92,13 @@ def _backward_of_zeros(model: DistributedDataParallel) -> None:
     model.reducer.prepare_for_backward([])
     with torch.enable_grad():
         count = model._get_ddp_logging_data()["num_parameter_tensors"]
-        _Arriving.apply(torch.zeros((), requires_grad=True), model.reducer, count).backward()
+        _AllGradientsReady.apply(torch.zeros((), requires_grad=True), model.reducer, count).backward()
     for parameter, grad in kept:
         parameter.grad = grad
 
 
-class _Arriving(torch.autograd.Function):
-    """Its backward tells a reducer that all gradients have come."""
+class _AllGradientsReady(torch.autograd.Function):
+    """A function whose backward notifies a reducer that all gradients have arrived."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, reducer: Any, count: int) -> torch.Tensor:

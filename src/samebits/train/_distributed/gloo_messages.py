@@ -1,4 +1,4 @@
-"""How the processes of one run talk: a gloo group of their own, bytes and small integers, and waits that are told."""
+"""Messages between the processes of one run: a gloo group of their own, bytes and small integers, long waits are reported."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch.distributed as dist
 
 from samebits.errors import RanksError
 
-TOLD_AFTER = timedelta(seconds=30)
-"""How long a process waits for the others before it says so."""
+REPORT_AFTER = timedelta(seconds=30)
+"""Time that a process waits for the others before it prints a line."""
 
 
-class Wire:
-    """The ranks of the default process group, in a group that nobody else uses. Every method is called by all of them.
+class GlooGroup:
+    """The ranks of the default process group, in a group of their own. All ranks call every method.
 
-    Raises `RanksError` when another process has ended or does not come within the timeout of torch.distributed.
+    Raises `RanksError` when another process has ended or does not arrive within the timeout of torch.distributed.
     """
 
     def __init__(self) -> None:
@@ -30,36 +30,38 @@ class Wire:
         self._group = group
 
     def close(self) -> None:
-        """Lets go of the connections."""
-        if dist.is_initialized():  # else the program has already let go of all groups
+        """Closes the connections."""
+        if dist.is_initialized():  # otherwise the program has already destroyed all groups
             dist.destroy_process_group(self._group)
-        del self._group  # the connections end with the last reference: who still waits for us must hear it
+        del (
+            self._group
+        )  # the connections end with the last reference: ranks that wait for this one must notice
 
-    def largest(self, numbers: Sequence[int], doing: str) -> list[int]:
-        """Of each number (64 bits, signed) the largest of all ranks."""
+    def max_over_ranks(self, numbers: Sequence[int], doing: str) -> list[int]:
+        """Returns the largest value of each number (64 bits, signed) over all ranks."""
         tensor = torch.tensor(numbers, dtype=torch.int64)
         self._wait(dist.all_reduce(tensor, dist.ReduceOp.MAX, self._group, async_op=True), doing)
         return tensor.tolist()
 
-    def all_numbers(self, number: int, doing: str) -> list[int]:
-        """The number of each rank."""
+    def gather_numbers(self, number: int, doing: str) -> list[int]:
+        """Returns the number of each rank."""
         found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         own = torch.tensor([number], dtype=torch.int64)
         self._wait(dist.all_gather(found, own, self._group, async_op=True), doing)
         return [int(one) for one in found]
 
-    def all_texts(self, text: str, doing: str) -> list[str]:
-        """The text of each rank."""
+    def gather_texts(self, text: str, doing: str) -> list[str]:
+        """Returns the text of each rank."""
         own = text.encode()
-        sizes = self.all_numbers(len(own), doing)
+        sizes = self.gather_numbers(len(own), doing)
         padded = torch.zeros(max(*sizes, 1), dtype=torch.uint8)
         padded[: len(own)] = _tensor(own)
         found = [torch.empty_like(padded) for _ in sizes]
         self._wait(dist.all_gather(found, padded, self._group, async_op=True), doing)
         return [bytes(one[:size].numpy().data).decode() for one, size in zip(found, sizes, strict=True)]
 
-    def from_first(self, data: bytes, doing: str) -> bytes:
-        """What rank 0 gives, for all; what the others give does not matter."""
+    def broadcast(self, data: bytes, doing: str) -> bytes:
+        """Returns the data of rank 0 on all ranks; the data of the others does not matter."""
         size = torch.tensor([len(data)], dtype=torch.int64)
         self._wait(dist.broadcast(size, 0, self._group, async_op=True), doing)
         tensor = torch.empty(int(size), dtype=torch.uint8) if self.rank else _tensor(data)
@@ -67,9 +69,9 @@ class Wire:
             self._wait(dist.broadcast(tensor, 0, self._group, async_op=True), doing)
         return tensor.numpy().tobytes() if self.rank else data
 
-    def to_first(self, data: bytes, doing: str) -> list[bytes]:
-        """What ranks 1, 2, ... give, at rank 0; an empty list elsewhere."""
-        sizes = self.all_numbers(len(data), doing)
+    def gather(self, data: bytes, doing: str) -> list[bytes]:
+        """Returns the data of ranks 1, 2, ... on rank 0; an empty list on the others."""
+        sizes = self.gather_numbers(len(data), doing)
         if self.rank:
             if data:
                 dist.send(_tensor(data), 0, self._group)
@@ -81,26 +83,26 @@ class Wire:
         return [tensor.numpy().tobytes() for tensor in found]
 
     def _wait(self, work: dist.Work | None, doing: str) -> None:
-        """Waits for a collective; says so once when it takes long, and names the rank that does the waiting."""
+        """Waits for a collective; prints one line with the waiting rank when it takes long."""
         assert work is not None
         begun = time.monotonic()
         try:
-            work.wait(TOLD_AFTER)
+            work.wait(REPORT_AFTER)
             return
         except RuntimeError as error:
-            if work.is_completed() or time.monotonic() - begun < TOLD_AFTER.total_seconds() / 2:
-                raise self._lost(doing, error) from error
+            if work.is_completed() or time.monotonic() - begun < REPORT_AFTER.total_seconds() / 2:
+                raise self._lost_error(doing, error) from error
         print(
-            f"samebits: rank {self.rank} has waited {TOLD_AFTER.seconds} s for the other ranks {doing}. "
-            "Does every rank come there, with as many batches?",
+            f"samebits: rank {self.rank} has waited {REPORT_AFTER.seconds} s for the other ranks {doing}. "
+            "Does every rank get there, with as many batches?",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         try:
             work.wait()
         except RuntimeError as error:
-            raise self._lost(doing, error) from error
+            raise self._lost_error(doing, error) from error
 
-    def _lost(self, doing: str, error: Exception) -> RanksError:
+    def _lost_error(self, doing: str, error: Exception) -> RanksError:
         return RanksError(
             f"rank {self.rank} of {self.world_size} lost another rank {doing}: {str(error).strip().splitlines()[0][:200]}. "
             "Look at what that process printed; start the job again to resume from the last commit."

@@ -1,1 +1,1 @@
-"""The loops of a run, and the batches that drive them."""
+"""The loops of a run, and their batches."""

@@ -1,4 +1,4 @@
-"""Where a loop's batches come from: a samebits loader is positioned at once, any other iterable is replayed."""
+"""The batches of a loop: a samebits loader is set to any position at once, any other iterable is replayed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from samebits.train._run_arguments import check_iterable
 
 _END = object()
 _POSITIONED = (DataLoader, Pipeline)
-"""Loaders that go to any batch at once, and say where they stand."""
-_DRAWLESS = (*_POSITIONED, list, tuple)
-"""Those, and what draws nothing while it is iterated."""
+"""Loaders that go to any batch at once and report their position."""
+_WITHOUT_DRAWS = (*_POSITIONED, list, tuple)
+"""Those, and iterables that draw nothing."""
 
 
 class BatchSource:
@@ -39,22 +39,22 @@ class BatchSource:
         self._ahead: Any = None
         self._before_ahead: Any = None
         self._epoch_state: Any = None
-        self._awaited: Callable[[], Any] | None = None
-        """Gives the state that `hold` keeps."""
+        self._held_state: Callable[[], Any] | None = None
+        """Returns the state that `hold` keeps."""
         self.rolled = 0
-        """Rolling digest of the epoch's batches up to the last one, as far as the loader keeps one."""
-        self._forget()  # the iteration of somebody who looked at a first batch
+        """Rolling digest of the epoch's batches up to the last one, if the loader keeps one."""
+        self._forget_iteration()  # an earlier iteration of the user's, who read a first batch, say
 
     def state(self) -> Any:
-        """What a commit keeps of the loader, plain values and tensors."""
-        if self._awaited is not None:
-            return self._awaited()
+        """Returns the state of the loader for a commit, plain values and tensors."""
+        if self._held_state is not None:
+            return self._held_state()
         if isinstance(self._loader, _POSITIONED):
             return self._loader.state_dict() if self._ahead is None else self._before_ahead
         return self._epoch_state if self._iterator is not None else _loader_state(self._loader)
 
     def load(self, state: Any, batch_index: int) -> None:
-        """Continues where `state` was taken, `batch_index` batches into an epoch."""
+        """Restores a state that was taken `batch_index` batches into an epoch."""
         if isinstance(self._loader, _POSITIONED):
             self._loader.load_state_dict(state)
             return
@@ -65,26 +65,30 @@ class BatchSource:
                 "samebits.data.DataLoader (same arguments) resumes at once and for any number of workers",
             )
 
-    def at(self, position: Position) -> None:
-        """The next batch is that of this position in the run."""
+    def set_position(self, position: Position) -> None:
+        """Sets the position in the run of the next batch."""
 
     def hold(self) -> None:
-        """Until `release`, the state is that of now: a run that is interrupted while it waits for a batch goes on there."""
-        if isinstance(self._loader, DataLoader) and self._ahead is None and _says_its_position(self._loader):
-            self._awaited = partial(self._loader.state_at, *self._loader.position)
+        """Keeps the current state until `release`: a run that is interrupted while it waits for a batch resumes here."""
+        if (
+            isinstance(self._loader, DataLoader)
+            and self._ahead is None
+            and _has_positional_state(self._loader)
+        ):
+            self._held_state = partial(self._loader.state_at, *self._loader.position)
             return
         state = self.state()
-        self._awaited = lambda: state
+        self._held_state = lambda: state
 
     def release(self) -> None:
-        """The batch has come, and is in the loop's hands."""
-        self._awaited = None
+        """Notes that the batch has arrived, and that the loop has it."""
+        self._held_state = None
 
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
-        """Batch `batch_index` of `epoch`, and whether it is the epoch's last."""
+        """Returns batch `batch_index` of `epoch`, and True if it is the epoch's last."""
         if self._iterator is None:
             self._begin(epoch, batch_index)
-        batch, ends = self._take(epoch, batch_index)
+        batch, ends = self._read(epoch, batch_index)
         self.rolled = self._loader.rolling_digest if isinstance(self._loader, Pipeline) else 0
         if ends:
             self._end_epoch()
@@ -95,12 +99,12 @@ class BatchSource:
             self._iterator = iter(self._loader)
             return
         self._epoch_state = _loader_state(self._loader)
-        with self._at(epoch, "epoch", epoch):
+        with self._with_draws_of(epoch, "epoch", epoch):
             self._iterator = iter(self._loader)
         for replayed in range(batch_index):
             self._draw(epoch, replayed)
 
-    def _take(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
+    def _read(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         ahead, self._ahead = self._ahead, None
         batch = ahead[0] if ahead else self._draw(epoch, batch_index)
         if batch is _END:
@@ -112,7 +116,7 @@ class BatchSource:
             return batch, True
         try:
             return batch, batch_index + 1 >= len(self._loader)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):  # no length: look one batch ahead
+        except (TypeError, NotImplementedError):  # no length: read one batch ahead
             if isinstance(self._loader, _POSITIONED):
                 self._before_ahead = self._loader.state_dict()
             following = self._draw(epoch, batch_index + 1)
@@ -121,55 +125,55 @@ class BatchSource:
 
     def _draw(self, epoch: int, batch_index: int) -> Any:
         assert self._iterator is not None
-        if isinstance(self._loader, _DRAWLESS):
+        if isinstance(self._loader, _WITHOUT_DRAWS):
             return next(self._iterator, _END)
-        with self._at(epoch, "batch", epoch, batch_index):
+        with self._with_draws_of(epoch, "batch", epoch, batch_index):
             return next(self._iterator, _END)
 
     @contextmanager
-    def _at(self, epoch: int, *path: int | str) -> Iterator[None]:
-        """What the iterable draws, and a samebits loader that it wraps, are a function of the position, too."""
+    def _with_draws_of(self, epoch: int, *path: int | str) -> Iterator[None]:
+        """Makes the draws of the iterable, and of a samebits loader inside it, a function of the position."""
         with self._generators():
             generator_states.fill(int_keys.fold(self._key, *path))
-            process.position = self._place(epoch)
+            process.position = self._position(epoch)
             try:
                 yield
             finally:
                 process.position = None
 
-    def _place(self, epoch: int) -> Position:
+    def _position(self, epoch: int) -> Position:
         return Position("loader", epoch, 0, epoch)
 
     def _generators(self) -> AbstractContextManager[Any]:
         return generator_states.discard_states()  # the step that follows, or the end of the loop, sets them
 
     def finish(self) -> Any:
-        """The loop is over: lets go of the iterator and returns where the loader stands."""
+        """Releases the iterator at the end of the loop; returns the state of the loader."""
         self._end_epoch()
         return self.state()
 
     def _end_epoch(self) -> None:
-        """Lets go of the iterator; the loader stands at the start of the next epoch."""
+        """Releases the iterator; the loader is at the start of the next epoch."""
         self._iterator, self._ahead = None, None
-        self._forget()
+        self._forget_iteration()
 
-    def _forget(self) -> None:
+    def _forget_iteration(self) -> None:
         if isinstance(self._loader, _POSITIONED):
             self._loader.forget_iteration()
 
 
-class InsideSource(BatchSource):
-    """Batches of what runs inside the body of a step: keyed by where that is, whatever was read before; no epoch counts."""
+class NestedBatchSource(BatchSource):
+    """The batches of a loop inside the body of a step, keyed by its position, not by earlier reads; no epoch counts."""
 
     def __init__(
         self, loader: Iterable[Any], key: Words, batches_per_epoch: int | None, call: str, first: Position
     ) -> None:
         super().__init__(loader, key, batches_per_epoch, call)
         self.first = first
-        """Where the first batch of the epoch is, or was."""
+        """Position of the first batch of the epoch."""
 
-    def at(self, position: Position) -> None:
-        """Notes where the epoch began."""
+    def set_position(self, position: Position) -> None:
+        """Notes the position where the epoch began."""
         self.first = replace(position, batch_index=0, step=position.step - position.batch_index)
 
     def _begin(self, epoch: int, batch_index: int) -> None:
@@ -178,14 +182,14 @@ class InsideSource(BatchSource):
             return
         self._iterator = self._loader.iter_at(self.first, batch_index)
 
-    def _place(self, epoch: int) -> Position:
+    def _position(self, epoch: int) -> Position:
         return self.first
 
     def _generators(self) -> AbstractContextManager[Any]:
         return generator_states.preserve_states()
 
-    def _forget(self) -> None:
-        """An iteration of this loader that is counted goes on, perhaps that of the outer loop."""
+    def _forget_iteration(self) -> None:
+        """Does nothing: the loader may be in an iteration that counts, perhaps that of the outer loop."""
 
 
 def check_loader(loader: Any, call: str = "Run.steps") -> None:
@@ -199,26 +203,26 @@ def check_loader(loader: Any, call: str = "Run.steps") -> None:
     if getattr(loader, "persistent_workers", False) and not isinstance(loader, _POSITIONED):
         raise UnimplementedError(
             f"{call}: torch's DataLoader with persistent_workers=True keeps generators in its workers from epoch to "
-            "epoch, which nobody can save. Use samebits.data.DataLoader (same arguments)."
+            "epoch, which cannot be saved. Use samebits.data.DataLoader (same arguments)."
         )
 
 
-def _says_its_position(loader: DataLoader[Any]) -> bool:
-    """Whether its state is that of its position: a class of the user's may have more in it, that of now."""
+def _has_positional_state(loader: DataLoader[Any]) -> bool:
+    """Returns True if the state is that of its position: a subclass of the user's may have more in it, which changes now."""
     return getattr(loader.state_dict, "__func__", None) is DataLoader.state_dict
 
 
 def _loader_state(loader: Any) -> dict[str, Any]:
     return {
-        "own": _own_state(loader),
+        "own": _custom_state(loader),
         "generators": [generator.get_state() for generator in _generators(loader)],
     }
 
 
-def _own_state(loader: Any) -> Any:
-    """What the loader says of itself; None, so that its epoch is replayed, where it cannot say anything.
+def _custom_state(loader: Any) -> Any:
+    """Returns the loader's own state; None, so that its epoch is replayed, where it cannot return one.
 
-    Accelerate's loaders have the method whatever they wrap, and pass it on to what may not have it.
+    Accelerate's loaders always have the method and call that of the wrapped loader, which may have none.
     """
     try:
         return loader.state_dict() if hasattr(loader, "state_dict") else None
@@ -248,7 +252,7 @@ def _load_loader_state(loader: Any, state: Any) -> None:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """The private generators of a torch loader: they move on from epoch to epoch, so they are state."""
+    """Returns the private generators of a torch loader: they advance from epoch to epoch, so they are state."""
     places = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     places.append(getattr(places[-1], "sampler", None))
     found = [getattr(place, "generator", None) for place in places]

@@ -10,26 +10,26 @@ from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.train._loop.batch_source import BatchSource
 
 
-class Continued:
-    """A source whose epochs have `steps` batches: each goes on in the loader where the last one ended.
+class FixedLengthEpochs:
+    """A source whose epochs have `steps` batches: each continues in the loader where the last one ended.
 
-    The batches that a pass over the loader leaves over come first in the next epoch, and the next pass follows them.
+    The batches of a pass that an epoch leaves over come first in the next epoch, and the next pass follows them.
     """
 
     def __init__(self, source: BatchSource, steps: int) -> None:
         self._source = source
         self._steps = steps
         self._pass = self._batch = 0
-        """Where the loader stands: how often it was read to its end, and batches since."""
+        """Position in the loader: number of complete passes, and of batches since."""
         self._held: dict[str, Any] | None = None
 
     @property
     def rolled(self) -> int:
-        """Rolling digest of the batches of the loader's pass, as far as it keeps one."""
+        """Rolling digest of the batches of the loader's pass, if it keeps one."""
         return self._source.rolled
 
     def state(self) -> dict[str, Any]:
-        """What a commit keeps: where the loader stands, besides what it says of itself."""
+        """Returns the state for a commit: the position in the loader, and the loader's own state."""
         return self._held or {
             "steps": self._steps,
             "pass": self._pass,
@@ -38,52 +38,52 @@ class Continued:
         }
 
     def load(self, state: dict[str, Any], batch_index: int) -> None:
-        """Continues where `state` was taken; raises `RunMismatchError` in the middle of an epoch of another length."""
+        """Restores a state; raises `RunMismatchError` in the middle of an epoch of another length."""
         if batch_index and state["steps"] != self._steps:
             raise RunMismatchError(
-                f"steps_per_epoch={self._steps}: the commit stands in the middle of an epoch of {state['steps']} steps. "
+                f"steps_per_epoch={self._steps}: the commit is in the middle of an epoch of {state['steps']} steps. "
                 "Ask for as many, or use another run directory."
             )
         self._pass, self._batch = state["pass"], state["batch"]
         self._source.load(state["loader"], self._batch)
 
-    def at(self, position: Position) -> None:
-        """The next batch is that of this position; it matters where a pass begins."""
+    def set_position(self, position: Position) -> None:
+        """Sets the position in the run of the next batch; it matters where a pass begins."""
         if self._batch == 0:
-            self._source.at(replace(position, batch_index=0))
+            self._source.set_position(replace(position, batch_index=0))
 
     def hold(self) -> None:
-        """Until `release`, the state is that of now."""
+        """Keeps the current state until `release`."""
         self._held = self.state()
 
     def release(self) -> None:
-        """The batch has come, and is in the loop's hands."""
+        """Notes that the batch has arrived, and that the loop has it."""
         self._held = None
 
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
-        """The next batch, and whether it is the last one of the epoch of `steps` batches."""
+        """Returns the next batch, and True if it is the last one of the epoch of `steps` batches."""
         batch, ends = self._source.next(self._pass, self._batch)
         self._pass, self._batch = (self._pass + 1, 0) if ends else (self._pass, self._batch + 1)
         return batch, batch_index + 1 >= self._steps
 
     def finish(self) -> dict[str, Any]:
-        """The loop is over: lets go of the iterator and returns where the loader stands, inside a pass too."""
+        """Releases the iterator at the end of the loop; returns the state, which may be inside a pass."""
         state = self.state()
         self._source.finish()
         return state
 
 
-def in_epochs_of(source: BatchSource, steps_per_epoch: int | None) -> BatchSource | Continued:
-    """`source` with epochs of that many batches; None: of its own."""
+def with_epoch_length(source: BatchSource, steps_per_epoch: int | None) -> BatchSource | FixedLengthEpochs:
+    """Returns `source` with epochs of that many batches; None: with its own."""
     if steps_per_epoch is None:
         return source
     steps = min(steps_per_epoch, source.limit or steps_per_epoch)
     source.limit = None
-    return Continued(source, steps)
+    return FixedLengthEpochs(source, steps)
 
 
 def length(loader: Any) -> int | None:
-    """How many batches a pass over `loader` has; None: nobody knows."""
+    """Returns the number of batches of a pass over `loader`; None if it is unknown."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -91,7 +91,7 @@ def length(loader: Any) -> int | None:
 
 
 def epoch_length(loader: Any, steps_per_epoch: int | None) -> int | None:
-    """How many batches an epoch of a loop over `loader` has; None: nobody knows before it ends."""
+    """Returns the number of batches of an epoch of a loop over `loader`; None if it is unknown before its end."""
     known = [steps_per_epoch or length(loader), process.overrides.batches_per_epoch]
     return min((one for one in known if one is not None), default=None) if known[0] is not None else None
 

@@ -1,4 +1,4 @@
-"""What runs inside the body of a step (a validation, a nested loop) leaves the body's own position and draws as they were."""
+"""A validation or nested loop inside the body of a step leaves the body's position and draws unchanged."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from samebits.nn._layer_keys import preserve_call_counts
 from samebits.random._process.preserve_rng_state import preserve_rng_state
 
 
-def leave_body(objects: Mapping[str, Any]) -> Callable[[], None]:
-    """Notes where the body of the step is; what it returns goes on there."""
+def save_body(objects: Mapping[str, Any]) -> Callable[[], None]:
+    """Notes the position of the body; returns a function that restores it."""
     position, generators = process.position, preserve_rng_state()
     layers = preserve_call_counts(thing for thing in objects.values() if isinstance(thing, torch.nn.Module))
 
-    def go_on() -> None:
+    def restore_body() -> None:
         process.position = position
         generators()
         layers()
 
-    return go_on
+    return restore_body

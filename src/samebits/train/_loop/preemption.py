@@ -1,8 +1,8 @@
 """SIGTERM, SIGUSR1 and the first Ctrl-C end a run at its next boundary, with a commit and exit code 75, in bounded time.
 
 Python runs a signal's handler between two bytecodes of the main thread. So the handler only notes the signal, unless
-the program is where nothing can be lost (start-up, between loops, waiting for a batch): there it raises. A thread that
-the C-level handler wakes through a pipe ends the process when the main thread does not come back in time.
+the program is where nothing can be lost (start-up, between loops, waiting for a batch): there it raises. A thread, woken
+by the C-level handler through a pipe, ends the process when the main thread does not react in time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from samebits._context import process
 from samebits._inspect import user_code
 
 EXIT_PREEMPTED = 75
-"""Exit code of a run that a signal stopped and that can go on: start it again (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a run that a signal stopped and that can be resumed: start it again (EX_TEMPFAIL of sysexits.h)."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _RESERVE = 0.1
@@ -33,24 +33,24 @@ _FLUSH_S = 0.3
 
 
 class Interrupted(BaseException):
-    """A signal came while the run waited for a batch: its state is that of the boundary before."""
+    """Raised when a signal comes while the run waits for a batch: its state is that of the boundary before."""
 
 
 class Preemption:
-    """While installed, a signal sets `requested`. The rest is up to the loop, which asks at each boundary.
+    """Signal handlers that set `requested`, which the loop checks at each boundary.
 
     Args:
         grace: seconds from the first signal to the end of the process.
-        plan: what is going to be committed, for the line on stderr.
-        durable: what a restart goes on from, for the last line.
+        plan: returns the next commit, in words, for the line on stderr.
+        durable: returns the commit that a restart resumes from, in words, for the last line.
     """
 
     def __init__(self, grace: float, plan: Callable[[], str], durable: Callable[[], str]) -> None:
         self.requested: signal.Signals | None = None
-        self.alone = True
-        """Whether this process decides by itself where to stop; else only at a boundary, with the other ranks."""
-        self.speaks = True
-        """Whether the last line is printed here: on the rank that commits."""
+        self.single_process = True
+        """True if this process decides by itself where to stop; else it stops only at a boundary, with the other ranks."""
+        self.prints = True
+        """True if the last line is printed here: on the rank that commits."""
         self._grace = grace
         self._plan, self._durable = plan, durable
         self._previous: dict[signal.Signals, Any] = {}
@@ -62,11 +62,11 @@ class Preemption:
         self._fd_before = -1
 
     def install(self) -> None:
-        """Takes the signals over, in start-up: what comes now ends the program at once. Warns where that cannot be."""
+        """Installs the handlers, in start-up: a signal now ends the program at once. Warns where they cannot be installed."""
         if threading.current_thread() is not threading.main_thread():
             user_code.warn(
-                "Run: entered outside of the main thread, where Python hands out no signals: SIGTERM, SIGUSR1 and Ctrl-C do "
-                "not commit. What was committed before stands. Enter the run in the main thread.",
+                "Run: entered outside of the main thread, where Python delivers no signals: SIGTERM, SIGUSR1 and Ctrl-C do "
+                "not commit. Earlier commits are unaffected. Enter the run in the main thread.",
             )
             return
         if hasattr(builtins, "__IPYTHON__"):
@@ -77,21 +77,20 @@ class Preemption:
         self._idle = True
         for number in SIGNALS:
             previous = signal.getsignal(number)
-            if (
-                previous is not None and previous != signal.SIG_IGN
-            ):  # None: a handler in C, which could not be put back
-                self._previous[number] = signal.signal(number, self._note)
+            # None: a handler in C, which could not be restored
+            if previous is not None and previous != signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._on_signal)
         self._start_watch()
         process.preemption = self
 
     def uninstall(self) -> None:
-        """Puts the previous handlers back; where a signal is ending the process, further ones change nothing any more."""
+        """Restores the previous handlers; where a signal is ending the process, further signals are ignored."""
         if self._pipe is None:
             return
         self._idle = self._waits = False
         self._stop_watch()
         if self.requested is None:
-            self._put_back()
+            self._restore_handlers()
         else:
             self._left = True
             atexit.register(self._watch_exit)
@@ -99,7 +98,7 @@ class Preemption:
 
     @property
     def idle(self) -> bool:
-        """Whether the program is outside of loops: a signal ends it here and now."""
+        """True if the program is outside of loops: a signal ends it at once."""
         return self._idle
 
     @idle.setter
@@ -108,7 +107,7 @@ class Preemption:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """A second Ctrl-C waits until the block, a commit, is over."""
+        """Delays a second Ctrl-C until the end of the block, a commit."""
         self._saves = True
         try:
             yield
@@ -119,40 +118,40 @@ class Preemption:
 
     @property
     def installed(self) -> bool:
-        """Whether signals come here."""
+        """True if the handlers are installed."""
         return self._pipe is not None
 
     @property
     def waiting(self) -> bool:
-        """Whether the run waits for a batch."""
+        """True if the run waits for a batch."""
         return self._waits
 
     def wait(self) -> None:
-        """From here on the run waits for a batch: a signal raises `Interrupted`."""
-        self._waits = self.alone
+        """Notes that the run waits for a batch: a signal raises `Interrupted`."""
+        self._waits = self.single_process
 
-    def waited(self) -> None:
-        """The batch has come."""
+    def end_wait(self) -> None:
+        """Notes that the batch has arrived."""
         self._waits = False
 
     def leave(self) -> NoReturn:
-        """Says from where a restart goes on, and ends the program with exit code 75."""
-        why = "another rank was told to end" if self.requested is None else self.requested.name
-        if self.speaks:
-            _say(f"{why}: {self._durable()}; start the same command again to resume")
+        """Prints the step that a restart resumes from, and ends the program with exit code 75."""
+        why = "another rank got a signal" if self.requested is None else self.requested.name
+        if self.prints:
+            _print(f"{why}: {self._durable()}; start the same command again to resume")
         raise SystemExit(EXIT_PREEMPTED)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number)
         if self._left:
-            self._after_the_end(name)
+            self._on_late_signal(name)
             return
         self._interrupts += name is signal.SIGINT
         first, self.requested = self.requested is None, self.requested or name
         if first:
             self._deadline = time.monotonic() + self._grace
             again = " (Ctrl-C again stops at once, without a commit)" if name is signal.SIGINT else ""
-            _say(f"{name.name}: {self._plan()}{again}")
+            _print(f"{name.name}: {self._plan()}{again}")
             self._wake(number)
         previous = self._previous.get(name)
         if callable(previous) and previous is not signal.default_int_handler:
@@ -162,37 +161,36 @@ class Preemption:
         if self._waits:
             self._waits = False
             raise Interrupted
-        if self._idle and self.alone:
+        if self._idle and self.single_process:
             self._idle = False
             self.leave()
 
     def _interrupt(self) -> NoReturn:
         stop = KeyboardInterrupt("samebits: stopped at once")
-        _quiet(stop, self._durable)
+        _shorten_traceback(stop, self._durable)
         raise stop
 
-    def _after_the_end(self, number: signal.Signals) -> None:
-        """The program is ending by itself, with exit code 75; if it has not for long, the signal is for who is there now."""
+    def _on_late_signal(self, number: signal.Signals) -> None:
+        """Handles a signal while the program is ending with exit code 75; after long, the signal is passed to the previous handler."""
         if time.monotonic() < self._deadline:
             return
-        self._put_back()
+        self._restore_handlers()
         os.kill(os.getpid(), number)
 
-    def _put_back(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, previous in self._previous.items():
-            if signal.getsignal(number) == self._note:
+            if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, previous)
         self._previous.clear()
 
-    # The watch: ends the process when its main thread does not come back.
+    # The watch ends the process when its main thread does not react in time.
 
     def _start_watch(self) -> None:
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
         self._fd_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        if (
-            self._fd_before != -1
-        ):  # somebody's event loop: it keeps its pipe, ours is written to by the handler
+        # Somebody's event loop: it keeps its pipe, ours is written to by the handler
+        if self._fd_before != -1:
             signal.set_wakeup_fd(self._fd_before)
         threading.Thread(
             target=self._watch, args=(self._pipe[0],), name="samebits-grace", daemon=True
@@ -219,36 +217,34 @@ class Preemption:
             came = os.read(reader, 64)
         if not self._over.wait((1 - _RESERVE) * self._grace):
             number = self.requested or signal.Signals(min(wanted.intersection(came)))
-            self._end(
+            self._exit_process(
                 f"{number.name}: the program did not come back within {self._grace:g} s; {self._durable()}"
             )
         os.close(reader)  # not before: further signals are written to the pipe
 
     def _watch_exit(self) -> None:
-        """At the interpreter's end: what hangs there (a child that is waited for) does not hang longer than the grace."""
-        for (
-            number
-        ) in self._previous:  # Python puts the default back before it frees modules: exit code -15, not 75
+        """Watches the interpreter's end: a hang there (waiting for a child) ends with the grace."""
+        # Python puts the default back before it frees modules: exit code -15, not 75
+        for number in self._previous:
             signal.signal(number, signal.SIG_IGN)
         left = self._deadline - _RESERVE * self._grace - time.monotonic()
-        timer = threading.Timer(max(left, 0.0), self._end, ["the interpreter did not end by itself"])
+        timer = threading.Timer(max(left, 0.0), self._exit_process, ["the interpreter did not end by itself"])
         timer.daemon = True
         timer.start()
 
-    def _end(self, text: str) -> NoReturn:
-        _say(f"{text}; exit code {EXIT_PREEMPTED}")
+    def _exit_process(self, text: str) -> NoReturn:
+        _print(f"{text}; exit code {EXIT_PREEMPTED}")
         flush = threading.Thread(target=_flush, daemon=True)  # the main thread may hold the lock of a stream
         flush.start()
         flush.join(_FLUSH_S)
         for child in multiprocessing.active_children():
-            if (
-                child.daemon
-            ):  # as the interpreter's own end does; workers of torch's DataLoader would outlive us
+            # As the interpreter's own end does; workers of torch's DataLoader would outlive us
+            if child.daemon:
                 child.kill()
         os._exit(EXIT_PREEMPTED)
 
     def _forget(self) -> None:
-        """In a forked child: its signals are its own."""
+        """Resets a forked child: its signals are its own."""
         if self._pipe is None:
             return
         if self._fd_before == -1:
@@ -256,21 +252,21 @@ class Preemption:
         for descriptor in self._pipe:
             os.close(descriptor)
         self._pipe, self._idle, self._waits = None, False, False
-        self._put_back()
+        self._restore_handlers()
 
 
-def _in_child() -> None:
+def _reset_child() -> None:
     if process.preemption is not None:
         with suppress(ValueError, OSError):
             process.preemption._forget()
         process.preemption = None
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_reset_child)
 
 
-def _say(text: str) -> None:
-    """To stderr, from a handler or another thread too: Python's streams refuse to be entered twice."""
+def _print(text: str) -> None:
+    """Prints to stderr, from a handler or another thread too: Python's streams refuse to be entered twice."""
     try:
         print(f"samebits: {text}", file=sys.stderr, flush=True)
     except (RuntimeError, ValueError, OSError):
@@ -284,8 +280,8 @@ def _flush() -> None:
             stream.flush()
 
 
-def _quiet(stop: BaseException, durable: Callable[[], str]) -> None:
-    """`stop`, uncaught, is one line; what is durable is asked then: leaving the run ends the commit under way."""
+def _shorten_traceback(stop: BaseException, durable: Callable[[], str]) -> None:
+    """Makes an uncaught `stop` one line. `durable` is called at that time: leaving the run ends the commit under way."""
     before = sys.excepthook
 
     def hook(raised: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

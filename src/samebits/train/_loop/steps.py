@@ -1,4 +1,4 @@
-"""The iterator that a user's `for` statement drives."""
+"""The iterator of a user's `for` statement."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from samebits.determinism._guards import conflicting_settings
 from samebits.errors import RunMismatchError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
-from samebits.train._loop.batch_source import BatchSource, InsideSource
-from samebits.train._loop.fixed_length_epochs import Continued, in_epochs_of
+from samebits.train._loop.batch_source import BatchSource, NestedBatchSource
+from samebits.train._loop.fixed_length_epochs import FixedLengthEpochs, with_epoch_length
 from samebits.train._loop.loops import Loop
-from samebits.train._loop.nesting import leave_body
+from samebits.train._loop.nesting import save_body
 from samebits.train._loop.preemption import Interrupted
-from samebits.train._loop.protocols import Owner
+from samebits.train._loop.protocols import RunView
 
 
 @dataclass(frozen=True)
 class Step:
-    """Where the loop's body is. `number` counts the batches of the whole run from 0."""
+    """The position of the loop's body. `number` counts the batches of the whole run from 0."""
 
     number: int
     epoch: int
     batch_index: int
     ends_epoch: bool
-    """Whether this is the epoch's last batch: the place for validation."""
+    """True for the epoch's last batch: the place for validation."""
     loop: str
 
 
 class Steps(Iterator[tuple[Step, Any]]):
-    """Yields `(step, batch)`; between two of them, in the outermost loop, the run's state is complete and may be committed."""
+    """An iterator of `(step, batch)`; between two of them, in the outermost loop, the run's state is complete and may be committed."""
 
     def __init__(
         self,
-        run: Owner,
+        run: RunView,
         loader: Iterable[Any],
         epochs: int,
         name: str,
@@ -49,7 +49,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         self._loader = loader
         self._epochs = epochs
         self._loop = Loop(name)
-        self._source: BatchSource | Continued | None = None
+        self._source: BatchSource | FixedLengthEpochs | None = None
         self._key: Words = (0, 0)
         self._step_key: Words = (0, 0)
         self._steps_per_epoch = steps_per_epoch
@@ -62,7 +62,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         if self._over:
             raise StopIteration
         run, loop, loops = self._run, self._loop, self._run._loops
-        run.check_open("Run.steps")
+        run._check_open("Run.steps")
         run.preemption.idle = False
         self._advance()
         conflicting_settings.check()
@@ -73,7 +73,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         process.position = None
         position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
         frame = sys._getframe(1)
-        loop.asked_from = id(frame), frame.f_code, frame.f_lasti
+        loop.call_site = id(frame), frame.f_code, frame.f_lasti
         notify("boundary", run, position, frame)
         outermost = loop is loops.current
         if outermost:
@@ -82,7 +82,7 @@ class Steps(Iterator[tuple[Step, Any]]):
             self._over = True
             self._finish(position, outermost=outermost)
             raise StopIteration
-        run._saving.between(position, over=False, outermost=outermost)
+        run._saving.on_boundary(position, over=False, outermost=outermost)
         batch = self._batch(position, outermost=outermost)
         draw_counts.begin(int_keys.fold(self._step_key, loops.step, *process.rank_key))
         process.position = position
@@ -93,7 +93,7 @@ class Steps(Iterator[tuple[Step, Any]]):
     def _batch(self, position: Position, *, outermost: bool) -> Any:
         source = self._source
         assert source is not None
-        source.at(position)
+        source.set_position(position)
         preemption = self._run.preemption
         if preemption.installed:
             source.hold()
@@ -102,32 +102,31 @@ class Steps(Iterator[tuple[Step, Any]]):
                 preemption.wait()
                 batch, self._loop.ends_epoch = source.next(position.epoch, position.batch_index)
             finally:
-                preemption.waited()  # where a signal may still interrupt
+                preemption.end_wait()  # a signal may still interrupt here
         except (Exception, Interrupted):
-            if preemption.requested is None or not preemption.alone:
+            if preemption.requested is None or not preemption.single_process:
                 raise
-            self._run._saving.interrupted(
-                position, outermost=outermost
-            )  # a loader raises, too, when its workers were signalled
+            # A loader raises, too, when its workers were signalled
+            self._run._saving.on_interrupt(position, outermost=outermost)
         source.release()
         return batch
 
     def _finish(self, position: Position, *, outermost: bool) -> None:
         run, loop, loops = self._run, self._loop, self._run._loops
         if outermost:
-            loops.finish(stopped=run.stop_asked)
-            run._saving.between(position, over=True, outermost=True)
+            loops.finish(stopped=run.stop_requested)
+            run._saving.on_boundary(position, over=True, outermost=True)
             run.end_loop(loop.name)
             run.preemption.idle = True
         else:
             loops.under_way.remove(loop)
-            loops.step -= 1  # the body around it goes on
+            loops.step -= 1  # the body around it continues
             run.end_inner_loop()
-            assert loop.go_on is not None
-            loop.go_on()
+            assert loop.restore_body is not None
+            loop.restore_body()
 
     def _advance(self) -> None:
-        """Moves behind the batch whose body has just run; the first call finds where to start."""
+        """Advances past the batch whose body has just run; the first call finds the position to start from."""
         loop, loops = self._loop, self._run._loops
         if self._source is None:
             self._begin()
@@ -142,22 +141,22 @@ class Steps(Iterator[tuple[Step, Any]]):
         around = loops.innermost
         loop.driver = weakref.ref(self)
         if around is not None:
-            loop.go_on = leave_body(run.objects)
+            loop.restore_body = save_body(run.objects)
             self._set_key(int_keys.fold(run.key, loop.name, "inside", around.body))
             here = Position(loop.name, 0, 0, loops.step)
-            self._source = loop.source = in_epochs_of(
-                InsideSource(self._loader, self._key, limit, "Run.steps", here), self._steps_per_epoch
+            self._source = loop.source = with_epoch_length(
+                NestedBatchSource(self._loader, self._key, limit, "Run.steps", here), self._steps_per_epoch
             )
             loops.step += 1
             loops.under_way.append(loop)
             return
         self._set_key(int_keys.fold(run.key, loop.name))
-        self._source = loop.source = in_epochs_of(
+        self._source = loop.source = with_epoch_length(
             BatchSource(self._loader, self._key, limit), self._steps_per_epoch
         )
-        run._saving.in_hand.begin(run.state)
+        run._saving.aliases.begin(run.state)
         if loop.name in loops.done:
-            self._resume_done(loops.done[loop.name])
+            self._resume_finished(loops.done[loop.name])
             return
         if loops.current is not None:  # the loop before was left by `break`
             loops.step += 1
@@ -169,7 +168,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         saved, loops.saved = loops.saved, None
         if saved["name"] != loop.name:
             raise RunMismatchError(
-                f"Run.steps(name={loop.name!r}): the commit in {run.run_dir} stands in the loop {saved['name']!r}. "
+                f"Run.steps(name={loop.name!r}): the commit in {run.run_dir} is in the loop {saved['name']!r}. "
                 "Use another run directory, or the program that made it."
             )
         run._resuming.restore()
@@ -188,8 +187,8 @@ class Steps(Iterator[tuple[Step, Any]]):
                 "another run directory for them.",
             )
 
-    def _resume_done(self, end: dict[str, Any]) -> None:
-        """The loop was over when the commit was made: it yields nothing, or goes on when more epochs are asked for."""
+    def _resume_finished(self, end: dict[str, Any]) -> None:
+        """Handles a loop that was over in the commit: it yields nothing, or continues when more epochs are requested."""
         run, loop = self._run, self._loop
         loops = run._loops
         assert self._source is not None
@@ -201,7 +200,7 @@ class Steps(Iterator[tuple[Step, Any]]):
                 f"{end['epoch']} epochs, and others followed. Ask for as many, or use another run directory."
             )
         if last:
-            run._resuming.restore()  # what ran in between (a fresh head, say) was part of the state, or came after it
+            run._resuming.restore()  # changes in between (a fresh head, say) were part of the state, or came after it
         self._source.load(end["loader"], 0)
         if not end["stopped"]:
             self._warn_beyond(end["epoch"], 0)
@@ -214,6 +213,6 @@ class Steps(Iterator[tuple[Step, Any]]):
         limit = process.overrides.stop_after_steps
         return (
             self._loop.epoch >= self._epochs
-            or self._run.stop_asked
+            or self._run.stop_requested
             or (limit is not None and self._run._loops.step >= limit)
         )

@@ -1,4 +1,4 @@
-"""`Run.validate`: the batches of a validation inside the body of a step, a phase of its own."""
+"""`Run.validate`: the batches of a validation inside the body of a step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from samebits._inspect._program.bytecode import begins_for
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
-from samebits.train._loop.batch_source import InsideSource
-from samebits.train._loop.nesting import leave_body
+from samebits.train._loop.batch_source import NestedBatchSource
+from samebits.train._loop.nesting import save_body
 from samebits.train._loop.preemption import Interrupted
-from samebits.train._loop.protocols import Owner
-from samebits.train._state.validation_state import Carried, Look
+from samebits.train._loop.protocols import RunView
+from samebits.train._state.validation_state import CarriedValues, FindUnsaved
 
 
 class Validation(Iterable[Any]):
-    """Yields the batches; what the body of the step draws before and behind it does not depend on it."""
+    """The batches of a validation; the draws of the step's body before and after it do not depend on it."""
 
-    def __init__(self, run: Owner, loader: Iterable[Any], name: str) -> None:
+    def __init__(self, run: RunView, loader: Iterable[Any], name: str) -> None:
         self._run = run
         self._loader = loader
         at = process.position or run._loops.position()
@@ -45,46 +45,52 @@ class Validation(Iterable[Any]):
 
     def _batches(self, *, direct: bool) -> Generator[Any, None, None]:
         run, loops = self._run, self._run._loops
-        go_on = leave_body(run.objects)
-        source = InsideSource(self._loader, self._key, None, "Run.validate", self._first)
+        restore_body = save_body(run.objects)
+        source = NestedBatchSource(self._loader, self._key, None, "Run.validate", self._first)
         loops.validation = self._first
         notify("validation_begins", run, self._first)
         try:
             process.position = None
             start, ends = run._resuming.enter_validation(self._first), False
-            begun = Carried.by(sys._getframe(1), run.objects, direct=direct and run.preemption.installed)
+            begun = CarriedValues.of_frame(
+                sys._getframe(1), run.objects, direct=direct and run.preemption.installed
+            )
             for number in range(start, 2**62):
                 position = replace(self._first, phase_batch=number)
                 process.position = None
-                look = partial(_changed, begun, sys._getframe(1), run) if number > start else None
-                run._saving.validating(position, look)
-                batch, ends = self._await(source, position, look)
-                look = None  # it holds the frame that holds this generator
+                find_unsaved = (
+                    partial(_unsaved_changes, begun, sys._getframe(1), run) if number > start else None
+                )
+                run._saving.on_validation_batch(position, find_unsaved)
+                batch, ends = self._await(source, position, find_unsaved)
+                find_unsaved = None  # it holds the frame that holds this generator
                 draw_counts.begin(int_keys.fold(self._key, "batch", number, *process.rank_key))
                 process.position = position
                 yield batch
                 if ends:
                     break
         finally:
-            if loops.validation is self._first:  # else its step is over long since
+            if loops.validation is self._first:  # otherwise its step ended long ago
                 loops.validation = None
-                go_on()
+                restore_body()
 
-    def _await(self, source: InsideSource, position: Position, look: Look | None) -> tuple[Any, bool]:
+    def _await(
+        self, source: NestedBatchSource, position: Position, find_unsaved: FindUnsaved | None
+    ) -> tuple[Any, bool]:
         preemption = self._run.preemption
         try:
             try:
                 preemption.wait()
                 return source.next(0, position.phase_batch)
             finally:
-                preemption.waited()  # where a signal may still interrupt
+                preemption.end_wait()  # a signal may still interrupt here
         except (Exception, Interrupted):
-            if preemption.requested is None or not preemption.alone:
+            if preemption.requested is None or not preemption.single_process:
                 raise
-            self._run._saving.validating(position, look)  # which leaves
+            self._run._saving.on_validation_batch(position, find_unsaved)  # which leaves
             raise
 
 
-def _changed(begun: Carried, frame: FrameType, run: Owner) -> list[str]:
-    """What the loop carries besides what the run saves."""
-    return begun.changed(Carried.by(frame, run.objects, direct=True))
+def _unsaved_changes(begun: CarriedValues, frame: FrameType, run: RunView) -> list[str]:
+    """Returns the names of the values that the loop carries besides those that the run saves."""
+    return begun.changes(CarriedValues.of_frame(frame, run.objects, direct=True))

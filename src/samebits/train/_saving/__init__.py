@@ -1,1 +1,1 @@
-"""When a run commits, and by what way."""
+"""The times and ways in which a run commits."""

@@ -1,4 +1,4 @@
-"""The commits of a run: made by a process of their own where nobody waits for them, else here; the same bytes."""
+"""The commits of a run: asynchronous ones by a process of their own, the others by the run itself; the same bytes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from typing import Any, NamedTuple
 
 from samebits._context import Position
 from samebits._inspect import user_code
-from samebits.checkpoint import CommitStore, store_for
-from samebits.checkpoint._async_writer.state_layout import PlanError, StateLayout
+from samebits.checkpoint._async_writer.state_layout import LayoutError, StateLayout
 from samebits.checkpoint._async_writer.writer.manifest_template import Commit
-from samebits.checkpoint._async_writer.writer_client import Background, CommitReport, WriterDiedError
-from samebits.checkpoint._manifest import canonical, check_plain, draft
+from samebits.checkpoint._async_writer.writer_client import CommitReport, WriterClient, WriterDiedError
+from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
+from samebits.checkpoint._open_store import store_for
 from samebits.errors import CommitError
 from samebits.train._saving.save_interval import Cadence
 from samebits.train._state import compatibility
 
-_LISTEN = 0.01
-"""Seconds between two looks at what the writer process tells: a look is a call of the system, and steps may be shorter."""
-_DEATHS = 3
-"""Writer processes that may die before the run commits by itself."""
+_POLL_INTERVAL = 0.01
+"""Seconds between two reads of the writer's reports: a read is a system call, and steps may be shorter."""
+_MAX_DEATHS = 3
+"""Writer processes that may die before the run makes all commits itself."""
 
 
-class Taken(NamedTuple):
-    """A snapshot that was handed over."""
+class Snapshot(NamedTuple):
+    """A snapshot that the writer process has got."""
 
     number: int
     position: Position
@@ -36,7 +37,7 @@ class Taken(NamedTuple):
 
 
 class CommitMetadata(NamedTuple):
-    """What a commit says besides the state."""
+    """The metadata of a commit."""
 
     position: Position
     finished: bool
@@ -47,240 +48,248 @@ class CommitMetadata(NamedTuple):
 
 
 class Commits:
-    """Makes commits in `run_dir`, and knows which are durable."""
+    """The commits in `run_dir`: makes them, and knows which are durable."""
 
     def __init__(self, run_dir: Path | str, cadence: Cadence, keep: int, keep_best: int) -> None:
         self.cadence = cadence
         self.store = store_for(run_dir, keep, keep_best)
         self._keep, self._keep_best = keep, keep_best
-        self._background: Background | None = None
-        self._here = not isinstance(self.store, CommitStore)
-        """Whether the run makes every commit itself."""
+        self._writer: WriterClient | None = None
+        self._sync = not isinstance(self.store, CommitStore)
+        """True if the run makes every commit itself."""
         self._deaths = self._base = self.written = 0
-        self._listen = 0.0
+        self._next_poll = 0.0
         self.lag, self.lag_steps = 0.0, 0
-        """Of a boundary's snapshot until it, or a later one, was durable: the most, in seconds and in steps."""
-        self._plan: StateLayout | None = None
-        self._taken: deque[Taken] = deque()
-        """Snapshots of which neither they nor a later one are known to be durable."""
+        """Longest time until the snapshot of a boundary, or a later one, was durable, in seconds and in steps."""
+        self._layout: StateLayout | None = None
+        self._snapshots: deque[Snapshot] = deque()
+        """Snapshots that are not known to be durable, nor is a later one."""
         self._constant: tuple[Mapping[str, Any], Mapping[str, Any], str, str] = ({}, {}, "", "")
 
     def due(self, step: int) -> bool:
-        """Whether it is time for one that nobody waits for."""
-        if self._background is not None and self.cadence.spares and not self._background.idle:
+        """Returns True if an asynchronous commit is due."""
+        if self._writer is not None and self.cadence.one_at_a_time and not self._writer.idle:
             return False
         last = self.store.last
         return self.cadence.due(step) and (last is None or last.step != step)
 
     def commit(
-        self, state: dict[str, Any], facts: CommitMetadata, on_tensors_written: Callable[[], None]
+        self, state: dict[str, Any], metadata: CommitMetadata, on_tensors_written: Callable[[], None]
     ) -> list[Position]:
-        """Commits and waits until it is durable; also returns which snapshots from before have become so."""
-        durable = self.settle()
+        """Commits and waits until the commit is durable; returns the earlier snapshots that have become durable."""
+        durable = self.wait()
         started = time.perf_counter()
         compatibility.check_copies(state["run_state"], state["objects"])
-        self._base += 1  # the writer process, if there is one, goes on from this commit
+        self._base += 1  # the writer process, if there is one, continues after this commit
         self.store.commit(
-            facts.position.step,
+            metadata.position.step,
             state,
-            position=facts.position.to_dict(),
-            finished=facts.finished,
-            program=facts.program,
-            environment=facts.environment,
-            rolling=facts.rolling,
-            value=facts.value,
+            position=metadata.position.to_dict(),
+            finished=metadata.finished,
+            program=metadata.program,
+            environment=metadata.environment,
+            rolling=metadata.rolling,
+            value=metadata.value,
             on_tensors_written=on_tensors_written,
         )
-        self.cadence.took(time.perf_counter() - started)
-        return [*durable, facts.position]
+        self.cadence.record_commit(time.perf_counter() - started)
+        return [*durable, metadata.position]
 
-    def snapshot(self, state: dict[str, Any], facts: CommitMetadata) -> bool:
-        """Takes a snapshot for the writer process; False: it cannot, and the run has to `commit`.
+    def snapshot(self, state: dict[str, Any], metadata: CommitMetadata) -> bool:
+        """Takes a snapshot for the writer process; returns False if the run has to `commit` instead.
 
-        Nothing that is changed after the return is in it. Where the writer is not done with those before, the newest
-        that it has not begun gives way.
+        Later changes are not in it. Where the writer has not finished the earlier ones, it replaces the newest that the
+        writer has not begun.
         """
-        if self._here:
+        if self._sync:
             return False
         started = time.perf_counter()
         try:
-            self._hand_over(state, facts)
-        except WriterDiedError as died:
-            self._bury(died)
-            return not self._here
-        except PlanError:
-            self._give_up(
+            self._submit(state, metadata)
+        except WriterDiedError as error:
+            self._on_writer_died(error)
+            return not self._sync
+        except LayoutError:
+            self._fall_back_to_sync(
                 "the state keeps tensors in a deque, defaultdict or Counter. Use lists and dicts to have commits made "
                 "by the writer process"
             )
             return False
         except OSError as error:
-            self._give_up(f"there is no memory or process for it ({error})")
+            self._fall_back_to_sync(f"there is no memory or process for it ({error})")
             return False
-        self.cadence.took(time.perf_counter() - started)
+        self.cadence.record_commit(time.perf_counter() - started)
         return True
 
     @property
     def under_way(self) -> bool:
-        """Whether there is a commit of which it is not known that it is durable."""
-        return bool(self._taken)
+        """True if there is a commit that is not known to be durable."""
+        return bool(self._snapshots)
 
-    def heard(self) -> list[Position]:
-        """The boundaries whose commits have become durable since.
+    def poll(self) -> list[Position]:
+        """Returns the boundaries whose commits have become durable since the last call.
 
         Raises:
             CommitError: the disk refused one.
         """
         now = time.monotonic()
-        if self._background is None or not self._taken or now < self._listen:
+        if self._writer is None or not self._snapshots or now < self._next_poll:
             return []
-        self._listen = now + _LISTEN
+        self._next_poll = now + _POLL_INTERVAL
         try:
-            return self._durable(self._background.poll())
-        except WriterDiedError as died:
-            self._bury(died)
+            return self._read_reports(self._writer.poll())
+        except WriterDiedError as error:
+            self._on_writer_died(error)
             return []
 
-    def settle(self) -> list[Position]:
-        """As `heard`, after waiting until nothing is under way."""
-        if self._background is None:
+    def wait(self) -> list[Position]:
+        """Waits until nothing is under way; returns the boundaries as `poll` does."""
+        if self._writer is None:
             return []
         durable: list[Position] = []
         try:
-            for report in self._background.drain():
-                durable += self._durable([report])
-        except WriterDiedError as died:
-            self._bury(died)
+            for report in self._writer.drain():
+                durable += self._read_reports([report])
+        except WriterDiedError as error:
+            self._on_writer_died(error)
         return durable
 
     def close(self) -> list[Position]:
-        """As `settle`, then ends the writer process and gives the run directory back; a refused commit is a warning."""
+        """Waits as `wait` does, ends the writer process and releases the run directory; a failed commit is a warning."""
         durable: list[Position] = []
         try:
-            durable = self.settle()
+            durable = self.wait()
         except CommitError as error:
             user_code.warn(str(error))
         finally:
-            background, self._background = self._background, None
-            if background is not None:
-                background.close()
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
             with suppress(OSError):
                 self.store.close()
         if self.written:
             commits = "1 commit was" if self.written == 1 else f"{self.written} commits were"
             print(
-                f"samebits: {self.store.run_dir}: {commits} written beside the training, each durable within "
+                f"samebits: {self.store.run_dir}: {commits} written during the training, each durable within "
                 f"{self.lag * 1e3:.0f} ms ({self.lag_steps} steps)",
                 file=sys.stderr,
             )
         return durable
 
-    def _hand_over(self, state: dict[str, Any], facts: CommitMetadata) -> None:
+    def _submit(self, state: dict[str, Any], metadata: CommitMetadata) -> None:
         assert isinstance(self.store, CommitStore)
-        self.store.check_step(facts.position.step)
-        plan, values, tree = self._read(state)
-        program, environment = self._constants(facts)
-        made = draft(
-            plan.layout, step=facts.position.step, finished=facts.finished, tree=tree, rolling=facts.rolling,
-            position=canonical(facts.position.to_dict()), program=program, environment=environment, value=facts.value,
+        self.store.check_step(metadata.position.step)
+        layout, values, tree = self._read(state)
+        program, environment = self._constants(metadata)
+        template = manifest_template(
+            layout.file_layout, step=metadata.position.step, finished=metadata.finished, tree=tree, rolling=metadata.rolling,
+            position=canonical_json(metadata.position.to_dict()), program=program, environment=environment, value=metadata.value,
         )  # fmt: skip
-        if self._background is None:
-            self._background = Background(self.store.run_dir, self._options())
-        last, corrupt = self.store.last, sorted(self.store.shelf.corrupt)
-        at = time.monotonic()  # before the writer can have it
-        number = self._background.submit(
-            plan, values, made, {"base": self._base, "last": last, "corrupt": corrupt}
+        if self._writer is None:
+            self._writer = WriterClient(self.store.run_dir, self._options())
+        last, corrupt = self.store.last, sorted(self.store.folder.corrupt)
+        at = time.monotonic()  # before the writer can begin it
+        number = self._writer.submit(
+            layout, values, template, {"base": self._base, "last": last, "corrupt": corrupt}
         )
         if number is not None:
-            self._taken.append(Taken(number, facts.position, at))
+            self._snapshots.append(Snapshot(number, metadata.position, at))
 
     def _read(self, state: dict[str, Any]) -> tuple[StateLayout, list[Any], str]:
-        """The plan of `state`, its flat values and its tree."""
-        if self._plan is not None and (values := self._plan.read(state)) is not None:
-            tree = self._plan.text(values)
+        """Returns the layout of `state`, its flat values and its tree."""
+        if self._layout is not None and (values := self._layout.read(state)) is not None:
+            tree = self._layout.text(values)
             if tree is not None:
-                return self._plan, values, tree
+                return self._layout, values, tree
         compatibility.check_copies(state["run_state"], state["objects"])
-        self._plan = plan = StateLayout(state)
-        values = plan.read(state)
-        tree = None if values is None else plan.text(values)
+        self._layout = layout = StateLayout(state)
+        values = layout.read(state)
+        tree = None if values is None else layout.text(values)
         if values is None or tree is None:
-            raise PlanError
-        return plan, values, tree
+            raise LayoutError
+        return layout, values, tree
 
-    def _constants(self, facts: CommitMetadata) -> tuple[str, str]:
-        """Program and environment as JSON; they hardly ever change."""
+    def _constants(self, metadata: CommitMetadata) -> tuple[str, str]:
+        """Returns program and environment as JSON; they hardly ever change."""
         known = self._constant
-        if (known[0], known[1]) != (facts.program, facts.environment):
+        if (known[0], known[1]) != (metadata.program, metadata.environment):
             for name in ("program", "environment"):
-                check_plain(getattr(facts, name), (name,))
-            known = (facts.program, facts.environment, canonical(facts.program), canonical(facts.environment))
+                check_plain(getattr(metadata, name), (name,))
+            known = (
+                metadata.program,
+                metadata.environment,
+                canonical_json(metadata.program),
+                canonical_json(metadata.environment),
+            )
             self._constant = known
         return known[2], known[3]
 
     def _options(self) -> dict[str, Any]:
         assert isinstance(self.store, CommitStore)
         return {
-            "commits": str(self.store.shelf.commits),
+            "commits": str(self.store.folder.commits),
             "keep": self._keep,
             "keep_best": self._keep_best,
-            "identity": self.store.shelf.identity,
+            "identity": self.store.folder.identity,
         }
 
-    def _durable(self, reports: list[CommitReport]) -> list[Position]:
+    def _read_reports(self, reports: list[CommitReport]) -> list[Position]:
         positions = []
-        for number, told in reports:
-            if "errno" in told:
-                self._taken.clear()
-                error = OSError(told["errno"], told["strerror"], told["filename"])
-                raise self.store.refused(error, told["step"], told["wanted"]) from error
-            if "commit" in told:
-                positions.append(self._note(number, told))
+        for number, fields in reports:
+            if "errno" in fields:
+                self._snapshots.clear()
+                error = OSError(fields["errno"], fields["strerror"], fields["filename"])
+                raise self.store.write_error(error, fields["step"], fields["wanted"]) from error
+            if "commit" in fields:
+                positions.append(self._mark_durable(number, fields))
         return positions
 
-    def _note(self, number: int, told: Mapping[str, Any]) -> Position:
-        """A snapshot is durable, and so what came before it."""
+    def _mark_durable(self, number: int, fields: Mapping[str, Any]) -> Position:
+        """Notes that a snapshot is durable, and so all before it."""
         assert isinstance(self.store, CommitStore)
-        self.store.shelf.last = Commit(*told["commit"])
-        self.store.shelf.troubles += told["troubles"]
+        self.store.folder.last = Commit(*fields["commit"])
+        self.store.folder.troubles += fields["troubles"]
         self.store.warn()
         self.written += 1
-        self.cadence.written(told["seconds"], told["cpu"])
-        first, newest = self._taken[0], [taken for taken in self._taken if taken.at <= told["at"]][-1]
-        while (taken := self._taken.popleft()).number != number:
+        self.cadence.record_write(fields["seconds"], fields["cpu"])
+        first, newest = (
+            self._snapshots[0],
+            [entry for entry in self._snapshots if entry.at <= fields["at"]][-1],
+        )
+        while (entry := self._snapshots.popleft()).number != number:
             pass
-        self.lag = max(self.lag, told["at"] - first.at)
+        self.lag = max(self.lag, fields["at"] - first.at)
         self.lag_steps = max(self.lag_steps, newest.position.step - first.position.step)
-        return taken.position
+        return entry.position
 
-    def _bury(self, died: WriterDiedError) -> None:
-        """What it had begun is lost: the next snapshot holds it all. What it had finished counts."""
+    def _on_writer_died(self, error: WriterDiedError) -> None:
+        """Replaces a writer that died. Its unfinished commit is lost, the next snapshot has everything; finished ones count."""
         assert isinstance(self.store, CommitStore)
-        assert self._background is not None
-        self._background.close(kill=True)
-        self._background, self._plan = None, None
-        self._taken.clear()
+        assert self._writer is not None
+        self._writer.close(kill=True)
+        self._writer, self._layout = None, None
+        self._snapshots.clear()
         self._deaths += 1
         self._base += 1
-        self.store.look_again()
-        if died.said:
-            print(died.said, end="", file=sys.stderr)
-        if self._deaths == _DEATHS:
-            self._give_up(f"{died}, for the {_DEATHS}rd time")
+        self.store.refresh()
+        if error.stderr:
+            print(error.stderr, end="", file=sys.stderr)
+        if self._deaths == _MAX_DEATHS:
+            self._fall_back_to_sync(f"{error}, for the {_MAX_DEATHS}rd time")
             return
         print(
-            f"samebits: the process that writes the commits of {self.store.run_dir} is gone: {died}. Another one is "
+            f"samebits: the process that writes the commits of {self.store.run_dir} is gone: {error}. Another one is "
             "started; what was committed is untouched",
             file=sys.stderr,
         )
 
-    def _give_up(self, why: str) -> None:
-        self._here = True
-        if self._background is not None:
-            self.settle()
-            self._background.close()
-            self._background = None
+    def _fall_back_to_sync(self, reason: str) -> None:
+        self._sync = True
+        if self._writer is not None:
+            self.wait()
+            self._writer.close()
+            self._writer = None
         print(
-            f"samebits: commits of {self.store.run_dir} are made by the run itself from now on: {why}",
+            f"samebits: commits of {self.store.run_dir} are made by the run itself from now on: {reason}",
             file=sys.stderr,
         )

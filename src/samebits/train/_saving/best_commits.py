@@ -1,4 +1,4 @@
-"""Which commits are the best: by a value that is logged, or told by `run.best`."""
+"""The best commits: by a value that is logged, or set by `run.best`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from samebits.errors import InvalidArgumentError
 from samebits.train._run_arguments import check_number
 
 
-class Best:
-    """`Run(keep_best=..., best=...)`.
+class BestCommits:
+    """The best commits, by `Run(keep_best=..., best=...)`.
 
     Raises:
-        InvalidArgumentError: for a negative number, or a name where nothing is kept.
+        InvalidArgumentError: for a negative number, or a name with keep_best=0.
     """
 
     def __init__(self, keep: int, name: str | None) -> None:
@@ -33,12 +33,12 @@ class Best:
         self.rises = name is not None and name.startswith("max:")
         self.name = name.removeprefix("max:") if name is not None else None
         self.value: float | None = None
-        """Of the state at the next boundary."""
+        """The value of the state at the next boundary."""
         self.names: set[str] = set()
-        """All that were logged."""
+        """All names that were logged."""
 
-    def of(self, values: Mapping[str, Any]) -> float | None:
-        """What `values` say of the state, smaller is better; None where the name is not among them."""
+    def select(self, values: Mapping[str, Any]) -> float | None:
+        """Returns the value among `values` that decides, smaller is better; None where its name is missing."""
         self.names.update(values)
         if self.name is None or self.name not in values:
             return None
@@ -46,19 +46,19 @@ class Best:
         return -float(values[self.name]) if self.rises else float(values[self.name])
 
     @property
-    def unlogged(self) -> bool:
-        """Whether other names were logged, and not the one that decides."""
+    def never_logged(self) -> bool:
+        """Returns True if other names were logged, and not the one that decides."""
         return self.name is not None and bool(self.names) and self.name not in self.names
 
     def warn(self, call: str) -> None:
-        """The run is over, and nobody has logged the name."""
+        """Warns at the end of the run that the name was never logged."""
         user_code.warn(
             f"{call}(best={self.name!r}): no value of this name was logged, so that no commit was kept for it. There were "
             f"{', '.join(sorted(self.names))}.",
         )
 
-    def among(self, value: float, kept: Mapping[str, float | None]) -> bool:
-        """Whether a commit of that value would stay."""
+    def would_stay(self, value: float, kept: Mapping[str, float | None]) -> bool:
+        """Returns True if a commit of that value would stay."""
         values = sorted(number for number in kept.values() if number is not None)
         return (
             self.keep > 0
@@ -66,7 +66,7 @@ class Best:
             and (len(values) < self.keep or value < values[self.keep - 1])
         )
 
-    def take(self) -> float | None:
-        """The value of the state at this boundary."""
+    def pop(self) -> float | None:
+        """Returns the value of the state at this boundary, and resets it."""
         value, self.value = self.value, None
         return value if value is not None and math.isfinite(value) else None

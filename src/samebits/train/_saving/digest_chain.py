@@ -1,8 +1,8 @@
-"""The rolling digest of a run: of its positions, its losses, and the batches of loaders that keep one of their own.
+"""The rolling digest of a run: of its positions, its losses, and its batches, if the loader keeps a digest of them.
 
-Equal digests at a step mean equal runs up to it, so two runs are compared in O(1), and where they part is found by
-bisection over `run_dir/chain.jsonl`: one line for each of the first 256 steps, then 128 for each doubling. The steps
-that have a line follow from their number alone, whatever was committed and however often the run was killed.
+Equal digests at a step mean equal runs up to it, so two runs are compared in O(1), and their first difference is found
+by bisection over `run_dir/chain.jsonl`: one line for each of the first 256 steps, then 128 for each doubling. The steps
+that have a line depend on their number alone, not on commits or kills.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import xxhash
 
 from samebits._context import Position
 from samebits.checkpoint._reading import open_regular
-from samebits.checkpoint._run_directory import check_own_file
+from samebits.checkpoint._run_directory import check_regular_file
 from samebits.errors import CorruptCommitError, RecordError, RunDirectoryError
 
 FILE = "chain.jsonl"
 _PER_DOUBLING = 7
-"""As a power of two."""
+"""Lines per doubling of the step, as a power of two."""
 _MAX_BYTES = 1 << 23
 """The lines of 2^63 steps take less than 1 MB."""
 
 
-class Chain:
-    """Rolls on at each boundary of the outermost loop, once per position."""
+class DigestChain:
+    """A rolling digest that advances at each boundary of the outermost loop, once per position."""
 
     def __init__(self) -> None:
         self._rolled = 0
@@ -42,17 +42,17 @@ class Chain:
 
     @property
     def digest(self) -> str:
-        """Of the run up to the last boundary."""
+        """The digest of the run up to the last boundary."""
         return f"xxh3-64:{self._rolled:016x}"
 
     def loss(self, value: Any) -> None:
-        """A loss of the step under way. One on a GPU is left out: to read it would be to wait for it."""
+        """Adds a loss of the step under way. One on a GPU is left out: reading it would wait for it."""
         if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
             self._losses.append(float(value))
 
     def boundary(self, position: Position, batches: int) -> None:
-        """The step before `position` is over; `batches` is its loader's own rolling digest."""
-        if self._at == (position.loop, position.step):  # where the run resumed, or another loop went before
+        """Ends the step before `position`; `batches` is its loader's own rolling digest."""
+        if self._at == (position.loop, position.step):  # where the run resumed, or after another loop
             return
         self._at = position.loop, position.step
         losses, self._losses = self._losses, []
@@ -65,12 +65,12 @@ class Chain:
             self._write(text)
 
     def resume(self, digest: str | None, loop: str, step: int) -> None:
-        """Goes on from a commit."""
+        """Resumes from a commit."""
         self._rolled = 0 if digest is None else int(digest.rpartition(":")[2], 16)
         self._at = loop, step
 
     def open(self, run_dir: Path, step: int) -> None:
-        """Keeps lines in the folder; those behind `step` come again. Raises RunDirectoryError."""
+        """Writes lines to the folder from now on; those after `step` are dropped and written again. Raises RunDirectoryError."""
         self._path = path = run_dir / FILE
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -78,7 +78,7 @@ class Chain:
             raise RunDirectoryError(
                 f"{path} cannot be used: {error.strerror}. Remove it and run again."
             ) from error
-        check_own_file(self._file, path)
+        check_regular_file(self._file, path)
         with os.fdopen(os.dup(self._file), "rb") as file:
             _, end, self._check = _read(file.read(_MAX_BYTES), step)
         os.ftruncate(self._file, end)
@@ -96,33 +96,33 @@ class Chain:
             ) from error
 
     def close(self) -> None:
-        """No more lines."""
+        """Closes the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
-class Link(NamedTuple):
+class ChainLine(NamedTuple):
     """One line: the digest at the boundary before `step`."""
 
     step: int
     digest: str
 
 
-class Parting(NamedTuple):
-    """Where two runs part: equal up to the boundary before `equal`, different at the one before `different`."""
+class ChainDifference(NamedTuple):
+    """The first difference of two runs: equal up to the boundary before `equal`, different at the one before `different`."""
 
     equal: int
     different: int
 
 
 def stride(step: int) -> int:
-    """Every how many steps there is a line, about `step`."""
+    """Returns the interval in steps between two lines, around `step`."""
     return 1 << max(0, step.bit_length() - 1 - _PER_DOUBLING)
 
 
-def read_chain(run_dir: str | os.PathLike[str]) -> list[Link]:
-    """The lines of a run that hold; a tail that a loss of power has cut off or damaged is left out.
+def read_chain(run_dir: str | os.PathLike[str]) -> list[ChainLine]:
+    """Returns the valid lines of a run; a tail that a loss of power has cut off or damaged is left out.
 
     Raises:
         RecordError: there is no chain in the folder.
@@ -138,30 +138,34 @@ def read_chain(run_dir: str | os.PathLike[str]) -> list[Link]:
     return _read(data, None)[0]
 
 
-def first_difference(run_dir: str | os.PathLike[str], other: str | os.PathLike[str]) -> Parting | None:
-    """Where two runs part, to within a 128th of the step; None when they are equal as far as both go."""
+def first_difference(
+    run_dir: str | os.PathLike[str], other: str | os.PathLike[str]
+) -> ChainDifference | None:
+    """Returns the first difference of two runs, to within a 128th of the step; None when they are equal as far as both go."""
     mine, theirs = ({link.step: link.digest for link in read_chain(folder)} for folder in (run_dir, other))
     steps = sorted(mine.keys() & theirs.keys())
-    place = bisect_left(steps, True, key=lambda step: mine[step] != theirs[step])  # once apart, always apart
+    place = bisect_left(
+        steps, True, key=lambda step: mine[step] != theirs[step]
+    )  # once different, always different
     if place == len(steps):
         return None
-    return Parting(steps[place - 1] if place else 0, steps[place])
+    return ChainDifference(steps[place - 1] if place else 0, steps[place])
 
 
 def _line(step: int, digest: str, before: int) -> tuple[bytes, int]:
-    """A line that says so, and its check, which covers all lines before it."""
+    """Returns a line, and its check, which covers all lines before it."""
     check = xxhash.xxh3_64_intdigest(f"{step} {digest}".encode(), before)
     return json.dumps({"step": step, "rolling": digest, "check": f"{check:016x}"}).encode() + b"\n", check
 
 
-def _read(data: bytes, last: int | None) -> tuple[list[Link], int, int]:
-    """The links up to step `last`, where the last of them ends, and its check."""
-    links: list[Link] = []
+def _read(data: bytes, last: int | None) -> tuple[list[ChainLine], int, int]:
+    """Returns the links up to step `last`, the end of the last of them in bytes, and its check."""
+    links: list[ChainLine] = []
     end = check = 0
     for line in data.split(b"\n")[:-1]:
         try:
             values = json.loads(line)
-            link = Link(int(values["step"]), str(values["rolling"]))
+            link = ChainLine(int(values["step"]), str(values["rolling"]))
         except (ValueError, KeyError, TypeError, RecursionError):
             break
         text, following = _line(*link, check)

@@ -1,4 +1,4 @@
-"""When to commit: never a matter of meaning; the bits are the same for any cadence."""
+"""The times of commits. The bits are the same for any cadence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from samebits.errors import InvalidArgumentError
 
 _FIRST_GUESS = 0.03
-"""Seconds a commit is taken to cost before one was measured."""
+"""Cost of a commit in seconds, assumed before one was measured."""
 _DISK_SHARE = 0.25
 """Share of the time in which the writer process may be busy under a budget."""
 _PERCENT = re.compile(r"([0-9]*\.?[0-9]+)\s*%")
@@ -18,7 +18,7 @@ Save = str | int
 
 
 class Cadence:
-    """When a commit is due, by `Run(save=...)`.
+    """The times at which a commit is due, by `Run(save=...)`.
 
     "3%": when its cost, as measured last, is at most that share of the time since the last one: what the training thread
     pays, and the processor time of the writer process. An int: every so many steps. "30s": after so much time.
@@ -46,28 +46,28 @@ class Cadence:
         self._ended = time.perf_counter()
 
     @property
-    def spares(self) -> bool:
-        """Whether a commit waits until the one before is durable: a budget is not for two at a time."""
+    def one_at_a_time(self) -> bool:
+        """True if a commit waits until the one before is durable: a budget allows one at a time."""
         return self._share > 0
 
-    def at(self, step: int) -> bool:
-        """Whether the boundary before `step` is one of every so many."""
+    def requires(self, step: int) -> bool:
+        """Returns True if the interval in steps requires a commit at the boundary before `step`."""
         return self._steps > 0 and step > 0 and step % self._steps == 0
 
     def due(self, step: int) -> bool:
-        """Whether it is time, at the boundary before `step`."""
+        """Returns True if a commit is due at the boundary before `step`."""
         if self._steps:
-            return self.at(step)
+            return self.requires(step)
         passed = time.perf_counter() - self._ended
         if self._seconds:
             return passed >= self._seconds
         return self._share > 0 and self._cost <= self._share * passed
 
-    def took(self, seconds: float) -> None:
-        """Notes what a commit has cost the training thread, now that it is taken."""
+    def record_commit(self, seconds: float) -> None:
+        """Notes the seconds that a commit has cost the training thread."""
         self._cost = seconds
         self._ended = time.perf_counter()
 
-    def written(self, seconds: float, processor_seconds: float) -> None:
-        """Notes what its writer process needed for it on top."""
+    def record_write(self, seconds: float, processor_seconds: float) -> None:
+        """Notes the seconds that the writer process needed for it."""
         self._cost += max(processor_seconds, seconds * self._share / _DISK_SHARE)

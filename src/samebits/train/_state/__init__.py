@@ -1,1 +1,1 @@
-"""What a commit holds of a run, and how it is put back."""
+"""The state of a run in its commits, and its restoration."""

@@ -1,4 +1,4 @@
-"""Checks before a state is saved or restored: is it whole, and does it belong to this program?"""
+"""Checks before a state is saved or restored: that it is complete, and belongs to this program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from samebits import _digest as digest
-from samebits.checkpoint import Manifest, encode
+from samebits.checkpoint._codec import encode
+from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError, UnimplementedError, UnsavableStateError
 from samebits.train._state import aliases
 from samebits.train._state.run_state import RunState, Stateful, parameter_paths, unsaved_buffers
@@ -30,7 +31,7 @@ IN_EACH_POSITION = ("step", "epoch", "batch_index")
 
 
 def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
-    """Raises when a tensor in `run.state` is one that an object trains on, or is part of a graph: a resume cuts it off."""
+    """Raises when a tensor in `run.state` is one that an object trains, or is part of a graph: a resume would copy it."""
     _check_views(run_state)
     kept = {path: one for path, one, _ in digest.walk(run_state) if isinstance(one, torch.Tensor)}
     if not kept:
@@ -39,7 +40,7 @@ def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
     for path, tensor in kept.items():
         if tensor.requires_grad:
             raise UnsavableStateError(
-                f"run.state.{path} requires grad, which a commit cannot keep. Store tensor.detach()."
+                f"run.state.{path} requires grad, which a commit cannot save. Store tensor.detach()."
             )
         if tensor.numel() and _memory(tensor) in trained:
             raise UnsavableStateError(
@@ -49,10 +50,10 @@ def check_copies(run_state: RunState, objects: Mapping[str, Any]) -> None:
 
 
 def _check_views(run_state: RunState) -> None:
-    """Raises for two values of `run.state` of which one is a part of the other: a resume makes copies of both."""
-    held = {id(value): (path, value) for path, value in aliases.mutable(run_state)}
+    """Raises for two values of `run.state` that share memory: a resume would make copies of both."""
+    held = {id(value): (path, value) for path, value in aliases.mutable_values(run_state)}
     spans = [(*_span(value), path) for path, value in held.values() if _span(value)]
-    spans.sort(key=lambda span: span[:2])  # paths need have no order
+    spans.sort(key=lambda span: span[:2])  # paths may not be sortable
     for (start, end, path), (begin, stop, other) in itertools.pairwise(spans):
         if begin < end and (begin, stop) != (start, end):
             one, two = (".".join(map(str, names)) for names in (path, other))
@@ -63,7 +64,7 @@ def _check_views(run_state: RunState) -> None:
 
 
 def _span(value: Any) -> tuple[int, int] | tuple[()]:
-    """The first byte of a tensor's or an array's memory and the first one behind it."""
+    """Returns the first byte of a tensor's or an array's memory, and the first one after it."""
     if isinstance(value, np.ndarray) and value.size:
         return np.lib.array_utils.byte_bounds(value)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not value.numel():
@@ -73,14 +74,14 @@ def _span(value: Any) -> tuple[int, int] | tuple[()]:
 
 
 def check_kind(manifest: Manifest, saved: Mapping[str, Any], where: str) -> None:
-    """Raises `RunMismatchError` for a commit that is whole, and holds something else than a run."""
+    """Raises `RunMismatchError` for a valid commit that is not one of a `Run`."""
     missing = [f"state[{name!r}]" for name in IN_EACH_STATE if not isinstance(saved.get(name), dict)]
     missing += [
         f"position[{name!r}]" for name in IN_EACH_POSITION if type(manifest.position.get(name)) is not int
     ]
     missing += [] if isinstance(manifest.position.get("loop"), str) else ["position['loop']"]
     missing += [f"program[{name!r}]" for name in ("seed", "seeded") if name not in manifest.program]
-    if not missing and not aliases.is_of(saved.get("in_hand"), saved["run_state"]):
+    if not missing and not aliases.is_valid(saved.get("in_hand"), saved["run_state"]):
         missing = ["state['in_hand']"]
     if missing:
         raise RunMismatchError(
@@ -94,7 +95,7 @@ def check_fits(
 ) -> None:
     """Raises `RunMismatchError`, before anything is changed, when the state is of another program.
 
-    Unless `complete`, objects of the state may be missing yet.
+    Unless `complete`, objects may still be missing.
     """
     problems: list[str] = []
     missing = sorted(saved["objects"].keys() - objects.keys())
@@ -118,20 +119,20 @@ def check_fits(
         )
 
 
-def check_compiled(name: str, thing: Any) -> None:
-    """Refuses a compiled module whose code depends on the shapes that this process has met so far."""
-    context = getattr(thing, "dynamo_ctx", None)
-    if type(thing).__name__ == "OptimizedModule" and getattr(context, "_dynamic", None) is not False:
+def check_compiled(name: str, obj: Any) -> None:
+    """Raises for a compiled module whose code depends on the shapes that this process has met so far."""
+    context = getattr(obj, "dynamo_ctx", None)
+    if type(obj).__name__ == "OptimizedModule" and getattr(context, "_dynamic", None) is not False:
         raise UnimplementedError(
             f"Run({name}=torch.compile(...)): with automatic dynamic shapes the compiled code depends on which batch "
             "sizes came before, and a resumed process has met others. Use torch.compile(model, dynamic=False), or samebits.nn.compiled(model, dynamic=False)."
         )
 
 
-def check_built(name: str, thing: Any) -> None:
-    """Refuses a module with lazy layers: a resumed program has no tensors yet to put the saved ones into."""
-    if isinstance(thing, torch.nn.Module):
-        for path, value in itertools.chain(thing.named_parameters(), thing.named_buffers()):
+def check_not_lazy(name: str, obj: Any) -> None:
+    """Raises for a module with lazy layers: a resumed program has no tensors yet for the saved ones."""
+    if isinstance(obj, torch.nn.Module):
+        for path, value in itertools.chain(obj.named_parameters(), obj.named_buffers()):
             if torch.nn.parameter.is_lazy(value):
                 raise UnimplementedError(
                     f"Run({name}=...): {name}.{path} is lazy, and a resumed run could not restore it. Run one batch through the "
@@ -139,17 +140,17 @@ def check_built(name: str, thing: Any) -> None:
                 )
 
 
-def _differences(name: str, thing: Stateful, saved: Mapping[str, Any]) -> list[str]:
-    then, now = saved["types"][name], type(thing).__qualname__
+def _differences(name: str, obj: Stateful, saved: Mapping[str, Any]) -> list[str]:
+    then, now = saved["types"][name], type(obj).__qualname__
     if then != now:
         return [f"{name} was a {then}, is a {now}"]
-    if isinstance(thing, torch.nn.Module):
-        buffers = _shape_differences(name, unsaved_buffers(thing), saved["buffers"][name])
-        shapes = _shape_differences(name, thing.state_dict(), saved["objects"][name])
-        return shapes + buffers or _module_differences(name, thing, saved["training"][name])
-    if isinstance(thing, torch.optim.Optimizer):
+    if isinstance(obj, torch.nn.Module):
+        buffers = _shape_differences(name, unsaved_buffers(obj), saved["buffers"][name])
+        shapes = _shape_differences(name, obj.state_dict(), saved["objects"][name])
+        return shapes + buffers or _module_differences(name, obj, saved["training"][name])
+    if isinstance(obj, torch.optim.Optimizer):
         before = [len(group["params"]) for group in saved["objects"][name]["param_groups"]]
-        after = [len(group["params"]) for group in thing.param_groups]
+        after = [len(group["params"]) for group in obj.param_groups]
         if before != after:
             cure = "add_param_group must come before the run is entered"
             return [f"{name} had parameter groups of {before} parameters, has {after} ({cure})"]
@@ -157,7 +158,7 @@ def _differences(name: str, thing: Stateful, saved: Mapping[str, Any]) -> list[s
 
 
 def _module_differences(name: str, module: torch.nn.Module, modes: list[bool]) -> list[str]:
-    """Of modules without tensors: a Dropout that was added in the middle of the training."""
+    """Returns the differences of modules without tensors: a Dropout that was added in the middle of the training, say."""
     now = sum(1 for _ in module.modules())
     if now == len(modes):
         return []

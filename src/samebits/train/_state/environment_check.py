@@ -1,7 +1,7 @@
-"""The environment in which a run was made, kept in its commits and compared with where it is resumed.
+"""The environment of a run, saved in its commits and compared at a resume.
 
-What may change is accepted by name: `Run(allow_changes=["torch", "cpu"])`. A changed script is told and written down;
-another number of threads is put back.
+What may change is accepted by name: `Run(allow_changes=["torch", "cpu"])`. A changed script is warned of and recorded;
+the number of threads is restored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from samebits import _digest as digest
 from samebits._context import process
 from samebits._inspect import user_code
-from samebits.checkpoint import Manifest
+from samebits.checkpoint._manifest import Manifest
 from samebits.determinism import environment_fingerprint
 from samebits.determinism._environment import differences
 from samebits.errors import InvalidArgumentError, RunMismatchError
@@ -40,7 +40,7 @@ _NAMES = {
     "flags": "flags",
     "scripts": "script",
 }
-"""What an entry of the fingerprint is called in `allow_changes`; those not here say nothing about bits."""
+"""The name of each entry of the fingerprint in `allow_changes`; other entries do not affect bits."""
 
 KNOWN = tuple(dict.fromkeys(_NAMES.values()))
 _PLAIN = (bool, int, float, str, type(None))
@@ -50,40 +50,42 @@ _TUNED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 @dataclass
 class Environment:
-    """What the commits of one process say of where they were made."""
+    """The environment that the commits of one process record."""
 
     fingerprint: dict[str, Any]
     scripts: list[dict[str, Any]]
-    """The script and the user's modules that it had imported, by digest: from which step on which."""
-    given: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """The hyperparameters with which the program made each optimizer, by parameter group, and each scheduler."""
+    """The script and the user's modules that it had imported, by digest, each with its first step."""
+    hyperparameters: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """The hyperparameters with which the program created each optimizer, by parameter group, and each scheduler."""
 
     @classmethod
-    def here(cls, objects: Mapping[str, Any], world_size: int) -> Environment:
-        """That of this process, on entering a run."""
+    def current(cls, objects: Mapping[str, Any], world_size: int) -> Environment:
+        """Returns the environment of this process, on entering a run."""
         now = {**environment_fingerprint(), "world_size": world_size}
-        made = {name: _made_with(thing) for name, thing in objects.items() if isinstance(thing, _TUNED)}
+        made = {
+            name: _chosen_hyperparameters(obj) for name, obj in objects.items() if isinstance(obj, _TUNED)
+        }
         return cls(now, [{"step": 0, "files": script_digests()}], made)
 
     def to_dict(self) -> dict[str, Any]:
-        """What a commit keeps."""
-        return {**self.fingerprint, "scripts": self.scripts, "optimizers": self.given}
+        """Returns the fields for a commit."""
+        return {**self.fingerprint, "scripts": self.scripts, "optimizers": self.hyperparameters}
 
     def resume(self, manifest: Manifest, where: str, allowed: Collection[str]) -> None:
-        """Goes on from `manifest`: puts threads back, warns of another script and of hyperparameters that do not count.
+        """Resumes from `manifest`: restores the threads, warns of another script and of hyperparameters that have no effect.
 
-        Raises `RunMismatchError` when the number of threads matters and cannot be put back.
+        Raises `RunMismatchError` when the number of threads matters and cannot be restored.
         """
-        then = manifest.environment
+        recorded = manifest.environment
         if "threads" not in allowed:
-            self._keep_threads(then, where)
-        self._follow_script(manifest, where, tell="script" not in allowed)
-        self._tell_hyperparameters(then.get("optimizers", {}), where)
+            self._restore_threads(recorded, where)
+        self._record_script(manifest, where, warn="script" not in allowed)
+        self._warn_of_hyperparameters(recorded.get("optimizers", {}), where)
 
     def check(self, manifest: Manifest, where: str, allowed: Collection[str]) -> None:
-        """Raises `RunMismatchError` with the list of what differs and is not allowed, each with its name."""
-        then = manifest.environment
-        before = {name: then.get(name) for name in self.fingerprint if name != "threads"}
+        """Raises `RunMismatchError` with the list of differences that are not allowed, each with its name."""
+        recorded = manifest.environment
+        before = {name: recorded.get(name) for name in self.fingerprint if name != "threads"}
         now = {name: value for name, value in self.fingerprint.items() if name != "threads"}
         changed = {line: _name_of(line) for line in differences(before, now)}
         refused = [
@@ -97,9 +99,9 @@ class Environment:
                 + f"\nGo back to it, or accept what changed by name: Run(allow_changes={names})."
             )
 
-    def _keep_threads(self, then: Mapping[str, Any], where: str) -> None:
+    def _restore_threads(self, recorded: Mapping[str, Any], where: str) -> None:
         """Sets the number of intra-op threads that the run began with, where bits depend on it."""
-        settings, threads, now = process.op_determinism, then.get("threads"), torch.get_num_threads()
+        settings, threads, now = process.op_determinism, recorded.get("threads"), torch.get_num_threads()
         if (
             not isinstance(threads, int)
             or threads == now
@@ -119,7 +121,7 @@ class Environment:
             file=sys.stderr,
         )
 
-    def _follow_script(self, manifest: Manifest, where: str, *, tell: bool) -> None:
+    def _record_script(self, manifest: Manifest, where: str, *, warn: bool) -> None:
         earlier = [*manifest.environment.get("scripts", [])]
         before, now = earlier[-1]["files"] if earlier else {}, self.scripts[-1]["files"]
         if not earlier or before == now:
@@ -127,40 +129,40 @@ class Environment:
             return
         self.scripts = [*earlier, {"step": manifest.step, "files": now}]
         changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-        if tell and any(before.get(name) for name in changed):
-            told = [
+        if warn and any(before.get(name) for name in changed):
+            changes = [
                 f"{name} {'changed' if name in before and name in now else 'is new' if name in now else 'is not used any more'}"
                 for name in changed[:5]
             ]
             user_code.warn(
-                f"{', '.join(told)} since {where} was committed at step {manifest.step}: from here on the run "
-                "is another program's, and will not end with the bits of either. The commits say so. "
+                f"{', '.join(changes)} since {where} was committed at step {manifest.step}: from here on the run "
+                "is another program's, and will not end with the bits of either. The commits record it. "
                 "Run(allow_changes=['script']) is silent about it.",
             )
 
-    def _tell_hyperparameters(self, then: Mapping[str, list[dict[str, Any]]], where: str) -> None:
-        """What is restored has the values of the commit, whatever it was made with: say so where that matters."""
+    def _warn_of_hyperparameters(self, recorded: Mapping[str, list[dict[str, Any]]], where: str) -> None:
+        """Warns where restored objects have the values of the commit, and the program created them with others."""
         lines = [
             f"{name}[{number}].{line}" if len(groups) > 1 else f"{name}.{line}"
-            for name, groups in self.given.items()
-            for number, (before, now) in enumerate(zip(then.get(name, []), groups, strict=False))
+            for name, groups in self.hyperparameters.items()
+            for number, (before, now) in enumerate(zip(recorded.get(name, []), groups, strict=False))
             for line in differences(before, now)
         ]
-        self.given = {**self.given, **then}
+        self.hyperparameters = {**self.hyperparameters, **recorded}
         if lines:
             user_code.warn(
-                f"{where}: made with other values than the run began with: {'; '.join(lines)}. The commit's go on. To change "
+                f"{where}: made with other values than the run began with: {'; '.join(lines)}. Those of the commit are used. To change "
                 "them, set them in the loop, or begin another run from these weights.",
             )
 
 
 def check_names(allowed: Any) -> frozenset[str]:
-    """The names in `allow_changes`. Raises `InvalidArgumentError` for one that is not known, and for "world_size"."""
+    """Returns the names in `allow_changes`. Raises `InvalidArgumentError` for one that is not known, and for "world_size"."""
     names = list(allowed) if isinstance(allowed, Collection) and not isinstance(allowed, str) else [allowed]
     if "world_size" in names:
         raise InvalidArgumentError(
-            f"Run(allow_changes={allowed!r}): a run goes on with as many processes as it began with. A commit holds a state of "
-            "each rank's own, and its position counts batches of one rank. Begin a new run directory with its weights "
+            f"Run(allow_changes={allowed!r}): a run resumes with as many processes as it began with. A commit holds a state "
+            "for each rank, and its position counts batches of one rank. Begin a new run directory with its weights "
             "(samebits.checkpoint.load_weights)."
         )
     unknown = [name for name in names if name not in KNOWN]
@@ -172,7 +174,7 @@ def check_names(allowed: Any) -> frozenset[str]:
 
 
 def script_digests() -> dict[str, str]:
-    """Digest of the script's file, and of the user's modules beside or below it that are imported by now."""
+    """Returns the digests of the script's file, and of the user's modules beside or below it that are imported by now."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if main is None or user_code.is_library(main):
         return {}
@@ -180,10 +182,10 @@ def script_digests() -> dict[str, str]:
     modules = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
     sources = [file for file in modules if os.path.isabs(file) and file.endswith(".py")]
     paths = {os.path.realpath(file) for file in [main, *sources] if user_code.owner_of_file(file) == "user"}
-    return dict(sorted(_digested(path, folder) for path in paths if path.startswith(folder)))
+    return dict(sorted(_file_digest(path, folder) for path in paths if path.startswith(folder)))
 
 
-def _digested(path: str, folder: str) -> tuple[str, str]:
+def _file_digest(path: str, folder: str) -> tuple[str, str]:
     try:
         with open(path, "rb") as file:
             return os.path.relpath(path, folder), digest.of_bytes(file.read())
@@ -196,20 +198,20 @@ def _name_of(line: str) -> str | None:
     return _NAMES.get(path) or _NAMES.get(path.split(".", 1)[0])
 
 
-def _made_with(thing: Any) -> list[dict[str, Any]]:
-    """What a program chose for an optimizer, by parameter group, or for a scheduler."""
-    if isinstance(thing, torch.optim.Optimizer):
-        return [_hyperparameters(_as_given(group)) for group in thing.param_groups]
-    return [_hyperparameters(thing.state_dict())]
+def _chosen_hyperparameters(obj: Any) -> list[dict[str, Any]]:
+    """Returns the values that a program chose for an optimizer, by parameter group, or for a scheduler."""
+    if isinstance(obj, torch.optim.Optimizer):
+        return [_hyperparameters(_with_initial_lr(group)) for group in obj.param_groups]
+    return [_hyperparameters(obj.state_dict())]
 
 
-def _as_given(group: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The group with the `lr` that the program gave: a scheduler has put its first one there, 0.0 in a warm-up."""
+def _with_initial_lr(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the group with the `lr` that the program gave: a scheduler has put its first one there, 0.0 in a warm-up."""
     return {**group, "lr": group["initial_lr"]} if "initial_lr" in group else group
 
 
 def _hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values, as JSON has them. A scheduler's learning rates follow from the optimizer's `lr`."""
+    """Returns plain values, as JSON has them. A scheduler's learning rates follow from the optimizer's `lr`."""
     plain = {name: _plain(value) for name, value in values.items() if name not in _DERIVED}
     return {name: value for name, value in plain.items() if isinstance(value, (*_PLAIN, list))}
 

@@ -1,4 +1,4 @@
-"""What a commit holds of the user's objects: their state_dict, and what training changes besides it."""
+"""The user's objects in a commit: their state_dict, and the state that training changes besides it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Stateful(Protocol):
     """An object that has both `state_dict` and `load_state_dict`: the only state protocol."""
 
     def state_dict(self) -> Any:
-        """The state as nested plain values and tensors."""
+        """Returns the state as nested plain values and tensors."""
         ...
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Puts a state back."""
+        """Restores a state."""
         ...
 
 
@@ -49,17 +49,17 @@ class RunState(dict[str, Any]):
         del self[name]
 
     def refill(self, saved: dict[str, Any], in_hand: Mapping[str, Any] | None = None) -> None:
-        """Takes the saved values, inside the objects that the program has in hand (`inhand`); by default lists and dicts."""
+        """Takes the saved values, in place for the objects that `aliases` names; by default for lists and dicts."""
         if in_hand is not None:
-            aliases.put_on_devices(saved, in_hand.get("devices", ()))
+            aliases.move_to_devices(saved, in_hand.get("devices", ()))
             aliases.share(saved, in_hand["same"])
         aliases.fill(self, saved, None if in_hand is None else in_hand["kept"])
 
 
 def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
-    """The state of all objects, and of modules and parameters what state_dict leaves out but training changes.
+    """Returns the state of all objects, with the state of modules and parameters that state_dict leaves out.
 
-    That is: gradients that are alive between two steps, `requires_grad`, parameters that only an optimizer knows,
+    Besides state_dict: gradients that are alive between two steps, `requires_grad`, parameters that only an optimizer knows,
     train/eval modes, and buffers that are registered as not persistent.
     """
     modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
@@ -68,7 +68,7 @@ def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
     return {
         "types": {name: type(thing).__qualname__ for name, thing in objects.items()},
         "objects": saved,
-        "grads": {path: _dense(parameter.grad) for path, parameter in parameters.items()},
+        "grads": {path: _to_dense(parameter.grad) for path, parameter in parameters.items()},
         "requires_grad": {path: parameter.requires_grad for path, parameter in parameters.items()},
         "optimizer_only": {path: p.detach() for path, p in parameters.items() if ".param_groups." in path},
         "training": {name: [m.training for m in module.modules()] for name, module in modules.items()},
@@ -78,8 +78,8 @@ def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
 
 
 def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, bool]]:
-    """Whether a DistributedDataParallel is about to give rank 0's buffers to all: not behind a forward without gradients,
-    nor under `no_sync`. Nothing where there is none.
+    """Returns for each DistributedDataParallel True if it is about to broadcast rank 0's buffers: not after a forward without
+    gradients, nor under `no_sync`. Empty where there is none.
     """
     found = {
         name: module.require_forward_param_sync
@@ -90,11 +90,11 @@ def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str
 
 
 def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
-    """Loads a gathered state into the objects, and checks that it has come back bit for bit.
+    """Loads a gathered state into the objects, and checks that it was restored bit for bit.
 
     Raises `RunMismatchError` when an object refuses its state, or does not have it afterwards.
     """
-    own = copy.deepcopy(saved)  # an optimizer goes on with the tensors that it is given
+    own = copy.deepcopy(saved)  # an optimizer keeps the tensors that it is given
     for name, thing in objects.items():
         groups = [dict(g) for g in thing.param_groups] if isinstance(thing, torch.optim.Optimizer) else []
         try:
@@ -116,11 +116,11 @@ def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: st
         _restore_module(objects[name], modes, own["buffers"][name])
     for name, syncs in own.get("forward_syncs", {}).items():
         objects[name].require_forward_param_sync = syncs  # type: ignore[attr-defined]
-    _check_came_back(objects, saved, where)
+    _check_restored(objects, saved, where)
 
 
 def restore_changed(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
-    """As `restore`, and leaves alone what has the state already: a graph that was built with it stays whole."""
+    """Restores like `restore`, except objects that have the state already: a graph that was built with them stays valid."""
     now = gather(objects)
     if any(digest.of_value(now[part]) != digest.of_value(saved[part]) for part in now if part != "objects"):
         restore(objects, saved, where)
@@ -130,8 +130,8 @@ def restore_changed(objects: Mapping[str, Stateful], saved: Mapping[str, Any], w
             thing.load_state_dict(copy.deepcopy(saved["objects"][name]))
 
 
-def _dense(grad: torch.Tensor | None) -> Any:
-    """A gradient as what commits hold: a sparse one (of an embedding, say) as the tensors that it is made of."""
+def _to_dense(grad: torch.Tensor | None) -> Any:
+    """Returns a gradient for a commit: a sparse one (of an embedding, say) as its tensors."""
     if grad is None or grad.layout is not torch.sparse_coo:
         return grad
     return {
@@ -141,7 +141,7 @@ def _dense(grad: torch.Tensor | None) -> Any:
 
 
 def _gradient(saved: Any, device: torch.device) -> torch.Tensor | None:
-    """A gradient that `_dense` took apart."""
+    """Returns the gradient that `_to_dense` split."""
     if saved is None or isinstance(saved, torch.Tensor):
         return None if saved is None else saved.to(device)
     return torch.sparse_coo_tensor(
@@ -158,7 +158,7 @@ def _restore_module(module: Any, modes: list[bool], buffers: Mapping[str, torch.
 
 
 def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """`Optimizer.load_state_dict` casts what it is given to the parameter's dtype; NAdam's products lose bits by it."""
+    """Restores dtypes: `Optimizer.load_state_dict` casts states to the parameter's dtype, and NAdam's products lose bits by it."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, values in saved["state"].items():
         mine = optimizer.state[parameters[index]]
@@ -168,14 +168,14 @@ def _restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) 
 
 
 def _restore_devices(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> None:
-    """A learning rate that is a tensor comes back where the program had made it: a commit's tensors are on the CPU."""
+    """Moves a learning rate that is a tensor to the device where the program created it: a commit's tensors are on the CPU."""
     for group, made in zip(optimizer.param_groups, before, strict=True):
         for name, value in group.items():
             if isinstance(value, torch.Tensor) and isinstance(made.get(name), torch.Tensor):
                 group[name] = value.to(made[name].device)
 
 
-def _check_came_back(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
+def _check_restored(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
     for name, thing in objects.items():
         if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
             continue
@@ -189,7 +189,7 @@ def _check_came_back(objects: Mapping[str, Stateful], saved: Mapping[str, Any], 
 
 
 def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter of the modules, then of the optimizers among `objects`, once, by its path."""
+    """Yields every parameter of the modules, then of the optimizers among `objects`, once, by its path."""
     seen: set[int] = set()
     modules = {name: thing for name, thing in objects.items() if isinstance(thing, torch.nn.Module)}
     optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, torch.optim.Optimizer)}
@@ -209,13 +209,13 @@ def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]
 
 
 def parameter_paths(objects: Mapping[str, Any]) -> set[str]:
-    """The paths under which a commit keeps the gradients."""
+    """Returns the paths under which a commit keeps the gradients."""
     return {path for path, _ in _parameters(objects)}
 
 
 def unsaved_buffers(
     module: torch.nn.Module, saved: Mapping[str, Any] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Buffers that are registered as not persistent: state_dict (`saved`) leaves them out, and training may change them."""
+    """Returns the buffers that are registered as not persistent: state_dict (`saved`) leaves them out, and training may change them."""
     names = (module.state_dict() if saved is None else saved).keys()
     return {name: buffer for name, buffer in module.named_buffers() if name not in names}

@@ -1,4 +1,4 @@
-"""The seed that a run comes from, against what the commit says of itself."""
+"""The seed of a run, compared with the one in the commit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from samebits._context import process
 from samebits._inspect import user_code
-from samebits.checkpoint import Manifest
+from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError, UnseededError
 from samebits.random._process import seeds
 
@@ -17,38 +17,38 @@ _CURE = "Call samebits.set_random_seed(seed) at the top of the program."
 
 
 @dataclass(frozen=True)
-class Origin:
+class RunSeed:
     """A run's seed."""
 
     seed: int
     seeded: bool
-    """Whether the program set it; else it is the operating system's, kept from the run's first start."""
+    """True if the program set it; else the operating system chose it at the run's first start."""
 
     def to_dict(self) -> dict[str, Any]:
-        """What a commit keeps."""
+        """Returns the fields for a commit."""
         return asdict(self)
 
 
-def settle_seed(manifest: Manifest | None, where: str) -> Origin:
-    """The seed that the program set; a program that sets none goes on with the one that the run began with.
+def resolve_seed(manifest: Manifest | None, where: str) -> RunSeed:
+    """Returns the seed that the program set; a program without one keeps the seed of the run's first start.
 
     Raises `UnseededError` for none under op determinism, `RunMismatchError` for another one than the commit's.
     """
     mine = seeds.root_seed()
-    then = None if manifest is None else Origin(**manifest.program)
+    recorded = None if manifest is None else RunSeed(**manifest.program)
     if mine is None:
-        return _unseeded(then)
-    if then is not None and then.seeded and then.seed != mine:
+        return _default_seed(recorded)
+    if recorded is not None and recorded.seeded and recorded.seed != mine:
         raise RunMismatchError(
-            f"{where} was made with seed {then.seed}, this program has seed {mine}. "
+            f"{where} was made with seed {recorded.seed}, this program has seed {mine}. "
             "Set the same seed, or use another run directory."
         )
-    return Origin(mine, seeded=True)
+    return RunSeed(mine, seeded=True)
 
 
-def _unseeded(then: Origin | None) -> Origin:
+def _default_seed(recorded: RunSeed | None) -> RunSeed:
     if process.op_determinism:
-        raise UnseededError(f"Run: nobody has set a seed. {_CURE}")
-    user_code.warn(f"Run: nobody has set a seed, so another run will end with other weights. {_CURE}")
-    process.seed = torch.initial_seed() if then is None else then.seed
-    return Origin(process.seed, seeded=False)
+        raise UnseededError(f"Run: no seed was set. {_CURE}")
+    user_code.warn(f"Run: no seed was set, so another run will end with other weights. {_CURE}")
+    process.seed = torch.initial_seed() if recorded is None else recorded.seed
+    return RunSeed(process.seed, seeded=False)

@@ -1,9 +1,9 @@
-"""How far a validation has come, in a commit: a resumed run goes on inside it, not at its first batch.
+"""The position in a validation, in a commit: a resumed run continues inside it, not at its first batch.
 
 A body of Python cannot be entered in its middle. So the commit holds two states: that of the last boundary, from which
-the body is run again up to the validation, and that between two batches of the validation, which is put back there. That
-is right only where nothing else changes from batch to batch: what the loop carries in locals, say, would be that of the
-first batch. `Carried` finds that out; the validation then starts again from its first batch, and the bits are equal, too.
+the body is run again up to the validation, and that between two batches of the validation, which is restored there. That
+is correct only where nothing else changes from batch to batch: values in locals, say, would be those of the first batch.
+`CarriedValues` finds them; the validation then starts again from its first batch, and the bits are equal, too.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from samebits._inspect.reachable import hashes_in
 from samebits.train._state import run_state as state
 
 _TORCHS = torch.nn.Module, torch.optim.Optimizer
-"""Of these the walk itself leaves out what a state_dict holds."""
+"""Types of which the walk itself leaves out the content of the state_dict."""
 
 
-Look = Callable[[], list[str]]
-"""Says what changes from batch to batch and is not saved."""
+FindUnsaved = Callable[[], list[str]]
+"""Returns the paths of values that change from batch to batch and are not saved."""
 
 
 @dataclass(frozen=True)
-class Carried:
-    """Hashes of what the loop over a validation holds besides what the run saves; None where that cannot be seen."""
+class CarriedValues:
+    """Hashes of the values that the loop over a validation carries besides those that the run saves; None where unknown."""
 
     hashes: Mapping[str, bytes] | None
     saved: Mapping[str, frozenset[bytes]]
-    """Per name of an object that was given to the run: hashes of what its state_dict holds."""
+    """Per name of an object of the run: hashes of the content of its state_dict."""
 
     @classmethod
-    def by(cls, frame: FrameType, objects: Mapping[str, Any], *, direct: bool) -> Carried:
-        """What the `for` statement in `frame` carries; unless `direct`, something of Python's (enumerate) stands between."""
+    def of_frame(cls, frame: FrameType, objects: Mapping[str, Any], *, direct: bool) -> CarriedValues:
+        """Returns the values that the `for` statement in `frame` carries; unless `direct`, it iterates over an object of Python's (enumerate)."""
         if not direct:
             return cls(None, {})
         parts = loop_locals.take(frame, dict(objects), at_exit=True).values()
@@ -53,8 +53,8 @@ class Carried:
         own |= {name: things[0] for name, things in held.items() if things}
         return cls(hashes, {name: hashes_in(name, thing.state_dict()) for name, thing in own.items()})
 
-    def changed(self, now: Carried) -> list[str]:
-        """What differs between two batches and is not saved; [] when nothing does."""
+    def changes(self, now: CarriedValues) -> list[str]:
+        """Returns the paths that differ between two batches and are not saved; [] when there are none."""
         if self.hashes is None or now.hashes is None:
             return ["something between the for statement and run.validate (enumerate, zip, tqdm)"]
         before = self.hashes
@@ -64,29 +64,33 @@ class Carried:
         )
 
 
-def inside(position: Position, objects: Mapping[str, Any], run_state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a commit holds besides the last boundary's state."""
+def gather_validation(
+    position: Position, objects: Mapping[str, Any], run_state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the state of a validation for a commit."""
     at = {"loop": position.loop, "step": position.step, "name": position.name, "batch": position.phase_batch}
     return {"at": at, "state": state.gather(objects), "run_state": dict(run_state)}
 
 
-def is_at(saved: Mapping[str, Any], first: Position) -> bool:
-    """Whether `saved` was taken in the validation that begins at `first`."""
+def belongs_to(saved: Mapping[str, Any], first: Position) -> bool:
+    """Returns True if `saved` was taken in the validation that begins at `first`."""
     at = saved["at"]
     return (at["loop"], at["step"], at["name"]) == (first.loop, first.step, first.name)
 
 
-def go_on(saved: Mapping[str, Any], objects: Mapping[str, Any], run_state: state.RunState, where: str) -> int:
-    """Puts the state of the validation back; returns the batch that comes next."""
+def restore_inside(
+    saved: Mapping[str, Any], objects: Mapping[str, Any], run_state: state.RunState, where: str
+) -> int:
+    """Restores the state of the validation; returns the number of its next batch."""
     state.restore_changed(objects, saved["state"], where)
     run_state.refill(copy.deepcopy(saved["run_state"]))
     return saved["at"]["batch"]
 
 
-def tell_restart(name: str, changed: list[str]) -> None:
-    """Says why a kill sends this validation back to its first batch."""
+def print_restart(name: str, changes: list[str]) -> None:
+    """Prints why a kill restarts this validation from its first batch."""
     print(
-        f"samebits: a kill in run.validate(name={name!r}) sends it back to its first batch, because {', '.join(changed[:4])} "
-        "changes from batch to batch and is not saved. Keep it in run.state, or in an object given to the run, to go on inside.",
+        f"samebits: a kill in run.validate(name={name!r}) restarts it from its first batch, because {', '.join(changes[:4])} "
+        "changes from batch to batch and is not saved. Keep it in run.state, or in an object of the run, to resume inside.",
         file=sys.stderr,
     )

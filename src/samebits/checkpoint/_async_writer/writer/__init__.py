@@ -1,4 +1,4 @@
-"""How a commit becomes durable: standard library and xxhash only, so that a process of its own starts in 20 ms.
+"""The write path of a commit: standard library and xxhash only, so that a process of its own starts in 20 ms.
 
 Imported as `samebits.checkpoint._async_writer.writer` where a run commits itself, and as `writer` in the process that `main` runs in:
 one code, so the same bytes.

@@ -1,4 +1,4 @@
-"""The folder of a run's commits: one is written beside, fsynced, renamed; old ones go, the best and the newest stay."""
+"""The folder of a run's commits: each is written to a temporary folder, fsynced, renamed; old ones are pruned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .manifest_template import Commit, Draft, digest
+from .manifest_template import Commit, ManifestTemplate, digest
 
 TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
@@ -21,40 +21,40 @@ TMP = "tmp-"
 BUFFER_BYTES = 1 << 20
 
 
-class Shelf:
-    """The commits in the folder `commits`: the newest `keep` of them, and the `keep_best` of the smallest value."""
+class CommitFolder:
+    """The commits in the folder `commits`: the newest `keep`, and the `keep_best` with the smallest value."""
 
     def __init__(self, commits: Path, keep: int = 2, keep_best: int = 0) -> None:
         self.commits, self.keep, self.keep_best = commits, keep, keep_best
         self.last: Commit | None = None
         """The newest valid commit."""
         self.corrupt: set[str] = set()
-        """Names of commits that do not hold."""
+        """Names of damaged commits."""
         self.troubles: list[str] = []
-        """What could not be deleted, and why."""
+        """Messages about commits that could not be deleted."""
         self.identity: list[int] | None = None
         """Device and inode of the folder, once the run has locked it."""
         self._values: dict[str, float | None] = {}
 
     def write(
         self,
-        draft: Draft,
+        template: ManifestTemplate,
         head: memoryview,
         tensors: Sequence[memoryview],
         image: memoryview | None = None,
         on_tensors_written: Callable[[], None] | None = None,
     ) -> Commit:
-        """Makes a commit durable and drops what need not stay; one that says the same as the last is not written.
+        """Makes a commit durable and prunes old ones; one with the content of the last is not written again.
 
-        `head` and `tensors` make up the file; `image` is both in one, where they lie so. Raises OSError.
+        `head` and `tensors` make up the file; `image` is both in one piece of memory, if they are contiguous. Raises OSError.
         """
-        commit, manifest = draft.signed(
+        commit, manifest = template.sign(
             self.last.digest if self.last else None, [digest(data) for data in tensors]
         )
         if self.last and (self.last.step, self.last.content) == (commit.step, commit.content):
             return self.last
-        renamed = self.identity is not None and self.identity != identity_of(self.commits)
-        if renamed:  # another run may be at its place
+        renamed = self.identity is not None and self.identity != folder_identity(self.commits)
+        if renamed:  # another run may have its name now
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self.commits))
         temporary = self.commits / f"{TMP}{os.urandom(16).hex()}"
         try:
@@ -68,7 +68,7 @@ class Shelf:
             write_file(temporary / MANIFEST, (memoryview(manifest),))
             sync_folder(temporary)
             final = self.commits / commit.name
-            if final.exists():  # the same bits, of which some were corrupt when this process looked
+            if final.exists():  # the same commit, which was damaged when this process read it
                 final.rename(self.commits / f"{TMP}{os.urandom(16).hex()}")
             temporary.rename(final)
         except BaseException:
@@ -81,11 +81,11 @@ class Shelf:
         return commit
 
     def values(self) -> dict[str, float | None]:
-        """What the commits that are there say of their value, by name."""
-        return {name: self._value(name) for name in names_in(self.commits)}
+        """Returns the values of the existing commits, by name."""
+        return {name: self._value(name) for name in commit_names(self.commits)}
 
     def sweep(self) -> None:
-        """Deletes what is being deleted, and what kills left half-written."""
+        """Deletes the temporary folders: half-deleted commits, and those that a kill left half-written."""
         for path in self.commits.glob(f"{TMP}*"):
             try:
                 path.unlink() if path.is_symlink() else shutil.rmtree(path)
@@ -94,7 +94,9 @@ class Shelf:
 
     def _prune(self, newest: Commit) -> None:
         older = [
-            name for name in names_in(self.commits) if step_of(name) <= newest.step and name != newest.name
+            name
+            for name in commit_names(self.commits)
+            if step_of(name) <= newest.step and name != newest.name
         ]
         valid = [name for name in older if name not in self.corrupt and step_of(name) < newest.step]
         stay = set(valid[: self.keep - 1])
@@ -118,26 +120,26 @@ class Shelf:
         return self._values[name]
 
 
-def identity_of(folder: Path) -> list[int]:
-    """Device and inode: the folder itself, whatever its name. Raises OSError."""
+def folder_identity(folder: Path) -> list[int]:
+    """Returns device and inode: the folder itself, whatever its name. Raises OSError."""
     status = os.stat(folder)
     return [status.st_dev, status.st_ino]
 
 
 def best(values: Mapping[str, float | None], count: int) -> set[str]:
-    """The commits of the `count` smallest values; of equal values the earlier."""
+    """Returns the names of the `count` commits with the smallest values; of equal values the earlier."""
     valued = sorted((value, step_of(name), name) for name, value in values.items() if value is not None)
     return {name for _, _, name in valued[:count]}
 
 
-def names_in(commits: Path) -> list[str]:
-    """The folders that look like commits, the one of the latest step first."""
+def commit_names(commits: Path) -> list[str]:
+    """Returns the folders with names of commits, the latest step first."""
     found = os.listdir(commits) if commits.is_dir() and not commits.is_symlink() else []
     return sorted(filter(NAME.fullmatch, found), key=step_of, reverse=True)
 
 
 def step_of(name: str) -> int:
-    """The step of the commit in a folder of that name."""
+    """Returns the step of the commit in a folder of that name."""
     return int(name.split("-", maxsplit=1)[0])
 
 
@@ -151,7 +153,7 @@ def write_file(path: Path, blocks: Sequence[memoryview]) -> None:
 
 
 def write_image(path: Path, image: memoryview) -> None:
-    """As `write_file`, of memory that begins at a page; where it can, past the page cache (of 18 MB, for a seventh of the processor time).
+    """Writes page-aligned memory as `write_file` does; where it can, past the page cache (18 MB in a seventh of the processor time).
 
     Raises OSError.
     """
@@ -161,7 +163,7 @@ def write_image(path: Path, image: memoryview) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        path.unlink(missing_ok=True)  # refused, and made
+        path.unlink(missing_ok=True)  # open created it before it refused
         write_file(path, (image,))
         return
     try:
@@ -175,13 +177,13 @@ def write_image(path: Path, image: memoryview) -> None:
 
 
 def _write_pages(descriptor: int, image: memoryview) -> int:
-    """Writes as many whole pages as go past the page cache; how many bytes that is."""
+    """Writes as many whole pages as can bypass the page cache; returns the number of bytes."""
     done, whole = 0, len(image) // mmap.PAGESIZE * mmap.PAGESIZE
     while done < whole and done % mmap.PAGESIZE == 0:
         try:
             done += os.write(descriptor, image[done:whole])
         except OSError as error:
-            if error.errno == errno.EINVAL:  # its file system opens files so, and does not write so
+            if error.errno == errno.EINVAL:  # the file system allows O_DIRECT in open, but not in write
                 break
             raise
     return done

@@ -1,4 +1,4 @@
-"""A commit but for what only its writer knows: the digests of its tensors, and the commit that it follows."""
+"""A manifest with placeholders for the tensors' digests and the parent's digest, which only the writer knows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import xxhash
 
 
 def digest(data: Any) -> str:
-    """As `samebits._digest.of_bytes`, which needs torch."""
+    """Returns the digest of `data`, as `samebits._digest.of_bytes`, which needs torch."""
     return f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}"
 
 
@@ -19,16 +19,16 @@ class Commit(NamedTuple):
     step: int
     digest: str
     content: str
-    """The digest that its manifest would have without a parent: equal where the two commits hold the same."""
+    """The digest that its manifest would have without a parent: equal where two commits have the same content."""
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.step:012d}-{self.digest.split(':')[1][:8]}"
 
 
-class Draft(NamedTuple):
-    """The canonical JSON of a manifest, cut where digests and the parent belong."""
+class ManifestTemplate(NamedTuple):
+    """The canonical JSON of a manifest, cut where the digests and the parent belong."""
 
     step: int
     before: str
@@ -39,7 +39,7 @@ class Draft(NamedTuple):
     pieces: Sequence[str]
     """The value of "tensors"; between each two of them a digest belongs."""
     order: Sequence[int]
-    """Which tensor's, by its place in the file."""
+    """The tensor of each digest, by its place in the file."""
 
     @property
     def size(self) -> int:
@@ -48,15 +48,15 @@ class Draft(NamedTuple):
         return sum(map(len, texts)) + 41 * (len(self.order) + 3)
 
     def body(self, parent: str | None, digests: Sequence[str]) -> bytes:
-        """The JSON without the manifest's own digest; `digests` in the order of the file."""
+        """Returns the JSON without the manifest's own digest; `digests` are in the order of the file."""
         tensors = "".join(
             piece + digests[place] for piece, place in zip(self.pieces, self.order, strict=False)
         )
         follows = "null" if parent is None else f'"{parent}"'
         return "".join((self.before, follows, self.middle, tensors, self.pieces[-1], self.after)).encode()
 
-    def signed(self, parent: str | None, digests: Sequence[str]) -> tuple[Commit, bytes]:
-        """The commit, and the bytes of its manifest: the digest sorts first."""
+    def sign(self, parent: str | None, digests: Sequence[str]) -> tuple[Commit, bytes]:
+        """Returns the commit, and the bytes of its manifest, in which the digest sorts first."""
         body = self.body(parent, digests)
         content = digest(body if parent is None else self.body(None, digests))
         own = digest(body)

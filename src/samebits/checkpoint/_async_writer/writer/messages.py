@@ -1,8 +1,8 @@
-"""What a run and its writer process tell each other: records of a fixed size one way, lines of JSON the other.
+"""The messages between a run and its writer process: records of a fixed size one way, lines of JSON the other.
 
-A snapshot lies in a slot, a file without a name that both have mapped: the image of the tensor file, then what the
-manifest needs. Its record goes into a pipe that both may read: whoever reads it has it, so the run takes back a
-snapshot that the writer has not begun, by reading.
+A snapshot is in a slot, a file without a name that both have mapped: the image of the tensor file, then the data for the
+manifest. Its record goes into a pipe that both may read, and only one process gets it: so the run withdraws a snapshot
+that the writer has not begun by reading its record.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ SLOTS = 3
 
 
 class SnapshotMessage(NamedTuple):
-    """One snapshot: its number, where it lies, and how long its parts are, in the order in which they lie there."""
+    """One snapshot: its number, its slot, and the lengths of its parts, in their order there."""
 
     number: int
     slot: int
     step: int
-    plan: int
-    """Snapshots of the same plan have the same `static`."""
+    layout: int
+    """Snapshots of the same layout have the same `static`."""
     image: int
     static: int
     before: int
@@ -31,10 +31,10 @@ class SnapshotMessage(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the slot that it takes."""
+        """Bytes that it takes in the slot."""
         return sum(self[4:])
 
 
 PACKED = struct.Struct(f"<{len(SnapshotMessage._fields)}Q")
 END = SnapshotMessage(*[0] * len(SnapshotMessage._fields))
-"""No snapshot: the run needs no writer any more."""
+"""The last message: the run needs no writer any more."""

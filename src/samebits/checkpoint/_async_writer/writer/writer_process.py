@@ -1,6 +1,6 @@
-"""The process that makes snapshots durable while the run goes on; it ends with the run, but not before its last snapshot.
+"""The process that makes snapshots durable while the run continues; it ends with the run, after the run's last snapshot.
 
-Signals of the process group are blocked before it starts: a SIGTERM is the run's to answer.
+Signals of the process group are blocked before it starts: the run reacts to a SIGTERM, not its writer.
 """
 
 from __future__ import annotations
@@ -15,56 +15,56 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .commit_folder import Shelf
-from .manifest_template import Commit, Draft
+from .commit_folder import CommitFolder
+from .manifest_template import Commit, ManifestTemplate
 from .messages import END, PACKED, SnapshotMessage
 
-LOOK_MS = 500
-"""Between two looks at whether the run lives, where the kernel does not tell."""
+POLL_MS = 500
+"""Milliseconds between two checks that the run lives, where the kernel does not notify."""
 LAG = 0.05
-"""Seconds after which a snapshot, or a later one, is to be durable; a write that takes longer is late. As many are left out as
-that allows: each write slows the training down, which shares memory and caches with it. What was taken last when the run is
-killed is written in any case."""
+"""Seconds within which a snapshot, or a later one, should be durable; a write that takes longer is late. As many snapshots as
+possible are skipped within it: each write slows the training down, which shares memory and caches with it. The last
+snapshot of a killed run is always written."""
 
 
 def main(arguments: str) -> None:
-    """Serves until the run closes its end of the pipe, or is gone."""
+    """Writes snapshots until the run closes its end of the pipe or ends."""
     options = json.loads(arguments)
-    # Locked by the run before this process began; again, since some network file systems keep locks by process.
+    # The run locked it before this process began. Lock it again, since some network file systems keep locks by process.
     fcntl.flock(options["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)
-    shelf = Shelf(Path(options["commits"]), options["keep"], options["keep_best"])
-    shelf.identity = options["identity"]
-    writer = _Writer(shelf, options["slots"], options["reports"])
+    folder = CommitFolder(Path(options["commits"]), options["keep"], options["keep_best"])
+    folder.identity = options["identity"]
+    writer = _Writer(folder, options["slots"], options["reports"])
     run, requests = options["run"], options["requests"]
-    poll, hurry, lives = select.poll(), select.poll(), True
+    poll, hurry, run_lives = select.poll(), select.poll(), True
     hurry.register(options["hurry"], select.POLLIN)
     poll.register(requests, select.POLLIN)
     with contextlib.suppress(OSError, AttributeError):  # an older kernel
         poll.register(os.pidfd_open(run), select.POLLIN)
-    while lives:
-        poll.poll(LOOK_MS)
+    while run_lives:
+        poll.poll(POLL_MS)
         if hurry.poll(writer.pause() * 1e3):
             os.eventfd_read(options["hurry"])
-        lives = os.getppid() == run
-        lives &= writer.serve(requests)
+        run_lives = os.getppid() == run
+        run_lives &= writer.serve(requests)
     os._exit(0)
 
 
 class _Writer:
-    def __init__(self, shelf: Shelf, slots: list[int], reports: int) -> None:
-        self.shelf, self.slots, self.reports = shelf, slots, reports
+    def __init__(self, folder: CommitFolder, slots: list[int], reports: int) -> None:
+        self.folder, self.slots, self.reports = folder, slots, reports
         self.maps: dict[int, mmap.mmap] = {}
-        self.static: dict[str, Any] = {"plan": -1}
+        self.static: dict[str, Any] = {"layout": -1}
         self.base = -1
-        self.began = self.took = 0.0
-        """Of the last write: when, by the monotonic clock, and for how long, in seconds."""
+        self.started = self.duration = 0.0
+        """Start of the last write (monotonic clock) and its duration, in seconds."""
 
     def pause(self) -> float:
-        """Seconds until the next write should begin, unless somebody waits for it."""
-        return max(0.0, self.began + max(LAG - self.took, self.took) - time.monotonic())
+        """Returns the seconds until the next write should begin, unless the run waits for it."""
+        return max(0.0, self.started + max(LAG - self.duration, self.duration) - time.monotonic())
 
     def serve(self, requests: int) -> bool:
-        """Writes the newest of the snapshots that wait; whether there may be more."""
+        """Writes the newest of the waiting snapshots; returns True if there may be more."""
         newest, ends = None, False
         while True:
             try:
@@ -85,14 +85,14 @@ class _Writer:
         return data is None and not ends
 
     def write(self, record: SnapshotMessage) -> None:
-        """Makes one snapshot durable, and reports it."""
-        began, worked = time.monotonic(), time.process_time()
+        """Makes one snapshot durable and reports it."""
+        started, worked = time.monotonic(), time.process_time()
         memory = memoryview(self.map(record))
         try:
-            told = self.store(record, memory)
+            fields = self.store(record, memory)
         except OSError as error:
             wanted = {"step": record.step, "wanted": record.size}
-            told = {
+            fields = {
                 "errno": error.errno,
                 "strerror": error.strerror,
                 "filename": str(error.filename),
@@ -100,45 +100,47 @@ class _Writer:
             }
         finally:
             memory.release()
-        troubles, self.shelf.troubles = self.shelf.troubles, []
-        self.began, self.took = began, time.monotonic() - began
-        took = {"seconds": self.took, "cpu": time.process_time() - worked}
-        self.report(record, at=time.monotonic(), troubles=troubles[:3], **took, **told)
+        troubles, self.folder.troubles = self.folder.troubles, []
+        self.started, self.duration = started, time.monotonic() - started
+        duration = {"seconds": self.duration, "cpu": time.process_time() - worked}
+        self.report(record, at=time.monotonic(), troubles=troubles[:3], **duration, **fields)
 
     def store(self, record: SnapshotMessage, memory: memoryview) -> dict[str, Any]:
-        """Hands a snapshot to the shelf."""
+        """Writes a snapshot as a commit and returns the fields of its report."""
         parts, place = [], record.image
         for size in record[5:]:
             parts.append(bytes(memory[place : place + size]))
             place += size
-        if self.static["plan"] != record.plan:
-            self.static = {"plan": record.plan, **json.loads(parts[0])}
-        self.follow(json.loads(parts[4]))
+        if self.static["layout"] != record.layout:
+            self.static = {"layout": record.layout, **json.loads(parts[0])}
+        self.follow_run(json.loads(parts[4]))
         before, middle, after = (part.decode() for part in parts[1:4])
-        draft = Draft(record.step, before, middle, after, self.static["pieces"], self.static["order"])
+        template = ManifestTemplate(
+            record.step, before, middle, after, self.static["pieces"], self.static["order"]
+        )
         tensors = [memory[begin:end] for begin, end in self.static["spans"]]
         head, image = memory[: self.static["head"]], memory[: record.image]
         try:
-            return {"commit": self.shelf.write(draft, head, tensors, image)}
+            return {"commit": self.folder.write(template, head, tensors, image)}
         finally:
             for view in (*tensors, head, image):
                 view.release()
 
-    def follow(self, facts: dict[str, Any]) -> None:
-        """Takes over what the run has committed itself in the meantime."""
+    def follow_run(self, facts: dict[str, Any]) -> None:
+        """Takes over the commits that the run has made itself in the meantime."""
         if facts["base"] != self.base:
             self.base = facts["base"]
-            self.shelf.last = Commit(*facts["last"]) if facts["last"] else None
-            self.shelf.corrupt = set(facts["corrupt"])
+            self.folder.last = Commit(*facts["last"]) if facts["last"] else None
+            self.folder.corrupt = set(facts["corrupt"])
 
     def map(self, record: SnapshotMessage) -> mmap.mmap:
-        """The memory of its slot; the run may have made it larger."""
+        """Returns the memory of the record's slot; the run may have made it larger."""
         known = self.maps.get(record.slot)
         if known is None or len(known) < record.size:
             known = self.maps[record.slot] = mmap.mmap(self.slots[record.slot], 0, prot=mmap.PROT_READ)
         return known
 
-    def report(self, record: SnapshotMessage, **told: Any) -> None:
-        """Says what became of a snapshot; nobody listens when the run is gone."""
+    def report(self, record: SnapshotMessage, **fields: Any) -> None:
+        """Reports the outcome of a snapshot; nothing reads it when the run has ended."""
         with contextlib.suppress(OSError):
-            os.write(self.reports, json.dumps({"number": record.number, **told}).encode() + b"\n")
+            os.write(self.reports, json.dumps({"number": record.number, **fields}).encode() + b"\n")

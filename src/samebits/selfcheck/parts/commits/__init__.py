@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from samebits import _digest as digest
-from samebits.checkpoint import CommitStore
 from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._async_writer.state_layout import StateLayout
+from samebits.checkpoint._local_store import CommitStore
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 from samebits.selfcheck.agreement import same
@@ -150,10 +150,10 @@ def pinned(place: Target) -> Measured:
         memory = torch.frombuffer(slot._memory.mapped(1), dtype=torch.uint8)  # type: ignore[arg-type]
         parts = {
             name: memory[begin:end].clone()
-            for name, (begin, end) in zip(plan.layout.names, plan.layout.spans, strict=True)
+            for name, (begin, end) in zip(plan.file_layout.names, plan.file_layout.spans, strict=True)
         }
         sources = dict(
-            zip(plan.layout.names, (list(state.values())[n - 1] for n in plan.sources), strict=True)
+            zip(plan.file_layout.names, (list(state.values())[n - 1] for n in plan.sources), strict=True)
         )
         del memory
         copies.append(digest.of_value([parts[name] for name in sorted(parts)]))
