@@ -194,8 +194,8 @@ def steps_stand_alone(patch):
     true = fixpoint._round
     first = {}
 
-    def once(program, start, looked):
-        return true(program, first.setdefault(id(program), start), looked)
+    def once(program, start, on_progress):
+        return true(program, first.setdefault(id(program), start), on_progress)
 
     patch.setattr(fixpoint, "_round", once)
 

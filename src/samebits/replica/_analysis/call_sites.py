@@ -1,6 +1,7 @@
 """Bodies that are called at several sites with values that are not equal on the same ranks.
 
-Each site has a result of its own here. Whoever outlines or merges such a body, or gives it one rounding method, has to know.
+The analysis gives each site its own result. A tool that outlines or merges such a body, or gives it one rounding
+method, needs to know.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NAMED = 8
 
 
 def disagreements(frame: Interpreter) -> Iterator[AnalysisFinding]:
-    """One finding for each input of a body on which two call sites disagree; it has both lines."""
+    """Yields one finding for each input of a body on which two call sites disagree; it has both lines."""
     sites: dict[object, list[tuple[Node, Interpreter]]] = {}
     for node, body in _calls(frame):
         sites.setdefault(node.args[1] or id(body.layout.module), []).append((node, body))

@@ -1,4 +1,4 @@
-"""What a step changes in the objects that it closes over, put back: it is run to be read, and has not happened."""
+"""Restores the objects that a step closes over: a capture runs the step to read it, and must leave no trace."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from samebits.replica._capture.closures import is_followed
 
 
 @contextmanager
-def kept_generators(objects: Iterable[Any]) -> Iterator[None]:
-    """Puts back the generators of the process and those among `objects`.
+def restore_generators(objects: Iterable[Any]) -> Iterator[None]:
+    """Restores the generators of the process and those among `objects`.
 
-    Once, at the end: between the runs as other ranks they go on, so that what Python draws is not taken for equal.
+    Once, at the end: they advance between the runs as other ranks, so that a draw of Python's is not taken for equal.
     """
     states = [(one, state_of(one)) for one in objects if isinstance(one, RESTORABLE)]
     with generator_states.preserved():
@@ -35,20 +35,22 @@ def kept_generators(objects: Iterable[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def kept_objects(objects: Iterable[Any]) -> Iterator[None]:
-    """Puts back what `objects` hold: `.grad`, modes and attributes, optimizer state, counters, variables of functions."""
+def restore_objects(objects: Iterable[Any]) -> Iterator[None]:
+   """Restores the contents of `objects`: `.grad`, modes and attributes, optimizer state, counters, variables of functions."""
     with ExitStack() as stack:
         seen: set[int] = set()
         for one in objects:
             for part in _parts(one):
-                if id(part) not in seen and (put := _as_it_is(part)) is not None:
+                if id(part) not in seen and (put := _restorer(part)) is not None:
                     seen.add(id(part))
                     stack.callback(put)
         yield
 
 
 def _parts(one: Any) -> Iterator[Any]:
-    """An object and what belongs to it alone: the tables of a module, the states of an optimizer, cells and globals."""
+    """Yields an object and the parts that belong to it alone: the tables of a module, the states of an optimizer, cells
+    and globals.
+    """
     if isinstance(one, MethodType):
         one = one.__func__
     yield one
@@ -63,21 +65,21 @@ def _parts(one: Any) -> Iterator[Any]:
             yield group
             yield group["params"]
             yield from group["params"]
-    elif isinstance(one, FunctionType):  # what decorates one is looked through
+    elif isinstance(one, FunctionType):  # a decorated function has the original one
         yield from one.__closure__ or ()
         if one is not (inner := inspect.unwrap(one)):
             yield from _parts(inner)
 
 
 def _methods(one: Any) -> Iterator[FunctionType]:
-    """The functions of an object's class, which may set globals; none of a library's classes."""
+    """Yields the functions of an object's class, which may set globals; none of a library's classes."""
     for kind in type(one).__mro__:
         if is_followed(kind):
             yield from (value for value in vars(kind).values() if isinstance(value, FunctionType))
 
 
-def _as_it_is(one: Any) -> Callable[[], None] | None:
-    """What puts an object back to what it is now; None for one that holds nothing of its own."""
+def _restorer(one: Any) -> Callable[[], None] | None:
+    """Returns a function that restores an object; None for an object without content."""
     if isinstance(one, torch.Tensor):
         return _tensor(one)
     if isinstance(one, (dict, set)):
@@ -117,7 +119,7 @@ def _refill(one: Any, fill: Callable[[Any], None], held: Any) -> Callable[[], No
 
 
 def _same(one: Any, held: Any) -> bool:
-    """Whether a container holds these very objects: what was not changed is not touched."""
+    """Returns True if a container holds these very objects: unchanged containers are not touched."""
     if isinstance(held, dict):
         return one.keys() == held.keys() and all(one[key] is value for key, value in held.items())
     if isinstance(held, set):
@@ -134,7 +136,7 @@ def _cell(one: CellType) -> Callable[[], None] | None:
 
 
 def _globals(one: FunctionType) -> Callable[[], None]:
-    """Of its module's, the names that a function may set."""
+    """Returns a function that restores the globals of its module that a function may set."""
     table = one.__globals__
     held = {name: table[name] for name in bytecode.names(one.__code__) if name in table}
 
