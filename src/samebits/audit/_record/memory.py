@@ -1,4 +1,4 @@
-"""All that a walk can read of a program between two steps: it says what a resume has lost, where a loss alone differs."""
+"""All values that a walk can read of a program between two steps: they name the state that a resume lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Thorough(Walk):
 
 
 def take(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
-    """The values that the loop in `frame` holds, how its modules are built, and what the process is set to."""
+    """Returns the values that the loop in `frame` holds, how its modules are built, and the settings of the process."""
     frames = loop_locals.loop_frames(frame)
     carried, _ = loop_locals.of_frames(frame)
     held = {**loop_locals.script_globals(frame), **carried, **objects}

@@ -21,7 +21,7 @@ TOGETHER, PARTS, FROM_ROOT, AT_ROOT = "together", "parts", "from root", "at root
 
 @dataclass(frozen=True)
 class Collective:
-   """One op: the result of its members, the names of the arguments that are read and written (functional: none written)."""
+    """One op: the result of its members, the names of the arguments that are read and written (functional: none written)."""
 
     move: str
     reads: str
@@ -120,7 +120,7 @@ def _received_parts(
 
 
 def _splits(node: Node, by_rank: Sequence[Any] | None, ranks: int) -> Any:
-   """Returns the sizes of the parts that each rank sends; None where all ranks have the same or the lengths are not known."""
+    """Returns the sizes of the parts that each rank sends; None where all ranks have the same or the lengths are not known."""
     own = argument(node, "input_split_sizes") or ()
     if not own or by_rank is None or not all(isinstance(size, int) for size in own):
         return None

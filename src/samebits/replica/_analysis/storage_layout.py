@@ -40,7 +40,7 @@ class StorageLayout:
         return attrgetter(str(node.target))(self.module)
 
     def storages(self, node: Node) -> AbstractSet[Hashable]:
-       """Returns the memory of a node. That of a list is cached, as every tensor that is taken out of the list needs it."""
+        """Returns the memory of a node. That of a list is cached, as every tensor that is taken out of the list needs it."""
         places = self.places[node]
         if len(places) < 2:
             return {place.storage for place in places}

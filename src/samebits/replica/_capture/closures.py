@@ -140,5 +140,5 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_followed(one: Any) -> bool:
-   """Returns True for a function or a class that may reach objects of the user's: those of torch, NumPy and samebits do not."""
+    """Returns True for a function or a class that may reach objects of the user's: those of torch, NumPy and samebits do not."""
     return owner_of_module(str(getattr(one, "__module__", ""))) not in ("samebits", "framework")

@@ -176,7 +176,7 @@ def _register(module: nn.Module, name: str, held: torch.Tensor | torch.Generator
 
 
 def _free_name(module: nn.Module, part: str) -> str:
-   """Returns a name for an object that holds tensors, which is no other attribute of the module: not `graph`, but `graph_`."""
+    """Returns a name for an object that holds tensors, which is no other attribute of the module: not `graph`, but `graph_`."""
     while hasattr(module, part) and not isinstance(getattr(module, part), nn.Module):
         part += "_"
     return part

@@ -36,7 +36,7 @@ def restore_generators(objects: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def restore_objects(objects: Iterable[Any]) -> Iterator[None]:
-   """Restores the contents of `objects`: `.grad`, modes and attributes, optimizer state, counters, variables of functions."""
+    """Restores the contents of `objects`: `.grad`, modes and attributes, optimizer state, counters, variables of functions."""
     with ExitStack() as stack:
         seen: set[int] = set()
         for one in objects:

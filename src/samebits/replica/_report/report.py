@@ -49,7 +49,7 @@ class Report:
     """The last pass, with the result of every op of the step and of its bodies."""
 
     def partition(self, name: str, when: Literal["start", "end"] = "end") -> tuple[tuple[int, ...], ...]:
-       """Returns the classes of ranks with equal bits: of an input at the start or end of a step, of an output or a node."""
+        """Returns the classes of ranks with equal bits: of an input at the start or end of a step, of an output or a node."""
         return self.partitions.classes(self._value(name, when).partition)
 
     def is_replica_equal(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> bool:
@@ -57,7 +57,7 @@ class Report:
         return self.partitions.holds_over(self._value(name, when).partition, self._over(over))
 
     def way(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> list[Event]:
-       """Returns the writes on the shortest path from the first varying source to a value; none if it is equal over `over`."""
+        """Returns the writes on the shortest path from the first varying source to a value; none if it is equal over `over`."""
         value, within = self._value(name, when), self._over(over)
         paths = [self.events.path(event, within) for event in value.events if self._differs(event, within)]
         return min(paths, key=len, default=[])
