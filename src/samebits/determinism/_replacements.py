@@ -1,4 +1,4 @@
-"""Every replacement there is: what the switch installs and what the op table reads."""
+"""Every replacement: the switch installs them, the op table reads them."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ REPLACEMENTS: tuple[Replacement, ...] = (
 
 
 def every() -> tuple[Replacement, ...]:
-    """Those for CUDA too, also what no GPU has verified: loads them."""
+    """Returns those for CUDA too, also those that no GPU has verified: loads them."""
     return (*REPLACEMENTS, *cuda_loading.written().values())

@@ -1,4 +1,4 @@
-"""The settings that the switch is on with; what reads them need not import the switch."""
+"""The settings that the switch is on with; readers need not import the switch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _active = _Active()
 
 
 def active() -> Settings | None:
-    """What the switch is on with; None while it is off."""
+    """Returns the settings that the switch is on with; None while it is off."""
     return _active.settings
 
 
 def activate(settings: Settings | None) -> None:
-    """For the switch alone."""
+    """Sets the settings; for the switch alone."""
     _active.settings = settings

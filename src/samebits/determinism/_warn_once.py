@@ -5,7 +5,7 @@ from __future__ import annotations
 from samebits._inspect import user_code
 
 _shown: dict[str, str] = {}
-"""Subject to text. Of the process: a run's record names what happened before it was opened, too."""
+"""Subject to text. Process-wide: a run's record names events from before it was opened, too."""
 
 
 def warn_once(subject: str, text: str, category: type[Warning]) -> None:
@@ -17,5 +17,5 @@ def warn_once(subject: str, text: str, category: type[Warning]) -> None:
 
 
 def notices() -> tuple[str, ...]:
-    """What op determinism warned of in this process: where the promise has an exception. A record shows it."""
+    """Returns the warnings of op determinism in this process: the exceptions of the promise. A record shows them."""
     return tuple(_shown.values())

@@ -3,7 +3,7 @@
 Inductor gives each thread its own accumulator where the outermost loop is a reduction, so a sum's order of additions
 depends on the number of threads. Here a large reduction with few results becomes two, by the same rule that Inductor
 has for GPUs: partial results over chunks of the input, in parallel, then one pass over the partial results. And no
-loop that reduces is ever run in parallel. Pointwise loops need nothing: Inductor hands whole vectors to threads, so
+loop that reduces is ever run in parallel. Pointwise loops need nothing: Inductor gives whole vectors to threads, so
 that the same elements are in the scalar tail at any thread count.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 _PARTS = 64
-"""What threads share at least: a reduction with so many results is not split, one with fewer into so many parts."""
+"""The parts that threads share, at least: a reduction with so many results is not split, one with fewer into so many parts."""
 _LARGE = 16384
 """Fewer elements than this are reduced faster by one thread than by two."""
 _LENGTH = 4096
@@ -28,7 +28,7 @@ _SPLIT = ("sum", "max", "min", "any", "xor_sum")  # a product of many partial pr
 
 
 def chunks(results: int, elements: int) -> int:
-    """In how many chunks the reduction of `elements` elements to each of `results` results is made; 1: not split.
+    """Returns the number of chunks for the reduction of `elements` elements to each of `results` results; 1: not split.
 
     Preferred are chunks of whole vectors, then of one length: else the rest is a reduction of its own.
     """
@@ -42,7 +42,7 @@ def chunks(results: int, elements: int) -> int:
 
 
 def splits_by_size(ir: ModuleType, num_splits: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch._inductor.ir.Reduction.num_splits`, with our rule on the CPU."""
+    """Returns `torch._inductor.ir.Reduction.num_splits`, with our rule on the CPU."""
     parameters = inspect.signature(num_splits)
 
     @functools.wraps(num_splits)
@@ -57,9 +57,9 @@ def splits_by_size(ir: ModuleType, num_splits: Callable[..., Any]) -> Callable[.
 
 
 def evenly(ir: ModuleType, create: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch._inductor.ir.Reduction.create` for chunks of one length; the rest is reduced by itself and added.
+    """Returns `torch._inductor.ir.Reduction.create` for chunks of one length; the rest is reduced separately and added.
 
-    Inductor's own way with a shorter last chunk tests every element for the end: 1.4 times the time of a sum.
+    Inductor's way with a shorter last chunk tests every element for the end: 1.4 times the time of a sum.
     """
     parameters = inspect.signature(create)
 
@@ -76,7 +76,7 @@ def evenly(ir: ModuleType, create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_two(ir: ModuleType, asked: dict[str, Any], size: Any, count: int) -> Any:
-    """The reduction of the largest part that `count` divides, combined with the reduction of the rest."""
+    """Returns the reduction of the largest part that `count` divides, combined with the reduction of the rest."""
     inner, kind, dtype = asked["inner_fn"], asked["reduction_type"], asked["dst_dtype"]
     flat, rest = ir.View.dynamic_reshape_indexer(asked["reduction_ranges"], [size]), size % count
     common = {name: asked[name] for name in ("device", "src_dtype", "ranges", "reduction_type")}
@@ -103,7 +103,7 @@ def _in_two(ir: ModuleType, asked: dict[str, Any], size: Any, count: int) -> Any
 
 
 def parallel_over_results(cpp: ModuleType, max_parallel_depth: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch._inductor.codegen.cpp.LoopNest.max_parallel_depth`, which now never names a loop that reduces."""
+    """Returns `torch._inductor.codegen.cpp.LoopNest.max_parallel_depth`, which now never names a loop that reduces."""
 
     @functools.wraps(max_parallel_depth)
     def without_reductions(nest: Any) -> Any:
@@ -118,7 +118,7 @@ def parallel_over_results(cpp: ModuleType, max_parallel_depth: Callable[..., Any
 
 
 def _chunks_of(ir: ModuleType, kind: str, ranges: Any, elements: Any) -> int:
-    """`chunks`, for what Inductor can split and where sizes are known when it compiles."""
+    """Returns `chunks`, for reductions that Inductor can split and whose sizes are known when it compiles."""
     results = ir.sympy_product(ranges)
     if kind not in _SPLIT or not (results.is_Integer and elements.is_Integer):
         return 1

@@ -1,4 +1,4 @@
-"""Inductor under the switch: what is changed in it, what is refused, and that no older code is called.
+"""Inductor under the switch: patches, refusals, and a check that no older code is called.
 
 All of this is private to torch, so it is applied for tested versions only, when Inductor is imported, and undone.
 """
@@ -24,7 +24,7 @@ _EAGER = (
 
 
 def pin_shapes(config: Any, patches: Patches) -> None:
-    """Each shape gets code of its own, or an error, whatever shapes were seen before.
+    """Compiles each shape separately, or raises, whatever shapes were seen before.
 
     Torch's default makes a size dynamic at its second value, and such code has other bits; past 8 recompilations it
     runs eagerly. Both depend on the past of the process, which a resumed run does not have.
@@ -67,7 +67,7 @@ def patch(compile_fx: ModuleType, patches: Patches, mode: str, *, thread_invaria
 
 
 def pin_triton(autotuner: Any, patches: Patches) -> None:
-    """A user's `triton.autotune` takes its first configuration: the fastest of a timing is another one tomorrow."""
+    """Makes a user's `triton.autotune` take its first configuration: the fastest of a timing varies from day to day."""
     run = autotuner.Autotuner.run
 
     @functools.wraps(run)
@@ -145,7 +145,7 @@ def _stamped(post_compile: Any, mode: str) -> Any:
 
 
 def _own_only(call: Any, mode: str) -> Any:
-    """Dynamo recompiles what is older than the switch; code held otherwise (a pending backward) comes to this."""
+    """Refuses code older than the switch: Dynamo recompiles it; code held otherwise (a pending backward) comes to this."""
 
     @functools.wraps(call)
     def checked(self: Any, inputs: Any) -> Any:
@@ -160,7 +160,7 @@ def _own_only(call: Any, mode: str) -> Any:
 
 
 def _with_threads(init: Any, threads: Any) -> Any:
-    """Code for the CPU is made for the threads of the moment. Before torch 2.13 the key of the caches on disk omits them."""
+    """Compiles code for the CPU for the current number of threads. Before torch 2.13 the key of the caches on disk omits it."""
 
     @functools.wraps(init)
     def with_threads(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -189,7 +189,9 @@ def _patch_scan(module: ModuleType, patches: Patches) -> None:
 
 
 def _of_integers(scan: Any) -> Any:
-    """A scan in several blocks: each adds the sums before it in the groups that happen to be there (decoupled look-back)."""
+    """Refuses a scan in several blocks: each adds the sums before it in the groups that happen to be there (decoupled
+    look-back).
+    """
 
     @functools.wraps(scan)
     def checked(self: Any, dtypes: Any, combine_fn: Any, values: Any) -> Any:
@@ -218,6 +220,6 @@ def _refuse(what: str, cure: str, kind: type[SamebitsError] = UnimplementedError
 
 @functools.cache
 def passed_through(kind: type[SamebitsError]) -> Any:
-    """The error class as Dynamo lets it through: any other error of a backend becomes BackendCompilerFailed."""
+    """Returns the error class as Dynamo lets it through: any other error of a backend becomes BackendCompilerFailed."""
     pass_through = import_module("torch._dynamo.exc").ShortenTraceback
     return type(kind.__name__, (pass_through, kind), {"__module__": kind.__module__})

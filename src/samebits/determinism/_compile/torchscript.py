@@ -27,7 +27,7 @@ def unpin(was: bool) -> None:
 
 
 def _forget_rewritten() -> None:
-    """Every compiled function and method of this process starts anew at its next call."""
+    """Makes every compiled function and method of this process start anew at its next call."""
     compilation_unit: Any = torch.jit._state._python_cu
     functions = list(compilation_unit.get_functions())
     kinds = set(_kinds(torch.jit.RecursiveScriptModule))

@@ -1,7 +1,7 @@
-"""A draw that nobody seeded raises when it is captured into a graph, before the graph runs.
+"""A draw without a seed raises when it is captured into a graph, before the graph runs.
 
 Tracing with fake tensors calls no kernel, so the guard in front of the kernels does not see it. All of make_fx,
-torch.export and AOTAutograd (torch.compile) hand every op they capture to one function of torch's, which is replaced
+torch.export and AOTAutograd (torch.compile) pass every op they capture to one function of torch's, which is replaced
 here; TorchScript's compiler calls nothing, so its graph is read.
 """
 
@@ -24,11 +24,11 @@ from samebits.errors import UnseededError
 from samebits.random._process.seeds import torch_was_seeded
 
 _PATTERNS = "torch._inductor.pattern_matcher"
-"""Captures dropouts of its own, to recognise them in a user's graph."""
+"""A module that captures its own dropouts, to recognise them in a user's graph."""
 
 
 def watch(patches: Patches) -> None:
-    """Replaces what captures, until `patches` are undone."""
+    """Replaces the capturing functions, until `patches` are undone."""
     patches.when_imported(
         "torch.fx.experimental.proxy_tensor",
         lambda module: patches.put(module, "proxy_call", _checked_capture(module)),
@@ -57,7 +57,7 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _line() -> str:
-    """The line that Dynamo or a graph keeps for what is being traced, else the line that is running."""
+    """Returns the line that Dynamo or a graph keeps for the traced code, else the line that is running."""
     line = line_in(torch.fx.traceback.get_current_meta().get("stack_trace") or "")
     return calling_line() if line is None else f"{line.file}:{line.number}"
 
@@ -106,7 +106,9 @@ def _refuse_draws(block: Any, scripted: Any) -> None:
 
 
 def _constant(value: Any, scripted: Any) -> Any:
-    """What a value of a graph will be: constants, and attributes of the module; False for what only a call can tell."""
+    """Returns the value that an input of a graph will have: constants, and attributes of the module; False where only a
+    call decides.
+    """
     node = value.node()
     if node.kind() == "prim::Constant":
         return value.toIValue()

@@ -1,7 +1,7 @@
 """Training without an order of its updates cannot be deterministic: refused when it is constructed.
 
 As the RFC refuses `ParameterServerStrategy`. Here: RPC, `DistributedOptimizer`, and parameters that several processes
-write (Hogwild). Batches that loader workers hand over through shared memory are no parameters and pass.
+write (Hogwild). Batches that loader workers pass through shared memory are no parameters, and are allowed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _unless_shared(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_shared(parameters: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """On the CPU: torch calls every CUDA tensor shared."""
+    """Returns the first shared parameter on the CPU: torch calls every CUDA tensor shared."""
     strided = (p for p in parameters if p.device.type == "cpu" and p.layout is torch.strided)
     return next((p for p in strided if p.is_shared()), None)
 

@@ -23,7 +23,7 @@ _BLOCK = "To leave determinism for some lines: `with samebits.enable_op_determin
 
 
 def refuse_environment() -> None:
-    """Raises `ConflictError` when environment variables contradict the switch; for its beginning."""
+    """Raises `ConflictError` when environment variables contradict the switch; called before it is turned on."""
     inductor_flag.refuse_contradiction()
     value = os.environ.get(CUBLAS_VARIABLE)
     if value and value not in _CUBLAS_VALUES:
@@ -37,7 +37,7 @@ def refuse_late_workspace() -> None:
     """Raises `ConflictError` when cuBLAS was used before its variable was set. (No GPU has run this yet.)
 
     torch reads the variable at its first matrix product on a GPU, and then refuses all of them under its flag. So one
-    product, after flag and variable are set, tells; nothing is done where CUDA was not used before.
+    product, after flag and variable are set, shows it; nothing is done where CUDA was not used before.
     """
     if not torch.cuda.is_initialized():
         return
@@ -61,7 +61,7 @@ def watch(patches: Patches) -> None:
 
 
 def check() -> None:
-    """Called between two steps (0.5 us): raises or warns when something has undone the switch behind our back.
+    """Raises or warns when something has undone the switch since it was turned on; called between two steps (0.5 us).
 
     Raises:
         ConflictError: torch's flag is off or torch's warn_only is on, so that ops may have varied already.
@@ -105,13 +105,13 @@ def _warn_of_inductor(text: str) -> None:
 
 
 def _use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-    """In place of torch's: asking for what holds already is free, asking for less raises."""
+    """Replaces torch's function: setting the current state is free, a weaker one raises."""
     if not mode or (warn_only and not _warns()):
         _refuse_call(f"torch.use_deterministic_algorithms({mode}{', warn_only=True' * warn_only})")
 
 
 def _set_deterministic_debug_mode(debug_mode: int | str) -> None:
-    """In place of torch's, in the same way."""
+    """Replaces torch's function in the same way."""
     if debug_mode not in {2, "error"} and not (debug_mode in {1, "warn"} and _warns()):
         _refuse_call(f"torch.set_deterministic_debug_mode({debug_mode!r})")
 

@@ -1,9 +1,9 @@
-"""Custom ops: nobody but their author knows whether they are deterministic. `declare_op` says it.
+"""Custom ops: only their author knows whether they are deterministic, and declares it with `declare_op`.
 
 Under the switch an undeclared op warns at its first call and is named in the record; one declared nondeterministic
-raises. So does an aten overload that the op table has never seen (of a torch that nobody has reviewed, or of an
-extension) warn. Each such op gets an override of its own that removes itself when it has warned, so that other ops, and later
-calls of this one, cost what they did.
+raises. An aten overload that the op table does not have (of a torch that was not reviewed, or of an extension) warns,
+too. Each such op gets an override that removes itself when it has warned, so that other ops, and later calls of this
+one, cost what they did.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ TORCH_NAMESPACES = frozenset(
     vulkan_prepack xpu _torch_testing _native_aot coor flex_gemm mempool
     """.split()  # noqa: SIM905
 )
-"""What torch itself registers, at import or later; torchvision and the like are others."""
+"""Namespaces that torch itself registers, at import or later; torchvision and the like are others."""
 _KNOWN_NAMESPACES = TORCH_NAMESPACES | {"samebits"}
-"""And the stateless draws, which depend on their arguments only, not on the number of threads."""
+"""With the stateless draws, which depend on their arguments only, not on the number of threads."""
 
 _KEYS = (
     *("CPU", "CUDA", "XPU", "MPS", "PrivateUse1", "SparseCPU", "SparseCUDA", "QuantizedCPU", "QuantizedCUDA"),
     *("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
 )
-"""Where a custom op's kernels are; one of these runs at every call, below autograd."""
+"""Dispatch keys with a custom op's kernels; one of these runs at every call, below autograd."""
 _NAME = re.compile(r"\w+::\w+")
 
 _declared: dict[str, bool] = {}
 _watched: dict[str, KernelOverrides] = {}
 _known_modules = 0
-"""len(sys.modules) at the last look: an extension that registers ops is nearly always a module."""
+"""len(sys.modules) at the last check: an extension that registers ops is nearly always a module."""
 
 
 def declare_op(name: str, *, deterministic: bool) -> None:
-    """Says of a custom op (`namespace::name`, all its overloads) whether equal inputs give equal bits.
+    """Declares whether equal inputs of a custom op (`namespace::name`, all its overloads) give equal bits.
 
     May be called before the op is registered. A declared op does not warn under op determinism; one that is declared
     nondeterministic raises `UnimplementedError` when it is called there.
 
     Raises:
-        InvalidArgumentError: the name has another form, or the op is torch's own (`samebits ops` has its verdict).
+        InvalidArgumentError: the name has another form, or the op is one of torch's (`samebits ops` has its verdict).
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgumentError(
@@ -83,9 +83,10 @@ def declare_op(name: str, *, deterministic: bool) -> None:
 
 
 def declared(name: str) -> bool | None:
-    """Whether an op that is not aten's (`namespace::name`) is deterministic, as declared; None if nobody has said it.
+    """Returns True if an op that is not aten's (`namespace::name`) is declared deterministic; None if it is not
+    declared.
 
-    Those of torch's other namespaces, and samebits' own, are.
+    Those of torch's other namespaces, and of samebits, are deterministic.
     """
     return _declared.get(name, True if name.partition("::")[0] in _KNOWN_NAMESPACES else None)
 
@@ -100,13 +101,13 @@ def watch(patches: Patches) -> None:
 
 
 def unwatch() -> None:
-    """Takes every override away."""
+    """Removes every override."""
     while _watched:
         _watched.popitem()[1].remove()
 
 
 def look_for_new_ops(*, anyway: bool = False) -> None:
-    """Ops that C++ extensions have registered since the last look; between two steps (0.1 us when none was loaded)."""
+    """Watches ops that C++ extensions have registered since the last check; between two steps (0.1 us when none was loaded)."""
     global _known_modules
     if anyway or len(sys.modules) != _known_modules:
         _known_modules = len(sys.modules)

@@ -1,8 +1,8 @@
-"""NumPy under the switch: no entropy from the operating system, and no draw from a global generator that nobody seeded.
+"""NumPy under the switch: no entropy from the operating system, and no draw from a global generator without a seed.
 
-Every generator of NumPy's that gets no seed asks one function for it (`numpy.random.bit_generator.randbits`), and that
+Every generator of NumPy's that gets no seed calls one function for it (`numpy.random.bit_generator.randbits`), and that
 function is replaced; so it does not matter how the constructor was imported. The global generator's functions are
-replaced only until it is seeded: the first draw behind that puts them back.
+replaced only until it is seeded: the first draw after that restores them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _DRAWS = frozenset(
 
 
 class NumpyGuard:
-    """In front of NumPy's global generator while nobody has seeded it."""
+    """Guards NumPy's global generator while it has no seed."""
 
     def __init__(self) -> None:
         self._patches = Patches()
 
     def install(self) -> None:
-        """Replaces the drawing functions, also those of the object that scikit-learn and SciPy take; not if seeded."""
+        """Replaces the drawing functions, also those of the object that scikit-learn and SciPy use; not if seeded."""
         if numpy_was_seeded():
             return
         for module in (np.random, _mtrand):
@@ -46,11 +46,11 @@ class NumpyGuard:
         self._patches.put(_mtrand, "_rand", _Guarded(_GLOBAL._bit_generator, self))
 
     def remove(self) -> None:
-        """Puts NumPy's own functions back; harmless when they are there."""
+        """Restores NumPy's functions; harmless when they are in place."""
         self._patches.undo()
 
     def checked(self, draw: Callable[..., Any]) -> Callable[..., Any]:
-        """`draw`, which raises as long as the generator has no seed."""
+        """Returns `draw`, which raises as long as the generator has no seed."""
 
         @functools.wraps(draw, assigned=("__name__", "__doc__"))
         def drawn(*args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ class NumpyGuard:
 
 
 class _Guarded(np.random.RandomState):
-    """In place of `numpy.random.mtrand._rand`: hands everything on to it, draws after a check."""
+    """Replaces `numpy.random.mtrand._rand`: passes everything on to it, draws after a check."""
 
     def __init__(self, bits: Any, guard: NumpyGuard) -> None:
         super().__init__(bits)
@@ -78,7 +78,7 @@ class _Guarded(np.random.RandomState):
 
 
 def numpy_was_seeded() -> bool:
-    """Whether somebody seeded NumPy's global generator, or set its state: whether drawing alone does not explain it."""
+    """Returns True if NumPy's global generator was seeded, or its state set: drawing alone does not explain its state."""
     bits = _GLOBAL._bit_generator
     if at_import.numpy_seed is None or type(bits) is not np.random.MT19937:
         return True
@@ -113,7 +113,9 @@ def _refuse_type() -> None:
 
 
 def _makes_a_philox(frame: FrameType) -> bool:
-    """`Philox(key=...)` asks for entropy that it does not use; imported by name before the switch, it comes here."""
+    """Returns True in `Philox(key=...)`, which reads entropy that it does not use; imported by name before the switch,
+    it comes here.
+    """
     names = {*frame.f_code.co_names, *frame.f_code.co_freevars, *frame.f_code.co_varnames}
     return any(name == "Philox" or frame.f_globals.get(name) is _PHILOX for name in names)
 

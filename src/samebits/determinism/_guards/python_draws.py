@@ -29,11 +29,11 @@ from samebits.random._process import generator_states
 
 _GLOBAL: Any = random._inst  # type: ignore[attr-defined]
 _DRAWS = ("random", "getrandbits")
-"""Everything in the module `random` draws by these two."""
+"""The two methods by which everything in the module `random` draws."""
 
 
 class PythonGuard:
-    """In front of Python's global generator while nobody has seeded it."""
+    """Guards Python's global generator while it has no seed."""
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -50,7 +50,7 @@ class PythonGuard:
             self._patches.put(random, name, checked)
 
     def remove(self) -> None:
-        """Puts Python's own functions back; harmless when they are there."""
+        """Restores Python's functions; harmless when they are in place."""
         self._patches.undo()
 
     def _checked(self, draw: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +71,8 @@ class PythonGuard:
 
 
 def python_was_seeded() -> bool:
-    """Whether somebody seeded Python's global generator, or set its state: read from the state itself (0.3 to 16 ms).
+    """Returns True if Python's global generator was seeded, or its state set: read from the state itself (0.3 to 16
+    ms).
 
     Seeding leaves no other trace, and it may have happened before samebits was imported.
     """
@@ -79,7 +80,9 @@ def python_was_seeded() -> bool:
 
 
 def _has_changed_by_draws_only() -> bool:
-    """Since samebits was imported, or since the operating system seeded it anew (0.3 ms)."""
+    """Returns True if the state changed by draws only since samebits was imported, or since the operating system seeded
+    it (0.3 ms).
+    """
     global _origin
     state = random.getstate()
     words = _words(state)
@@ -120,7 +123,7 @@ def _with_a_seed(seed: Callable[..., None]) -> Callable[..., None]:
 
 
 def _held_without_a_seed(seed: Callable[..., None]) -> Callable[..., None]:
-    """`random.Random()` may be made, as pickle and others do that set its state afterwards; drawing from it raises."""
+    """Allows `random.Random()`, as pickle and others set its state afterwards; drawing from it raises."""
     made = random.Random.__init__.__code__
 
     @functools.wraps(seed)
@@ -157,7 +160,7 @@ def _refused(seed: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Held:
-    """In place of a method that draws, on one object that has no seed yet."""
+    """Replaces a method that draws, on one object that has no seed yet."""
 
     def __init__(self, owner: random.Random, name: str, made: str) -> None:
         self._owner, self._name, self._made = owner, name, made

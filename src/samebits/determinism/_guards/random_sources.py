@@ -1,8 +1,8 @@
-"""Sources of random numbers that do not follow the global seed, and what the switch does about each.
+"""Sources of random numbers that do not follow the global seed, and the effect of the switch on each.
 
-The table is what `docs/randomness.md` shows. A source that is asked without a seed raises `UnseededError` at the line
-that asks. Lines of the standard library, torch and NumPy may ask (`tempfile` draws its names, torch seeds
-afterwards), and libraries may draw while they are being imported; what they make then is a warning.
+The table is shown in `docs/randomness.md`. A source that is called without a seed raises `UnseededError` at the calling
+line. Lines of the standard library, torch and NumPy may call it (`tempfile` draws its names, torch seeds afterwards),
+and libraries may draw while they are being imported; generators that they make then are a warning.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from samebits.errors import UnseededError, UnseededWarning
 
 @dataclass(frozen=True)
 class RandomSource:
-    """A source of random numbers, asked without a seed."""
+    """A source of random numbers, called without a seed."""
 
     name: str
     verdict: Literal["raises", "warns", "outside"]
     instead: str
     lasting: bool = False
-    """What is made without a seed draws later, unseen."""
+    """A generator that is made without a seed draws later, unseen."""
 
 
 _SEED_ALL = "samebits.set_random_seed(seed) at the top of the program"
@@ -68,15 +68,15 @@ SOURCES = (
 _GUARDS = frozenset(
     f"{__package__}.{name}" for name in ("numpy_draws", "python_draws", "torch_generators")
 ) | {__name__}
-"""Modules whose frames stand between the line that asks and `asking`."""
+"""Modules whose frames are between the calling line and `asking`."""
 _SEEDS_ITSELF = "hypothesis"
-"""Chooses the seeds of its examples."""
+"""A library that chooses the seeds of its examples."""
 
 
 def asking(frame: FrameType | None = None) -> FrameType | None:
-    """The frame that asks for random numbers; None where it may.
+    """Returns the frame that draws random numbers; None where it may.
 
-    Looked for from `frame` outwards, by default from the caller's.
+    The search goes from `frame` outwards, by default from the caller's.
     """
     frame = frame or sys._getframe(1)
     while frame is not None and _is_between(_module(frame)):
@@ -85,7 +85,7 @@ def asking(frame: FrameType | None = None) -> FrameType | None:
 
 
 def object_to(source: RandomSource, frame: FrameType | None, made: str = "") -> None:
-    """Raises for what `frame` (of `asking`) asks of a source without a seed, or warns; nothing for None.
+    """Raises, or warns, for a call of a source without a seed by `frame` (of `asking`); does nothing for None.
 
     Raises:
         UnseededError: the source has no seed, so the next run would draw other numbers.
@@ -108,7 +108,7 @@ def object_to(source: RandomSource, frame: FrameType | None, made: str = "") -> 
 
 
 def place(frame: FrameType) -> str:
-    """`file:line` of a frame."""
+    """Returns `file:line` of a frame."""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
@@ -122,12 +122,14 @@ def _may_ask(frame: FrameType) -> bool:
 
 
 def _is_between(module: str) -> bool:
-    """`random` calls itself on the way from the user's line."""
+    """Returns True for `random`, which calls itself on the way from the user's line."""
     return module == "random" or module in _GUARDS
 
 
 def is_import_of_a_library(frame: FrameType) -> bool:
-    """Nobody who imports a library can do anything about what its modules draw (SciPy: examples for its docstrings)."""
+    """Returns True during the import of a library: its user cannot change what its modules draw (SciPy: examples for
+    its docstrings).
+    """
     outer: FrameType | None = frame
     while outer is not None and owner_of_frame(outer) in INSTALLED:
         if outer.f_code.co_name == "<module>":

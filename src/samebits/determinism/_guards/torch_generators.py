@@ -1,8 +1,8 @@
 """`torch.Generator` under the switch: no seed from the operating system, and a warning for one that is never seeded.
 
-A generator starts with a constant of torch's. Drawing from it is reproducible, but surely not meant: every such
-generator gives the same numbers, whatever the program's seed. Draws cannot be watched for nothing, so the last few
-generators that a program made are kept until they are seeded, and looked at between two steps and when another is made.
+A generator starts with a constant of torch's. Drawing from it is reproducible, but surely not intended: every such
+generator gives the same numbers, whatever the program's seed. Watching draws would cost time, so the last few
+generators that a program made are kept until they are seeded, and checked between two steps and when another is made.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _has_drawn(generator: torch.Generator) -> bool:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """While the block runs, generators are noted when they are made, and refuse `seed()`."""
+    """Notes generators when they are made, and refuses `seed()`, while the block runs."""
     patches = Patches()
     try:
         if type(torch.Generator) is not type:  # since torch 2.12 its class has a class of torch's own
@@ -121,9 +121,9 @@ def _refusing(seed: Callable[..., Any], source: RandomSource) -> Callable[..., A
 
 @contextmanager
 def _refused_method(name: str) -> Iterator[None]:
-    """`torch.Generator.seed` raises inside the block: for all generators, however they were made.
+    """Makes `torch.Generator.seed` raise inside the block: for all generators, however they were made.
 
-    The class is immutable, but its dictionary is not; Python has to be told, or it goes on with what it remembers.
+    The class is immutable, but its dictionary is not; Python must be notified, or it continues with its cached lookup.
     """
     attributes: Any = gc.get_referents(torch.Generator.__dict__)[0]
     original = attributes[name]

@@ -17,7 +17,7 @@ _ATOMIC = re.compile(r"\batomic_\w+")
 
 
 def watch(patches: Patches, jit: ModuleType) -> None:
-    """Looks at each kernel of a user's at its first launch; `jit` is `triton.runtime.jit`, once it is imported."""
+    """Checks each kernel of a user's at its first launch; `jit` is `triton.runtime.jit`, once it is imported."""
     patches.put(jit.JITFunction, "run", _looking(jit.JITFunction.run))
 
 
@@ -47,7 +47,7 @@ def _look(kernel: Any) -> None:
 
 
 def _sources(kernel: Any, seen: set[int]) -> Iterator[str]:
-    """The sources of a kernel and of the jitted functions that it calls by a global name."""
+    """Yields the sources of a kernel and of the jitted functions that it calls by a global name."""
     if id(kernel) in seen:
         return
     seen.add(id(kernel))

@@ -1,4 +1,4 @@
-"""The verdict of one overload on one device: from our replacements, its own line, its class, and what was measured."""
+"""The verdict of one overload on one device: from our replacements, its line in `own.toml`, its class, and measurements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from samebits.errors import InvalidArgumentError
 
 OWN_FILE = Path(__file__).with_name("own.toml")
 OWN, REPLACED, COMPOSITE, ABSENT = "own", "replacement", "composite", "no kernel"
-"""What decides where no class rule does."""
+"""The deciding rule where no class rule decides."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ class Entry:
     torch: str
     """The version of torch it was reviewed (or measured) with."""
     rule: str
-    """What decided: a class of `rules`, `own`, `replacement`, `composite` or `no kernel`."""
+    """The rule that decided: a class of `rules`, `own`, `replacement`, `composite` or `no kernel`."""
     threads: str = ""
-    """`equal` or `varies` over thread counts, as measured; empty where nobody measured."""
+    """`equal` or `varies` over thread counts, as measured; empty where it was not measured."""
     measured_as: str = ""
     """The form that was measured, where it is another one with the same kernel."""
 
     @property
     def deterministic(self) -> bool:
-        """Whether equal inputs give equal bits under the switch, at a fixed thread count."""
+        """True if equal inputs give equal bits under the switch, at a fixed thread count."""
         return self.verdict in {OVER_THREADS, DETERMINISTIC, ALTERNATIVE, SERIAL}
 
 
 class OpTable:
-    """The entries of a snapshot, with the replacements, the own verdicts (lines of `own.toml`), cases and GPUs there are."""
+    """The entries of a snapshot, with the replacements, the lines of `own.toml`, cases and GPUs."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class OpTable:
         self._entries: dict[tuple[str, str], Entry] = {}
 
     def lookup(self, op: str, device: str) -> Entry:
-        """As the function `lookup`."""
+        """Returns the same as the function `lookup`."""
         name = op.removeprefix("aten::")
         if device in DEVICES and name in _not_reviewed():
             return _unseen(name, device)
@@ -96,7 +96,7 @@ class OpTable:
         return self._entries[name, device]
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry, by name and device; last those that are not reviewed."""
+        """Yields every entry, by name and device; last those that are not reviewed."""
         names = dict.fromkeys((*self.snapshot.rows, *_not_reviewed()))
         return (self.lookup(name, device) for name in names for device in DEVICES)
 
@@ -125,7 +125,7 @@ class OpTable:
         return Entry(f"aten::{row.name}", device, verdict, reason, evidence, self.snapshot.torch, rule)
 
     def _replacement(self, row: OverloadRow, device: str) -> Replacement | None:
-        """Ours for this overload, or for another form of it where torch's one kernel for all devices calls that."""
+        """Returns ours for this overload, or for another form of it where torch's one kernel for all devices calls that."""
         forms = [row, *self._forms[row.form_of]] if row.kernels == ("explicit",) else [row]
         return next((self._ours[one.name, device] for one in forms if (one.name, device) in self._ours), None)
 
@@ -141,7 +141,7 @@ class OpTable:
         return self._measured(entry, row)
 
     def _composite(self, row: OverloadRow, device: str) -> Entry:
-        """As deterministic as what it calls: the worst of its parts."""
+        """Returns the entry of a composite, as deterministic as the ops that it calls: the worst of its parts."""
         if not row.calls:
             reason = "composite: as deterministic as the ops that it calls, which nobody has looked at"
             return self._new(row, device, DETERMINISTIC, reason, "none", COMPOSITE)
@@ -160,7 +160,7 @@ class OpTable:
         return replace(entry, reason=reason, threads="varies")
 
     def _on_a_gpu(self, entry: Entry, row: OverloadRow) -> Entry:
-        """The entry, with the last GPU that has run the overload."""
+        """Returns the entry, with the last GPU that has run the overload."""
         found = [one for one in self._gpus if row.name in one.ops]
         if not found:
             return entry
@@ -169,7 +169,7 @@ class OpTable:
         return replace(entry, evidence="battery", torch=torch, reason=f"{entry.reason}; seen equal on {last}")
 
     def _measured(self, entry: Entry, row: OverloadRow) -> Entry:
-        """The entry, with what was measured of the overload, or else of another form of it, with the same kernel."""
+        """Returns the entry, with the measurement of the overload, or else of another form of it, with the same kernel."""
         kernel = "ours" if entry.rule == REPLACED else "torch"
         seen = row if row.runs and row.kernel == kernel else self._seen_form(row.form_of, kernel)
         if seen is None:
@@ -197,7 +197,7 @@ class OpTable:
         return entry
 
     def _seen_form(self, functional: str, kernel: str) -> OverloadRow | None:
-        """A measured form of the same op: one that varies, if there is one."""
+        """Returns a measured form of the same op: one that varies, if there is one."""
         measured = [row for row in self._forms.get(functional, ()) if row.runs and row.kernel == kernel]
         worst = [row for row in measured if "varies" in (row.runs, row.threads)]
         return next(iter(worst or measured), None)
@@ -215,23 +215,23 @@ def _unseen(name: str, device: str) -> Entry:
 
 
 def _on(device: str, verdict: str) -> str:
-    """CPU threads do not count on CUDA."""
+    """Returns the verdict on a device: CPU threads do not count on CUDA."""
     return DETERMINISTIC if device == "cuda" and verdict == OVER_THREADS else verdict
 
 
 def own_lines() -> list[dict[str, Any]]:
-    """The lines of `own.toml`."""
+    """Returns the lines of `own.toml`."""
     return tomllib.loads(OWN_FILE.read_text(encoding="ascii"))["op"]
 
 
 @cache
 def op_table() -> OpTable:
-    """The table of this package."""
+    """Returns the table of this package."""
     return OpTable(reviewed(), catalogue.every(), own_lines(), seen_cases(), seen())
 
 
 def lookup(op: str, device: str) -> Entry:
-    """The entry of an overload (`aten::sum.dim_IntList`, as `OpOverload.name()` gives it) on `cpu` or `cuda`.
+    """Returns the entry of an overload (`aten::sum.dim_IntList`, as `OpOverload.name()` returns it) on `cpu` or `cuda`.
 
     Raises:
         InvalidArgumentError: the reviewed torch has no such overload (TorchScript's own are not in the table), or
@@ -241,5 +241,5 @@ def lookup(op: str, device: str) -> Entry:
 
 
 def entries() -> Iterator[Entry]:
-    """Every entry, by name and device."""
+    """Yields every entry, by name and device."""
     return op_table().entries()

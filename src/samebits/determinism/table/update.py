@@ -1,12 +1,13 @@
 """For maintainers: `python -m samebits.determinism.table.update [--pin] [EVIDENCE.json ...]` reviews the running torch.
 
-It writes `snapshot.csv` where that is the pinned version, or `--pin` makes it so, else its lines of `versions.csv`. It takes the overloads from the torch that is running, what other devices have from torch's `native_functions.yaml`,
-and what was measured from the given files and from the snapshot that there was. What changed is printed: a person
-looks at each, and adds to `own.toml` where a class rule does not hold.
+It writes `snapshot.csv` where that is the pinned version, or `--pin` makes it so, else its lines of `versions.csv`. It
+takes the overloads from the torch that is running, the kernels of other devices from torch's `native_functions.yaml`,
+and measurements from the given files and from the snapshot before. Changes are printed: a person checks each, and adds
+to `own.toml` where a class rule does not hold.
 
 A file of evidence: `{"torch": "2.13.0", "overloads": {"aten::sum.dim_IntList": {"source": "battery" | "opinfo",
 "runs": "equal" | "varies", "threads": "equal" | "varies"}}, "calls": {"aten::matmul": ["aten::mm"]}}`. `threads` is
-absent where no tensor was large enough to be split; `calls` says what composites were seen to call.
+absent where no tensor was large enough to be split; `calls` has the calls of composites.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ _CPU_KEYS = ("CPU", "MkldnnCPU", "NestedTensorCPU", "QuantizedCPU", "SparseCPU",
 def updated(
     before: ReviewedOverloads, live: Mapping[str, Live], evidence: Iterable[Mapping[str, Any]] = ()
 ) -> ReviewedOverloads:
-    """The snapshot of the live overloads. What a file measured replaces what was known of that overload.
+    """Returns the snapshot of the live overloads. A file's measurement replaces the known one of that overload.
 
-    What was measured of an overload whose schema changed since is dropped.
+    A measurement of an overload whose schema changed since is dropped.
     """
     kernels = native_functions.kernels(native_functions.FILE.read_text(encoding="utf-8"))
     rows = {name: _row(one, kernels.get(name, ()), before.rows.get(name)) for name, one in live.items()}
@@ -77,7 +78,7 @@ def _has(name: str, key: str) -> bool:
 
 
 def _together(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The measured columns per overload: what varies in one file varies; the battery counts before OpInfo."""
+    """Merges the measured columns per overload: one that varies in one file varies; the battery counts before OpInfo."""
     ours = {one.op.removeprefix("aten::") for one in REPLACEMENTS}
     merged: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -97,7 +98,7 @@ def cases(
     reviews: Iterable[ReviewedOverloads],
     files: Iterable[Mapping[str, Any]],
 ) -> dict[str, tuple[str, ...]]:
-    """The cases by which each overload was seen equal over threads: those of the files, else those of before."""
+    """Returns the cases by which each overload was equal over threads: those of the files, else those of before."""
     known = dict(before)
     for file in files:
         for full, found in file["overloads"].items():
@@ -107,7 +108,9 @@ def cases(
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the review of the running torch from it and the files of evidence, and prints what is new or changed."""
+    """Writes the review of the running torch from it and the files of evidence, and prints the new and the changed
+    overloads.
+    """
     live, before = live_overloads(), reviewed()
     for line in unreviewed(before, live):
         print(line)
