@@ -356,7 +356,7 @@ def test_what_the_battery_has_seen_equal_is_evidence_of_the_table(tmp_path, case
         assert adopt(report, data_file(tmp_path), file).seen == {"aten::sin"}
     (seen,) = gpu_evidence.read(file)
     assert (seen.gpu, seen.torch, seen.ops) == ("a GPU", "2.11.0+cu130", {"sin"})
-    table = OpTable(reviewed(), replacements.every(), own_lines(), seen_cases(), [seen])
+    table = OpTable(reviewed(), replacements.all_replacements(), own_lines(), seen_cases(), [seen])
     entry, plain = table.lookup("aten::sin", "cuda"), table.lookup("aten::cos", "cuda")
     assert (entry.evidence, entry.torch) == ("battery", "2.11.0") and "seen equal on a GPU" in entry.reason
     assert plain.evidence == "source" and "GPU" not in plain.reason

@@ -115,9 +115,8 @@ def _captured(before_the_loop: Sequence[dis.Instruction]) -> frozenset[str]:
     names: set[str] = set()
     for position, item in enumerate(before_the_loop):
         closure = item.opname == "LOAD_CLOSURE"
-        if not closure and item.opname.startswith(
-            "LOAD_FAST"
-        ):  # 3.13: LOAD_CLOSURE became LOAD_FAST of a cell
+        # 3.13: LOAD_CLOSURE became LOAD_FAST of a cell
+        if not closure and item.opname.startswith("LOAD_FAST"):
             following = before_the_loop[position + 1 : position + 40]
             closure = isinstance(item.argval, str) and _feeds_closure(item, following)
         if closure:

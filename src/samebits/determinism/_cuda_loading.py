@@ -18,12 +18,12 @@ def installable(entries: Iterable[verified_on_gpu.GpuVerification] | None = None
     """
     ops = dict.fromkeys(entry.op for entry in (verified_on_gpu.read() if entries is None else entries))
     return tuple(
-        Replacement(op, partial(_at_first_call, op), "", device="CUDA", verified="CUDA") for op in ops
+        Replacement(op, partial(_load_at_first_call, op), "", device="CUDA", verified="CUDA") for op in ops
     )
 
 
 @cache
-def written() -> Mapping[str, Replacement]:
+def all_formulations() -> Mapping[str, Replacement]:
     """Returns every formulation by its overload's full name, verified or not: loads them (0.1 s)."""
     return {one.op: one for one in determinism._cuda_decompositions.REPLACEMENTS}
 
@@ -35,12 +35,12 @@ def computes(name: str, ops: Iterable[str]) -> bool:
     return not {name, f"{name}.values", f"{name}_values"}.isdisjoint(ops)
 
 
-def _at_first_call(op: str, kernel: Kernel) -> Kernel:
+def _load_at_first_call(op: str, kernel: Kernel) -> Kernel:
     made: list[Kernel] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not made:
-            made.append(written()[op].make(kernel))
+            made.append(all_formulations()[op].make(kernel))
         return made[0](*args, **kwargs)
 
     return call

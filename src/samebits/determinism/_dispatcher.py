@@ -31,17 +31,16 @@ class KernelOverrides:
         """
         keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
         original = functools.partial(torch.library.get_kernel(name, key).call_boxed, keyset)
-        self.put_over(name, key, make(original))
+        self.replace(name, key, make(original))
 
-    def put_over(self, name: str, key: str, kernel: Kernel) -> None:
+    def replace(self, name: str, key: str, kernel: Kernel) -> None:
         """Replaces a kernel without keeping the original."""
         namespace, _, rest = name.partition("::")
         if namespace not in self._libraries:
             self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         _silence_note()
-        _register(
-            self._libraries[namespace], rest, kernel, key, allow_override=True
-        )  # torch 2.11 asks for it
+        # without allow_override torch 2.11 raises
+        _register(self._libraries[namespace], rest, kernel, key, allow_override=True)
 
     def remove(self) -> None:
         """Restores the original kernels; also from inside one of the overrides."""
@@ -60,11 +59,11 @@ def _silence_note() -> None:
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NOTE)
-        _register(library, "linalg_qr", _never_called, "CPU", allow_override=True)
+        _register(library, "linalg_qr", _placeholder, "CPU", allow_override=True)
     library._destroy()
 
 
-def _never_called(*_: Any) -> None:
+def _placeholder(*_: Any) -> None:
     """Replaces a kernel for an instant; never called."""
 
 

@@ -40,6 +40,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
 """Those for the CPU."""
 
 
-def every() -> tuple[Replacement, ...]:
+def all_replacements() -> tuple[Replacement, ...]:
     """Returns those for CUDA too, also those that no GPU has verified: loads them."""
-    return (*REPLACEMENTS, *cuda_loading.written().values())
+    return (*REPLACEMENTS, *cuda_loading.all_formulations().values())

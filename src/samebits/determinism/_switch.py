@@ -63,19 +63,19 @@ class _Switch:
         self.guard.check()
         conflicting_settings.refuse_environment()
         with ExitStack() as undo:
-            undo.enter_context(_flags())
+            undo.enter_context(_set_flags())
             undo.enter_context(inductor_flag.deterministic())
             conflicting_settings.refuse_late_workspace()
-            undo.enter_context(_kernels(settings))
-            undo.enter_context(_functions(settings))
-            undo.enter_context(torch_generators.watched())
+            undo.enter_context(_install_kernels(settings))
+            undo.enter_context(_patch_functions(settings))
+            undo.enter_context(torch_generators.watch_generators())
             undo.callback(_compile.leave)
             _compile.enter(settings.thread_invariant)
             for guard in self.guards:
                 undo.callback(guard.remove)
                 guard.install()
-            undo.callback(_tell, None)
-            _tell(settings)
+            undo.callback(_notify, None)
+            _notify(settings)
             self._undo = undo.pop_all()
 
     def _turn_off(self) -> None:
@@ -143,13 +143,13 @@ def op_determinism_enabled() -> bool:
     return process.op_determinism
 
 
-def _tell(settings: Settings | None) -> None:
+def _notify(settings: Settings | None) -> None:
     activate(settings)
     process.op_determinism = settings is not None
 
 
 @contextmanager
-def _flags() -> Iterator[None]:
+def _set_flags() -> Iterator[None]:
     """Sets flags of torch, and the variable that cuBLAS reads at its first product."""
     torchs = torch._C
     algorithms = torchs._get_deterministic_algorithms(), torchs._get_deterministic_algorithms_warn_only()
@@ -176,11 +176,11 @@ def _flags() -> Iterator[None]:
 
 
 @contextmanager
-def _kernels(settings: Settings) -> Iterator[None]:
+def _install_kernels(settings: Settings) -> Iterator[None]:
     """Installs our kernels, and in front of those that torch refuses errors with the cure."""
     overrides = KernelOverrides()
     try:
-        ours = reviewed_schemas.installable(_wanted(settings))
+        ours = reviewed_schemas.installable(_wanted_replacements(settings))
         for it in ours:
             overrides.put(it.op, it.device, it.make)
         refused_ops.refuse(overrides, ours, warn=settings.on_unimplemented == "warn")
@@ -189,7 +189,7 @@ def _kernels(settings: Settings) -> Iterator[None]:
         overrides.remove()
 
 
-def _wanted(settings: Settings) -> Iterator[Replacement]:
+def _wanted_replacements(settings: Settings) -> Iterator[Replacement]:
     for it in replacements.REPLACEMENTS:
         if settings.thread_invariant or not it.only_threads:
             yield it
@@ -198,7 +198,7 @@ def _wanted(settings: Settings) -> Iterator[Replacement]:
 
 
 @contextmanager
-def _functions(settings: Settings) -> Iterator[None]:
+def _patch_functions(settings: Settings) -> Iterator[None]:
     """Replaces Python functions that would undo the switch, or that begin something nondeterministic."""
     patches = Patches()
     try:

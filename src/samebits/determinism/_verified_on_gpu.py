@@ -32,7 +32,7 @@ def read(file: Path = FILE) -> list[GpuVerification]:
         return [GpuVerification(**entry) for entry in tomllib.load(stream).get("verified", ())]
 
 
-def verified(op: str, entries: Iterable[GpuVerification]) -> str:
+def verification_text(op: str, entries: Iterable[GpuVerification]) -> str:
     """Returns the op table's text for the overload; empty when no GPU has run it."""
     return "; ".join(str(entry) for entry in entries if entry.op == op)
 

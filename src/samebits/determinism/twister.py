@@ -17,23 +17,23 @@ _TURNS, _TURNS_BACK = 64, 8
 another one."""
 
 
-def from_entropy(words: np.ndarray, position: int) -> bool:
+def is_from_entropy(words: np.ndarray, position: int) -> bool:
     """Returns True if a state (624 words and the position in them) was seeded by the operating system and not drawn
     from since.
     """
-    return position == _WORDS and int(words[0]) == _FIRST and not _is_of_a_person(words)
+    return position == _WORDS and int(words[0]) == _FIRST and not _is_short_seed(words)
 
 
-def from_a_person(words: np.ndarray) -> bool:
+def is_from_person(words: np.ndarray) -> bool:
     """Returns True if a state comes from a seed that a person chose, by no more than 4,000 words drawn (2 ms each 624)."""
     for _ in range(_TURNS_BACK):
-        if _is_of_a_person(words):
+        if _is_short_seed(words):
             return True
-        words = _turned_back(words)
+        words = _rewind(words)
     return False
 
 
-def reached(origin: np.ndarray, now: np.ndarray) -> bool:
+def is_reached_by_draws(origin: np.ndarray, now: np.ndarray) -> bool:
     """Returns True if the words `now` come from the words `origin` by nothing but drawing, of 40,000 words at most."""
     twister = np.random.MT19937(0)
     twister.state = {"bit_generator": "MT19937", "state": {"key": origin, "pos": _WORDS}}
@@ -44,7 +44,7 @@ def reached(origin: np.ndarray, now: np.ndarray) -> bool:
     return False
 
 
-def _is_of_a_person(words: np.ndarray) -> bool:
+def _is_short_seed(words: np.ndarray) -> bool:
     """Returns True for a person's seed: it is short, so that its words repeat; the operating system gives 624 random words."""
     return np.unique(_seed_words(words)).size <= _WORDS // 2
 
@@ -64,7 +64,7 @@ def _spread(words: np.ndarray, factor: int) -> np.ndarray:
     return (words ^ (words >> np.uint32(30))) * np.uint32(factor)
 
 
-def _turned_back(words: np.ndarray) -> np.ndarray:
+def _rewind(words: np.ndarray) -> np.ndarray:
     """Returns the state 624 draws before; of its first word the first bit only, which is all that later words depend
     on.
 

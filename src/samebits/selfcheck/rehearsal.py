@@ -1,4 +1,4 @@
-"""Tries the check itself, without its device: every judge must pass what is right, and see each thing that was spoiled."""
+"""Tests the check itself, without its device: every judge must accept correct results, and see each that was spoiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samebits.selfcheck.case import Case, Results, Target, plants
 
 @dataclass
 class Rehearsed:
-    """One part, gone through without the device."""
+    """One part, run without the device."""
 
     name: str
     about: str
@@ -27,16 +27,16 @@ class Rehearsed:
     missed: list[str] = field(default_factory=list)
     """Wrong results that the judge did not see."""
     broken: list[str] = field(default_factory=list)
-    """Cases that do not pass what is right."""
+    """Cases that do not accept correct results."""
 
     @property
     def found(self) -> int:
-        """Planted wrong results that were seen."""
+        """The number of planted wrong results that were seen."""
         return self.planted - len(self.missed)
 
 
 def rehearse(names: Iterable[str]) -> Iterator[Rehearsed]:
-    """Each part on the CPU, with small tensors: results as they are, then each of them spoiled in turn."""
+    """Runs each part on the CPU, with small tensors: results as they are, then each of them spoiled in turn."""
     for name in names:
         part = parts.named(name)
         found = Rehearsed(name, part.about, part.minutes)

@@ -1,4 +1,4 @@
-"""The report for a person: a line for each part, what failed, and the figures; as text for `report.txt`, too."""
+"""The report for a person: a line for each part, the failures, and the figures; as text for `report.txt`, too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STYLES = {"passed": "green", "failed": "bold red", "no case ran": "bold red"}
 
 
 def show(report: SelfcheckReport, console: Console) -> None:
-    """All of it."""
+    """Prints all of it."""
     machine = report.machine
     console.print(
         f"samebits {machine['samebits']} on {machine['gpu']}, torch {machine['torch']}, driver "
@@ -34,14 +34,14 @@ def show(report: SelfcheckReport, console: Console) -> None:
 
 
 def write(report: SelfcheckReport) -> None:
-    """`report.txt` in the report's folder."""
+    """Writes `report.txt` in the report's folder."""
     file = io.StringIO()
     show(report, Console(file=file, width=_WIDTH, highlight=False))
     replace(report.folder / "report.txt", file.getvalue())
 
 
 def show_rehearsal(found: Sequence[Rehearsed], console: Console) -> None:
-    """What a rehearsal has found."""
+    """Prints the results of a rehearsal."""
     columns = ["part", "what it tries", "minutes on a GPU", "cases", "planted", "found"]
     rows = [
         [one.name, one.about, f"{one.minutes:g}", str(one.cases), str(one.planted), str(one.found)]
@@ -89,7 +89,7 @@ def _figures(figures: dict[str, Any]) -> str:
 
 
 def _short(text: str) -> str:
-    """Long lists of names stand in the JSON."""
+    """Shortens long lists of names, which are in the JSON."""
     return text if len(text) <= _MOST else f"{text[:_MOST]} ..."
 
 

@@ -1,4 +1,4 @@
-"""How long calls take, against each other: interleaved, medians; by CUDA's events on a GPU, else by the wall clock."""
+"""Times of calls, against each other: interleaved, medians; by CUDA's events on a GPU, else by the wall clock."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from samebits.selfcheck.case import Target
 
 Call = Callable[[], object]
 _ROUND_NS = 20e6
-"""A round calls so often that it takes about so long: launches of a few microseconds are timed together."""
+"""A round repeats its call for about this time: launches of a few microseconds are timed together."""
 
 
 def nanoseconds(call: Call, times: int, device: str) -> float:
-    """Of one call, over so many of them."""
+    """Returns the time of one call, over so many of them."""
     if device == "cpu":
         began = time.perf_counter_ns()
         for _ in range(times):
@@ -32,7 +32,9 @@ def nanoseconds(call: Call, times: int, device: str) -> float:
 
 
 def captured(call: Call, times: int, device: str) -> Call:
-    """So many calls as one CUDA graph, whose replay costs no launches: what the kernels alone take. On a CPU as they are."""
+    """Returns so many calls as one CUDA graph, whose replay costs no launches: the time of the kernels alone. On a CPU
+    as they are.
+    """
     if device == "cpu":
         return lambda: [call() for _ in range(times)]
     aside = torch.cuda.Stream()
@@ -49,7 +51,7 @@ def captured(call: Call, times: int, device: str) -> Call:
 
 
 def medians(calls: Mapping[str, Call], place: Target, rounds: int = 15) -> dict[str, list[float]]:
-    """Nanoseconds of a call in each of the interleaved rounds, by name; two calls of each before are not timed."""
+    """Returns the nanoseconds of a call in each of the interleaved rounds, by name; two calls of each before are not timed."""
     rounds = 2 if place.small else rounds
     for call in calls.values():
         nanoseconds(call, 2, place.device)
@@ -63,7 +65,9 @@ def medians(calls: Mapping[str, Call], place: Target, rounds: int = 15) -> dict[
 
 
 def against(ours: Call, theirs: Call, place: Target, rounds: int = 15) -> tuple[float, float, float]:
-    """Nanoseconds of a call of ours and of theirs, and how many times as fast ours is: medians, the last one of the ratios."""
+    """Returns the nanoseconds of a call of ours and of theirs, and how many times as fast ours is: medians, the last
+    one of the ratios.
+    """
     taken = medians({"ours": ours, "theirs": theirs}, place, rounds)
     pairs = list(zip(taken["ours"], taken["theirs"], strict=True))
     return median(taken["ours"]), median(taken["theirs"]), median(b / a for a, b in pairs)

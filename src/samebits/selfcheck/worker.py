@@ -1,7 +1,8 @@
-"""One process of a self-check: `python -m samebits.selfcheck.worker PART FILE DEVICE` runs the cases of a part that FILE has not.
+"""One process of a self-check: `python -m samebits.selfcheck.worker PART FILE DEVICE` runs the cases of a part that
+FILE has not.
 
-FILE gets a line of JSON before each case and one after it, so that whoever reads it knows what was under way when the
-process died. It ends at a case's time limit, and after an error of CUDA, which spoils what comes after.
+FILE gets a line of JSON before each case and one after it, so that its reader knows which case ran when the process
+died. It ends at a case's time limit, and after an error of CUDA, which spoils later results.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from samebits.selfcheck import faults, parts
 from samebits.selfcheck.case import Case, Target
 
 EXIT_ALL_RUN, EXIT_AGAIN, EXIT_LIMIT = 0, 3, 4
-"""All cases have run; another process is to go on; a case ran past its limit."""
+"""All cases have run; another process must continue; a case ran past its limit."""
 
 
 def main(part: str, file: str, device: str) -> int:
-    """The exit status."""
+    """Returns the exit status."""
     die_with_parent()
     path = Path(file)
     done = {line["case"] for line in read(path)}
@@ -42,7 +43,7 @@ def main(part: str, file: str, device: str) -> int:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that a worker wrote; its last one may be cut off."""
+    """Returns the lines of a file that a worker wrote; its last one may be cut off."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = []
     for line in lines:

@@ -41,22 +41,24 @@ def chunks(results: int, elements: int) -> int:
     return next(whole, even[0] if even else least)
 
 
-def splits_by_size(ir: ModuleType, num_splits: Callable[..., Any]) -> Callable[..., Any]:
+def split_by_size(ir: ModuleType, num_splits: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `torch._inductor.ir.Reduction.num_splits`, with our rule on the CPU."""
     parameters = inspect.signature(num_splits)
 
     @functools.wraps(num_splits)
     def by_size(*args: Any, **kwargs: Any) -> Any:
         hint, split = num_splits(*args, **kwargs)
-        asked = parameters.bind(*args, **kwargs).arguments
-        if asked["device"].type != "cpu":
+        arguments = parameters.bind(*args, **kwargs).arguments
+        if arguments["device"].type != "cpu":
             return hint, split
-        return hint, _chunks_of(ir, asked["reduction_type"], asked["ranges"], asked["reduction_numel"])
+        return hint, _chunks_of(
+            ir, arguments["reduction_type"], arguments["ranges"], arguments["reduction_numel"]
+        )
 
     return by_size
 
 
-def evenly(ir: ModuleType, create: Callable[..., Any]) -> Callable[..., Any]:
+def split_evenly(ir: ModuleType, create: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `torch._inductor.ir.Reduction.create` for chunks of one length; the rest is reduced separately and added.
 
     Inductor's way with a shorter last chunk tests every element for the end: 1.4 times the time of a sum.
@@ -65,21 +67,25 @@ def evenly(ir: ModuleType, create: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(create)
     def in_two(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = parameters.bind(cls, *args, **kwargs).arguments
-        size = ir.V.graph.sizevars.simplify(ir.sympy_product(asked["reduction_ranges"]))
-        count = _chunks_of(ir, asked["reduction_type"], asked["ranges"], size) if cls is ir.Reduction else 1
-        if asked["device"].type != "cpu" or size % count == 0:
+        arguments = parameters.bind(cls, *args, **kwargs).arguments
+        size = ir.V.graph.sizevars.simplify(ir.sympy_product(arguments["reduction_ranges"]))
+        count = (
+            _chunks_of(ir, arguments["reduction_type"], arguments["ranges"], size)
+            if cls is ir.Reduction
+            else 1
+        )
+        if arguments["device"].type != "cpu" or size % count == 0:
             return create(cls, *args, **kwargs)
-        return _in_two(ir, asked, size, count)
+        return _split_in_two(ir, arguments, size, count)
 
     return in_two
 
 
-def _in_two(ir: ModuleType, asked: dict[str, Any], size: Any, count: int) -> Any:
+def _split_in_two(ir: ModuleType, arguments: dict[str, Any], size: Any, count: int) -> Any:
     """Returns the reduction of the largest part that `count` divides, combined with the reduction of the rest."""
-    inner, kind, dtype = asked["inner_fn"], asked["reduction_type"], asked["dst_dtype"]
-    flat, rest = ir.View.dynamic_reshape_indexer(asked["reduction_ranges"], [size]), size % count
-    common = {name: asked[name] for name in ("device", "src_dtype", "ranges", "reduction_type")}
+    inner, kind, dtype = arguments["inner_fn"], arguments["reduction_type"], arguments["dst_dtype"]
+    flat, rest = ir.View.dynamic_reshape_indexer(arguments["reduction_ranges"], [size]), size % count
+    common = {name: arguments[name] for name in ("device", "src_dtype", "ranges", "reduction_type")}
     # As Inductor does between two layers: partial results of two bytes are kept in four.
     common["dst_dtype"] = torch.float32 if dtype in {torch.float16, torch.bfloat16} else dtype
 
@@ -92,13 +98,13 @@ def _in_two(ir: ModuleType, asked: dict[str, Any], size: Any, count: int) -> Any
         return reduced_part.make_loader()
 
     head, tail = part(0, size - rest), part(size - rest, rest)
-    combine = ir.get_reduction_combine_fn(kind, asked["src_dtype"])
+    combine = ir.get_reduction_combine_fn(kind, arguments["src_dtype"])
 
     def combined(index: Any) -> Any:
         return ir.ops.to_dtype(combine(head(index), tail(index)), dtype)
 
     return ir.Pointwise.create(
-        device=asked["device"], dtype=dtype, inner_fn=combined, ranges=list(asked["ranges"])
+        device=arguments["device"], dtype=dtype, inner_fn=combined, ranges=list(arguments["ranges"])
     )
 
 

@@ -31,7 +31,7 @@ def _forget_rewritten() -> None:
     compilation_unit: Any = torch.jit._state._python_cu
     functions = list(compilation_unit.get_functions())
     kinds = set(_kinds(torch.jit.RecursiveScriptModule))
-    # What torch.jit.load made stands in no list; an instance refers to its class.
+    # The result of torch.jit.load is in no list; an instance refers to its class.
     for module in gc.get_referrers(*kinds):
         if type(module) in kinds and "_c" in vars(module):
             functions += [module._c._get_method(name) for name in module._c._method_names()]

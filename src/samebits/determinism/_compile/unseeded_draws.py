@@ -18,8 +18,8 @@ import torch.fx.traceback
 
 from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line, line_in, owner_of_frame
-from samebits.determinism._compile.inductor import passed_through
-from samebits.determinism._guards.torch_draws import DrawRule, unseeded
+from samebits.determinism._compile.inductor import dynamo_error
+from samebits.determinism._guards.torch_draws import DrawRule, unseeded_message
 from samebits.errors import UnseededError
 from samebits.random._process.seeds import torch_was_seeded
 
@@ -31,13 +31,13 @@ def watch(patches: Patches) -> None:
     """Replaces the capturing functions, until `patches` are undone."""
     patches.when_imported(
         "torch.fx.experimental.proxy_tensor",
-        lambda module: patches.put(module, "proxy_call", _checked_capture(module)),
+        lambda module: patches.put(module, "proxy_call", _check_captures(module)),
     )
     for module in (torch.jit, torch.jit._script):
-        patches.put(module, "script", _checked_script(module.script))
+        patches.put(module, "script", _check_scripts(module.script))
 
 
-def _checked_capture(module: ModuleType) -> Callable[..., Any]:
+def _check_captures(module: ModuleType) -> Callable[..., Any]:
     capture = module.proxy_call
 
     @functools.wraps(capture)
@@ -71,7 +71,7 @@ def _is_pattern() -> bool:
     return False
 
 
-def _checked_script(script: Callable[..., Any]) -> Callable[..., Any]:
+def _check_scripts(script: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(script)
     def checked(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
         scripted = script(obj, optimize, _frames_up + 1, *args, **kwargs)
@@ -118,7 +118,7 @@ def _constant(value: Any, scripted: Any) -> Any:
 
 
 def _refuse(name: str, line: str) -> None:
-    text = unseeded(name, f"at {line}, captured into a graph,")
+    text = unseeded_message(name, f"at {line}, captured into a graph,")
     if "torch._dynamo.exc" in sys.modules:
-        raise passed_through(UnseededError)(text, first_useful_frame=None)
+        raise dynamo_error(UnseededError)(text, first_useful_frame=None)
     raise UnseededError(text)

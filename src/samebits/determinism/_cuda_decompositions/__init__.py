@@ -31,7 +31,7 @@ from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.indexing.max_unpool import max_unpool2d, max_unpool3d
 from samebits.determinism._kernels.indexing.put import put_
 from samebits.determinism._replacement import Replacement, always
-from samebits.determinism._verified_on_gpu import read, verified
+from samebits.determinism._verified_on_gpu import read, verification_text
 
 _ATOMICS = "torch adds with atomics, in the order in which threads arrive; "
 _GATHERED = _ATOMICS + "ours gathers each element's parts in a fixed order"
@@ -45,7 +45,7 @@ _ENTRIES = read()
 
 def _one(name: str, make: Callable[[Kernel], Kernel], reason: str) -> Replacement:
     op = f"aten::{name}"
-    return Replacement(op, make, reason, device="CUDA", verified=verified(op, _ENTRIES))
+    return Replacement(op, make, reason, device="CUDA", verified=verification_text(op, _ENTRIES))
 
 
 def _backward(name: str, function: Kernel, reason: str) -> tuple[Replacement, ...]:

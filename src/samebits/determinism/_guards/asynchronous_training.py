@@ -24,7 +24,7 @@ def refuse(patches: Patches) -> None:
     """Replaces the constructors; imports nothing."""
     rpc = torch.distributed.rpc if torch.distributed.is_available() else None
     if rpc is not None and rpc.is_available():
-        patches.put(rpc, "init_rpc", _refusing("torch.distributed.rpc.init_rpc", rpc.init_rpc))
+        patches.put(rpc, "init_rpc", _refuse_constructor("torch.distributed.rpc.init_rpc", rpc.init_rpc))
         patches.when_imported(
             "torch.distributed.optim.optimizer", lambda module: _refuse_distributed_optimizer(patches, module)
         )
@@ -35,10 +35,12 @@ def refuse(patches: Patches) -> None:
 
 def _refuse_distributed_optimizer(patches: Patches, module: ModuleType) -> None:
     owner = module.DistributedOptimizer
-    patches.put(owner, "__init__", _refusing("torch.distributed.optim.DistributedOptimizer", owner.__init__))
+    patches.put(
+        owner, "__init__", _refuse_constructor("torch.distributed.optim.DistributedOptimizer", owner.__init__)
+    )
 
 
-def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_constructor(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def refused(*args: Any, **kwargs: Any) -> None:
         raise UnimplementedError(

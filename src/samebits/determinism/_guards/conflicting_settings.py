@@ -72,14 +72,14 @@ def check() -> None:
     torchs = torch._C
     if not torchs._get_deterministic_algorithms() or torchs._get_deterministic_algorithms_warn_only():
         raise ConflictError(
-            "op determinism is on, but torch's own flag was turned off, or to warn_only, behind its back "
+            "op determinism is on, but torch's own flag was turned off, or to warn_only, without a call of samebits "
             "(torch._C._set_deterministic_algorithms): what ran since then may differ in the next run. "
             f"Call samebits.enable_op_determinism(False) where it is meant. {_BLOCK}"
         )
     if torchs._get_cudnn_benchmark() or not torchs._get_cudnn_deterministic():
         torchs._set_cudnn_benchmark(False)
         torchs._set_cudnn_deterministic(True)
-        _warn("cudnn", "cuDNN's benchmark or deterministic flag was changed and is put back")
+        _warn("cudnn", "cuDNN's benchmark or deterministic flag was changed and is restored")
     if torchs._get_deterministic_fill_uninitialized_memory():
         _warn(
             "fill",
@@ -87,8 +87,8 @@ def check() -> None:
         )
     if inductor_flag.contradicted():
         _warn_of_inductor("torch._inductor.config.deterministic is False while op determinism is on")
-    custom_ops.look_for_new_ops()
-    torch_generators.look()
+    custom_ops.watch_new_ops()
+    torch_generators.check()
 
 
 def _check_without_switch() -> None:

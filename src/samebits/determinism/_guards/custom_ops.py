@@ -82,7 +82,7 @@ def declare_op(name: str, *, deterministic: bool) -> None:
         _watch(full for full in torch._C._dispatch_get_all_op_names() if _packet(full) == name)
 
 
-def declared(name: str) -> bool | None:
+def declaration_of(name: str) -> bool | None:
     """Returns True if an op that is not aten's (`namespace::name`) is declared deterministic; None if it is not
     declared.
 
@@ -93,10 +93,10 @@ def declared(name: str) -> bool | None:
 
 def watch(patches: Patches) -> None:
     """Watches every custom op that is registered, and those to come. For the switch."""
-    look_for_new_ops(anyway=True)
-    patches.put(torch.library.Library, "impl", _watching_impl(torch.library.Library.impl))
+    watch_new_ops(anyway=True)
+    patches.put(torch.library.Library, "impl", _watch_impl(torch.library.Library.impl))
     owner = type(torch.ops)
-    patches.put(owner, "load_library", _watching_load(owner.load_library))
+    patches.put(owner, "load_library", _watch_load(owner.load_library))
     patches.when_imported("triton.runtime.jit", lambda module: triton_atomics.watch(patches, module))
 
 
@@ -106,7 +106,7 @@ def unwatch() -> None:
         _watched.popitem()[1].remove()
 
 
-def look_for_new_ops(*, anyway: bool = False) -> None:
+def watch_new_ops(*, anyway: bool = False) -> None:
     """Watches ops that C++ extensions have registered since the last check; between two steps (0.1 us when none was loaded)."""
     global _known_modules
     if anyway or len(sys.modules) != _known_modules:
@@ -130,7 +130,7 @@ def _watch(names: Iterable[str]) -> None:
         _watched[full] = KernelOverrides()
         for key in _KEYS:
             if has_kernel(full, key):
-                _watched[full].put_over(full, key, _first_call(full))
+                _watched[full].replace(full, key, _first_call(full))
 
 
 def _first_call(full: str) -> Callable[..., Any]:
@@ -147,14 +147,14 @@ def _judge(full: str) -> None:
     if full.startswith("aten::"):
         text = (
             f"{full}, called at {calling_line()} under op determinism, is not reviewed: it is in no op table (those of torch "
-            f"{', '.join(TESTED_TORCH)}; this is {torch.__version__}), so nobody knows whether its bits repeat. "
+            f"{', '.join(TESTED_TORCH)}; this is {torch.__version__}), so it is not known whether its bits repeat. "
             "`samebits verify` proves it of your script; `samebits ops` lists what is not reviewed."
         )
         warn_once(full, text, UnreviewedOpWarning)
         return
     if name not in _declared:
         text = (
-            f"{name}, called at {calling_line()} under op determinism, is no op of torch's, and nobody has said whether it is "
+            f"{name}, called at {calling_line()} under op determinism, is no op of torch's, and it was not declared whether it is "
             f"deterministic. Say so: samebits.declare_op({name!r}, deterministic=True), or False to have it refused."
         )
         warn_once(name, text, UndeclaredOpWarning)
@@ -167,7 +167,7 @@ def _judge(full: str) -> None:
     warn_once(name, f"{text}. It runs all the same (on_unimplemented='warn').", UnimplementedWarning)
 
 
-def _watching_impl(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_impl(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def impl(self: torch.library.Library, op_name: Any, *args: Any, **kwargs: Any) -> None:
         name = op_name if isinstance(op_name, str) else op_name.name()
@@ -181,10 +181,10 @@ def _watching_impl(original: Callable[..., Any]) -> Callable[..., Any]:
     return impl
 
 
-def _watching_load(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_load(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load_library(self: Any, path: Any) -> None:
         original(self, path)
-        look_for_new_ops(anyway=True)
+        watch_new_ops(anyway=True)
 
     return load_library

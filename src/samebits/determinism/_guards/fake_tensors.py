@@ -28,7 +28,7 @@ _thread = threading.local()
 def watch(patches: Patches, *, warn: bool) -> None:
     """Installs the guard for the switch: with `warn` such an op warns once."""
     patches.put(torch._prims_common, "alert_not_deterministic", _note)
-    patches.put(FakeTensorMode, "dispatch", _judging(FakeTensorMode.dispatch, warn))
+    patches.put(FakeTensorMode, "dispatch", _judge_dispatch(FakeTensorMode.dispatch, warn))
 
 
 def _note(caller: str) -> None:
@@ -36,7 +36,7 @@ def _note(caller: str) -> None:
     _thread.alerted = True
 
 
-def _judging(dispatch: Callable[..., Any], warn: bool) -> Callable[..., Any]:
+def _judge_dispatch(dispatch: Callable[..., Any], warn: bool) -> Callable[..., Any]:
     @functools.wraps(dispatch)
     def judged(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name()
@@ -50,7 +50,7 @@ def _judging(dispatch: Callable[..., Any], warn: bool) -> Callable[..., Any]:
             self.cache_enabled = cached
             alerted, _thread.alerted = _thread.alerted, outer
             if alerted and not _is_ours(name):
-                refused_ops.object_to(name, "CUDA", warn=warn)
+                refused_ops.raise_or_warn(name, "CUDA", warn=warn)
 
     return judged
 

@@ -12,7 +12,7 @@ from typing import Any
 Judge = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 
 
-def judged(kind: type, is_seeded: Judge | None, refuse: Callable[[], None]) -> type:
+def judged_class(kind: type, is_seeded: Judge | None, refuse: Callable[[], None]) -> type:
     """Returns a class for `kind` whose call first calls `refuse` unless `is_seeded(args, kwargs)`; without a judge it
     is always allowed.
 

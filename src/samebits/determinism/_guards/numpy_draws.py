@@ -19,7 +19,12 @@ from samebits._context import at_import
 from samebits._inspect.patching import Patches
 from samebits.determinism import twister
 from samebits.determinism._guards import numpy_constructors
-from samebits.determinism._guards.random_sources import NUMPY_ENTROPY, NUMPY_GLOBAL, asking, object_to
+from samebits.determinism._guards.random_sources import (
+    NUMPY_ENTROPY,
+    NUMPY_GLOBAL,
+    drawing_frame,
+    raise_or_warn,
+)
 from samebits.random._process import generator_states
 
 _mtrand: Any = np.random.mtrand
@@ -43,7 +48,7 @@ class NumpyGuard:
         for module in (np.random, _mtrand):
             for name in _DRAWS:
                 self._patches.put(module, name, self.checked(getattr(_GLOBAL, name)))
-        self._patches.put(_mtrand, "_rand", _Guarded(_GLOBAL._bit_generator, self))
+        self._patches.put(_mtrand, "_rand", _GuardedRandomState(_GLOBAL._bit_generator, self))
 
     def remove(self) -> None:
         """Restores NumPy's functions; harmless when they are in place."""
@@ -55,7 +60,7 @@ class NumpyGuard:
         @functools.wraps(draw, assigned=("__name__", "__doc__"))
         def drawn(*args: Any, **kwargs: Any) -> Any:
             if not numpy_was_seeded():
-                object_to(NUMPY_GLOBAL, asking())
+                raise_or_warn(NUMPY_GLOBAL, drawing_frame())
             elif not generator_states.is_preserving():
                 self.remove()
             return draw(*args, **kwargs)
@@ -63,7 +68,7 @@ class NumpyGuard:
         return drawn
 
 
-class _Guarded(np.random.RandomState):
+class _GuardedRandomState(np.random.RandomState):
     """Replaces `numpy.random.mtrand._rand`: passes everything on to it, draws after a check."""
 
     def __init__(self, bits: Any, guard: NumpyGuard) -> None:
@@ -83,33 +88,34 @@ def numpy_was_seeded() -> bool:
     if at_import.numpy_seed is None or type(bits) is not np.random.MT19937:
         return True
     origin = np.random.MT19937(at_import.numpy_seed).state["state"]["key"]
-    return not twister.reached(origin, bits.state["state"]["key"])
+    return not twister.is_reached_by_draws(origin, bits.state["state"]["key"])
 
 
 def watch(patches: Patches) -> None:
     """Refuses generators without a seed, `numpy.random.seed()` included, for as long as the switch is on."""
-    patches.put(_entropy, "randbits", _refusing(_entropy.randbits))
+    patches.put(_entropy, "randbits", _refuse_entropy(_entropy.randbits))
     for name, is_seeded in (
         ("RandomState", numpy_constructors.has_argument),
         ("Philox", numpy_constructors.has_seed_or_key),
     ):
         kind = getattr(np.random, name)
-        patches.put(np.random, name, numpy_constructors.judged(kind, is_seeded, _refuse_type))
-    patches.put(_mtrand, "_MT19937", numpy_constructors.judged(_mtrand._MT19937, None, _refuse_type))
+        patches.put(np.random, name, numpy_constructors.judged_class(kind, is_seeded, _refuse_type))
+    patches.put(_mtrand, "_MT19937", numpy_constructors.judged_class(_mtrand._MT19937, None, _refuse_type))
 
 
-def _refusing(randbits: Callable[[int], int]) -> Callable[[int], int]:
+def _refuse_entropy(randbits: Callable[[int], int]) -> Callable[[int], int]:
     def refused(k: int) -> int:
-        frame = asking()
+        frame = drawing_frame()
         if frame is not None and not _makes_a_philox(frame):
-            object_to(NUMPY_ENTROPY, frame)
+            raise_or_warn(NUMPY_ENTROPY, frame)
         return randbits(k)
 
     return refused
 
 
 def _refuse_type() -> None:
-    object_to(NUMPY_ENTROPY, asking(sys._getframe(2)))  # behind the class that stands in for NumPy's
+    # from outside of the class that replaces NumPy's
+    raise_or_warn(NUMPY_ENTROPY, drawing_frame(sys._getframe(2)))
 
 
 def _makes_a_philox(frame: FrameType) -> bool:

@@ -48,12 +48,12 @@ GENERATOR_SEED = RandomSource("torch.Generator.seed()", "raises", "generator.man
 GENERATOR = RandomSource(
     "torch.Generator() that is never seeded",
     "warns",
-    "torch.Generator().manual_seed(seed); all generators that nobody seeds draw the same numbers",
+    "torch.Generator().manual_seed(seed); all generators without a seed draw the same numbers",
 )
 DISTRIBUTED_SAMPLER = RandomSource(
     "DistributedSampler(shuffle=True) without `seed`",
     "warns",
-    "DistributedSampler(..., seed=seed); its default is 0, whatever set_random_seed says",
+    "DistributedSampler(..., seed=seed); its default is 0, whatever set_random_seed sets",
 )
 
 SOURCES = (
@@ -68,12 +68,12 @@ SOURCES = (
 _GUARDS = frozenset(
     f"{__package__}.{name}" for name in ("numpy_draws", "python_draws", "torch_generators")
 ) | {__name__}
-"""Modules whose frames are between the calling line and `asking`."""
+"""Modules whose frames are between the calling line and `drawing_frame`."""
 _SEEDS_ITSELF = "hypothesis"
 """A library that chooses the seeds of its examples."""
 
 
-def asking(frame: FrameType | None = None) -> FrameType | None:
+def drawing_frame(frame: FrameType | None = None) -> FrameType | None:
     """Returns the frame that draws random numbers; None where it may.
 
     The search goes from `frame` outwards, by default from the caller's.
@@ -81,11 +81,11 @@ def asking(frame: FrameType | None = None) -> FrameType | None:
     frame = frame or sys._getframe(1)
     while frame is not None and _is_between(_module(frame)):
         frame = frame.f_back
-    return None if frame is None or _may_ask(frame) else frame
+    return None if frame is None or _may_draw(frame) else frame
 
 
-def object_to(source: RandomSource, frame: FrameType | None, made: str = "") -> None:
-    """Raises, or warns, for a call of a source without a seed by `frame` (of `asking`); does nothing for None.
+def raise_or_warn(source: RandomSource, frame: FrameType | None, made: str = "") -> None:
+    """Raises, or warns, for a call of a source without a seed by `frame` (of `drawing_frame`); does nothing for None.
 
     Raises:
         UnseededError: the source has no seed, so the next run would draw other numbers.
@@ -93,7 +93,7 @@ def object_to(source: RandomSource, frame: FrameType | None, made: str = "") -> 
     if frame is None:
         return
     text = (
-        f"{source.name}, at {place(frame)}{made}, takes its seed from the operating system: the next run would draw "
+        f"{source.name}, at {line_of_frame(frame)}{made}, takes its seed from the operating system: the next run would draw "
         f"other numbers. Use {source.instead}."
     )
     if is_import_of_a_library(frame):
@@ -107,7 +107,7 @@ def object_to(source: RandomSource, frame: FrameType | None, made: str = "") -> 
     raise UnseededError(text)
 
 
-def place(frame: FrameType) -> str:
+def line_of_frame(frame: FrameType) -> str:
     """Returns `file:line` of a frame."""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -116,7 +116,7 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__"))
 
 
-def _may_ask(frame: FrameType) -> bool:
+def _may_draw(frame: FrameType) -> bool:
     root = _module(frame).partition(".")[0]
     return root == _SEEDS_ITSELF or owner_of_frame(frame) in ("samebits", "framework", "standard")
 

@@ -24,7 +24,7 @@ from samebits.errors import UnimplementedError, UnimplementedWarning
 _ALERT = "does not have a deterministic"
 """Part of every message of torch's `alertNotDeterministic`."""
 
-_ON_CPU = "compute it on the CPU (`.cpu()`, and `.to(device)` behind it), where it is deterministic"
+_ON_CPU = "compute it on the CPU (`.cpu()`, and `.to(device)` after it), where it is deterministic"
 _RESIZE = "mode='nearest' or 'nearest-exact', or resize on the CPU while loading"
 _SCATTER = (
     "reduce='sum' or 'mean', which are deterministic; a product of positive values is exp of the sum of logs"
@@ -107,16 +107,18 @@ def refuse(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: boo
     for key in CURES:
         for name in kernels(key):
             if cure_of(name, key) is not None and (name, key) not in replaced:
-                objection = partial(object_to, name, key, warn=warn)
-                overrides.put(name, key, lambda kernel, objection=objection: _converting(kernel, objection))
+                objection = partial(raise_or_warn, name, key, warn=warn)
+                overrides.put(
+                    name, key, lambda kernel, objection=objection: _convert_errors(kernel, objection)
+                )
 
 
-def object_to(name: str, key: str, *, warn: bool) -> None:
+def raise_or_warn(name: str, key: str, *, warn: bool) -> None:
     """Raises the error with the replacement for the overload; with `warn`, warns of it once."""
     message = _explain(name, key)
     if not warn:
         raise UnimplementedError(
-            f"{message} enable_op_determinism(on_unimplemented='warn') runs it all the same and says so in the record."
+            f"{message} enable_op_determinism(on_unimplemented='warn') runs it all the same and notes it in the record."
         )
     warn_once(name, f"{message} It runs all the same (on_unimplemented='warn').", UnimplementedWarning)
 
@@ -125,7 +127,7 @@ def _explain(name: str, key: str) -> str:
     text = (
         f"{name} on {key} at {calling_line()} has no deterministic implementation. Use {cure_of(name, key)}."
     )
-    if key == "CUDA" and cuda_loading.computes(name, cuda_loading.written()):
+    if key == "CUDA" and cuda_loading.computes(name, cuda_loading.all_formulations()):
         text += (
             " samebits has a formulation of it in deterministic ops, which no GPU has verified, so it is not used: "
             "`samebits selfcheck --part switch` and then `samebits selfcheck --record` run it on this GPU, and install it "
@@ -134,7 +136,7 @@ def _explain(name: str, key: str) -> str:
     return text
 
 
-def _converting(kernel: Kernel, objection: Callable[[], None]) -> Kernel:
+def _convert_errors(kernel: Kernel, objection: Callable[[], None]) -> Kernel:
     def converted(*args: Any, **kwargs: Any) -> Any:
         try:
             return kernel(*args, **kwargs)

@@ -40,8 +40,8 @@ class SeedGuard:
         """Warns, once, when unseeded draws have already happened."""
         if not torch_was_seeded() and _has_drawn():
             text = (
-                "enable_op_determinism() was called after torch's default generator, which nobody seeded, had been drawn "
-                f"from: what was made so far (initial weights?) is another one in every run. {_CURE}"
+                "enable_op_determinism() was called after torch's default generator, which has no seed, had been drawn "
+                f"from: values made so far (initial weights?) differ in every run. {_CURE}"
             )
             warn_once("unseeded draws", text, UnseededWarning)
 
@@ -120,13 +120,13 @@ def refuse(name: str, what: str) -> NoReturn:
     Raises:
         UnseededError: always.
     """
-    raise UnseededError(unseeded(name, what))
+    raise UnseededError(unseeded_message(name, what))
 
 
-def unseeded(name: str, what: str) -> str:
+def unseeded_message(name: str, what: str) -> str:
     """Returns the message for an op that draws without a seed."""
     return (
-        f"{name} {what} draws from torch's default generator, and nobody has set a seed: "
+        f"{name} {what} draws from torch's default generator, and no seed was set: "
         f"the next run would draw other numbers. {_CURE}"
     )
 

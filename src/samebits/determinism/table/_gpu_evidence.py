@@ -41,7 +41,7 @@ def read(file: Path = FILE) -> list[GpuEvidence]:
 
 
 @cache
-def seen() -> tuple[GpuEvidence, ...]:
+def gpu_evidence() -> tuple[GpuEvidence, ...]:
     """Returns the blocks of this package."""
     return tuple(read())
 

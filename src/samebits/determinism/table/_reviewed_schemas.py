@@ -35,13 +35,13 @@ def schemas() -> Mapping[str, set[str]]:
     """Returns the reviewed schemas (their digests) of each overload, by name without `aten::`, over all reviewed versions."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for file in FILES:
-        for line in file.read_text(encoding="ascii").splitlines()[2:]:  # behind the version and the header
+        for line in file.read_text(encoding="ascii").splitlines()[2:]:  # after the version and the header
             name, schema, _ = line.split(",", 2)
             found[name].add(schema)
     return dict(found)
 
 
-def running() -> str:
+def running_version() -> str:
     """Returns the version of the running torch, without its build."""
     return torch.__version__.split("+")[0]
 
@@ -50,7 +50,7 @@ def running() -> str:
 def is_reviewed(full: str) -> bool:
     """Returns True if the table has this overload (`aten::sum.dim_IntList`) as this torch has it."""
     known = schemas().get(full.removeprefix("aten::"))
-    if known is None or running() in TESTED_TORCH:
+    if known is None or running_version() in TESTED_TORCH:
         return known is not None  # a test compares every schema of these versions
     return _live_schema(full) in known
 
@@ -73,10 +73,12 @@ def installable(wanted: Iterable[Replacement]) -> list[Replacement]:
     """
     found, misfits = [], []
     for one in wanted:
-        why = misfit(one)
+        why = misfit_reason(one)
         if not why:
             found.append(one)
-        elif not (why == _GONE and one.op.removeprefix("aten::") in schemas() and running() in TESTED_TORCH):
+        elif not (
+            why == _GONE and one.op.removeprefix("aten::") in schemas() and running_version() in TESTED_TORCH
+        ):
             misfits.append(f"{one.op} ({why})")
     if misfits:
         text = (
@@ -92,7 +94,7 @@ def installable(wanted: Iterable[Replacement]) -> list[Replacement]:
 _GONE = "gone"
 
 
-def misfit(one: Replacement) -> str:
+def misfit_reason(one: Replacement) -> str:
     """Returns the reason why a replacement does not fit this torch's kernel; empty when it does."""
     schema = _live_schema(one.op)
     if not schema:

@@ -19,7 +19,7 @@ _INPLACE = re.compile(r"aten::(__i\w+__|\w*[^_]_)")
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveOverload:
     """The facts of the running torch about one overload."""
 
     name: str
@@ -28,12 +28,12 @@ class Live:
     form_of: str
 
 
-def live_overloads() -> dict[str, Live]:
+def live_overloads() -> dict[str, LiveOverload]:
     """Returns every aten overload of the running torch, by name without `aten::`."""
     ops = list(aten_ops())
     functional = _functional_forms(ops)
     found = (
-        Live(
+        LiveOverload(
             _name(op), schema_digest(str(op._schema)), _traits(op), functional.get(_signature(op), _name(op))
         )
         for op in ops
@@ -41,7 +41,7 @@ def live_overloads() -> dict[str, Live]:
     return {one.name: one for one in found}
 
 
-def unreviewed(snapshot: ReviewedOverloads, live: dict[str, Live]) -> Iterator[str]:
+def unreviewed(snapshot: ReviewedOverloads, live: dict[str, LiveOverload]) -> Iterator[str]:
     """Yields one line for each overload that is new, gone or changed since the review, as `new: aten::sum.dim_IntList`."""
     for name in sorted({*live, *snapshot.rows}):
         now, then = live.get(name), snapshot.rows.get(name)

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
 
-from samebits.determinism.table._reviewed_schemas import FILES, running
+from samebits.determinism.table._reviewed_schemas import FILES, running_version
 
 FILE, FILE_OTHERS = FILES
 
@@ -73,7 +73,7 @@ class ReviewedOverloads:
 
 
 @cache
-def every_review() -> dict[str, ReviewedOverloads]:
+def all_reviews() -> dict[str, ReviewedOverloads]:
     """Returns all reviewed versions of torch, the pinned one first."""
     pinned = read(FILE)
     return {pinned.torch: pinned, **read_others(FILE_OTHERS, pinned)}
@@ -82,8 +82,8 @@ def every_review() -> dict[str, ReviewedOverloads]:
 @cache
 def reviewed() -> ReviewedOverloads:
     """Returns the review of the running torch; where there is none, that of the newest version before it, or of the oldest."""
-    found = sorted(every_review().values(), key=lambda one: numbers(one.torch))
-    before = [one for one in found if numbers(one.torch) <= numbers(running())]
+    found = sorted(all_reviews().values(), key=lambda one: version_numbers(one.torch))
+    before = [one for one in found if version_numbers(one.torch) <= version_numbers(running_version())]
     return (before or found)[-1 if before else 0]
 
 
@@ -120,13 +120,13 @@ def write_others(others: Iterable[ReviewedOverloads], path: Path, pinned: Review
     """Writes the differences of the other versions from the pinned one, sorted by version and name."""
     lines = [
         (one.name, one.schema, other.torch, *_cells(one)[2:])
-        for other in sorted(others, key=lambda other: numbers(other.torch))
+        for other in sorted(others, key=lambda other: version_numbers(other.torch))
         for one in _changes(other, pinned)
     ]
     _write(path, "# what other versions of torch have otherwise than the pinned one", _COLUMNS_OTHERS, lines)
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """Returns `2.13.0` as numbers, for sorting."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 

@@ -12,8 +12,8 @@ from typing import Any
 from samebits.determinism import _replacements as catalogue
 from samebits.determinism._replacement import Replacement
 from samebits.determinism.table._class_rules import rule_of
-from samebits.determinism.table._gpu_evidence import GpuEvidence, seen
-from samebits.determinism.table._reviewed_schemas import not_reviewed, running, schemas
+from samebits.determinism.table._gpu_evidence import GpuEvidence, gpu_evidence
+from samebits.determinism.table._reviewed_schemas import not_reviewed, running_version, schemas
 from samebits.determinism.table._snapshot import OverloadRow, ReviewedOverloads, reviewed
 from samebits.determinism.table._thread_evidence import seen_cases
 from samebits.determinism.table._verdict_names import (
@@ -85,7 +85,7 @@ class OpTable:
         """Returns the same as the function `lookup`."""
         name = op.removeprefix("aten::")
         if device in DEVICES and name in _not_reviewed():
-            return _unseen(name, device)
+            return _not_reviewed_entry(name, device)
         if name not in self.snapshot.rows or device not in DEVICES:
             raise InvalidArgumentError(
                 f"lookup({op!r}, {device!r}): the op table has the aten overloads of torch {self.snapshot.torch}, by "
@@ -114,10 +114,12 @@ class OpTable:
             return self._composite(row, device)
         else:
             rule = rule_of(row, functional)
-            entry = self._new(row, device, _on(device, rule.verdict), rule.reason, rule.evidence, rule.name)
+            entry = self._new(
+                row, device, _verdict_on(device, rule.verdict), rule.reason, rule.evidence, rule.name
+            )
         if entry.verdict in {UNWRITTEN, REFUSED}:
             return entry
-        return self._measured(entry, row) if device == "cpu" else self._on_a_gpu(entry, row)
+        return self._with_measurement(entry, row) if device == "cpu" else self._with_gpu(entry, row)
 
     def _new(
         self, row: OverloadRow, device: str, verdict: str, reason: str, evidence: str, rule: str
@@ -132,24 +134,24 @@ class OpTable:
     def _replaced(self, row: OverloadRow, ours: Replacement) -> Entry:
         device = ours.device.lower()
         if not ours.verified:
-            reason = f"alternative unverified (no {ours.device} has run it, so torch's error stands): {ours.reason}"
+            reason = f"alternative unverified (no {ours.device} has run it, so torch's error is raised): {ours.reason}"
             return self._new(row, device, REFUSED, reason, "source", REPLACED)
         if device == "cuda":
             reason = f"{ours.reason}; ran on {ours.verified}"
             return self._new(row, device, ALTERNATIVE, reason, "battery", REPLACED)
         entry = self._new(row, device, SERIAL if ours.serial else ALTERNATIVE, ours.reason, "none", REPLACED)
-        return self._measured(entry, row)
+        return self._with_measurement(entry, row)
 
     def _composite(self, row: OverloadRow, device: str) -> Entry:
         """Returns the entry of a composite, as deterministic as the ops that it calls: the worst of its parts."""
         if not row.calls:
-            reason = "composite: as deterministic as the ops that it calls, which nobody has looked at"
+            reason = "composite: as deterministic as the ops that it calls, which were not reviewed"
             return self._new(row, device, DETERMINISTIC, reason, "none", COMPOSITE)
         parts = [self.lookup(name, device) for name in row.calls if name in self.snapshot.rows]
         parts = [part for part in parts if part.verdict not in {NO_KERNEL, UNWRITTEN}]
         if not parts:
             reason = "composite: calls nothing that computes"
-            return self._new(row, device, _on(device, OVER_THREADS), reason, "source", COMPOSITE)
+            return self._new(row, device, _verdict_on(device, OVER_THREADS), reason, "source", COMPOSITE)
         worst = max(parts, key=lambda part: VERDICTS.index(part.verdict))
         evidence = "none" if any(part.evidence == "none" for part in parts) else "source"
         entry = self._new(row, device, worst.verdict, f"composite: calls {worst.op}", evidence, COMPOSITE)
@@ -159,7 +161,7 @@ class OpTable:
         reason = f"{entry.reason}; bits of {varying.op} change with the thread count"
         return replace(entry, reason=reason, threads="varies")
 
-    def _on_a_gpu(self, entry: Entry, row: OverloadRow) -> Entry:
+    def _with_gpu(self, entry: Entry, row: OverloadRow) -> Entry:
         """Returns the entry, with the last GPU that has run the overload."""
         found = [one for one in self._gpus if row.name in one.ops]
         if not found:
@@ -168,35 +170,35 @@ class OpTable:
         torch = last.torch.split("+")[0]
         return replace(entry, evidence="battery", torch=torch, reason=f"{entry.reason}; seen equal on {last}")
 
-    def _measured(self, entry: Entry, row: OverloadRow) -> Entry:
+    def _with_measurement(self, entry: Entry, row: OverloadRow) -> Entry:
         """Returns the entry, with the measurement of the overload, or else of another form of it, with the same kernel."""
         kernel = "ours" if entry.rule == REPLACED else "torch"
-        seen = row if row.runs and row.kernel == kernel else self._seen_form(row.form_of, kernel)
-        if seen is None:
+        gpu_evidence = row if row.runs and row.kernel == kernel else self._measured_form(row.form_of, kernel)
+        if gpu_evidence is None:
             return entry
-        here = seen is row
+        here = gpu_evidence is row
         entry = replace(
             entry,
-            evidence=seen.source if here else "source",
-            torch=seen.tested,
-            threads=seen.threads,
-            measured_as="" if here else f"aten::{seen.name}",
+            evidence=gpu_evidence.source if here else "source",
+            torch=gpu_evidence.tested,
+            threads=gpu_evidence.threads,
+            measured_as="" if here else f"aten::{gpu_evidence.name}",
         )
-        if seen.runs == "varies":
+        if gpu_evidence.runs == "varies":
             return replace(entry, verdict=VARIES, reason=f"{entry.reason}; bits differ from run to run")
-        if seen.threads == "varies":
+        if gpu_evidence.threads == "varies":
             verdict = DETERMINISTIC if entry.verdict == OVER_THREADS else entry.verdict
             return replace(
                 entry, verdict=verdict, reason=f"{entry.reason}; bits change with the thread count"
             )
-        if seen.threads == "equal" and entry.verdict == DETERMINISTIC and entry.rule != OWN:
-            cases = ", ".join(self._cases.get(seen.name, ()))
-            if cases:  # that could have differed; without any, nobody has seen it
+        if gpu_evidence.threads == "equal" and entry.verdict == DETERMINISTIC and entry.rule != OWN:
+            cases = ", ".join(self._cases.get(gpu_evidence.name, ()))
+            if cases:  # cases that could have differed; without any there is no evidence
                 return replace(entry, verdict=OVER_THREADS, reason=f"{entry.reason}; seen equal in {cases}")
             return replace(entry, threads="")
         return entry
 
-    def _seen_form(self, functional: str, kernel: str) -> OverloadRow | None:
+    def _measured_form(self, functional: str, kernel: str) -> OverloadRow | None:
         """Returns a measured form of the same op: one that varies, if there is one."""
         measured = [row for row in self._forms.get(functional, ()) if row.runs and row.kernel == kernel]
         worst = [row for row in measured if "varies" in (row.runs, row.threads)]
@@ -208,13 +210,13 @@ def _not_reviewed() -> tuple[str, ...]:
     return tuple(full.removeprefix("aten::") for full in not_reviewed())
 
 
-def _unseen(name: str, device: str) -> Entry:
+def _not_reviewed_entry(name: str, device: str) -> Entry:
     what = "another schema than the reviewed one" if name in schemas() else "new, or of an extension"
-    reason = f"{what}: nobody knows whether its bits repeat; a call of it is told once"
-    return Entry(f"aten::{name}", device, NOT_REVIEWED, reason, "none", running(), NOT_REVIEWED)
+    reason = f"{what}: it is not known whether its bits repeat; a call of it warns once"
+    return Entry(f"aten::{name}", device, NOT_REVIEWED, reason, "none", running_version(), NOT_REVIEWED)
 
 
-def _on(device: str, verdict: str) -> str:
+def _verdict_on(device: str, verdict: str) -> str:
     """Returns the verdict on a device: CPU threads do not count on CUDA."""
     return DETERMINISTIC if device == "cuda" and verdict == OVER_THREADS else verdict
 
@@ -227,7 +229,7 @@ def own_lines() -> list[dict[str, Any]]:
 @cache
 def op_table() -> OpTable:
     """Returns the table of this package."""
-    return OpTable(reviewed(), catalogue.every(), own_lines(), seen_cases(), seen())
+    return OpTable(reviewed(), catalogue.all_replacements(), own_lines(), seen_cases(), gpu_evidence())
 
 
 def lookup(op: str, device: str) -> Entry:

@@ -24,14 +24,14 @@ import torch
 from samebits.determinism._replacements import REPLACEMENTS
 from samebits.determinism.table import _thread_evidence as thread_evidence
 from samebits.determinism.table import native_functions
-from samebits.determinism.table._running_torch import Live, live_overloads, unreviewed
+from samebits.determinism.table._running_torch import LiveOverload, live_overloads, unreviewed
 from samebits.determinism.table._snapshot import (
     FILE,
     FILE_OTHERS,
     NOTHING,
     OverloadRow,
     ReviewedOverloads,
-    every_review,
+    all_reviews,
     reviewed,
     write,
     write_others,
@@ -40,8 +40,8 @@ from samebits.determinism.table._snapshot import (
 _CPU_KEYS = ("CPU", "MkldnnCPU", "NestedTensorCPU", "QuantizedCPU", "SparseCPU", "SparseCsrCPU")
 
 
-def updated(
-    before: ReviewedOverloads, live: Mapping[str, Live], evidence: Iterable[Mapping[str, Any]] = ()
+def update_snapshot(
+    before: ReviewedOverloads, live: Mapping[str, LiveOverload], evidence: Iterable[Mapping[str, Any]] = ()
 ) -> ReviewedOverloads:
     """Returns the snapshot of the live overloads. A file's measurement replaces the known one of that overload.
 
@@ -50,7 +50,7 @@ def updated(
     kernels = native_functions.kernels(native_functions.FILE.read_text(encoding="utf-8"))
     rows = {name: _row(one, kernels.get(name, ()), before.rows.get(name)) for name, one in live.items()}
     files = list(evidence)
-    for name, measured in _together(files).items():
+    for name, measured in _merge_measurements(files).items():
         if name in rows:
             rows[name] = replace(rows[name], **measured)
     for full, called in ((full, called) for file in files for full, called in file.get("calls", {}).items()):
@@ -61,7 +61,7 @@ def updated(
     return ReviewedOverloads(torch.__version__.split("+")[0], rows)
 
 
-def _row(live: Live, listed: tuple[str, ...], before: OverloadRow | None) -> OverloadRow:
+def _row(live: LiveOverload, listed: tuple[str, ...], before: OverloadRow | None) -> OverloadRow:
     here = {key for key in _CPU_KEYS if _has(live.name, key)}
     if not listed:
         here |= {word for key, word in native_functions.COMPOSITES.items() if _has(live.name, key)}
@@ -77,7 +77,7 @@ def _has(name: str, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
 
 
-def _together(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _merge_measurements(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Merges the measured columns per overload: one that varies in one file varies; the battery counts before OpInfo."""
     ours = {one.op.removeprefix("aten::") for one in REPLACEMENTS}
     merged: dict[str, dict[str, Any]] = {}
@@ -116,8 +116,8 @@ def main(arguments: list[str]) -> None:
         print(line)
     paths = [argument for argument in arguments if argument != "--pin"]
     files = [json.loads(Path(path).read_text()) for path in paths]
-    after = updated(before, live, files)
-    every = {**every_review(), after.torch: after}
+    after = update_snapshot(before, live, files)
+    every = {**all_reviews(), after.torch: after}
     pinned = after if "--pin" in arguments else every[next(iter(every))]
     write(pinned, FILE)
     if "--pin" in arguments or after is not pinned:  # else what the others have otherwise is as it was

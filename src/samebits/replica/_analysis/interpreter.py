@@ -169,9 +169,8 @@ class Interpreter:
             and plan.collective.move == PARTS
             and self.program.step.by_rank.get(node)
         ):
-            return (
-                self.known.equal
-            )  # every rank has its own split sizes, of which `result_partition` makes what they mean
+            # every rank has its own split sizes, which `result_partition` evaluates
+            return self.known.equal
         return self.program.literals.get(node, self.known.equal)
 
     def _own_partition(self, node: Node, plan: OpEffects, literal: int) -> tuple[int, tuple[int, ...]]:

@@ -245,7 +245,7 @@ def _nondeterminism(node: Node, target: torch._ops.OpOverload) -> str:
     if target.namespace == "aten":
         on_cpu, elsewhere = _table_reason(target.name())
         return on_cpu if on_cpu == elsewhere or _device(node) == "cpu" else elsewhere
-    declared = custom_ops.declared(target._schema.name)
+    declared = custom_ops.declaration_of(target._schema.name)
     if declared:
         return ""
     said = "nondeterministic" if declared is False else "of unknown determinism: samebits.declare_op says"

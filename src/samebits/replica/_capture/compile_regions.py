@@ -92,9 +92,8 @@ class _Probe(TorchDispatchMode):
     def __init__(self, given: list[torch.Tensor]) -> None:
         super().__init__()
         self._given = {_storage(one) for one in given}
-        self._known = dict(
-            zip(map(_storage, given), given, strict=True)
-        )  # kept alive: a storage's number is used again
+        # kept alive: a storage's number is used again
+        self._known = dict(zip(map(_storage, given), given, strict=True))
         self.pure = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -132,7 +131,6 @@ def _is_pure(region: _Region) -> bool:
             return probe.pure and all(
                 isinstance(one, torch.Tensor) and not probe.shares(one) for one in outputs
             )
-    except (
-        Exception
-    ):  # an op that this mode cannot look into, or the user's own mistake, which the plain call shows
+    # an op that this mode cannot run, or the user's own mistake, which the plain call shows
+    except Exception:
         return False

@@ -10,11 +10,11 @@ from samebits.selfcheck.programs.job import TrainingJob, killed_and_resumed
 
 _STEPS, _KILLED = 24, 13
 _LIMIT_S = 90.0
-"""Of one job's processes."""
+"""The limit of one job's processes."""
 
 
 def ranks_resumed(backend: str, ranks: int, place: Target) -> Measured:
-    """Bits of each rank, of a run that nobody stops and of one that is killed on all ranks and started again."""
+    """Measures the bits of each rank, of an uninterrupted run and of one that is killed on all ranks and started again."""
     job = TrainingJob(device=place.device, steps=_STEPS, small=True, backend=backend)
     whole, resumed = killed_and_resumed(job, place.folder, _KILLED, _LIMIT_S, ranks=ranks)
     results: Results = {}

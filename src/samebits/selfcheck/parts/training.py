@@ -1,4 +1,4 @@
-"""Training on the GPU: `samebits verify` of the examples, the same weights in another process, what the switch costs."""
+"""Training on the GPU: `samebits verify` of the examples, the same weights in another process, the cost of the switch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from samebits.selfcheck.case import Case, Measured, Part, Results, Target, expec
 from samebits.selfcheck.programs.job import TrainingJob, fresh
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
-"""In a clone; an installed samebits has none."""
+"""The folder in a clone; an installed samebits has none."""
 _ROWS = (
     "run again",
     "killed mid-epoch, resumed",
@@ -37,14 +37,14 @@ _ROWS = (
     "3 threads",
 )
 VERIFIED: Results = {"exit": 0, "verdict": "VERIFIED", "rows": dict.fromkeys(_ROWS, "equal")}
-"""What `verify` finds out about the examples."""
+"""The results of `verify` for the examples."""
 _JOBS = 3
 """Runs at a time: the examples need little of a GPU's memory."""
 _LIMIT_S = 280.0
 
 
 def verified(script: str, place: Target, *options: str, limit_s: float = _LIMIT_S) -> Measured:
-    """`samebits verify` of an example, in a process of its own."""
+    """Runs `samebits verify` of an example in a process."""
     file, began = place.folder / "verify.json", time.monotonic()
     ended = _verify(script, ["--json", str(file), "--jobs", str(_JOBS), *options], place.device, limit_s)
     if not file.exists():
@@ -73,13 +73,15 @@ def _verify(script: str, options: list[str], device: str, limit_s: float) -> sub
 
 
 def _environment() -> dict[str, str]:
-    """With these very sources, in whatever folder a process runs: `PYTHONPATH=src` would be another folder there."""
+    """Returns the environment with these very sources for any working folder: `PYTHONPATH=src` would be another folder
+    there.
+    """
     paths = [str(Path(__file__).resolve().parents[3]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths if path)}
 
 
 def _why(said: str) -> str:
-    """Its last line without the path in it; all of it, and the script's own output, go to the report's output.txt."""
+    """Returns its last line without the path in it; all of it, and the script's own output, go to the report's output.txt."""
     print(said)
     line = next(iter(said.strip().splitlines()[-1:]), "(it printed nothing)")
     found = re.search(r" \(its output: (.*)\)$", line)
@@ -111,7 +113,7 @@ def _example(script: str, *needs: str) -> Case:
 
 
 def trained_twice(task: str, dtype: str, place: Target, *, limit_s: float = 100.0) -> Measured:
-    """The weights of two processes with the switch; and times beside two without, one after the other."""
+    """Measures the weights of two processes with the switch; and times with and without it, in turn."""
     found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     for switch in (True, False, True, False):
         timed = 10 if place.small else 50
@@ -141,7 +143,7 @@ PRECISIONS: Results = {"float32_matmul_precision": "high", "cudnn": True, "16-bi
 
 
 def precisions(place: Target) -> Measured:
-    """Whether the fingerprint tells of TensorFloat-32 in products and cuDNN, and of 16-bit sums."""
+    """Measures that the fingerprint names TensorFloat-32 in products and cuDNN, and 16-bit sums."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (
         torch.get_float32_matmul_precision(),
@@ -168,7 +170,7 @@ def precisions(place: Target) -> Measured:
 
 
 def brought(place: Target) -> Measured:
-    """Batches that a Pipeline has copied to the device while that was behind with its work, beside those of the CPU."""
+    """Measures batches that a Pipeline has copied to a device that is behind with its work, against those of the CPU."""
     set_random_seed(7)
     rows, width, busy = 32, (8 if place.small else 1 << 18), (8 if place.small else 4096)
     product = torch.full((busy, busy), 0.5, device=place.device)

@@ -1,4 +1,4 @@
-"""A training run in a process of its own: what it is to do, how it is started, and what it tells."""
+"""A training run in a separate process: its task, its start, and its results."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import Any
 from samebits.errors import VerifyError
 
 TOLD = "samebits-told "
-"""In front of the line of JSON that a process tells."""
+"""The prefix of the line of JSON that a process prints."""
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What one process trains."""
+    """The training of one process."""
 
     task: str = "transformer"
-    """Or "convnet"."""
+    """"transformer" or "convnet"."""
     device: str = "cuda"
     dtype: str = "float32"
-    """Without TensorFloat-32; "bfloat16" by autocast."""
+    """The dtype, without TensorFloat-32; "bfloat16" by autocast."""
     steps: int = 20
     timed: int = 0
-    """Steps that follow, whose time is taken."""
+    """Steps that follow and are timed."""
     seed: int = 1
     switch: bool = True
     small: bool = False
@@ -40,12 +40,12 @@ class TrainingJob:
     run_dir: str = ""
     """With it, the loop is that of a `samebits.Run` that commits at each step."""
     kill_at: int = -1
-    """The process kills itself behind the optimizer of this step."""
+    """The process kills itself after the optimizer of this step."""
     backend: str = ""
     """With it, the model is a DistributedDataParallel."""
 
     def told(self) -> str:
-        """It in a few words."""
+        """The job in a few words."""
         switch = "" if self.switch else "without the switch"
         return " ".join(filter(None, (self.task, self.dtype, self.compiled, self.backend, switch)))
 
@@ -53,7 +53,9 @@ class TrainingJob:
 def fresh(
     job: TrainingJob, limit_s: float, environment: Mapping[str, str] | None = None, *, ranks: int = 1
 ) -> list[dict[str, Any]]:
-    """What the job's processes tell, one for each rank. Raises `VerifyError` where one fails, or takes too long."""
+    """Returns the results of the job's processes, one for each rank. Raises `VerifyError` where one fails, or takes too
+    long.
+    """
     port = _free_port()
     own = environment or {}
     processes = [_start(job, rank, {**own, **_rendezvous(rank, ranks, port)}) for rank in range(ranks)]
@@ -80,7 +82,7 @@ def fresh(
 def killed_and_resumed(
     job: TrainingJob, folder: Path, kill_at: int, limit_s: float, *, ranks: int = 1
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What a run tells that nobody stops, and what one tells that is killed in a step and started again."""
+    """Returns the results of an uninterrupted run, and of one that is killed in a step and started again."""
     whole = fresh(replace(job, run_dir=str(folder / "whole")), limit_s, ranks=ranks)
     cut = replace(job, run_dir=str(folder / "killed"))
     fresh(replace(cut, kill_at=kill_at), limit_s, ranks=ranks)
@@ -88,7 +90,7 @@ def killed_and_resumed(
 
 
 def _start(job: TrainingJob, rank: int, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """In this process's group: who ends that ends these, too."""
+    """Starts a process in this process's group: the signal that ends the group ends it, too."""
     command = [sys.executable, "-m", "samebits.selfcheck.programs.train", json.dumps(asdict(job))]
     return subprocess.Popen(
         command,
@@ -120,6 +122,6 @@ def _told(output: str) -> dict[str, Any]:
 
 
 def _last_lines(outputs: list[str]) -> str:
-    """For an error; all of it goes to the report's output.txt."""
+    """Returns the last lines for an error; all of it goes to the report's output.txt."""
     print(*outputs, sep="\n")
     return " | ".join(" / ".join(output.strip().splitlines()[-2:]) for output in outputs)

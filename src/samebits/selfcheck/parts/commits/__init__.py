@@ -1,4 +1,4 @@
-"""Commits of what lies in GPU memory: their bits, what a snapshot costs per step, and how long a restore takes."""
+"""Commits of state in GPU memory: their bits, the cost of a snapshot per step, and the time of a restore."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TrainingTask:
         self.data = torch.utils.data.TensorDataset(inputs.to(device), targets.to(device))
 
     def step(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        """One update; the loss."""
+        """Makes one update and returns the loss."""
         loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
         self.optimizer.zero_grad()
         loss.backward()
@@ -49,7 +49,7 @@ class TrainingTask:
         return loss.detach()
 
     def bits(self) -> str:
-        """A digest of weights and moments."""
+        """Returns a digest of weights and moments."""
         return digest.of_value([self.model.state_dict(), self.optimizer.state_dict()])
 
 
@@ -58,7 +58,7 @@ def _run(task: TrainingTask, folder: Path, save: Any) -> Any:
 
 
 def _trained(task: TrainingTask, folder: Path, save: Any, steps: int) -> float:
-    """Milliseconds per step, the device waited for, without the first steps."""
+    """Returns milliseconds per step, after waiting for the device, without the first steps."""
     set_random_seed(7)
     batches = [task.data[begin : begin + 32] for begin in range(0, len(task.data), 32)]
     warm, began, ended = steps // 4, 0.0, 0.0
@@ -80,7 +80,7 @@ def _now(task: TrainingTask) -> float:
 
 
 def cost(hidden: int, place: Target) -> Measured:
-    """Milliseconds per step at four cadences, in turn; and the bits of the newest commit beside those of the model."""
+    """Measures milliseconds per step at four cadences, in turn; and the bits of the newest commit and of the model."""
     hidden, steps = (8, 8) if place.small else (hidden, 200)
     times: dict[str, list[float]] = {name: [] for name in _SAVES}
     results: Results = {}
@@ -104,7 +104,7 @@ def cost(hidden: int, place: Target) -> Measured:
 
 
 def restored(place: Target) -> Measured:
-    """The bits of a state of 600 MB before and after a restore, and how long that takes."""
+    """Measures the bits of a state of 600 MB before and after a restore, and the time of the restore."""
     hidden, folder = (8 if place.small else 7000), place.folder / "run"
     set_random_seed(7)
     task = TrainingTask(hidden, place.device)
@@ -133,7 +133,7 @@ PINNED: Results = {
 
 
 def pinned(place: Target) -> Measured:
-    """Copies into memory that grows, for states that change: it stays pinned, the bits are right, and kernels go on."""
+    """Copies into memory that grows, for states that change: it stays pinned, the bits are right, and kernels continue."""
     slot, copies, originals, rates = SnapshotMemory(), [], [], []
     unit = 10 if place.small else 10**6
     for count in (unit, unit + 1, 100 * unit):
@@ -169,7 +169,7 @@ def pinned(place: Target) -> Measured:
 
 
 def pinned_right(results: Results) -> Iterator[str]:
-    """The memory was pinned, and what was copied is what there was."""
+    """Yields an error unless the memory was pinned and the copy is equal."""
     yield from expected(**{**PINNED, "copies": results["copies"], "originals": results["copies"]})(results)
 
 
@@ -178,7 +178,7 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
 
 
 def resumed(place: Target) -> Measured:
-    """The bits of a run that nobody stops, and of one that is killed and resumed; both commit at each step."""
+    """Measures the bits of an uninterrupted run, and of one that is killed and resumed; both commit at each step."""
     job = TrainingJob("convnet", place.device, steps=24, small=True)
     (whole,), (cut,) = killed_and_resumed(job, place.folder, 13, 90.0)
     results = {

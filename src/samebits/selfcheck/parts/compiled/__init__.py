@@ -16,12 +16,12 @@ from samebits.selfcheck.case import Case, Measured, Part, Results, Target, expec
 from samebits.selfcheck.programs.job import TrainingJob, fresh
 
 _LIMIT_S = 140.0
-"""Of one process that compiles."""
+"""The limit of one process that compiles."""
 _BITS = {"model": "xxh3-128:0", "optimizer": "xxh3-128:1"}
 
 
 def trained(place: Target, job: TrainingJob, cache: str) -> dict[str, Any]:
-    """What a process tells that compiles everything anew, in caches of its own."""
+    """Returns the results of a process that compiles everything anew, in its own caches."""
     caches = {
         name: str(place.folder / cache / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     }
@@ -30,7 +30,7 @@ def trained(place: Target, job: TrainingJob, cache: str) -> dict[str, Any]:
 
 
 def alike(jobs: dict[str, TrainingJob], place: Target) -> Measured:
-    """The weights that each of the jobs ends with, and its milliseconds per step."""
+    """Measures the final weights of each job, and its milliseconds per step."""
     results: Results = {}
     figures: dict[str, float | str] = {}
     for name, job in jobs.items():
@@ -71,7 +71,7 @@ def _with_graphs(dropout: float) -> Callable[[Target], dict[str, TrainingJob]]:
 
 
 def _scatters(device: str) -> dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]:
-    """Functions whose sums Inductor makes with atomics, or by waiting for other blocks, if nobody stops it."""
+    """Returns functions whose sums Inductor makes with atomics, or by waiting for other blocks, if nothing stops it."""
     own = torch.Generator().manual_seed(3)
     count = 200_000
     at = torch.randint(500, (count,), generator=own).to(device)
@@ -111,7 +111,7 @@ SCATTERS: Results = dict.fromkeys(
 
 
 def scattered(place: Target) -> Measured:
-    """Of each function: refused, or with equal bits in all repeats; beside it, what it does without the switch."""
+    """Measures each function: refused, or with equal bits in all repeats; and without the switch for comparison."""
     results: Results = {}
     figures: dict[str, float | str] = {}
     for name, (function, inputs) in _scatters(place.device).items():
@@ -124,7 +124,7 @@ def scattered(place: Target) -> Measured:
 
 
 def repeated(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> str:
-    """What calling it again and again gives."""
+    """Returns in a word the results of repeated calls."""
     try:
         seen = {digest.of_value(function(*inputs)) for _ in range(REPEATS)}
     except SamebitsError:
@@ -133,7 +133,7 @@ def repeated(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, 
 
 
 def held(results: Results) -> Iterator[str]:
-    """What is wrong: a function that varies, or that was not tried."""
+    """Yields a function that varies, or that was not measured."""
     for name in SCATTERS:
         if results.get(name) not in {REFUSED, EQUAL}:
             yield f"{name} under the switch, compiled: {results.get(name)}"
@@ -143,7 +143,7 @@ AUTOTUNED: Results = {"first call": 64, "another size": 64}
 
 
 def autotuned(place: Target) -> Measured:
-    """Which of two configurations a user's kernel gets under the switch; and what timing them chooses."""
+    """Measures which of two configurations a user's kernel gets under the switch; and which one timing them chooses."""
     kernel = import_module("samebits.selfcheck.parts.compiled.kernel")
 
     def block(count: int) -> int:

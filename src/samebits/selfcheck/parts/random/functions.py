@@ -35,11 +35,11 @@ _LARGE: dict[str, dict[str, Callable[[torch.Tensor, int], torch.Tensor]]] = {
         ),
     },
 }
-"""By function, of (key, number): what `DRAWS` has in small sizes only, as Triton's interpreter runs it too."""
+"""By function, of (key, number): functions that `DRAWS` has in small sizes only, as Triton's interpreter runs it too."""
 
 
 def cases() -> Iterator[Case]:
-    """One for each function, and two controls."""
+    """Yields one case for each function, and two controls."""
     for function, names in by_function().items():
         yield Case(function, partial(_measure, function, names), agree, limit_s=200)
     yield Case("another key draws other numbers", _control, expected(other=False, again=True))
@@ -48,7 +48,7 @@ def cases() -> Iterator[Case]:
 
 
 def by_function() -> dict[str, list[str]]:
-    """The names of `DRAWS` by their first word."""
+    """Returns the names of `DRAWS` by their first word."""
     found: dict[str, list[str]] = {}
     for name in DRAWS:
         found.setdefault(name.split()[0], []).append(name)
@@ -85,7 +85,7 @@ def _compared(draw: Callable, key: torch.Tensor, shape: object, place: Target) -
 
 
 def _here(drawn: torch.Tensor | list[torch.Tensor], place: Target) -> torch.Tensor | list[torch.Tensor]:
-    """On the CPU; raises if it was not drawn where it should be."""
+    """Returns the numbers on the CPU; raises if they were drawn on another device than expected."""
     if isinstance(drawn, list):
         return [one for each in drawn if isinstance(one := _here(each, place), torch.Tensor)]
     if drawn.device.type != torch.device(place.device).type:
@@ -94,7 +94,7 @@ def _here(drawn: torch.Tensor | list[torch.Tensor], place: Target) -> torch.Tens
 
 
 def _control(place: Target) -> Measured:
-    """A key that differs in one bit."""
+    """Measures a key that differs in one bit."""
     key, other = random.key(3, device=place.device), random.key(2, device="cpu")
     drawn = random.normal(key, 100).cpu()
     return Measured({
@@ -104,7 +104,9 @@ def _control(place: Target) -> Measured:
 
 
 def _fusing(place: Target) -> Measured:
-    """Without `enable_fp_fusion=False` the GPU contracts products and sums, and the comparison with the CPU sees it."""
+    """Shows that without `enable_fp_fusion=False` the GPU contracts products and sums, and the comparison with the CPU
+    sees it.
+    """
     kernel, number, results = launchers("normal").fill.normal_32, 4096, {}
     key = random.key(3, device="cpu")
     for name, fused in (("as launched", False), ("fused", True)):

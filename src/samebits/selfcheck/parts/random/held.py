@@ -1,4 +1,4 @@
-"""What holds randomness: generators, layers, the process's own generators on CUDA, compiled code."""
+"""Objects that hold randomness: generators, layers, the process's own generators on CUDA, compiled code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
 
 
 def cases() -> Iterator[Case]:
-    """Those that need the device itself have results as they should be."""
+    """Yields the cases; those that need the device itself have examples of correct results."""
     yield Case("Generator", _generator, agree)
     yield Case("layers of samebits.nn", _layers, agree)
     yield Case("layers initialised again", _initialised, agree)
@@ -41,7 +41,7 @@ def cases() -> Iterator[Case]:
 
 
 def _generator(place: Target) -> Measured:
-    """One that was made on the CPU and moved goes on with the same numbers."""
+    """Measures a generator that was made on the CPU and moved: it continues with the same numbers."""
     here, there = random.Generator.from_seed(5, device="cpu"), random.Generator.from_seed(5, device="cpu")
     here.uniform(3), there.uniform(3)
     there.to(place.device)
@@ -76,7 +76,7 @@ _METHODS: dict[str, Callable[[random.Generator], torch.Tensor]] = {
 
 
 def _layers(place: Target) -> Measured:
-    """Outputs of two calls, and the gradient of their input."""
+    """Measures the outputs of two calls, and the gradient of their input."""
     return Measured({
         name: {
             "the CPU": _stepped(make(), shape, "cpu"),
@@ -99,7 +99,7 @@ def _stepped(layer: torch.nn.Module, shape: tuple[int, ...], device: str) -> lis
 
 
 def _initialised(place: Target) -> Measured:
-    """Weights of a key, on one device, whatever was drawn in between."""
+    """Measures the weights of a key, on one device, whatever was drawn in between."""
 
     def made(drawn: int) -> dict[str, torch.Tensor]:
         torch.rand(drawn, device=place.device)
@@ -113,7 +113,7 @@ def _initialised(place: Target) -> Measured:
 
 
 def _process(place: Target) -> Measured:
-    """Filled from a key, saved and put back, CUDA's give the same numbers again."""
+    """Measures that CUDA's generators, filled from a key, saved and restored, give the same numbers again."""
 
     def draw() -> list[torch.Tensor]:
         return [torch.rand(1001, device=place.device).cpu(), torch.randn(77, device=place.device).cpu()]
@@ -150,7 +150,7 @@ def _process(place: Target) -> Measured:
 
 
 def _counted(place: Target) -> Measured:
-    """`draws()` reads the offset of a CUDA generator."""
+    """Measures that `draws()` reads the offset of a CUDA generator."""
     torch.zeros(1, device=place.device)
     with generator_states.preserved():
         draw_counts.begin((1, 2))
@@ -164,7 +164,7 @@ def _counted(place: Target) -> Measured:
 
 
 def _step(key: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
-    """What a compiled function draws; each number below comes from a kernel of ours."""
+    """Returns the numbers that a compiled function draws; each comes from a kernel of ours."""
     own = random.fold_in(key, 3)
     return [
         random.dropout(own, x, 0.3),
@@ -176,7 +176,7 @@ def _step(key: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _compiled(place: Target) -> Measured:
-    """Compiled by Inductor, for the device: the numbers of a plain call on the CPU."""
+    """Measures a function compiled by Inductor for the device: the numbers of a plain call on the CPU."""
     key, x = random.key(2, device=place.device), numbers((33, 37), torch.device(place.device), torch.float32)
     drawn = torch.compile(_step)(key, x)
     results = _plain(torch.device(place.device))

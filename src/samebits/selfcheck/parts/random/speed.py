@@ -1,4 +1,4 @@
-"""Against torch's generators: microseconds of a call and ns per number, with what a launch costs."""
+"""The speed against torch's generators: microseconds of a call and ns per number, with the cost of a launch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from samebits.selfcheck.timing import Call, against, captured
 _SIZES = {"2**10": 1 << 10, "2**20": 1 << 20, "2**26": 1 << 26}
 _REPLAYED = 10
 _JUDGED = ("2**20", "2**26")
-"""Sizes for which it is a goal to be at least as fast; the smallest one shows what a launch costs."""
+"""Sizes for which it is a goal to be at least as fast; the smallest one shows the cost of a launch."""
 
 
 def cases() -> Iterator[Case]:
-    """One for each size."""
+    """Yields one case for each size."""
     for size, number in _SIZES.items():
         measure = partial(_measure, size, number)
         yield Case(f"ns per number, {size}", measure, expected(timed=list(_ROWS)), limit_s=150)
@@ -42,7 +42,7 @@ def _measure(size: str, number: int, place: Target) -> Measured:
 
 
 def _kernels_alone(place: Target) -> Measured:
-    """As CUDA graphs: without what a launch costs, which is most of a call of a million numbers."""
+    """Measures CUDA graphs: without the cost of a launch, which is most of a call of a million numbers."""
     number = 1 << 10 if place.small else 1 << 20
     figures: dict[str, float | str] = {}
     goals = {}
@@ -61,7 +61,7 @@ Row = Callable[[int, str], tuple[Call, Call]]
 
 
 def _drawn(ours: Callable[..., object], theirs: Callable[..., object], **given: object) -> Row:
-    """`ours(key, n)` against `theirs` of a size and device."""
+    """Returns `ours(key, n)` against `theirs` of a size and device."""
 
     def make(n: int, device: str) -> tuple[Call, Call]:
         key = random.key(1, device=device)
@@ -71,7 +71,7 @@ def _drawn(ours: Callable[..., object], theirs: Callable[..., object], **given: 
 
 
 def _filled(ours: Callable[..., object], theirs: Callable[[torch.Tensor], object]) -> Row:
-    """`ours(key, n)` against what fills an empty tensor."""
+    """Returns `ours(key, n)` against a function that fills an empty tensor."""
 
     def make(n: int, device: str) -> tuple[Call, Call]:
         key = random.key(1, device=device)

@@ -13,11 +13,11 @@ from samebits.selfcheck.draws import FLOATING, KEYS, key_of
 
 _BOUNDS = ((0.0, 1.0), (1.5, 5.2), (-3.0, 7.0))
 _FAR = 2.0**-20 * 7
-"""What normal numbers up to 7 may differ by from torch's, which takes approximations of log, sin and cos."""
+"""The largest difference of normal numbers up to 7 from torch's, which takes approximations of log, sin and cos."""
 
 
 def cases() -> Iterator[Case]:
-    """Skipped by the name of the op that there is not."""
+    """Yields the cases; skipped by the name of the op that is missing."""
     here, small = {"ours": torch.ones(2), "torch's": torch.ones(2)}, {"float32": 0.0, "float64": 0.0}
     for name, op, measure, judge, example in (
         ("torch's _philox_uniform_", "_philox_uniform_", _uniform, agree, {"uniform": here}),

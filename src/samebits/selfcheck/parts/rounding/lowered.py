@@ -17,7 +17,7 @@ _STEPS = 3
 
 
 def cases() -> Iterator[Case]:
-    """A capture takes seconds of imports."""
+    """Yields the case; a capture takes seconds of imports."""
     example = {"the captured step": {"plain": [torch.ones(3)], "lowered": [torch.ones(3)]}}
     example["every op rounded"] = {"once": [torch.ones(3)], "again": [torch.ones(3)]}
     yield Case("a lowered step", _lowered, agree, limit_s=120, example=example)
@@ -26,7 +26,7 @@ def cases() -> Iterator[Case]:
 def train(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
-    """One step."""
+    """Makes one step."""
     loss = F.cross_entropy(model(x).float(), y)
     loss.backward()
     optimizer.step()
@@ -35,7 +35,7 @@ def train(
 
 
 def arguments(width: int, batch: int, device: str) -> tuple[Any, ...]:
-    """Of `train`: a model in bfloat16, AdamW with state, and a batch; the same ones each time."""
+    """Returns the arguments of `train`: a model in bfloat16, AdamW with state, and a batch; the same ones each time."""
     with generator_states.preserved():
         torch.manual_seed(3)
         layers = torch.nn.Linear(width, width), torch.nn.LayerNorm(width), torch.nn.ReLU()
@@ -50,7 +50,7 @@ def arguments(width: int, batch: int, device: str) -> tuple[Any, ...]:
 
 
 def lower(given: tuple[Any, ...], *, rounded: bool) -> Callable[..., Any]:
-    """The step captured with these arguments, as it is or with every op rounded."""
+    """Returns the step captured with these arguments, as it is or with every op rounded."""
     captured = replica.capture(train, *given, world_size=1)
     if not rounded:
         return rounding.lower(captured, rounding=False)

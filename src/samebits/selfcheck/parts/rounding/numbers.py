@@ -25,7 +25,7 @@ _FAR = 5.0
 
 
 def cases() -> Iterator[Case]:
-    """Two for each dtype."""
+    """Yields two cases for each dtype."""
     for name, dtype in DTYPES.items():
         yield Case(f"to {name}", partial(_measure, dtype), agree, limit_s=120)
     for name, dtype in DTYPES.items():
@@ -33,7 +33,9 @@ def cases() -> Iterator[Case]:
 
 
 def inputs(dtype: torch.dtype, count: int = 20_000) -> torch.Tensor:
-    """float32 of every size and both signs: any bits, and around the subnormal numbers and the largest one of a dtype."""
+    """Returns float32 of every size and both signs: any bits, and around the subnormal numbers and the largest one of a
+    dtype.
+    """
     generator = torch.Generator().manual_seed(1)
     anything = random.bits(random.key(11), count).view(torch.float32)
     info = torch.finfo(dtype)
@@ -46,7 +48,7 @@ def inputs(dtype: torch.dtype, count: int = 20_000) -> torch.Tensor:
 
 
 def special() -> torch.Tensor:
-    """Infinities, NaNs with payloads, zeros and subnormal numbers of float32."""
+    """Returns infinities, NaNs with payloads, zeros and subnormal numbers of float32."""
     words = torch.tensor(
         [0x7F800000, 0x7F800001, 0x7FFFFFFF, 0x7FA50000, 0, 1, 0x7FFFFF, 0x33000001], dtype=torch.int32
     )
@@ -54,7 +56,7 @@ def special() -> torch.Tensor:
 
 
 def codes(x: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor, on the CPU: payloads of NaN count."""
+    """Returns the bits of a tensor, on the CPU: payloads of NaN count."""
     x = x.detach().cpu().clone(memory_format=torch.contiguous_format)
     return x.view(torch.uint8 if x.itemsize == 1 else torch.int16)
 
@@ -88,7 +90,7 @@ def _key(seed: int, offset: int = 0) -> torch.Tensor:
 
 
 def _empty(like: torch.Tensor, dtype: torch.dtype, place: Target) -> torch.Tensor:
-    """Where the elements do not lie side by side."""
+    """Returns an empty tensor whose elements are not adjacent."""
     return torch.empty(*like.shape, 2, dtype=dtype, device=place.device)[..., 0]
 
 
@@ -103,7 +105,7 @@ def _gradient(dtype: torch.dtype, place: Target) -> dict[str, torch.Tensor]:
 
 
 def _mean(dtype: torch.dtype, place: Target) -> Measured:
-    """How far the share that goes up is from its chance, in standard deviations."""
+    """Measures the distance of the share that is rounded up from its probability, in standard deviations."""
     count, key, results = 1 << 12 if place.small else 1 << 22, _key(9).to(place.device), {}
     step = torch.finfo(dtype).eps
     for number, part in enumerate((0.001, 0.3, 0.5, 0.97)):

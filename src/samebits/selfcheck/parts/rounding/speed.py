@@ -1,4 +1,4 @@
-"""What rounding takes: against torch's cast and optimizers, torchao's way in torch's ops, and torchao, where it is."""
+"""The cost of rounding: against torch's cast and optimizers, torchao's way in torch's ops, and torchao, if installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows = dict[str, tuple[Call, Call]]
 
 
 def cases() -> Iterator[Case]:
-    """`timed` is what there was to time."""
+    """Yields the cases; `timed` lists what could be timed."""
     for name, rows, elements, needs in (
         ("ns per number", _casts, _NUMBERS, ()),
         ("ns per weight of a step", _steps, _WEIGHTS, ()),
@@ -61,7 +61,7 @@ def _timed(rows: Rows, count: int, place: Target) -> Measured:
 
 
 def _of_bits(x: torch.Tensor) -> torch.Tensor:
-    """The way of torchao in torch's ops: 16 random bits added to those of the float32, the lower half cut off."""
+    """Rounds as torchao does, in torch's ops: 16 random bits added to those of the float32, the lower half cut off."""
     bits = x.view(torch.int32) + torch.randint(0, 1 << 16, x.shape, dtype=torch.int32, device=x.device)
     return (bits & -65536).view(torch.float32).bfloat16()
 

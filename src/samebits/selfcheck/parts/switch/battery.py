@@ -1,7 +1,8 @@
-"""The cases of `samebits ops --review` on the GPU: under the switch the same bits in twenty runs, or refused with the way out.
+"""The cases of `samebits ops --review` on the GPU: under the switch the same bits in twenty runs, or refused with a
+cure.
 
-Between the runs, memory is taken so that addresses move, the caches are filled with other things, and every fourth run is
-on another stream. The same without the switch says how much of it would have varied, and what the switch costs.
+Between the runs, memory is taken so that addresses move, the caches are filled with other bytes, and every fourth run
+is on another stream. The same without the switch shows how much of it would have varied, and the cost of the switch.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from samebits.selfcheck.parts.switch.repeating import RepeatedCase, alike, raise
 SAME, REFUSED, ELSEWHERE = "the same bits", "refused with the way out", "does not run on this device"
 NO_BACKEND = "torch offers no such backend under the switch"
 _TORCHS_NO_BACKEND = "No available kernel"
-"""What torch says where `sdpa_kernel` asks for a backend which it leaves out under its flag (cuDNN's)."""
+"""torch's message where `sdpa_kernel` names a backend which it leaves out under its flag (cuDNN's)."""
 EQUAL, VARYING = "overloads with equal bits", "overloads of what varied"
 """Figures that `adopt` reads: full names, apart by blanks."""
 _NO_EXCUSE = ("determinis", "same device")
-"""In errors that are wrong even where the case raises without the switch, too: a refusal, and a tensor that was left on the CPU."""
+"""Words of errors that are wrong even where the case raises without the switch, too: a refusal, and a tensor on the CPU."""
 _ELSEWHERE = frozenset({"compiled"})
-"""Groups of the battery that another part tries: compiled code."""
+"""Groups of the battery that another part checks: compiled code."""
 _AT_ONCE = 12
 """Cases of the battery in one of ours: a fault of the device costs so many."""
 _CONTROL_RUNS = 60
 
 
 def reviewed() -> list[Reviewed]:
-    """The cases, those for a GPU's attention included."""
+    """Returns the cases, those for a GPU's attention included."""
     return [one for one in (*BATTERY, *attention.CASES) if one.group not in _ELSEWHERE]
 
 
 def cases() -> Iterator[Case]:
-    """The battery, a dozen at a time."""
+    """Yields the battery, a dozen at a time."""
     for group in dict.fromkeys(one.group for one in reviewed()):
         members = [one for one in reviewed() if one.group == group]
         for number, some in enumerate(_batches(members), 1):
@@ -54,7 +55,7 @@ def cases() -> Iterator[Case]:
 
 
 def controls() -> Iterator[Case]:
-    """Without the switch something varies: else twenty equal runs would say nothing."""
+    """Yields a case that varies without the switch: else twenty equal runs would prove nothing."""
     example: Results = {"something varied": True}
     yield Case(
         "control: sums by atomics vary without the switch", _control, _judge_control, 120, example=example
@@ -62,7 +63,7 @@ def controls() -> Iterator[Case]:
 
 
 def judge(results: Results) -> Iterator[str]:
-    """Whatever is not the same, refused with the way out, or no op of the device's is wrong."""
+    """Yields each op of the device that neither has the same bits nor is refused with a cure."""
     for name, word in results.items():
         if word not in {SAME, REFUSED, ELSEWHERE, NO_BACKEND}:
             yield f"{name}: {word}"
@@ -87,7 +88,7 @@ def _measure(some: Sequence[Reviewed], place: Target) -> Measured:
 
 
 def _repeated(name: str, runs: Sequence[Run], place: Target) -> RepeatedCase:
-    """As `repeated`; a fault of the device says in which of the cases it came up."""
+    """Returns `repeated`; an error names the case in which a fault of the device came up."""
     try:
         return repeated(runs, place)
     except Exception as error:
@@ -95,7 +96,7 @@ def _repeated(name: str, runs: Sequence[Run], place: Target) -> RepeatedCase:
 
 
 def _overloads(runs: Sequence[Run], place: Target) -> set[str]:
-    """What the samples of a case dispatch; nothing where they cannot be run while it is looked at."""
+    """Returns the overloads that the samples of a case dispatch; nothing where they cannot run in the mode that lists them."""
     with Names() as names, torch.device(place.device):
         try:
             for run in runs:
@@ -107,7 +108,7 @@ def _overloads(runs: Sequence[Run], place: Target) -> set[str]:
 
 
 def _evidence(overloads: Mapping[str, set[str]], on: Mapping[str, RepeatedCase]) -> dict[str, float | str]:
-    """The overloads that were dispatched in cases with equal bits, and those in cases with others."""
+    """Returns the overloads that were dispatched in cases with equal bits, and those in cases with others."""
     found: dict[bool, set[str]] = {True: set(), False: set()}
     for name, names in overloads.items():
         found[on[name].varied] |= names
@@ -116,7 +117,7 @@ def _evidence(overloads: Mapping[str, set[str]], on: Mapping[str, RepeatedCase])
 
 
 def word(on: RepeatedCase, off: RepeatedCase) -> str:
-    """What the judge looks at."""
+    """Returns the word that is judged."""
     if on.error is None:
         return f"{on.others} of {len(on.seconds)} further runs had other bits" if on.varied else SAME
     text = str(on.error)
@@ -132,7 +133,7 @@ def word(on: RepeatedCase, off: RepeatedCase) -> str:
 def _figures(
     results: Results, on: Mapping[str, RepeatedCase], off: Mapping[str, RepeatedCase]
 ) -> dict[str, float | str]:
-    """Counts, names, and what the switch costs: the time of a run over that without it, medians."""
+    """Returns counts, names, and the cost of the switch: the time of a run over that without it, medians."""
     varied = [name for name, one in off.items() if one.varied]
     figures: dict[str, float | str] = {
         "cases": len(results),
@@ -157,7 +158,7 @@ def _batches(members: Sequence[Reviewed]) -> Iterator[Sequence[Reviewed]]:
 
 
 def _control(place: Target) -> Measured:
-    """Sums of many numbers in few places, without the switch: torch's kernels add with atomics."""
+    """Measures sums of many numbers in few elements, without the switch: torch's kernels add with atomics."""
     draw = torch.Generator().manual_seed(0)
     source = torch.randn(1 << 20, generator=draw).to(place.device)
     index = torch.randint(8, (1 << 20,), generator=draw).to(place.device)

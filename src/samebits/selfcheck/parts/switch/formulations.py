@@ -1,6 +1,6 @@
 """Each formulation on the GPU: bits over twenty runs, values against float64 on the CPU, its other forms, and its cost.
 
-A case is a sample, and speaks for the overloads that the sample covers. Its figures are what `adopt` records.
+A case is a sample, and counts for the overloads that the sample covers. Its figures are what `adopt` records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFIX = "formulation: "
 COVERS, RATIO = "covers", "ratio to the refused kernel"
 """Names of figures that `adopt` reads: overloads apart by blanks, and our time over that of torch's kernel."""
 SOURCES_CASE, SOURCES = "every formulation stands before a kernel", "formulations"
-"""The case and its figure that say which code was run."""
+"""The case and its figure that identify the code that was run."""
 _RUNS = 20
 _SECONDS = 0.03
 _NO_KERNEL = "torch has no kernel of it on this device"
@@ -36,7 +36,7 @@ _BACKEND = "lanczos"
 
 
 def cases() -> Iterator[Case]:
-    """One for each sample, and two that look at all of them."""
+    """Yields one case for each sample, and two about all of them."""
     kernels = {it.op: True for it in REPLACEMENTS if _BACKEND not in it.op}
     yield Case(SOURCES_CASE, _kernels, _all_true, example=kernels)
     yield Case(
@@ -70,7 +70,9 @@ def _measure(sample: FormulationSample, place: Target) -> Measured:
 
 
 def judge(results: Results) -> Iterator[str]:
-    """One result each, no error beyond what is allowed, and all forms have the bits of the functional one."""
+    """Yields each violation: several results, an error beyond the allowed one, a form with other bits than the
+    functional one.
+    """
     if set(results) == {"checked"}:
         if results["checked"] != _NO_KERNEL:
             yield f"it was not checked: {results['checked']}"
@@ -87,7 +89,7 @@ def judge(results: Results) -> Iterator[str]:
 
 
 def _forms(sample: FormulationSample, device: str) -> dict[str, bool]:
-    """Whether each overload that the sample covers, through the dispatcher, has the bits of the one that is called."""
+    """Returns True for each overload that the sample covers if, through the dispatcher, it has the bits of the one called."""
     args = sample.make(Maker(device, torch.float32))
     with check.installed(device):
         expected = check.call(sample.call, args)
@@ -103,14 +105,14 @@ def _kernels(place: Target) -> Measured:
 
 @cache
 def sources() -> str:
-    """Changes with the code of the formulations."""
+    """Returns a text that changes with the code of the formulations."""
     folder = Path(cuda_decompositions.__file__).parent
     files = [*sorted(folder.glob("*.py")), *(folder.parent / name for name in _SHARED)]
     return of_bytes(*(file.read_bytes() for file in files)).split(":")[1][:16]
 
 
 def _installed(place: Target) -> Measured:
-    """Under the switch, as if a GPU had verified every formulation: the overrides that load late."""
+    """Measures the overrides that load late under the switch, as if a GPU had verified every formulation."""
     results = {}
     here = [it.op for it in REPLACEMENTS if has_kernel(it.op, place.device.upper())]
     set_random_seed(0)

@@ -1,4 +1,4 @@
-"""One case of the battery, run again and again on the device: what moves between the runs, and how bits are compared."""
+"""One case of the battery, run again and again on the device: the changes between the runs, and the comparison of bits."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class RepeatedCase:
     """One case of the battery, run again and again with the switch on, or off."""
 
     others: int = 0
-    """How many runs did not have the bits of the first."""
+    """The number of runs without the bits of the first."""
     seconds: list[float] = field(default_factory=list)
     error: Exception | None = None
 
     @property
     def varied(self) -> bool:
-        """Whether two runs differed."""
+        """Returns True if two runs differed."""
         return self.others > 0
 
 
 def repeated(runs: Sequence[Run], place: Target) -> RepeatedCase:
-    """Runs the samples of a case `_RUNS` times each. What one raises is kept; a fault of the device is raised."""
+    """Runs the samples of a case `_RUNS` times each. An exception is kept; a fault of the device is raised."""
     found = RepeatedCase()
     try:
         for run in runs:
@@ -50,13 +50,13 @@ def repeated(runs: Sequence[Run], place: Target) -> RepeatedCase:
 
 
 def raised(error: Exception) -> str:
-    """The first line of an error; a fault of the device is raised, since nothing behind it means anything."""
+    """Returns the first line of an error; a fault of the device is raised, since nothing after it means anything."""
     unless_fault(error)
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
 def unless_fault(error: Exception) -> Exception:
-    """The error, or raised if it is a fault of the device."""
+    """Returns the error, or raises it if it is a fault of the device."""
     if is_fault(error):
         raise error
     return error
@@ -93,7 +93,7 @@ def _wait(device: str) -> None:
 
 
 def _disturb(number: int, place: Target) -> Any:
-    """Other bytes in freed blocks, blocks that move the next ones, and every other time the caches full of other things."""
+    """Changes memory: other bytes in freed blocks, blocks that move the next ones, and every other time full caches."""
     held = disturb(number)
     if number % 2 and not place.small:
         torch.full((_FILL,), number, dtype=torch.uint8)
@@ -101,7 +101,7 @@ def _disturb(number: int, place: Target) -> Any:
 
 
 def _stream(number: int, device: str) -> Any:
-    """Every fourth run is on a stream of its own; all work before has ended, and so has its own when it is compared."""
+    """Runs every fourth run on another stream; all work before has ended, and so has the run when it is compared."""
     return torch.cuda.stream(_side_stream()) if device == "cuda" and number % 4 == 3 else nullcontext()
 
 
@@ -111,7 +111,7 @@ def _side_stream() -> torch.cuda.Stream:
 
 
 def leaves(output: Any) -> list[Tensor]:
-    """The tensors in it that hold bits."""
+    """Returns the tensors of an output that hold bits."""
     found: list[Tensor] = []
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, Tensor):
@@ -120,7 +120,7 @@ def leaves(output: Any) -> list[Tensor]:
 
 
 def _parts(x: Tensor) -> list[Tensor]:
-    """The strided tensors that hold the bits; coalescing first would add what is compared."""
+    """Returns the strided tensors that hold the bits; coalescing first would add the compared values."""
     if x.layout is torch.sparse_coo:
         return [x._indices(), x._values()]
     if x.layout is torch.sparse_csr:
@@ -129,7 +129,7 @@ def _parts(x: Tensor) -> list[Tensor]:
 
 
 def alike(first: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Whether all bits agree, compared where the tensors are; a NaN is a NaN, whatever its other bits."""
+    """Returns True if all bits agree, compared on the tensors' device; a NaN is a NaN, whatever its other bits."""
     return len(first) == len(other) and all(map(_alike, first, other))
 
 
