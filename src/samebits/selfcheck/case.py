@@ -1,6 +1,6 @@
 """The contents of a self-check: parts of cases. A case measures on the device, and its judge names what is wrong.
 
-The two are separate so that each judge can be tested without the device: `plants` spoils the measurements, one thing at
+The two are separate so that each judge can be tested without the device: `spoil_each` spoils the measurements, one thing at
 a time, and the judge must see each (`rehearsal`).
 """
 
@@ -92,10 +92,10 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     x = x.detach().cpu()
     if x.is_floating_point():
         x = torch.where(x.isnan(), torch.nan, x)
-    return _in_a_row(x).view(torch.uint8)
+    return _flat_copy(x).view(torch.uint8)
 
 
-def _in_a_row(x: torch.Tensor) -> torch.Tensor:
+def _flat_copy(x: torch.Tensor) -> torch.Tensor:
     """Returns a copy of one dimension; `contiguous` allows any stride for a dimension of one element, and `view` does not."""
     return x.clone(memory_format=torch.contiguous_format).reshape(-1)
 
@@ -111,17 +111,17 @@ def expected(**values: Any) -> Judge:
     return judge
 
 
-def plants(results: Results) -> Iterator[tuple[str, Results]]:
+def spoil_each(results: Results) -> Iterator[tuple[str, Results]]:
     """Yields each result spoiled in turn, and how: one bit of a tensor, one step of a number, another word."""
     for name, value in results.items():
-        for what, spoiled in _spoiled(value):
+        for what, spoiled in _spoil(value):
             yield f"{name}{what}", {**results, name: spoiled}
 
 
-def _spoiled(value: Any) -> Iterator[tuple[str, Any]]:
+def _spoil(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, torch.Tensor):
         if value.numel():
-            yield f": a bit of element {value.numel() - 1}", flipped(value)
+            yield f": a bit of element {value.numel() - 1}", flip_lowest_bit(value)
     elif isinstance(value, bool):
         yield f": {not value}", not value
     elif isinstance(value, int):
@@ -132,17 +132,17 @@ def _spoiled(value: Any) -> Iterator[tuple[str, Any]]:
         yield ": another text", f"{value} (another)"
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            for what, spoiled in _spoiled(inner):
+            for what, spoiled in _spoil(inner):
                 yield f"[{key!r}]{what}", {**value, key: spoiled}
     else:
         for number, inner in enumerate(value):
-            for what, spoiled in _spoiled(inner):
+            for what, spoiled in _spoil(inner):
                 yield f"[{number}]{what}", [*value[:number], spoiled, *value[number + 1 :]]
 
 
-def flipped(x: torch.Tensor) -> torch.Tensor:
+def flip_lowest_bit(x: torch.Tensor) -> torch.Tensor:
     """Returns a copy with the lowest bit of its last element flipped; a NaN becomes 0."""
-    spoiled = _in_a_row(x.detach().cpu()).view(x.shape)
+    spoiled = _flat_copy(x.detach().cpu()).view(x.shape)
     if x.is_floating_point() and spoiled.view(-1)[-1].isnan():
         spoiled.view(-1)[-1] = 0
     elif x.dtype == torch.bool:

@@ -18,10 +18,10 @@ def is_fault(error: BaseException) -> bool:
     text = str(error)
     if not isinstance(error, torch.AcceleratorError) and not any(word in text for word in _WORDS):
         return False
-    return not any(word in text for word in _PASSING) or spoilt("cuda")
+    return not any(word in text for word in _PASSING) or is_device_lost("cuda")
 
 
-def spoilt(device: str) -> bool:
+def is_device_lost(device: str) -> bool:
     """Returns True if the device no longer answers: a fault lasts, and the error that showed it first may not name it."""
     try:
         wait(device)

@@ -58,7 +58,7 @@ def _driver() -> dict[str, str]:
     return dict(zip(_QUERY.split(","), map(str.strip, line.split(",")), strict=False))
 
 
-def without_gpu() -> str:
+def reason_without_gpu() -> str:
     """Returns why no part can run; empty where torch sees a GPU."""
     if torch.cuda.is_available():
         return ""

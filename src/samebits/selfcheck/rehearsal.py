@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from samebits.selfcheck import parts
-from samebits.selfcheck.case import Case, Results, Target, plants
+from samebits.selfcheck.case import Case, Results, Target, spoil_each
 
 
 @dataclass
-class Rehearsed:
+class RehearsalOutcome:
     """One part, run without the device."""
 
     name: str
@@ -35,17 +35,17 @@ class Rehearsed:
         return self.planted - len(self.missed)
 
 
-def rehearse(names: Iterable[str]) -> Iterator[Rehearsed]:
+def rehearse(names: Iterable[str]) -> Iterator[RehearsalOutcome]:
     """Runs each part on the CPU, with small tensors: results as they are, then each of them spoiled in turn."""
     for name in names:
-        part = parts.named(name)
-        found = Rehearsed(name, part.about, part.minutes)
+        part = parts.part_named(name)
+        found = RehearsalOutcome(name, part.about, part.minutes)
         for case in part.cases():
             _rehearse(case, found)
         yield found
 
 
-def _rehearse(case: Case, found: Rehearsed) -> None:
+def _rehearse(case: Case, found: RehearsalOutcome) -> None:
     found.cases += 1
     missing = [name for name in case.needs if find_spec(name) is None]
     if missing and case.example is None:
@@ -61,9 +61,9 @@ def _rehearse(case: Case, found: Rehearsed) -> None:
         found.broken.append(f"{case.name}: {wrong[0]}")
         return
     before = found.planted
-    for what, spoiled in plants(results):
+    for what, spoiled in spoil_each(results):
         found.planted += 1
-        if not _seen(case, spoiled):
+        if not _judge_sees(case, spoiled):
             found.missed.append(f"{case.name}: {what}")
     if found.planted == before:
         found.broken.append(f"{case.name}: it has no result that could be wrong")
@@ -76,5 +76,5 @@ def _results(case: Case) -> Results:
         return case.measure(Target("cpu", small=True, folder=Path(folder))).results
 
 
-def _seen(case: Case, spoiled: Results) -> bool:
+def _judge_sees(case: Case, spoiled: Results) -> bool:
     return bool(list(case.judge(spoiled)))

@@ -114,17 +114,17 @@ class SelfcheckReport:
 
 def replace(file: Path, text: str) -> None:
     """Writes a file that is complete or absent."""
-    beside = file.with_name(f".{file.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, file)
+    temporary = file.with_name(f".{file.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, file)
 
 
-def finished(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def finished_cases(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the cases of a worker's file that have an outcome."""
     return [line for line in lines if line["state"] != "begun"]
 
 
-def under_way(file: Path) -> str | None:
+def running_case(file: Path) -> str | None:
     """Returns the case that a worker had begun and not ended when it died."""
     lines = read(file)
     return lines[-1]["case"] if lines and lines[-1]["state"] == "begun" else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.selfcheck import parts, worker
-from samebits.selfcheck.report import PartOutcome, SelfcheckReport, finished, under_way
+from samebits.selfcheck.report import PartOutcome, SelfcheckReport, finished_cases, running_case
 
 Watch = Callable[[PartOutcome], None]
 """Called when a part has advanced, and when it has ended."""
@@ -62,7 +62,7 @@ def _run_part(report: SelfcheckReport, outcome: PartOutcome, clock: Clock, watch
         began = time.monotonic()
         code = _one_process(report, outcome, file, clock, watch, device)
         outcome.seconds += time.monotonic() - began
-        outcome.cases = finished(worker.read(file))
+        outcome.cases = finished_cases(worker.read(file))
         if code == worker.EXIT_ALL_RUN:
             outcome.whole = True
         elif code is not None:  # None: the time is over, and the case is run again next time
@@ -78,7 +78,7 @@ def _one_process(
 ) -> int | None:
     """Returns the exit status of a worker; None where it was ended because the time is over."""
     command = [sys.executable, "-m", "samebits.selfcheck.worker", outcome.name, str(file.absolute()), device]
-    environment = {**os.environ, **parts.named(outcome.name).environment}
+    environment = {**os.environ, **parts.part_named(outcome.name).environment}
     with (report.folder / "output.txt").open("ab") as output:
         output.write(f"== {outcome.name}\n".encode())
         output.flush()
@@ -86,12 +86,12 @@ def _one_process(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
         try:
-            return _watched(process, report, outcome, file, clock, watch)
+            return _watch(process, report, outcome, file, clock, watch)
         finally:
             _end(process)
 
 
-def _watched(
+def _watch(
     process: subprocess.Popen[bytes],
     report: SelfcheckReport,
     outcome: PartOutcome,
@@ -106,7 +106,7 @@ def _watched(
         if len(lines) != seen:
             seen, moved = len(lines), time.monotonic()
             limit = lines[-1].get("limit_s", limit) + _SPARE_S if lines else limit
-            outcome.cases = finished(lines)
+            outcome.cases = finished_cases(lines)
             report.write()
             watch(outcome)
         if clock.left() < 0:
@@ -130,7 +130,7 @@ def _mark_died(outcome: PartOutcome, file: Path, code: int) -> bool:
     """
     if code == worker.EXIT_AGAIN:
         return True
-    case = under_way(file)
+    case = running_case(file)
     why = (
         "took longer than its limit"
         if code == worker.EXIT_LIMIT

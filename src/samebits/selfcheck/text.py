@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from samebits.selfcheck.rehearsal import Rehearsed
+from samebits.selfcheck.rehearsal import RehearsalOutcome
 from samebits.selfcheck.report import PartOutcome, SelfcheckReport, replace
 
 _WIDTH = 120
@@ -40,7 +40,7 @@ def write(report: SelfcheckReport) -> None:
     replace(report.folder / "report.txt", file.getvalue())
 
 
-def show_rehearsal(found: Sequence[Rehearsed], console: Console) -> None:
+def show_rehearsal(found: Sequence[RehearsalOutcome], console: Console) -> None:
     """Prints the results of a rehearsal."""
     columns = ["part", "what it tries", "minutes on a GPU", "cases", "planted", "found"]
     rows = [
@@ -103,7 +103,7 @@ def _verdict(report: SelfcheckReport) -> str:
     if failed:
         return f"NOT AS PROMISED on this GPU: {', '.join(failed)}."
     if unfinished:
-        return f"Not finished: {', '.join(unfinished)}. The same command goes on with them."
+        return f"Not finished: {', '.join(unfinished)}. The same command continues with them."
     return "AS PROMISED on this GPU."
 
 

@@ -31,7 +31,7 @@ def nanoseconds(call: Call, times: int, device: str) -> float:
     return start.elapsed_time(end) * 1e6 / times
 
 
-def captured(call: Call, times: int, device: str) -> Call:
+def capture_graph(call: Call, times: int, device: str) -> Call:
     """Returns so many calls as one CUDA graph, whose replay costs no launches: the time of the kernels alone. On a CPU
     as they are.
     """
@@ -39,7 +39,7 @@ def captured(call: Call, times: int, device: str) -> Call:
         return lambda: [call() for _ in range(times)]
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # what is compiled and allocated once is not captured
+    with torch.cuda.stream(aside):  # compilation and allocation are not captured
         for _ in range(3):
             call()
     torch.cuda.current_stream().wait_stream(aside)
@@ -50,24 +50,24 @@ def captured(call: Call, times: int, device: str) -> Call:
     return graph.replay
 
 
-def medians(calls: Mapping[str, Call], place: Target, rounds: int = 15) -> dict[str, list[float]]:
+def medians(calls: Mapping[str, Call], target: Target, rounds: int = 15) -> dict[str, list[float]]:
     """Returns the nanoseconds of a call in each of the interleaved rounds, by name; two calls of each before are not timed."""
-    rounds = 2 if place.small else rounds
+    rounds = 2 if target.small else rounds
     for call in calls.values():
-        nanoseconds(call, 2, place.device)
-    slowest = max(nanoseconds(call, 1, place.device) for call in calls.values())
-    times = 1 if place.small else max(1, min(50, int(_ROUND_NS / max(slowest, 1.0))))
+        nanoseconds(call, 2, target.device)
+    slowest = max(nanoseconds(call, 1, target.device) for call in calls.values())
+    times = 1 if target.small else max(1, min(50, int(_ROUND_NS / max(slowest, 1.0))))
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            taken[name].append(nanoseconds(call, times, place.device))
+            taken[name].append(nanoseconds(call, times, target.device))
     return taken
 
 
-def against(ours: Call, theirs: Call, place: Target, rounds: int = 15) -> tuple[float, float, float]:
+def compare(ours: Call, theirs: Call, target: Target, rounds: int = 15) -> tuple[float, float, float]:
     """Returns the nanoseconds of a call of ours and of theirs, and how many times as fast ours is: medians, the last
     one of the ratios.
     """
-    taken = medians({"ours": ours, "theirs": theirs}, place, rounds)
+    taken = medians({"ours": ours, "theirs": theirs}, target, rounds)
     pairs = list(zip(taken["ours"], taken["theirs"], strict=True))
     return median(taken["ours"]), median(taken["theirs"]), median(b / a for a, b in pairs)

@@ -31,7 +31,7 @@ def main(part: str, file: str, device: str) -> int:
     die_with_parent()
     path = Path(file)
     done = {line["case"] for line in read(path)}
-    for case in parts.named(part).cases():
+    for case in parts.part_named(part).cases():
         if case.name in done:
             continue
         _note(path, {"case": case.name, "state": "begun", "limit_s": case.limit_s})
@@ -71,18 +71,18 @@ def _run(case: Case, device: str) -> dict[str, Any]:
     try:
         with tempfile.TemporaryDirectory(prefix="samebits-selfcheck-") as folder:
             measured = case.measure(Target(device, folder=Path(folder)))
-            faults.wait(device)  # what went wrong on the device belongs to this case, not to the next
+            faults.wait(device)  # an error of the device belongs to this case, not to the next
         wrong = list(case.judge(measured.results))
-        told: dict[str, Any] = {
+        outcome: dict[str, Any] = {
             "figures": measured.figures,
             "goals": measured.goals,
             "results": len(measured.results),
         }
     except Exception as error:
         traceback.print_exc()
-        wrong, told = (
+        wrong, outcome = (
             [f"{type(error).__name__}: {_first_line(error)}"],
-            {"fault": faults.is_fault(error) or faults.spoilt(device)},
+            {"fault": faults.is_fault(error) or faults.is_device_lost(device)},
         )
     finally:
         limit.cancel()
@@ -92,7 +92,7 @@ def _run(case: Case, device: str) -> dict[str, Any]:
         "state": "failed" if wrong else "passed",
         "wrong": wrong,
         "seconds": seconds,
-        **told,
+        **outcome,
     }
 
 

@@ -11,7 +11,7 @@ NAMES = ("random", "switch", "training", "compiled", "commits", "rounding", "pro
 """A part's name is that of its file."""
 
 
-def named(name: str) -> Part:
+def part_named(name: str) -> Part:
     """Returns the part of that name, from its file; with a dot in it, the `PART` of a module of the user's."""
     if "." in name:
         return import_module(name).PART

@@ -15,7 +15,7 @@ from typing import Any
 
 from samebits.errors import VerifyError
 
-TOLD = "samebits-told "
+RESULT_PREFIX = "samebits-told "
 """The prefix of the line of JSON that a process prints."""
 
 
@@ -44,13 +44,13 @@ class TrainingJob:
     backend: str = ""
     """With it, the model is a DistributedDataParallel."""
 
-    def told(self) -> str:
+    def description(self) -> str:
         """The job in a few words."""
         switch = "" if self.switch else "without the switch"
         return " ".join(filter(None, (self.task, self.dtype, self.compiled, self.backend, switch)))
 
 
-def fresh(
+def run_in_fresh_processes(
     job: TrainingJob, limit_s: float, environment: Mapping[str, str] | None = None, *, ranks: int = 1
 ) -> list[dict[str, Any]]:
     """Returns the results of the job's processes, one for each rank. Raises `VerifyError` where one fails, or takes too
@@ -62,7 +62,7 @@ def fresh(
     try:
         outputs = [process.communicate(timeout=limit_s)[0] for process in processes]
     except subprocess.TimeoutExpired:
-        raise VerifyError(f"{job.told()} took more than {limit_s:g} s") from None
+        raise VerifyError(f"{job.description()} took more than {limit_s:g} s") from None
     finally:
         for process in processes:
             process.kill()
@@ -71,22 +71,22 @@ def fresh(
     if job.kill_at >= 0:
         if codes != [-signal.SIGKILL] * ranks:
             raise VerifyError(
-                f"{job.told()} was to be killed, and ended with {codes}: {_last_lines(outputs)}"
+                f"{job.description()} was to be killed, and ended with {codes}: {_last_lines(outputs)}"
             )
         return []
     if any(codes):
-        raise VerifyError(f"{job.told()} ended with {codes}: {_last_lines(outputs)}")
-    return [_told(output) for output in outputs]
+        raise VerifyError(f"{job.description()} ended with {codes}: {_last_lines(outputs)}")
+    return [_parse_results(output) for output in outputs]
 
 
-def killed_and_resumed(
+def run_killed_and_resumed(
     job: TrainingJob, folder: Path, kill_at: int, limit_s: float, *, ranks: int = 1
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns the results of an uninterrupted run, and of one that is killed in a step and started again."""
-    whole = fresh(replace(job, run_dir=str(folder / "whole")), limit_s, ranks=ranks)
+    whole = run_in_fresh_processes(replace(job, run_dir=str(folder / "whole")), limit_s, ranks=ranks)
     cut = replace(job, run_dir=str(folder / "killed"))
-    fresh(replace(cut, kill_at=kill_at), limit_s, ranks=ranks)
-    return whole, fresh(cut, limit_s, ranks=ranks)
+    run_in_fresh_processes(replace(cut, kill_at=kill_at), limit_s, ranks=ranks)
+    return whole, run_in_fresh_processes(cut, limit_s, ranks=ranks)
 
 
 def _start(job: TrainingJob, rank: int, environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -114,11 +114,11 @@ def _free_port() -> int:
         return one.getsockname()[1]
 
 
-def _told(output: str) -> dict[str, Any]:
-    lines = [line for line in output.splitlines() if line.startswith(TOLD)]
+def _parse_results(output: str) -> dict[str, Any]:
+    lines = [line for line in output.splitlines() if line.startswith(RESULT_PREFIX)]
     if not lines:
-        raise VerifyError(f"a training process told nothing: {output.strip()[-300:]}")
-    return json.loads(lines[-1].removeprefix(TOLD))
+        raise VerifyError(f"a training process printed no results: {output.strip()[-300:]}")
+    return json.loads(lines[-1].removeprefix(RESULT_PREFIX))
 
 
 def _last_lines(outputs: list[str]) -> str:

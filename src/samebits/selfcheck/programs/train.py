@@ -23,7 +23,7 @@ from samebits.data import DataLoader
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 from samebits.selfcheck.programs import tasks
-from samebits.selfcheck.programs.job import TOLD, TrainingJob
+from samebits.selfcheck.programs.job import RESULT_PREFIX, TrainingJob
 from samebits.train import Run
 
 EPOCH = 10
@@ -64,7 +64,7 @@ class Training:
         self.optimizer.zero_grad()  # the next graph writes where these lie
         return loss.detach()
 
-    def tell(self, **more: Any) -> dict[str, Any]:
+    def results(self, **more: Any) -> dict[str, Any]:
         """Returns the digests of the trained objects."""
         return {
             "model": digest.of_value(self.model.state_dict()),
@@ -73,14 +73,14 @@ class Training:
         }
 
 
-def plain(job: TrainingJob) -> dict[str, Any]:
+def train_plain(job: TrainingJob) -> dict[str, Any]:
     """Trains in a loop without a `Run`, over batches that are on the device."""
     training = Training(job)
     batches = list(_endless(job, training.device, EPOCH))
     for number in range(job.steps):
         training.step(*batches[number % EPOCH])
-    told = training.tell()
-    return {**told, "ms": _milliseconds(training, batches, job.timed), "skipped graphs": _skipped_graphs()}
+    outcome = training.results()
+    return {**outcome, "ms": _milliseconds(training, batches, job.timed), "skipped graphs": _skipped_graphs()}
 
 
 def _skipped_graphs() -> int:
@@ -89,7 +89,7 @@ def _skipped_graphs() -> int:
     return 0 if dynamo is None else dynamo.counters["inductor"]["cudagraph_skips"]
 
 
-def in_run(job: TrainingJob) -> dict[str, Any]:
+def train_in_run(job: TrainingJob) -> dict[str, Any]:
     """Trains in a `samebits.Run` that commits at each step, and may kill its process."""
     training = Training(job)
     loader = DataLoader(
@@ -104,7 +104,7 @@ def in_run(job: TrainingJob) -> dict[str, Any]:
                 os.kill(os.getpid(), signal.SIGKILL)
             if step.number == job.steps - 1:
                 run.stop()
-    return training.tell(resumed=bool(resumed))
+    return training.results(resumed=bool(resumed))
 
 
 def _endless(
@@ -124,7 +124,7 @@ def _milliseconds(training: Training, batches: list[Any], steps: int) -> float:
         started = _clock(training.device)
         for number in range(begin, begin + _BLOCK):
             training.step(*batches[number % len(batches)])
-        found.append(_passed(started, _clock(training.device)) / _BLOCK)
+        found.append(_elapsed(started, _clock(training.device)) / _BLOCK)
     return statistics.median(found) if found else 0.0
 
 
@@ -136,7 +136,7 @@ def _clock(device: torch.device) -> Any:
     return event
 
 
-def _passed(begin: Any, end: Any) -> float:
+def _elapsed(begin: Any, end: Any) -> float:
     """Returns milliseconds."""
     if isinstance(begin, float):
         return (end - begin) * 1e3
@@ -156,8 +156,10 @@ def main(text: str) -> None:
         enable_op_determinism()
     if job.backend:
         dist.init_process_group(job.backend)
-    told = in_run(job) if job.run_dir else plain(job)
-    print(f"\n{TOLD}{json.dumps(told)}", flush=True)  # a line of its own, whatever a library has printed
+    outcome = train_in_run(job) if job.run_dir else train_plain(job)
+    print(
+        f"\n{RESULT_PREFIX}{json.dumps(outcome)}", flush=True
+    )  # a line of its own, whatever a library has printed
     if job.backend:
         dist.destroy_process_group()
 

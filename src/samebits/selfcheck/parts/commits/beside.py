@@ -69,12 +69,12 @@ class Beside:
         self._there.synchronize()
 
 
-def measured(place: Target) -> Measured:
+def measure(target: Target) -> Measured:
     """Measures milliseconds per step without snapshots and in both ways; the values of the last snapshots, and how many
     were torn.
     """
-    state = torch.zeros(25_000_000, device=place.device)
-    work = torch.randn(2048, 2048, device=place.device)
+    state = torch.zeros(25_000_000, device=target.device)
+    work = torch.randn(2048, 2048, device=target.device)
     ways: dict[str, Way] = {"waiting": Waiting(state), "beside": Beside(state)}
     figures: dict[str, float | str] = {"ms/step, none": _trained(state, work, None)}
     results: Results = {}
@@ -114,7 +114,7 @@ def _torn(state: torch.Tensor, work: torch.Tensor, way: Way) -> int:
     for number in range(1, 6):
         _step(state, work)
         way.take()
-        state += 100  # what comes behind
+        state += 100  # the next step
         way.settle()
         found += not bool((way.host == number).all())
         state -= 100

@@ -21,10 +21,10 @@ def cases() -> Iterator[Case]:
     yield Case("more than 2**32 numbers", _many, agree, needs=("5 GiB of free GPU memory",) if room else ())
 
 
-def _many(place: Target) -> Measured:
+def _many(target: Target) -> Measured:
     """Measures that element i of a stream of bytes is the first one of a key moved on by i / 16 blocks."""
-    end = 2**16 if place.small else 2**32
-    drawn = random.bits(random.key(7, device=place.device), end + _PART, dtype=torch.uint8)
+    end = 2**16 if target.small else 2**32
+    drawn = random.bits(random.key(7, device=target.device), end + _PART, dtype=torch.uint8)
     results = {}
     for start in (0, end // 2 - 16, end // 2, end - 16, end):
         moved = torch.tensor([7, start // 16], dtype=torch.uint64, device="cpu")

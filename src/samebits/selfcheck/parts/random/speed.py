@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from samebits import random
 from samebits.selfcheck.case import Case, Measured, Target, expected
-from samebits.selfcheck.timing import Call, against, captured
+from samebits.selfcheck.timing import Call, capture_graph, compare
 
 _SIZES = {"2**10": 1 << 10, "2**20": 1 << 20, "2**26": 1 << 26}
 _REPLAYED = 10
@@ -27,12 +27,12 @@ def cases() -> Iterator[Case]:
     yield Case("ns per number, 2**20, kernels alone", _kernels_alone, alone, limit_s=150)
 
 
-def _measure(size: str, number: int, place: Target) -> Measured:
-    number = min(number, 1 << 10) if place.small else number
+def _measure(size: str, number: int, target: Target) -> Measured:
+    number = min(number, 1 << 10) if target.small else number
     figures: dict[str, float | str] = {}
     goals = {}
     for name, make in _ROWS.items():
-        ours, theirs, faster = against(*make(number, place.device), place)
+        ours, theirs, faster = compare(*make(number, target.device), target)
         figures[name] = f"{ours / number:.4g} (torch {theirs / number:.4g})"
         if size in _JUDGED:
             goals[f"{name} at least as fast ({faster:.2f}x)"] = faster >= 1
@@ -41,16 +41,16 @@ def _measure(size: str, number: int, place: Target) -> Measured:
     return Measured({"timed": list(figures)}, figures, goals)
 
 
-def _kernels_alone(place: Target) -> Measured:
+def _kernels_alone(target: Target) -> Measured:
     """Measures CUDA graphs: without the cost of a launch, which is most of a call of a million numbers."""
-    number = 1 << 10 if place.small else 1 << 20
+    number = 1 << 10 if target.small else 1 << 20
     figures: dict[str, float | str] = {}
     goals = {}
     for name, make in _ROWS.items():
         if name in _NOT_CAPTURED:
             continue
-        calls = [captured(call, _REPLAYED, place.device) for call in make(number, place.device)]
-        ours, theirs, faster = against(calls[0], calls[1], place)
+        calls = [capture_graph(call, _REPLAYED, target.device) for call in make(number, target.device)]
+        ours, theirs, faster = compare(calls[0], calls[1], target)
         each = number * _REPLAYED
         figures[name] = f"{ours / each:.4g} (torch {theirs / each:.4g})"
         goals[f"{name} at least as fast ({faster:.2f}x)"] = faster >= 1

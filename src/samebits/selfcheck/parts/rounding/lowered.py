@@ -58,16 +58,16 @@ def lower(given: tuple[Any, ...], *, rounded: bool) -> Callable[..., Any]:
     return rounding.lower(captured, seed=1)
 
 
-def _lowered(place: Target) -> Measured:
-    width, batch = (16, 8) if place.small else (256, 64)
+def _lowered(target: Target) -> Measured:
+    width, batch = (16, 8) if target.small else (256, 64)
 
     def ran(step: Callable[..., Any]) -> list[torch.Tensor]:
-        given = arguments(width, batch, place.device)
+        given = arguments(width, batch, target.device)
         losses = [step(*given).cpu() for _ in range(_STEPS)]
         return losses + [weight.detach().cpu() for weight in given[0].parameters()]
 
     def made(*, rounded: bool) -> Callable[..., Any]:
-        return lower(arguments(width, batch, place.device), rounded=rounded)
+        return lower(arguments(width, batch, target.device), rounded=rounded)
 
     return Measured({
         "the captured step": {"plain": ran(train), "lowered": ran(made(rounded=False))},

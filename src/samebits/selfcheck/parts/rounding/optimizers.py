@@ -111,13 +111,13 @@ def _seeded(work: Callable[[], Results]) -> Results:
         return work()
 
 
-def _again(place: Target) -> Measured:
+def _again(target: Target) -> Measured:
     results = _seeded(
         lambda: {
             name: {
-                "once": _trained(name, place.device),
-                "again": _trained(name, place.device),
-                "resumed": _resumed(name, place.device),
+                "once": _trained(name, target.device),
+                "again": _trained(name, target.device),
+                "resumed": _resumed(name, target.device),
             }
             for name in _VARIANTS
         }
@@ -148,11 +148,11 @@ _NUMBERS = {
 }
 
 
-def _other(place: Target) -> Measured:
+def _other(target: Target) -> Measured:
     """Measures that replicas round alike; another shard, name or step has other noise, at the same gradient and state."""
 
     def stepped(rule: str, before: int, name: int | str, shard: tuple[int, ...]) -> torch.Tensor:
-        ((_, weight), *_rest) = _parameters(_BF16, place.device)
+        ((_, weight), *_rest) = _parameters(_BF16, target.device)
         weight = weight.detach()
         state = [torch.zeros_like(weight, dtype=_F32) for _ in range(2 if rule == "AdamW" else 1)]
         count, numbers = torch.tensor(before + 1), _NUMBERS[rule]
@@ -177,12 +177,12 @@ def _bytes(x: torch.Tensor) -> bytes:
     return x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _fresh(place: Target) -> Measured:
-    command = [sys.executable, "-m", "samebits.selfcheck.parts.rounding.optimizers", place.device]
+def _fresh(target: Target) -> Measured:
+    command = [sys.executable, "-m", "samebits.selfcheck.parts.rounding.optimizers", target.device]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr[-300:]}")
-    there, here = json.loads(done.stdout), digests(place.device)
+    there, here = json.loads(done.stdout), digests(target.device)
     return Measured({name: {"this process": here[name], "another": there[name]} for name in here})
 
 

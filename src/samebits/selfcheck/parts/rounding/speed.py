@@ -12,7 +12,7 @@ from samebits.random._process import generator_states
 from samebits.rounding import optim, stochastic_round
 from samebits.selfcheck.case import Case, Measured, Target, expected
 from samebits.selfcheck.parts.rounding import lowered
-from samebits.selfcheck.timing import Call, against
+from samebits.selfcheck.timing import Call, compare
 
 _NUMBERS, _WEIGHTS = 1 << 26, 1 << 24
 _BF16 = torch.bfloat16
@@ -34,11 +34,11 @@ def cases() -> Iterator[Case]:
 
 
 def _case(name: str, rows: Callable[[int, str], Rows], elements: int, needs: tuple[str, ...]) -> Case:
-    def measure(place: Target) -> Measured:
-        count = 1 << 10 if place.small else elements
+    def measure(target: Target) -> Measured:
+        count = 1 << 10 if target.small else elements
         with generator_states.preserved():
             random.set_random_seed(1)
-            return _timed(rows(count, place.device), count, place)
+            return _timed(rows(count, target.device), count, target)
 
     return Case(
         name,
@@ -50,11 +50,11 @@ def _case(name: str, rows: Callable[[int, str], Rows], elements: int, needs: tup
     )
 
 
-def _timed(rows: Rows, count: int, place: Target) -> Measured:
+def _timed(rows: Rows, count: int, target: Target) -> Measured:
     figures: dict[str, float | str] = {}
     goals = {}
     for name, (ours, theirs) in rows.items():
-        own, other, faster = against(ours, theirs, place)
+        own, other, faster = compare(ours, theirs, target)
         figures[name] = f"{own / count:.4g} (theirs {other / count:.4g})"
         goals[f"{name}: at least as fast ({faster:.2f}x)"] = faster >= 1
     return Measured({"timed": bool(figures)}, figures, goals)
@@ -127,11 +127,11 @@ def _torchao_step(count: int, device: str) -> Rows:
     }
 
 
-def _factor(place: Target) -> Measured:
-    width, batch = (16, 8) if place.small else (512, 128)
-    given = lowered.arguments(width, batch, place.device)
+def _factor(target: Target) -> Measured:
+    width, batch = (16, 8) if target.small else (512, 128)
+    given = lowered.arguments(width, batch, target.device)
     plain, rounded = (lowered.lower(given, rounded=one) for one in (False, True))
-    own, other, faster = against(lambda: rounded(*given), lambda: plain(*given), place)
+    own, other, faster = compare(lambda: rounded(*given), lambda: plain(*given), target)
     figures: dict[str, float | str] = {
         "lowered us": own / 1000,
         "captured us": other / 1000,

@@ -21,7 +21,7 @@ PART = "switch"
 
 
 @dataclass
-class Adopted:
+class AdoptedResults:
     """The results of a report about the formulations."""
 
     entries: list[GpuVerification] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Adopted:
 
 def adopt(
     report: SelfcheckReport, file: Path = verified_on_gpu.FILE, table: Path = gpu_evidence.FILE
-) -> Adopted:
+) -> AdoptedResults:
     """Writes the verified formulations of the report into the file; older entries of the same GPU are removed where it
     failed now.
 
@@ -51,7 +51,7 @@ def adopt(
             f"--record: the report in {report.folder} has no part {PART!r}: run `samebits selfcheck --part {PART}` on a GPU."
         )
     machine, gpu = report.machine, report.machine["gpu"]
-    found = adopted({case["case"]: case for case in outcome.cases}, machine, str(report.folder))
+    found = results_of({case["case"]: case for case in outcome.cases}, machine, str(report.folder))
     found.seen = _ops(outcome, EQUAL) - _ops(outcome, VARYING)
     verified_on_gpu.record(found.entries, file, failed=[(op, gpu) for op in found.failed])
     if found.seen:
@@ -69,10 +69,12 @@ def _date(machine: Mapping[str, Any]) -> dt.date:
     return dt.date.fromisoformat(machine["date"])
 
 
-def adopted(cases: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any], folder: str) -> Adopted:
+def results_of(
+    cases: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any], folder: str
+) -> AdoptedResults:
     """Returns the results of a report's cases, by name, for each overload."""
     _check_sources(cases, folder)
-    found, samples = Adopted(), _by_overload()
+    found, samples = AdoptedResults(), _by_overload()
     for op, covering in samples.items():
         outcomes = [(sample, cases.get(f"{PREFIX}{sample.name}")) for sample in covering]
         wrong = [case["wrong"][0] for _, case in outcomes if case and case["state"] == "failed"]

@@ -23,7 +23,13 @@ from samebits.errors import UnimplementedError
 from samebits.random import set_random_seed
 from samebits.selfcheck.case import Case, Measured, Results, Target
 from samebits.selfcheck.parts.switch import attention
-from samebits.selfcheck.parts.switch.repeating import RepeatedCase, alike, raised, repeated, unless_fault
+from samebits.selfcheck.parts.switch.repeating import (
+    RepeatedCase,
+    all_bits_equal,
+    first_line_of,
+    raise_if_fault,
+    repeat_case,
+)
 
 SAME, REFUSED, ELSEWHERE = "the same bits", "refused with the way out", "does not run on this device"
 NO_BACKEND = "torch offers no such backend under the switch"
@@ -69,40 +75,40 @@ def judge(results: Results) -> Iterator[str]:
             yield f"{name}: {word}"
 
 
-def _measure(some: Sequence[Reviewed], place: Target) -> Measured:
+def _measure(some: Sequence[Reviewed], target: Target) -> Measured:
     results: Results = {}
     built: dict[str, list[Run]] = {}
     set_random_seed(0)
     for one in some:
         try:
-            with built_on(place.device):
+            with built_on(target.device):
                 built[one.name] = list(one.build())
         except Exception as error:
-            results[one.name] = f"could not be built: {raised(error)}"
+            results[one.name] = f"could not be built: {first_line_of(error)}"
     with enable_op_determinism():
-        on = {name: _repeated(name, runs, place) for name, runs in built.items()}
-        overloads = {name: _overloads(built[name], place) for name in on if on[name].error is None}
-    off = {name: _repeated(name, runs, place) for name, runs in built.items()}
+        on = {name: _repeated(name, runs, target) for name, runs in built.items()}
+        overloads = {name: _overloads(built[name], target) for name in on if on[name].error is None}
+    off = {name: _repeated(name, runs, target) for name, runs in built.items()}
     results |= {name: word(on[name], off[name]) for name in built}
     return Measured(results, {**_figures(results, on, off), **_evidence(overloads, on)})
 
 
-def _repeated(name: str, runs: Sequence[Run], place: Target) -> RepeatedCase:
-    """Returns `repeated`; an error names the case in which a fault of the device came up."""
+def _repeated(name: str, runs: Sequence[Run], target: Target) -> RepeatedCase:
+    """Returns `repeat_case`; an error names the case in which a fault of the device came up."""
     try:
-        return repeated(runs, place)
+        return repeat_case(runs, target)
     except Exception as error:
         raise RuntimeError(f"{name}: {error}") from error
 
 
-def _overloads(runs: Sequence[Run], place: Target) -> set[str]:
+def _overloads(runs: Sequence[Run], target: Target) -> set[str]:
     """Returns the overloads that the samples of a case dispatch; nothing where they cannot run in the mode that lists them."""
-    with Names() as names, torch.device(place.device):
+    with Names() as names, torch.device(target.device):
         try:
             for run in runs:
                 run()
         except Exception as error:
-            unless_fault(error)
+            raise_if_fault(error)
             return set()
     return set(names.seen)
 
@@ -127,7 +133,7 @@ def word(on: RepeatedCase, off: RepeatedCase) -> str:
         return ELSEWHERE
     if _TORCHS_NO_BACKEND in text:
         return NO_BACKEND
-    return f"under the switch {raised(on.error)}"
+    return f"under the switch {first_line_of(on.error)}"
 
 
 def _figures(
@@ -143,7 +149,7 @@ def _figures(
         if names := [name for name, found in results.items() if found == one]:
             figures[title] = f"{len(names)} ({', '.join(names)})"
     if names := [name for name, found in results.items() if found == ELSEWHERE]:
-        why = [f"{name}: {raised(off[name].error or ValueError())}" for name in names]
+        why = [f"{name}: {first_line_of(off[name].error or ValueError())}" for name in names]
         figures["not on this device"] = f"{len(names)} ({', '.join(why)})"
     timed = [name for name in on if on[name].error is None and off[name].error is None]
     ratios = {name: median(on[name].seconds) / max(median(off[name].seconds), 1e-9) for name in timed}
@@ -157,12 +163,12 @@ def _batches(members: Sequence[Reviewed]) -> Iterator[Sequence[Reviewed]]:
     return (members[start : start + _AT_ONCE] for start in range(0, len(members), _AT_ONCE))
 
 
-def _control(place: Target) -> Measured:
+def _control(target: Target) -> Measured:
     """Measures sums of many numbers in few elements, without the switch: torch's kernels add with atomics."""
     draw = torch.Generator().manual_seed(0)
-    source = torch.randn(1 << 20, generator=draw).to(place.device)
-    index = torch.randint(8, (1 << 20,), generator=draw).to(place.device)
-    empty = torch.zeros(8, device=place.device)
+    source = torch.randn(1 << 20, generator=draw).to(target.device)
+    index = torch.randint(8, (1 << 20,), generator=draw).to(target.device)
+    empty = torch.zeros(8, device=target.device)
     sums: dict[str, Callable[[], Tensor]] = {
         "index_add": lambda: empty.index_add(0, index, source),
         "scatter_add": lambda: empty.scatter_add(0, index, source),
@@ -172,7 +178,7 @@ def _control(place: Target) -> Measured:
     counts = {}
     for name, run in sums.items():
         first = run()
-        counts[name] = sum(not alike([first], [run()]) for _ in range(_CONTROL_RUNS))
+        counts[name] = sum(not all_bits_equal([first], [run()]) for _ in range(_CONTROL_RUNS))
     shown = ", ".join(f"{name} {count}" for name, count in counts.items())
     return Measured(
         {"something varied": any(counts.values())}, {f"other bits in {_CONTROL_RUNS} runs": shown}

@@ -27,7 +27,7 @@ _ROUNDS = 3
 
 
 @contextmanager
-def installed(device: str) -> Iterator[None]:
+def install_formulations(device: str) -> Iterator[None]:
     """Installs all formulations in front of torch's kernels on "cpu" or "cuda", verified or not, with the switch's flag on."""
     key, overrides = device.upper(), KernelOverrides()
     was = torch.are_deterministic_algorithms_enabled()
@@ -44,7 +44,7 @@ def installed(device: str) -> Iterator[None]:
 
 
 @contextmanager
-def assuming(ops: Iterable[str]) -> Iterator[None]:
+def assume_verified(ops: Iterable[str]) -> Iterator[None]:
     """Makes the switch, turned on inside, take these overloads, and no others, as verified by a GPU."""
     entries = [GpuVerification(op, "assumed", dt.date(2026, 1, 1), torch.__version__, 1.0) for op in ops]
     with replaced(verified_on_gpu, "read", lambda: entries):
@@ -59,7 +59,7 @@ def runs_on(sample: FormulationSample, device: str) -> bool:
 
 
 @contextmanager
-def nondeterministic() -> Iterator[None]:
+def disable_determinism() -> Iterator[None]:
     """Runs torch's kernels as they are without the switch; other threads are affected too."""
     was = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -118,12 +118,12 @@ def reference(sample: FormulationSample, args: tuple[Any, ...]) -> list[Tensor]:
     if "cudnn" in name:
         image, grid, grad = args
         name, args = "aten::grid_sampler_2d_backward", (grad, image, grid, 0, 0, True, [True, True])
-    with nondeterministic():
+    with disable_determinism():
         return on_single_thread(call)(name, args)
 
 
 @dataclass(frozen=True)
-class Found:
+class SampleResult:
     """A sample run with one dtype and size."""
 
     results: int
@@ -134,10 +134,10 @@ class Found:
     """The largest error that is allowed: a tolerance, or 1.5 times the error of torch's own kernel."""
 
 
-def found(sample: FormulationSample, maker: Maker, runs: int) -> Found:
+def run_sample(sample: FormulationSample, maker: Maker, runs: int) -> SampleResult:
     """Runs the formulation `runs` times on the maker's device."""
     args = sample.make(maker)
-    with installed(maker.device):
+    with install_formulations(maker.device):
         first = call(sample.call, args)
         different = [first]
         for _ in range(runs - 1):
@@ -148,7 +148,7 @@ def found(sample: FormulationSample, maker: Maker, runs: int) -> Found:
     wrong, allowed = error(first, exact), TOLERANCE[maker.dtype]
     if wrong > allowed:
         allowed = max(allowed, 1.5 * _torchs_error(sample, args, exact))
-    return Found(len(different), wrong, allowed)
+    return SampleResult(len(different), wrong, allowed)
 
 
 def failures(
@@ -157,7 +157,7 @@ def failures(
     """Returns the errors of the formulation on the device, per dtype: bits over `runs` runs, values against float64."""
     lines = []
     for dtype in sample.dtypes:
-        one = found(sample, Maker(device, dtype, large=large, seed=seed), runs)
+        one = run_sample(sample, Maker(device, dtype, large=large, seed=seed), runs)
         if one.results != 1:
             lines.append(f"{sample.name} {dtype}: {runs} runs gave different bits")
         if one.error > one.allowed:
@@ -169,7 +169,7 @@ def ratio(sample: FormulationSample, maker: Maker, seconds: float) -> float:
     """Returns our time over that of torch's nondeterministic kernel: the least of interleaved rounds, `seconds` each."""
     args, op = sample.make(maker), overload(sample.call)
     best: dict[str, float] = {}
-    states = {"ours": lambda: installed(maker.device), "torch's": nondeterministic}
+    states = {"ours": lambda: install_formulations(maker.device), "torch's": disable_determinism}
     for _ in range(_ROUNDS):
         for name, state in states.items():
             with state():
@@ -195,7 +195,7 @@ def per_call(function: Callable[[], Any], device: str, seconds: float) -> float:
 
 def _torchs_error(sample: FormulationSample, args: tuple[Any, ...], exact: list[Tensor]) -> float:
     """Returns the error of torch's nondeterministic kernel against float64 (`ctc_loss` subtracts large logarithms)."""
-    with nondeterministic():
+    with disable_determinism():
         return error(call(sample.call, args), exact)
 
 

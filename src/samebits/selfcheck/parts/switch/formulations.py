@@ -46,21 +46,23 @@ def cases() -> Iterator[Case]:
         yield Case(f"{PREFIX}{sample.name}", partial(_measure, sample), judge, 240)
 
 
-def _measure(sample: FormulationSample, place: Target) -> Measured:
-    if not check.runs_on(sample, place.device):
+def _measure(sample: FormulationSample, target: Target) -> Measured:
+    if not check.runs_on(sample, target.device):
         return Measured({"checked": _NO_KERNEL})
     results: Results = {"different results": {}, "error over what is allowed": {}, "forms": {}}
     errors = []
-    for large in (False,) if place.small else (False, True):
+    for large in (False,) if target.small else (False, True):
         for dtype in sample.dtypes:
-            one = check.found(sample, Maker(place.device, dtype, large=large), 3 if place.small else _RUNS)
+            one = check.run_sample(
+                sample, Maker(target.device, dtype, large=large), 3 if target.small else _RUNS
+            )
             title = f"{str(dtype).removeprefix('torch.')} {'large' if large else 'small'}"
             results["different results"][title] = one.results
             results["error over what is allowed"][title] = one.error / one.allowed
             errors.append(f"{title} {one.error:.1e}")
-    results["forms"] = _forms(sample, place.device)
-    maker = Maker(place.device, torch.float32, large=not place.small)
-    ratio = check.ratio(sample, maker, 0.0 if place.small else _SECONDS)
+    results["forms"] = _forms(sample, target.device)
+    maker = Maker(target.device, torch.float32, large=not target.small)
+    ratio = check.ratio(sample, maker, 0.0 if target.small else _SECONDS)
     figures: dict[str, float | str] = {
         RATIO: ratio,
         COVERS: " ".join(sample.covers),
@@ -91,13 +93,13 @@ def judge(results: Results) -> Iterator[str]:
 def _forms(sample: FormulationSample, device: str) -> dict[str, bool]:
     """Returns True for each overload that the sample covers if, through the dispatcher, it has the bits of the one called."""
     args = sample.make(Maker(device, torch.float32))
-    with check.installed(device):
+    with check.install_formulations(device):
         expected = check.call(sample.call, args)
         return {op: check.same_bits(check.call(op, args), expected) for op in sample.covers}
 
 
-def _kernels(place: Target) -> Measured:
-    key = place.device.upper()
+def _kernels(target: Target) -> Measured:
+    key = target.device.upper()
     results = {it.op: has_kernel(it.op, key) for it in REPLACEMENTS if _BACKEND not in it.op}
     absent = [it.op for it in REPLACEMENTS if _BACKEND in it.op and not has_kernel(it.op, key)]
     return Measured(results, {"on the CPU only": ", ".join(absent) or "none", SOURCES: sources()})
@@ -111,16 +113,16 @@ def sources() -> str:
     return of_bytes(*(file.read_bytes() for file in files)).split(":")[1][:16]
 
 
-def _installed(place: Target) -> Measured:
+def _installed(target: Target) -> Measured:
     """Measures the overrides that load late under the switch, as if a GPU had verified every formulation."""
     results = {}
-    here = [it.op for it in REPLACEMENTS if has_kernel(it.op, place.device.upper())]
+    here = [it.op for it in REPLACEMENTS if has_kernel(it.op, target.device.upper())]
     set_random_seed(0)
-    for sample in (one for one in SAMPLES if check.runs_on(one, place.device)):
-        args = sample.make(Maker(place.device, torch.float32))
-        with check.installed(place.device):
+    for sample in (one for one in SAMPLES if check.runs_on(one, target.device)):
+        args = sample.make(Maker(target.device, torch.float32))
+        with check.install_formulations(target.device):
             expected = check.call(sample.call, args)
-        with check.assuming(here), enable_op_determinism():
+        with check.assume_verified(here), enable_op_determinism():
             results[sample.name] = check.same_bits(check.call(sample.call, args), expected)
     return Measured(results)
 

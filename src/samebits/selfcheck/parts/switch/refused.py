@@ -29,12 +29,12 @@ def cases() -> Iterator[Case]:
     yield Case("refusals", _measure, judge, 120, example={"aten::histc": OURS, "aten::scatter.src": RUNS})
 
 
-def _measure(place: Target) -> Measured:
+def _measure(target: Target) -> Measured:
     """Measures under the switch, with no formulation installed. An op that runs is reported: torch has a deterministic path."""
     set_random_seed(0)
-    key = place.device.upper()
-    with check.assuming(()), enable_op_determinism():
-        results = {op: _outcome(op, place.device) for op in refused(key) if op in ARGUMENTS}
+    key = target.device.upper()
+    with check.assume_verified(()), enable_op_determinism():
+        results = {op: _outcome(op, target.device) for op in refused(key) if op in ARGUMENTS}
     runs = [op for op, word in results.items() if word == RUNS]
     return Measured(results, {"tried": len(results), "run under the switch": ", ".join(runs)})
 
@@ -60,7 +60,7 @@ def _outcome(op: str, device: str) -> str:
         cured = f"{op} on {device.upper()} at " in str(error) and "Use " in str(error)
         return OURS if cured else f"refused without the way out: {error}"
     except RuntimeError as error:
-        if is_fault(error):  # all that comes behind it would fail, too
+        if is_fault(error):  # everything after it would fail, too
             raise RuntimeError(f"{op}: {error}") from error
         return f"{'refused by torch' if _WORDS in str(error) else 'failed'}: {str(error)[:200]}"
     return RUNS
@@ -68,17 +68,17 @@ def _outcome(op: str, device: str) -> str:
 
 def with_outs(op: str, args: Arguments) -> Any:
     """Calls the overload; `out` arguments are given empty, and keyword-only arguments are the last of the arguments."""
-    target, rest = overload(op), list(args)
+    op_overload, rest = overload(op), list(args)
     like = next(x for x in args if isinstance(x, Tensor))
     named: dict[str, Any] = {}
-    for argument in target._schema.arguments:
+    for argument in op_overload._schema.arguments:
         if argument.is_out:
             named[argument.name] = like.new_empty(
                 0, dtype=torch.int64 if argument.name == "indices" else None
             )
         elif argument.kwarg_only and not argument.has_default_value():
             named[argument.name] = rest.pop()
-    return target(*rest, **named)
+    return op_overload(*rest, **named)
 
 
 def _sample(name: str) -> Callable[[str], Arguments]:

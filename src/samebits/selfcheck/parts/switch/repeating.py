@@ -38,44 +38,44 @@ class RepeatedCase:
         return self.others > 0
 
 
-def repeated(runs: Sequence[Run], place: Target) -> RepeatedCase:
+def repeat_case(runs: Sequence[Run], target: Target) -> RepeatedCase:
     """Runs the samples of a case `_RUNS` times each. An exception is kept; a fault of the device is raised."""
     found = RepeatedCase()
     try:
         for run in runs:
-            _repeat(run, found, place)
+            _repeat(run, found, target)
     except Exception as error:
-        found.error = unless_fault(error).with_traceback(None)  # whose frames hold tensors
+        found.error = raise_if_fault(error).with_traceback(None)  # whose frames hold tensors
     return found
 
 
-def raised(error: Exception) -> str:
+def first_line_of(error: Exception) -> str:
     """Returns the first line of an error; a fault of the device is raised, since nothing after it means anything."""
-    unless_fault(error)
+    raise_if_fault(error)
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
-def unless_fault(error: Exception) -> Exception:
+def raise_if_fault(error: Exception) -> Exception:
     """Returns the error, or raises it if it is a fault of the device."""
     if is_fault(error):
         raise error
     return error
 
 
-def _repeat(run: Run, found: RepeatedCase, place: Target) -> None:
+def _repeat(run: Run, found: RepeatedCase, target: Target) -> None:
     first: list[Tensor] | None = None
-    with torch.device(place.device):
-        for number in range(_FEW if place.small else _RUNS):
-            moved = _disturb(number, place)
-            with _stream(number, place.device):
-                output, seconds = _timed(run, place.device)
+    with torch.device(target.device):
+        for number in range(_FEW if target.small else _RUNS):
+            moved = _disturb(number, target)
+            with _stream(number, target.device):
+                output, seconds = _timed(run, target.device)
             del moved
             bits = leaves(output)
             if first is None:
                 first = bits
                 continue  # its time is that of warming up
             found.seconds.append(seconds)
-            found.others += not alike(first, bits)
+            found.others += not all_bits_equal(first, bits)
 
 
 def _timed(run: Run, device: str) -> tuple[Any, float]:
@@ -92,10 +92,10 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _disturb(number: int, place: Target) -> Any:
+def _disturb(number: int, target: Target) -> Any:
     """Changes memory: other bytes in freed blocks, blocks that move the next ones, and every other time full caches."""
     held = disturb(number)
-    if number % 2 and not place.small:
+    if number % 2 and not target.small:
         torch.full((_FILL,), number, dtype=torch.uint8)
     return held
 
@@ -128,7 +128,7 @@ def _parts(x: Tensor) -> list[Tensor]:
     return [x]
 
 
-def alike(first: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+def all_bits_equal(first: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """Returns True if all bits agree, compared on the tensors' device; a NaN is a NaN, whatever its other bits."""
     return len(first) == len(other) and all(map(_alike, first, other))
 
