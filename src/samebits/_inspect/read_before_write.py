@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import NamedTuple
 
-from samebits._inspect.bytecode import followers, inner, instructions
+from samebits._inspect.bytecode import inner, instructions, successors
 from samebits._inspect.user_functions import UserFunctions
 
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
@@ -177,7 +177,7 @@ class ReadBeforeWrite:
             reads |= found.reads
             writes |= found.writes
             if not found.writes:
-                following = followers(items[at], at, number)
+                following = successors(items[at], at, number)
                 waiting += _once(following, items, at, head, number) if loops_run else following
         return _Access(reads, writes, passes)
 

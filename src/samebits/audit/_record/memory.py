@@ -28,7 +28,7 @@ def take(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
         walk.value(name, value, 0)
     if loader is not None:
         walk.value(loop_locals.name_of(loader, frames), loader, 0)
-    loop_locals.let_go(frames)
+    loop_locals.release_locals(frames)
     found = walk.leaves().by_name()
     modules = [(name, value) for name, value in sorted(held.items()) if isinstance(value, torch.nn.Module)]
     for path, parts in {**structure.of_modules(modules), "": structure.of_process()}.items():

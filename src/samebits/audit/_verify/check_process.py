@@ -83,7 +83,7 @@ class ProcessOutcome:
         return by_signal and self.record is not None and self.record.killed is not None
 
     def failure(self) -> str:
-        """How it ended, if not as planned; empty otherwise."""
+        """The end of the process, if not as planned; empty otherwise."""
         if self.ended.timed_out:
             return f"a process took more than {self.ended.seconds:.0f} s: {self.ended.tail(1).strip()}"
         if self.process.kill is not None and self.ended.returncode in (0, -signal.SIGKILL):

@@ -24,7 +24,7 @@ class CheckRow:
     steps_compared: int = 0
     difference: Difference | None = None
     failed: str = ""
-    """How a process of the check failed where the baseline did not: its exception, a time-out."""
+    """The failure of a process of the check where the baseline had none: its exception, a time-out."""
     output: str = ""
     """The last lines of that process."""
     could_not: str = ""

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from samebits._inspect import bytecode
-from samebits._inspect.rng_states import RESTORABLE, put_state, state_of
+from samebits._inspect.rng_states import RESTORABLE, restore_state, state_of
 from samebits.random._process import generator_states
 from samebits.replica._capture.closures import is_followed
 
@@ -31,7 +31,7 @@ def restore_generators(objects: Iterable[Any]) -> Iterator[None]:
             yield
         finally:
             for one, state in states:
-                put_state(one, state)
+                restore_state(one, state)
 
 
 @contextmanager

@@ -116,7 +116,7 @@ class LostChanges:
         left = [c for c in left if not self._is_copy(c, saved)]
         if not left:
             return []
-        order = _order(loop_locals.asking(frame), own, left[0].taken)
+        order = _order(loop_locals.fetching_frames(frame), own, left[0].taken)
         return [c for c in left if not self._is_harmless(c, order, changed)]
 
     def unsettled(
@@ -129,7 +129,7 @@ class LostChanges:
         """Those that no iteration sets anew, and that are no readings of a clock."""
         if not late:
             return []
-        order = _order(loop_locals.asking(frame), own, taken)
+        order = _order(loop_locals.fetching_frames(frame), own, taken)
         return [one for one in late if not order.settled(one.place) and not order.timed(one.place.name)]
 
     def _is_first(self, change: Change) -> bool:
@@ -269,7 +269,7 @@ def _order(
     taken: reachable_state.StateSnapshot,
 ) -> ReadBeforeWrite:
     for kind in taken.kinds:
-        own.add_kind(kind)
+        own.add_class(kind)
     fetches: list[CodeType] = [
         code
         for kind in taken.fetching
