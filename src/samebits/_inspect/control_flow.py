@@ -55,20 +55,20 @@ class ControlFlow:
         inside = {one for one in ahead if self.head in self._reachable([one])}
         exits = [(one, after) for one in inside for after in self._next(one) if after not in inside]
         top = max(after for one in inside for after in self._next(one) if self._closes(one, after))
-        # `while next(...):` has the call twice: before the loop, and at its end; there the next body begins behind it
+        # `while next(...):` has the call twice: before the loop, and at its end; there the next body begins after it
         called = self.instructions[self.head].positions
         calls = {one for one, item in enumerate(self.instructions) if item.positions == called}
         return Ring(top if top in self._reachable([0], calls) else self.head + 1, frozenset(exits))
 
-    def _closes(self, one: int, after: int) -> bool:
+    def _closes(self, position: int, after: int) -> bool:
         """Returns True for a jump back to the top of a loop that the head is in."""
-        if not after <= self.head or not after <= one:
+        if not after <= self.head or not after <= position:
             return False
-        return after == self.head or one in self._reachable([self.head], {after})
+        return after == self.head or position in self._reachable([self.head], {after})
 
-    def _next(self, one: int) -> list[int]:
-        handler = [self.handlers[one]] if one in self.handlers else []
-        return [after for after in (*self.following[one], *handler) if after < len(self.instructions)]
+    def _next(self, position: int) -> list[int]:
+        handler = [self.handlers[position]] if position in self.handlers else []
+        return [after for after in (*self.following[position], *handler) if after < len(self.instructions)]
 
     def _reachable(self, begin: Iterable[int], without: Collection[int] = ()) -> set[int]:
         waiting, reached = list(begin), set[int]()

@@ -247,8 +247,8 @@ def _has_cpython_layout() -> bool:
     return own.getstate()[1] == (*twister, position)
 
 
-def _whole(found: Any) -> bytes:
-    return ctypes.string_at(id(found), type(found).__basicsize__)
+def _whole(states: Any) -> bytes:
+    return ctypes.string_at(id(states), type(states).__basicsize__)
 
 
 _KEPT_NORMAL = _kept_normal()

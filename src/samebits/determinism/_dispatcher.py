@@ -45,7 +45,7 @@ class KernelOverrides:
     def remove(self) -> None:
         """Restores the original kernels; also from inside one of the overrides."""
         for library in self._libraries.values():
-            library._destroy()  # what torch's own users of IMPL libraries call; there is no public name
+            library._destroy()  # torch's own users of IMPL libraries call it; there is no public name
         self._libraries.clear()
 
 

@@ -45,15 +45,15 @@ class _Switch:
         self.guards = (self.guard, numpy_draws.NumpyGuard(), python_draws.PythonGuard())
         self._undo = ExitStack()
 
-    def change(self, wanted: Settings | None) -> None:
+    def change(self, settings: Settings | None) -> None:
         """Turns the switch on with settings, or off for None. An error leaves the switch as it was."""
         before = active()
-        if wanted == before:
+        if settings == before:
             return
         self._turn_off()
         try:
-            if wanted is not None:
-                self._turn_on(wanted)
+            if settings is not None:
+                self._turn_on(settings)
         except BaseException:
             if before is not None:
                 self._turn_on(before)

@@ -75,17 +75,19 @@ class Part:
     """Environment variables of its processes, for settings that are read once at the start."""
 
 
-def equal(one: Any, other: Any) -> bool:
+def equal(first: Any, other: Any) -> bool:
     """Returns True if shapes, dtypes and bytes agree; a NaN is a NaN, and 0 is not -0."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+    if isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor):
         return (
-            one.dtype == other.dtype and one.shape == other.shape and torch.equal(_bytes(one), _bytes(other))
+            first.dtype == other.dtype
+            and first.shape == other.shape
+            and torch.equal(_bytes(first), _bytes(other))
         )
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(equal, one, other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    return type(one) is type(other) and one == other
+    if isinstance(first, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(first) == len(other) and all(map(equal, first, other))
+    if isinstance(first, Mapping) and isinstance(other, Mapping):
+        return first.keys() == other.keys() and all(equal(first[key], other[key]) for key in first)
+    return type(first) is type(other) and first == other
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

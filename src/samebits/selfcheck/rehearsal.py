@@ -45,28 +45,28 @@ def rehearse(names: Iterable[str]) -> Iterator[RehearsalOutcome]:
         yield found
 
 
-def _rehearse(case: Case, found: RehearsalOutcome) -> None:
-    found.cases += 1
+def _rehearse(case: Case, outcome: RehearsalOutcome) -> None:
+    outcome.cases += 1
     missing = [name for name in case.needs if find_spec(name) is None]
     if missing and case.example is None:
-        found.skipped.append(f"{case.name}: needs {', '.join(missing)}")
+        outcome.skipped.append(f"{case.name}: needs {', '.join(missing)}")
         return
     try:
         results = _results(case)
         wrong = list(case.judge(results))
     except Exception as error:
-        found.broken.append(f"{case.name}: {type(error).__name__}: {error}")
+        outcome.broken.append(f"{case.name}: {type(error).__name__}: {error}")
         return
     if wrong:
-        found.broken.append(f"{case.name}: {wrong[0]}")
+        outcome.broken.append(f"{case.name}: {wrong[0]}")
         return
-    before = found.planted
+    before = outcome.planted
     for what, spoiled in spoil_each(results):
-        found.planted += 1
+        outcome.planted += 1
         if not _judge_sees(case, spoiled):
-            found.missed.append(f"{case.name}: {what}")
-    if found.planted == before:
-        found.broken.append(f"{case.name}: it has no result that could be wrong")
+            outcome.missed.append(f"{case.name}: {what}")
+    if outcome.planted == before:
+        outcome.broken.append(f"{case.name}: it has no result that could be wrong")
 
 
 def _results(case: Case) -> Results:

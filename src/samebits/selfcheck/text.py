@@ -40,20 +40,20 @@ def write(report: SelfcheckReport) -> None:
     replace(report.folder / "report.txt", file.getvalue())
 
 
-def show_rehearsal(found: Sequence[RehearsalOutcome], console: Console) -> None:
+def show_rehearsal(outcomes: Sequence[RehearsalOutcome], console: Console) -> None:
     """Prints the results of a rehearsal."""
     columns = ["part", "what it tries", "minutes on a GPU", "cases", "planted", "found"]
     rows = [
         [one.name, one.about, f"{one.minutes:g}", str(one.cases), str(one.planted), str(one.found)]
-        for one in found
+        for one in outcomes
     ]
     _table(console, columns, rows)
-    for one in found:
+    for one in outcomes:
         for title, lines in (("skipped", one.skipped), ("NOT FOUND", one.missed), ("broken", one.broken)):
             for line in lines:
                 console.print(f"{one.name}: {title}: {line}", soft_wrap=True, markup=False)
-    planted, seen = sum(one.planted for one in found), sum(one.found for one in found)
-    cases, minutes = sum(one.cases for one in found), sum(one.minutes for one in found)
+    planted, seen = sum(one.planted for one in outcomes), sum(one.found for one in outcomes)
+    cases, minutes = sum(one.cases for one in outcomes), sum(one.minutes for one in outcomes)
     console.print(
         f"{cases} cases, {minutes:g} minutes on a GPU; {seen} of {planted} planted wrong results were found"
     )

@@ -24,10 +24,10 @@ _NEEDS_WORKERS = {
 
 
 @contextmanager
-def set_loader_workers(count: int | None, note: Callable[[str], None], own: list[int]) -> Iterator[None]:
+def set_loader_workers(count: int | None, note: Callable[[str], None], counts: list[int]) -> Iterator[None]:
     """Gives every `torch.utils.data.DataLoader` that the user's code makes `count` workers, subclasses included.
 
-    None leaves the script's number, which is appended to `own` in any case. Left alone, and named through `note`:
+    None leaves the script's number, which is appended to `counts` in any case. Left alone, and named through `note`:
 
     - a loader over an iterable dataset, which splits its stream by worker itself: another number is another program;
     - a loader that an installed package makes, for its number is not the user's to choose (Keras makes some in `fit`).
@@ -47,7 +47,7 @@ def set_loader_workers(count: int | None, note: Callable[[str], None], own: list
         if isinstance(given.get("dataset"), IterableDataset):
             note(f"{type(given['dataset']).__name__} is iterable: its number of workers was not varied")
             return construct(self, *args, **kwargs)
-        own.append(given.get("num_workers", 0))
+        counts.append(given.get("num_workers", 0))
         if count is None:
             return construct(self, *args, **kwargs)
         given.pop("self")

@@ -55,20 +55,20 @@ def first_difference_of_segments(
     return _end_difference(baseline, segments)
 
 
-def _by_memory(found: Difference, a: Record, b: Record, ignore: frozenset[str]) -> Difference:
+def _by_memory(difference: Difference, a: Record, b: Record, ignore: frozenset[str]) -> Difference:
     """Adds the values that differ in the memory of a resumed process when it began, and still differ one step later."""
     for theirs in b.initial:
         mine = a.steps.get(theirs.key)
         later = next((key for key in b.steps if key[0] == theirs.loop and key[1] > theirs.step), None)
-        if mine is None or later is None or later not in a.steps or theirs.step >= found.step:
+        if mine is None or later is None or later not in a.steps or theirs.step >= difference.step:
             continue
         still = {*_paths(_MEMORY, a.steps[later], b.steps[later])}
         lost = tuple(path for path in _paths(_MEMORY, mine, theirs) if path in still and path not in ignore)
         if lost:
-            others = ((found.component, found.paths), *found.others)
+            others = ((difference.component, difference.paths), *difference.others)
             at = theirs.epoch, theirs.batch_index
             return Difference(theirs.step, _MEMORY, lost, "", others, *at, "resumed")
-    return found
+    return difference
 
 
 def steps_compared(a: Record, b: Record) -> int:
@@ -246,10 +246,10 @@ def _parts(
     return {} if found.keys() == {"generators"} else found
 
 
-def _split_locals(found: dict[str, tuple[str, ...]], paths: tuple[str, ...]) -> None:
+def _split_locals(components: dict[str, tuple[str, ...]], paths: tuple[str, ...]) -> None:
     data = tuple(path for path in paths if _IN_A_LOADER.search(path))
     others = tuple(path for path in paths if path not in data)
-    found |= {name: part for name, part in (("data", data), ("locals", others)) if part}
+    components |= {name: part for name, part in (("data", data), ("locals", others)) if part}
 
 
 def _paths(component: str, mine: RecordLine, theirs: RecordLine, *, shared: bool = False) -> list[str]:

@@ -130,10 +130,10 @@ class ObservedObjects:
             self._note(f"{kind} {type(thing).__name__} is used in training but was not given to Run")
 
 
-def _merge(given: Mapping[str, Any], others: list[Any]) -> dict[str, Any]:
-    if not given:
+def _merge(first: Mapping[str, Any], others: list[Any]) -> dict[str, Any]:
+    if not first:
         return _prefix(others)
-    named = {"" if len(given) == 1 else f"{name}.": thing for name, thing in given.items()}
+    named = {"" if len(first) == 1 else f"{name}.": thing for name, thing in first.items()}
     return named | {f"{type(thing).__name__}{number or ''}.": thing for number, thing in enumerate(others)}
 
 

@@ -38,10 +38,10 @@ def _keep(tensor: torch.Tensor) -> _TensorView:
     return _TensorView(tensor, address, tensor.shape, view, digest.seed_of(tensor.dtype, tensor.shape))
 
 
-def _hash_kept(kept: list[_TensorView]) -> bytes | None:
+def _hash_kept(views: list[_TensorView]) -> bytes | None:
     """Returns the hashes, or None if a tensor has moved (`.data = ...`, `.to(...)`, a resize)."""
     parts = []
-    for tensor, address, shape, view, seed in kept:
+    for tensor, address, shape, view, seed in views:
         if view is None:
             parts.append(leaf(tensor))
         elif tensor.data_ptr() != address or tensor.shape != shape:

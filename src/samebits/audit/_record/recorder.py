@@ -108,7 +108,7 @@ class Recorder(Observer, TorchListener):
     def run_opened(self, run: Any) -> None:
         """Takes over from the counting of optimizer steps."""
         self._write_held()
-        self._updates.optimizer_stepped(None)  # what changed since a gradient may be what the run restored
+        self._updates.optimizer_stepped(None)  # a change since a gradient may be the run's restore
         self._runs += 1
         self.folders += run_dirs(run.run_dir)
         self._trains, self._begun, self._step = True, False, None

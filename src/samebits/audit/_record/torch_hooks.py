@@ -193,9 +193,9 @@ def _wrap_backward(hooks: _Hooks, backward: Any, event: str) -> Any:
     return watched
 
 
-def _roots(given: Any) -> tuple[torch.Tensor, ...]:
+def _roots(roots: Any) -> tuple[torch.Tensor, ...]:
     """Returns the tensors among the roots of a backward (which may be edges of the graph, too)."""
-    things = given if isinstance(given, list | tuple) else (given,)
+    things = roots if isinstance(roots, list | tuple) else (roots,)
     return tuple(thing for thing in things if isinstance(thing, torch.Tensor))
 
 

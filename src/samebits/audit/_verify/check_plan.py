@@ -126,7 +126,7 @@ def _mid_epoch(facts: BaselineFacts, draw: random.Random) -> Check:
         for commit in _before(step, inside, facts.epoch_lasts)
         if commit < step
     ]
-    # Epochs of three, two, one batches have less of a middle: take what comes nearest.
+    # Epochs of three, two, one batches have less of a middle: take the nearest.
     pairs = pairs or [(step, step) for step in middle or inside or facts.steps[1:]]
     half = facts.steps[len(facts.steps) // 2]
     late = [pair for pair in pairs if pair[0] >= half] or pairs

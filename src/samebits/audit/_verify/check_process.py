@@ -172,7 +172,7 @@ class Runner:
         threads = {} if process.threads is None else dict.fromkeys(_THREADS, str(process.threads))
         own = {"TMPDIR": str(temporary), "PYTHONHASHSEED": str(fixed)}
         if start.folder is not None and start.folder != Path.cwd():
-            own["PWD"] = str(start.folder)  # what a shell's cd would have set
+            own["PWD"] = str(start.folder)  # as a shell's cd would set it
         return {**_WAITING, **_IN_ORDER, **os.environ, **threads, **own}
 
     def _spec(

@@ -205,11 +205,11 @@ class _Verification:
         return rows
 
     def _again_differs(
-        self, judge: BaselineComparison, rows: list[CheckRow], found: Difference
+        self, judge: BaselineComparison, rows: list[CheckRow], difference: Difference
     ) -> list[CheckRow]:
-        judge = BaselineComparison(judge.baseline, judge.ignore, found)
+        judge = BaselineComparison(judge.baseline, judge.ignore, difference)
         later = [judge.row(row.check, self.outcomes[row.check.name]) for row in rows[1:]]
-        return [with_cause(rows[0], found), *later]
+        return [with_cause(rows[0], difference), *later]
 
     def _root(self, name: str) -> Path:
         return self.runner.scratch / f"root of {name}"

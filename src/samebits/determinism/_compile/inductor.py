@@ -216,8 +216,8 @@ def _refuse_template(self: Any, template_node: Any, *args: Any, **kwargs: Any) -
     )
 
 
-def _refuse(what: str, cure: str, kind: type[SamebitsError] = UnimplementedError) -> NoReturn:
-    raise dynamo_error(kind)(f"{what}: {cure}.", first_useful_frame=None)
+def _refuse(feature: str, cure: str, kind: type[SamebitsError] = UnimplementedError) -> NoReturn:
+    raise dynamo_error(kind)(f"{feature}: {cure}.", first_useful_frame=None)
 
 
 @functools.cache

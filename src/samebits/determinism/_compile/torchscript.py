@@ -36,7 +36,7 @@ def _forget_rewritten() -> None:
         if type(module) in kinds and "_c" in vars(module):
             functions += [module._c._get_method(name) for name in module._c._method_names()]
     for function in functions:
-        with suppress(RuntimeError):  # raised by what was made while profiling was off and is never rewritten
+        with suppress(RuntimeError):  # raised by code made while profiling was off, which is never rewritten
             function._debug_flush_compilation_cache()
 
 

@@ -75,7 +75,7 @@ def _check_scripts(script: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(script)
     def checked(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
         scripted = script(obj, optimize, _frames_up + 1, *args, **kwargs)
-        # torch scripts what is called, too
+        # torch scripts called functions, too
         if not torch_was_seeded() and owner_of_frame(sys._getframe(1)) != "framework":
             for graph in _graphs(scripted):
                 _refuse_draws(graph, scripted)

@@ -84,8 +84,8 @@ def _first_shared(parameters: Iterable[torch.Tensor]) -> torch.Tensor | None:
     return next((p for p in strided if p.is_shared()), None)
 
 
-def _hogwild(what: str) -> str:
+def _hogwild(call: str) -> str:
     return (
-        f"{what}: processes that write the same parameters (Hogwild) do so in another order in every run, and op determinism "
+        f"{call}: processes that write the same parameters (Hogwild) do so in another order in every run, and op determinism "
         f"is on. Use {_SYNCHRONOUS}; weights that others only read can be copied (`p.detach().clone().share_memory_()`)."
     )

@@ -129,12 +129,12 @@ def _warns() -> bool:
     return settings is not None and settings.on_unimplemented == "warn"
 
 
-def _kept_flag(name: str, flag: Any, kept: bool) -> Any:
+def _kept_flag(name: str, flag: Any, required: bool) -> Any:
     def assign(value: bool) -> None:
-        if value is not kept:
+        if value is not required:
             _warn(
                 name,
-                f"{name} = {value} at {calling_line()} is not followed while op determinism is on: it stays {kept}",
+                f"{name} = {value} at {calling_line()} is not followed while op determinism is on: it stays {required}",
             )
 
     return ContextProp(flag.getter, assign)

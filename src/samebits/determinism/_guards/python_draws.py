@@ -171,10 +171,10 @@ class _HeldMethod:
         return getattr(type(self._owner), self._name)(self._owner, *args)
 
 
-def _hold(generator: random.Random, made: str) -> None:
+def _hold(generator: random.Random, line: str) -> None:
     if type(generator).random is random.Random.random:
         for name in _DRAWS:
-            vars(generator)[name] = _HeldMethod(generator, name, made)
+            vars(generator)[name] = _HeldMethod(generator, name, line)
 
 
 def _release(generator: random.Random) -> None:

@@ -84,7 +84,7 @@ def drawing_frame(frame: FrameType | None = None) -> FrameType | None:
     return None if frame is None or _may_draw(frame) else frame
 
 
-def raise_or_warn(source: RandomSource, frame: FrameType | None, made: str = "") -> None:
+def raise_or_warn(source: RandomSource, frame: FrameType | None, line: str = "") -> None:
     """Raises, or warns, for a call of a source without a seed by `frame` (of `drawing_frame`); does nothing for None.
 
     Raises:
@@ -93,7 +93,7 @@ def raise_or_warn(source: RandomSource, frame: FrameType | None, made: str = "")
     if frame is None:
         return
     text = (
-        f"{source.name}, at {line_of_frame(frame)}{made}, takes its seed from the operating system: the next run would draw "
+        f"{source.name}, at {line_of_frame(frame)}{line}, takes its seed from the operating system: the next run would draw "
         f"other numbers. Use {source.instead}."
     )
     if is_import_of_a_library(frame):

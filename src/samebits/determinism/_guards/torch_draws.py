@@ -114,19 +114,19 @@ def _address(generator: Any) -> int:
     return generator._cdata
 
 
-def refuse(name: str, what: str) -> NoReturn:
-    """Raises for the op of that name; `what` describes where it is called, or captured.
+def refuse(name: str, event: str) -> NoReturn:
+    """Raises for the op of that name; `event` describes where it is called, or captured.
 
     Raises:
         UnseededError: always.
     """
-    raise UnseededError(unseeded_message(name, what))
+    raise UnseededError(unseeded_message(name, event))
 
 
-def unseeded_message(name: str, what: str) -> str:
+def unseeded_message(name: str, event: str) -> str:
     """Returns the message for an op that draws without a seed."""
     return (
-        f"{name} {what} draws from torch's default generator, and no seed was set: "
+        f"{name} {event} draws from torch's default generator, and no seed was set: "
         f"the next run would draw other numbers. {_CURE}"
     )
 

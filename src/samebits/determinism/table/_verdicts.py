@@ -69,13 +69,13 @@ class OpTable:
         self,
         snapshot: ReviewedOverloads,
         replacements: Iterable[Replacement],
-        own: Iterable[Mapping[str, Any]],
+        lines: Iterable[Mapping[str, Any]],
         cases: Mapping[str, tuple[str, ...]],
         gpus: Iterable[GpuEvidence] = (),
     ) -> None:
         self.snapshot, self._cases, self._gpus = snapshot, cases, tuple(gpus)
         self._ours = {(one.op.removeprefix("aten::"), one.device.lower()): one for one in replacements}
-        self._own = {(name, line["device"]): line for line in own for name in line["ops"]}
+        self._own = {(name, line["device"]): line for line in lines for name in line["ops"]}
         self._forms: dict[str, list[OverloadRow]] = {}
         for row in snapshot.rows.values():
             self._forms.setdefault(row.form_of, []).append(row)

@@ -32,12 +32,12 @@ def calls_of(run: Callable[[], Any]) -> dict[str, set[str]]:
     return found
 
 
-def _attribute(found: dict[str, set[str]], name: str, above: list[str]) -> None:
+def _attribute(calls: dict[str, set[str]], name: str, above: list[str]) -> None:
     rows = reviewed().rows
     if "composite" in rows[name].kernels:
-        found.setdefault(name, set())  # known, even if it calls nothing
+        calls.setdefault(name, set())  # known, even if it calls nothing
         return
     for caller in reversed(above):
         if "composite" not in rows[caller].kernels:
             return  # inside of a kernel: that one answers for it
-        found[caller].add(name)
+        calls[caller].add(name)

@@ -96,9 +96,9 @@ def _each(samples: Iterator[Callable[[], Any]]) -> Iterator[Callable[[], Any]]:
         print(f"no samples: {error}", file=sys.stderr)
 
 
-def _words(found: list[Outcome]) -> dict[str, str]:
-    words = {"source": "opinfo", "runs": "equal" if all(runs for runs, _ in found) else "varies"}
-    threads = [over for _, over in found if over is not None]
+def _words(outcomes: list[Outcome]) -> dict[str, str]:
+    words = {"source": "opinfo", "runs": "equal" if all(runs for runs, _ in outcomes) else "varies"}
+    threads = [over for _, over in outcomes if over is not None]
     if threads:
         words["threads"] = "equal" if all(threads) else "varies"
     return words

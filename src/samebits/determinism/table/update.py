@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> None:
     every = {**all_reviews(), after.torch: after}
     pinned = after if "--pin" in arguments else every[next(iter(every))]
     write(pinned, FILE)
-    if "--pin" in arguments or after is not pinned:  # else what the others have otherwise is as it was
+    if "--pin" in arguments or after is not pinned:  # else the differences of the others stay
         write_others((one for one in every.values() if one is not pinned), FILE_OTHERS, pinned)
     thread_evidence.write(
         cases(thread_evidence.read(thread_evidence.FILE), every.values(), files), thread_evidence.FILE

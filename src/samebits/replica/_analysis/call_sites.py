@@ -48,16 +48,20 @@ def _inputs(body: Interpreter) -> list[Node]:
 
 
 def _text(
-    name: object, given: Node, first: tuple[Node, Interpreter], second: tuple[Node, Interpreter], index: int
+    name: object,
+    placeholder: Node,
+    first: tuple[Node, Interpreter],
+    second: tuple[Node, Interpreter],
+    index: int,
 ) -> str:
     (site, one), (_, other) = first, second
     text = one.known.text
-    here, there = text(one.numbers[given][0]), text(other.numbers[_inputs(other)[index]][0])
+    here, there = text(one.numbers[placeholder][0]), text(other.numbers[_inputs(other)[index]][0])
     later = {node.name: held for node, (held, _) in other.defined.items() if node.op == "call_function"}
     apart = [node.name for node, (held, _) in one.defined.items() if later.get(node.name, held) != held]
     named = ", ".join(apart[:_NAMED]) + (", ..." if len(apart) > _NAMED else "")
     where = f"the call at {line_of_node(site)}" if site.meta.get("stack_trace") else f"the call {site.name}"
     return (
-        f"the calls of {name} disagree on {given.name}: {here} in {where}, {there} in this one; "
+        f"the calls of {name} disagree on {placeholder.name}: {here} in {where}, {there} in this one; "
         f"values inside that differ: {named or 'none'}"
     )

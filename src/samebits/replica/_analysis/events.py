@@ -54,8 +54,8 @@ class Events:
         return not self._partitions.holds_over(self.log[event].partition, over)
 
 
-def _path_back(one: int, came: dict[int, int]) -> list[int]:
-    found = [one]
+def _path_back(event: int, came: dict[int, int]) -> list[int]:
+    found = [event]
     while came[found[-1]] != found[-1]:
         found.append(came[found[-1]])
     return found

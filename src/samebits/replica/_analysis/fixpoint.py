@@ -168,28 +168,28 @@ def _round(
 
 def _report(
     program: AnalysisContext,
-    found: _Round,
+    last_round: _Round,
     start: dict[str, int],
     declared: dict[str, int],
     fed: Mapping[str, str],
 ) -> Report:
     for name, partition in start.items():
-        if partition != declared[name]:  # what the step before left in it
-            _, made = found.outputs[fed[name]] if name in fed else found.ends[name]
-            event = found.events.log[found.first[name]]
+        if partition != declared[name]:  # the state that the step before left
+            _, made = last_round.outputs[fed[name]] if name in fed else last_round.ends[name]
+            event = last_round.events.log[last_round.first[name]]
             event.parents = tuple(one for one in made if one)
-    starts = {name: Value(one, (found.first[name],)) for name, one in start.items()}
-    ends = {name: Value(*one) for name, one in found.ends.items()}
-    outputs = {name: Value(*one) for name, one in found.outputs.items()}
-    defined = {node.name: Value(*one) for node, one in found.frame.defined.items()}
+    starts = {name: Value(one, (last_round.first[name],)) for name, one in start.items()}
+    ends = {name: Value(*one) for name, one in last_round.ends.items()}
+    outputs = {name: Value(*one) for name, one in last_round.outputs.items()}
+    defined = {node.name: Value(*one) for node, one in last_round.frame.defined.items()}
     return Report(
         program.step,
         program.partitions,
-        found.events,
+        last_round.events,
         starts,
         ends,
         {**defined, **outputs},
-        (*program.findings.values(), *disagreements(found.frame)),
+        (*program.findings.values(), *disagreements(last_round.frame)),
         declared,
-        found.frame,
+        last_round.frame,
     )

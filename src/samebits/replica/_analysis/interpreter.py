@@ -203,8 +203,10 @@ class Interpreter:
             self.generators[name] = (after, self.events.add(node, after, made, reason))
         return state, (event,)
 
-    def _flow(self, node: Node, plan: OpEffects, flow: Flow, own: int) -> tuple[int, tuple[int, ...]]:
-        partition, parents = own, ()
+    def _flow(
+        self, node: Node, plan: OpEffects, flow: Flow, own_partition: int
+    ) -> tuple[int, tuple[int, ...]]:
+        partition, parents = own_partition, ()
         consumed = self.consumed.setdefault(node, {})
         for one in (*flow.reads, *plan.indices):
             held, made = self.read(one)
@@ -215,7 +217,7 @@ class Interpreter:
             self._check_reached(node)
             by_rank = self.program.step.by_rank.get(node)
             partition = self.known.meet(
-                own, result_partition(plan.collective, node, groups, partition, by_rank, self.known)
+                own_partition, result_partition(plan.collective, node, groups, partition, by_rank, self.known)
             )
         if partition != self.known.equal and not self.reason:
             self.reason = self._reason(node, plan)
@@ -352,8 +354,8 @@ class Interpreter:
         distinct = self.known.distinct
         self.numbers[node] = (distinct, self.events.add(node, distinct, parents, reason))
 
-    def _mutated_aliases(self, given: Sequence[Any], outcome: BodyOutcome) -> bool:
-        nodes = [one for one in given if isinstance(one, Node)]
+    def _mutated_aliases(self, operands: Sequence[Any], outcome: BodyOutcome) -> bool:
+        nodes = [one for one in operands if isinstance(one, Node)]
         storages = [place.storage for one in nodes for place in self.layout.places[one]]
-        before = self.read_all(given)
+        before = self.read_all(operands)
         return len(set(storages)) < len(storages) and before != outcome.operands

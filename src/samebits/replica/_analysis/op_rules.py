@@ -148,9 +148,9 @@ def _flows(
     layout: StorageLayout,
     operands: tuple[Node, ...],
     written: Collection[Node],
-    given: AbstractSet[Hashable],
+    operand_storages: AbstractSet[Hashable],
 ) -> Iterator[Flow]:
-    fresh = [place for place in layout.places[node] if place.storage not in given]
+    fresh = [place for place in layout.places[node] if place.storage not in operand_storages]
     rows = _rows(node) if known.packet.startswith(("_foreach_", "_fused_")) else None
     if rows is not None and len(fresh) in {0, len(rows)}:
         listed = {one for row in rows for one in row}
@@ -162,7 +162,11 @@ def _flows(
         return
     places = [place for one in written for place in layout.places[one]]
     if known.outs:  # the result is longer than an `out` that the op made room in
-        places += [place for place in layout.places[node] if place.storage in given and place not in places]
+        places += [
+            place
+            for place in layout.places[node]
+            if place.storage in operand_storages and place not in places
+        ]
     yield Flow(_read(node, known, operands), (*places, *fresh), tuple(written))
 
 

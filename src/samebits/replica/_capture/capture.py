@@ -133,16 +133,16 @@ def capture(
                 torchrun_environment(rank, ranks),
                 restore_objects(closure.objects()),
             ):
-                own = lifted.copy_objects()
+                arguments = lifted.copy_objects()
                 with translate_tracing_errors():
-                    traced = _trace_as_rank(step, own, axes, closure, seen)
+                    traced = _trace_as_rank(step, arguments, axes, closure, seen)
                 check_closures(traced.module, args)
                 traces.append(trace_of(rank, traced.module))
                 if len(traces) == 1:
-                    outputs, left = traced.outputs, own.zero_leftovers()
+                    outputs, left = traced.outputs, arguments.zero_leftovers()
                     check_optimizers(closure)
                     with translate_tracing_errors():
-                        following = _trace_as_rank(step, own, axes, closure, seen, traced.made)
+                        following = _trace_as_rank(step, arguments, axes, closure, seen, traced.made)
                     check_second_step(traces[0], following.module, {**left, **following.left})
             for name, groups in traced.shards.items():
                 shards.setdefault(name, set()).update(groups)
@@ -227,13 +227,13 @@ def _trace_as_rank(
         check_fresh(name, one, seen)
         left |= zero_leftovers(name, before[name], one) if before else {}
 
-    def own(*args: Any, **kwargs: Any) -> Any:
+    def step_on_rank(*args: Any, **kwargs: Any) -> Any:
         return step(
             *(made.get(name, given) for name, given in zip(lifted.names, args, strict=True)), **kwargs
         )
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        leaves, outputs = pytree.tree_flatten(lifted.call(own, list(tensors), **extra))
+        leaves, outputs = pytree.tree_flatten(lifted.call(step_on_rank, list(tensors), **extra))
         found[:] = [outputs]
         return leaves
 

@@ -72,7 +72,7 @@ def check_step(caller: str, step: Any) -> None:
         )
 
 
-def describe(given: Any) -> str:
+def describe(value: Any) -> str:
     """Returns the name of a wrong argument for a message: of a class or a function its name, of any other object its class."""
-    name = getattr(given, "__name__", None)
-    return name if isinstance(name, str) else f"{type(given).__name__}"
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else f"{type(value).__name__}"

@@ -86,24 +86,24 @@ def _walk(start: list[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tuple[
         waiting.extend((f"{name}.{key}", child) for key, child in _children(one))
 
 
-def _children(one: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(one, torch.Tensor):
-        if isinstance(one, DTensor):
-            yield "local", one.to_local()
-        if one.is_leaf and one.grad is not None:
-            yield "grad", one.grad
-    elif isinstance(one, dict):
-        yield from ((str(key), value) for key, value in one.items() if _PATH.fullmatch(str(key)))
-    elif isinstance(one, (list, tuple)):
-        yield from ((str(index), value) for index, value in enumerate(one))
-    elif isinstance(one, nn.Module):
-        yield from (*one._parameters.items(), *one._buffers.items(), *one._modules.items())
-        yield from ((key, value) for key, value in vars(one).items() if not key.startswith("_"))
-    elif isinstance(one, (FunctionType, MethodType, functools.partial)):
-        if is_followed(one):
-            yield from _variables(one)
-    elif not isinstance(one, torch.optim.Optimizer) and hasattr(one, "__dict__"):
-        yield from ((key, value) for key, value in vars(one).items() if _PATH.fullmatch(key))
+def _children(item: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(item, torch.Tensor):
+        if isinstance(item, DTensor):
+            yield "local", item.to_local()
+        if item.is_leaf and item.grad is not None:
+            yield "grad", item.grad
+    elif isinstance(item, dict):
+        yield from ((str(key), value) for key, value in item.items() if _PATH.fullmatch(str(key)))
+    elif isinstance(item, (list, tuple)):
+        yield from ((str(index), value) for index, value in enumerate(item))
+    elif isinstance(item, nn.Module):
+        yield from (*item._parameters.items(), *item._buffers.items(), *item._modules.items())
+        yield from ((key, value) for key, value in vars(item).items() if not key.startswith("_"))
+    elif isinstance(item, (FunctionType, MethodType, functools.partial)):
+        if is_followed(item):
+            yield from _variables(item)
+    elif not isinstance(item, torch.optim.Optimizer) and hasattr(item, "__dict__"):
+        yield from ((key, value) for key, value in vars(item).items() if _PATH.fullmatch(key))
 
 
 def _variables(function: Any) -> Iterator[tuple[str, Any]]:
@@ -139,6 +139,6 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, one.default
 
 
-def is_followed(one: Any) -> bool:
+def is_followed(value: Any) -> bool:
     """Returns True for a function or a class that may reach objects of the user's: those of torch, NumPy and samebits do not."""
-    return owner_of_module(str(getattr(one, "__module__", ""))) not in ("samebits", "framework")
+    return owner_of_module(str(getattr(value, "__module__", ""))) not in ("samebits", "framework")

@@ -89,11 +89,11 @@ def _closed_over(function: Callable[..., Any]) -> Iterator[Any]:
 class _Probe(TorchDispatchMode):
     """Notes whether ops draw, write to given memory, or read tensors that are no operands: those would get no gradient."""
 
-    def __init__(self, given: list[torch.Tensor]) -> None:
+    def __init__(self, operands: list[torch.Tensor]) -> None:
         super().__init__()
-        self._given = {_storage(one) for one in given}
+        self._given = {_storage(one) for one in operands}
         # kept alive: a storage's number is used again
-        self._known = dict(zip(map(_storage, given), given, strict=True))
+        self._known = dict(zip(map(_storage, operands), operands, strict=True))
         self.pure = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -164,22 +164,24 @@ class LiftedArguments:
                 )
 
     @contextmanager
-    def _with_tensors(self, name: str, optimizer: Any, given: dict[str, torch.Tensor]) -> Iterator[None]:
+    def _with_tensors(self, name: str, optimizer: Any, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
         groups, state = [group["params"] for group in optimizer.param_groups], optimizer.state
         for group in optimizer.param_groups:
-            group["params"] = [given[self._known[id(p)]] for p in group["params"]]
+            group["params"] = [tensors[self._known[id(p)]] for p in group["params"]]
         optimizer.state = defaultdict(dict)
         for parameter, entries in state.items():
             own = self._known[id(parameter)]
-            optimizer.state[given[own]] = {k: given.get(f"{name}.{own}.{k}", v) for k, v in entries.items()}
+            optimizer.state[tensors[own]] = {
+                k: tensors.get(f"{name}.{own}.{k}", v) for k, v in entries.items()
+            }
         try:
             yield
-            names = {id(one): key for key, one in given.items()}
+            names = {id(one): key for key, one in tensors.items()}
             for parameter, entries in optimizer.state.items():
                 own = names[id(parameter)]
                 _check_same_names(
                     {key: one for key, one in entries.items() if isinstance(one, torch.Tensor)},
-                    {key: given.get(f"{name}.{own}.{key}") for key in entries},
+                    {key: tensors.get(f"{name}.{own}.{key}") for key in entries},
                     f"{name}.{own}",
                 )
         finally:

@@ -171,8 +171,8 @@ def _literals(node: Node, owner: GraphModule, is_collective: bool) -> Any:
     return (*kept, *(_plain(given, owner) for given in node.kwargs.values()))
 
 
-def _plain(given: Any, owner: GraphModule) -> Any:
-    return pytree.tree_map(lambda leaf: _reduction(leaf, owner) if isinstance(leaf, Node) else leaf, given)
+def _plain(value: Any, owner: GraphModule) -> Any:
+    return pytree.tree_map(lambda leaf: _reduction(leaf, owner) if isinstance(leaf, Node) else leaf, value)
 
 
 def _reduction(node: Node, owner: GraphModule) -> str | None:

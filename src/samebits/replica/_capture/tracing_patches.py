@@ -74,7 +74,7 @@ def _seeded(where: str) -> UnimplementedError:
 def forbid_data_assignment() -> Iterator[None]:
     """Refuses `x.data = y`, which gives a tensor other memory and is no op of a trace."""
 
-    def swap(tensor: torch.Tensor, given: torch.Tensor) -> None:
+    def swap(tensor: torch.Tensor, value: torch.Tensor) -> None:
         raise UnimplementedError(
             f"capture: the step sets x.data of a tensor of shape {tuple(tensor.shape)}, which a trace does not show; "
             "write x.data.copy_(y)."

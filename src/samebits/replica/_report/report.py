@@ -232,10 +232,10 @@ def check_report(caller: str, report: Any) -> None:
         )
 
 
-def _check_names(what: str, names: tuple[str, ...]) -> None:
+def _check_names(caller: str, names: tuple[str, ...]) -> None:
     if not names:  # a list that came out empty would pass, and prove nothing
         raise InvalidArgumentError(
-            f"{what}: no name was given, so nothing is checked; give names, {what}('model.weight')."
+            f"{caller}: no name was given, so nothing is checked; give names, {caller}('model.weight')."
         )
 
 

@@ -80,10 +80,10 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths if path)}
 
 
-def _why(said: str) -> str:
+def _why(output: str) -> str:
     """Returns its last line without the path in it; all of it, and the script's own output, go to the report's output.txt."""
-    print(said)
-    line = next(iter(said.strip().splitlines()[-1:]), "(it printed nothing)")
+    print(output)
+    line = next(iter(output.strip().splitlines()[-1:]), "(it printed nothing)")
     found = re.search(r" \(its output: (.*)\)$", line)
     if found is None:
         return line

@@ -123,10 +123,10 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
     )
 
 
-def _check_result(result: int, what: str) -> None:
+def _check_result(result: int, call: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
+        raise OSError(number, os.strerror(number), call)
 
 
 if __name__ == "__main__":

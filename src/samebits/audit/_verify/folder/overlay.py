@@ -53,11 +53,11 @@ def _words(user: Path, snapshot: Path, layer: Path, alias: Path | None = None) -
     return (sys.executable, "-I", "-S", mounts.__file__, *places)
 
 
-def _try(user: Path, place: Path) -> None:
+def _try(user: Path, scratch: Path) -> None:
     """Mounts one and uses it: only this shows that it is allowed and works."""
-    (place / "lower" / ".samebits-probe").mkdir(parents=True)
-    (place / "lower" / ".samebits-probe" / "file").touch()
-    words = _words(user, place / "lower", place / "layer")
+    (scratch / "lower" / ".samebits-probe").mkdir(parents=True)
+    (scratch / "lower" / ".samebits-probe" / "file").touch()
+    words = _words(user, scratch / "lower", scratch / "layer")
     done = subprocess.run(
         [*words, sys.executable, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=False
     )

@@ -49,9 +49,9 @@ def arguments(width: int, batch: int, device: str) -> tuple[Any, ...]:
     return model, optimizer, x, y
 
 
-def lower(given: tuple[Any, ...], *, rounded: bool) -> Callable[..., Any]:
+def lower(args: tuple[Any, ...], *, rounded: bool) -> Callable[..., Any]:
     """Returns the step captured with these arguments, as it is or with every op rounded."""
-    captured = replica.capture(train, *given, world_size=1)
+    captured = replica.capture(train, *args, world_size=1)
     if not rounded:
         return rounding.lower(captured, rounding=False)
     rounding.assign_methods(captured, replica.analyze(captured))

@@ -62,7 +62,7 @@ def raise_if_fault(error: Exception) -> Exception:
     return error
 
 
-def _repeat(run: Run, found: RepeatedCase, target: Target) -> None:
+def _repeat(run: Run, case: RepeatedCase, target: Target) -> None:
     first: list[Tensor] | None = None
     with torch.device(target.device):
         for number in range(_FEW if target.small else _RUNS):
@@ -74,8 +74,8 @@ def _repeat(run: Run, found: RepeatedCase, target: Target) -> None:
             if first is None:
                 first = bits
                 continue  # its time is that of warming up
-            found.seconds.append(seconds)
-            found.others += not all_bits_equal(first, bits)
+            case.seconds.append(seconds)
+            case.others += not all_bits_equal(first, bits)
 
 
 def _timed(run: Run, device: str) -> tuple[Any, float]:
@@ -133,17 +133,17 @@ def all_bits_equal(first: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     return len(first) == len(other) and all(map(_alike, first, other))
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
+def _alike(first: Tensor, other: Tensor) -> bool:
+    if first.shape != other.shape or first.dtype != other.dtype:
         return False
-    if one.is_complex():
-        one, other = (torch.view_as_real(x.resolve_conj().resolve_neg()) for x in (one, other))
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    if one.itemsize not in _WORDS:
-        return equal(one, other)
-    same = one.contiguous().view(_WORDS[one.itemsize]) == other.contiguous().view(_WORDS[one.itemsize])
-    return bool((same | (one.isnan() & other.isnan()).contiguous()).all())
+    if first.is_complex():
+        first, other = (torch.view_as_real(x.resolve_conj().resolve_neg()) for x in (first, other))
+    if not first.is_floating_point():
+        return torch.equal(first, other)
+    if first.itemsize not in _WORDS:
+        return equal(first, other)
+    same = first.contiguous().view(_WORDS[first.itemsize]) == other.contiguous().view(_WORDS[first.itemsize])
+    return bool((same | (first.isnan() & other.isnan()).contiguous()).all())
 
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
