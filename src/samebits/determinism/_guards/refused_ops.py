@@ -24,7 +24,7 @@ from samebits.errors import UnimplementedError, UnimplementedWarning
 _ALERT = "does not have a deterministic"
 """Part of every message of torch's `alertNotDeterministic`."""
 
-_ON_CPU = "compute it on the CPU (`.cpu()`, and `.to(device)` after it), where it is deterministic"
+_ON_CPU = "compute it on the CPU (`.cpu()`, and `.to(device)` behind it), where it is deterministic"
 _RESIZE = "mode='nearest' or 'nearest-exact', or resize on the CPU while loading"
 _SCATTER = (
     "reduce='sum' or 'mean', which are deterministic; a product of positive values is exp of the sum of logs"

@@ -35,12 +35,12 @@ REPLACEMENTS = (
     *replacements(
         ("linalg_lstsq", "linalg_lstsq.out"),
         _serial,
-        "the default driver (gelsy) reads a pivot array that was not written (pytorch#71222): it is filled first",
+        "the default driver (gelsy) reads a pivot array that nobody wrote (pytorch#71222): it is filled first",
         serial=True,
     ),
     *replacements(
         ("_ctc_loss", "_ctc_loss.Tensor"),
         _with_memory_filled,
-        "its second output has elements that are never written: they are filled first",
+        "its second output has places that nobody writes: they are filled first",
     ),
 )

@@ -50,7 +50,7 @@ _ROUNDING = "the vector body and the scalar tail of a thread's share may round d
 RULES = (
     Rule(
         "unwritten",
-        "returns unwritten memory: the shape is reproducible, the values are not until an op writes them",
+        "gives memory that nobody wrote: the shape is reproducible, the values are not until an op writes them",
         r"_?empty(_.*)? | new_empty(_strided)? | _?resize(_as|_output)?",
         verdict=UNWRITTEN,
         evidence="source",
@@ -176,5 +176,5 @@ RULES = (
         traits=frozenset({"reduction"}),
     ),
     Rule("fft", "the vendor's plan may depend on the thread count", r"_?fft_.*"),
-    Rule("other", "no class rule matches it", r".*"),
+    Rule("other", "no class rule says anything of it", r".*"),
 )

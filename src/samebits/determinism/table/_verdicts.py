@@ -134,7 +134,7 @@ class OpTable:
     def _replaced(self, row: OverloadRow, ours: Replacement) -> Entry:
         device = ours.device.lower()
         if not ours.verified:
-            reason = f"alternative unverified (no {ours.device} has run it, so torch's error is raised): {ours.reason}"
+            reason = f"alternative unverified (no {ours.device} has run it, so torch's error stands): {ours.reason}"
             return self._new(row, device, REFUSED, reason, "source", REPLACED)
         if device == "cuda":
             reason = f"{ours.reason}; ran on {ours.verified}"
@@ -145,7 +145,7 @@ class OpTable:
     def _composite(self, row: OverloadRow, device: str) -> Entry:
         """Returns the entry of a composite, as deterministic as the ops that it calls: the worst of its parts."""
         if not row.calls:
-            reason = "composite: as deterministic as the ops that it calls, which were not reviewed"
+            reason = "composite: as deterministic as the ops that it calls, which nobody has looked at"
             return self._new(row, device, DETERMINISTIC, reason, "none", COMPOSITE)
         parts = [self.lookup(name, device) for name in row.calls if name in self.snapshot.rows]
         parts = [part for part in parts if part.verdict not in {NO_KERNEL, UNWRITTEN}]
@@ -173,26 +173,26 @@ class OpTable:
     def _with_measurement(self, entry: Entry, row: OverloadRow) -> Entry:
         """Returns the entry, with the measurement of the overload, or else of another form of it, with the same kernel."""
         kernel = "ours" if entry.rule == REPLACED else "torch"
-        gpu_evidence = row if row.runs and row.kernel == kernel else self._measured_form(row.form_of, kernel)
-        if gpu_evidence is None:
+        measured = row if row.runs and row.kernel == kernel else self._measured_form(row.form_of, kernel)
+        if measured is None:
             return entry
-        here = gpu_evidence is row
+        here = measured is row
         entry = replace(
             entry,
-            evidence=gpu_evidence.source if here else "source",
-            torch=gpu_evidence.tested,
-            threads=gpu_evidence.threads,
-            measured_as="" if here else f"aten::{gpu_evidence.name}",
+            evidence=measured.source if here else "source",
+            torch=measured.tested,
+            threads=measured.threads,
+            measured_as="" if here else f"aten::{measured.name}",
         )
-        if gpu_evidence.runs == "varies":
+        if measured.runs == "varies":
             return replace(entry, verdict=VARIES, reason=f"{entry.reason}; bits differ from run to run")
-        if gpu_evidence.threads == "varies":
+        if measured.threads == "varies":
             verdict = DETERMINISTIC if entry.verdict == OVER_THREADS else entry.verdict
             return replace(
                 entry, verdict=verdict, reason=f"{entry.reason}; bits change with the thread count"
             )
-        if gpu_evidence.threads == "equal" and entry.verdict == DETERMINISTIC and entry.rule != OWN:
-            cases = ", ".join(self._cases.get(gpu_evidence.name, ()))
+        if measured.threads == "equal" and entry.verdict == DETERMINISTIC and entry.rule != OWN:
+            cases = ", ".join(self._cases.get(measured.name, ()))
             if cases:  # cases that could have differed; without any there is no evidence
                 return replace(entry, verdict=OVER_THREADS, reason=f"{entry.reason}; seen equal in {cases}")
             return replace(entry, threads="")
@@ -212,7 +212,7 @@ def _not_reviewed() -> tuple[str, ...]:
 
 def _not_reviewed_entry(name: str, device: str) -> Entry:
     what = "another schema than the reviewed one" if name in schemas() else "new, or of an extension"
-    reason = f"{what}: it is not known whether its bits repeat; a call of it warns once"
+    reason = f"{what}: nobody knows whether its bits repeat; a call of it is told once"
     return Entry(f"aten::{name}", device, NOT_REVIEWED, reason, "none", running_version(), NOT_REVIEWED)
 
 

@@ -198,9 +198,9 @@ def _tensors(leaf: Any, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield from leaf.named_buffers()
     elif isinstance(leaf, torch.optim.Optimizer):
         modules = (one for one in pytree.tree_leaves(tree) if isinstance(one, nn.Module))
-        existing_objects: dict[torch.Tensor, str] = {
+        names: dict[torch.Tensor, str] = {
             parameter: name for one in modules for name, parameter in one.named_parameters()
         }
         for index, (parameter, state) in enumerate(leaf.state.items()):
-            name = existing_objects.get(parameter, str(index))
+            name = names.get(parameter, str(index))
             yield from ((f"{name}.{key}", one) for key, one in state.items() if isinstance(one, torch.Tensor))
