@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import samebits
-from samebits.audit._child.loader_workers import loader_workers
+from samebits.audit._child.loader_workers import set_loader_workers
 from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
-from samebits.audit._child.perturb import listing_order
+from samebits.audit._child.perturb import set_listing_order
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
 from samebits.audit._record.record_file import RecordFile
 from samebits.audit._record.recorder import Recorder, recording
-from samebits.audit._record.written_files import outside, writes
+from samebits.audit._record.written_files import lines_outside, record_written_files
 from samebits._context import CheckOverrides, process
 from samebits.errors import InvalidArgumentError
 
@@ -26,7 +26,7 @@ def test_listings_come_in_opposite_orders_for_neighbouring_seeds(tmp_path):
     before = os.listdir, os.scandir
     orders = []
     for seed in (6, 7):
-        with listing_order(seed):
+        with set_listing_order(seed):
             listed = os.listdir(tmp_path)
             with os.scandir(tmp_path) as entries:
                 assert [entry.name for entry in entries] == listed
@@ -50,7 +50,7 @@ def test_loaders_get_the_number_of_workers_and_lose_what_needs_some():
             return iter(range(3))
 
     notes, own = [], []
-    with loader_workers(0, notes.append, own):
+    with set_loader_workers(0, notes.append, own):
         assert (
             Sub(
                 [1, 2], 1, None, None, None, 2, persistent_workers=True, prefetch_factor=4, timeout=5
@@ -58,9 +58,9 @@ def test_loaders_get_the_number_of_workers_and_lose_what_needs_some():
             == 0
         )
         assert torch.utils.data.DataLoader(Stream(), num_workers=1).num_workers == 1
-    with loader_workers(2, notes.append, own):
+    with set_loader_workers(2, notes.append, own):
         assert Sub([1, 2]).num_workers == 2
-    with loader_workers(None, notes.append, own):
+    with set_loader_workers(None, notes.append, own):
         assert Sub([1, 2], num_workers=3).num_workers == 3
     assert own == [2, 0, 3]
     assert Sub([1, 2]).num_workers == 0
@@ -98,7 +98,7 @@ def test_loaders_that_an_installed_package_makes_keep_their_number(tmp_path, mon
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     package = __import__("frame_work")
     notes, own = [], []
-    with loader_workers(0, notes.append, own):
+    with set_loader_workers(0, notes.append, own):
         assert [loader.num_workers for loader in package.fit([1, 2])] == [1, 1]
         assert own == [] and notes == [notes[0]] * 2
         assert notes[0] == "frame_work makes loaders of its own: their number of workers was not varied"
@@ -113,7 +113,7 @@ def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     files = {}
-    with writes(files):
+    with record_written_files(files):
         for _ in range(2):
             open("metrics.csv", "a").close()
         open("metrics.csv").close()
@@ -123,7 +123,7 @@ def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch
             open(f"{name}.tmp", "w").close()
             os.replace(f"{name}.tmp", name)
     open("later.csv", "w").close()
-    assert outside(files, [tmp_path / "run"], str(tmp_path)) == [
+    assert lines_outside(files, [tmp_path / "run"], str(tmp_path)) == [
         "writes outside its run directory: metrics.csv",
         "writes outside its run directory: best.pt",
     ]

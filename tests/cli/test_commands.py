@@ -115,7 +115,7 @@ def test_what_is_read_behind_the_loop_is_told_so(tmp_path):
         ran = samebits("run", "--record", name, *words, cwd=tmp_path)
         assert ran.returncode == 0, ran.stderr
     behind, inside = (samebits("diff", *pair, cwd=tmp_path) for pair in ("ab", "cd"))
-    assert "local variable `note` differs (read behind the loop only) [3 steps compared]" in behind.stdout
+    assert "local variable `note` differs (read after the loop only) [3 steps compared]" in behind.stdout
     assert "local variable `note` differs [3 steps compared]" in inside.stdout
 
 

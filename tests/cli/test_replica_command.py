@@ -236,7 +236,7 @@ def test_a_large_step_is_drawn_by_its_lines():
     assert sum(box.kind == "op" for box in small.boxes) == 11
     ops = [box for box in large.boxes if box.kind == "op"]
     assert len(ops) == 2 and len(ops[0].members) == 2 * LIMIT and "nodes" in large.note
-    assert [box.on_the_way for box in large.boxes if box.kind in {"op", "state after"}] == [True, True, True]
+    assert [box.on_path for box in large.boxes if box.kind in {"op", "state after"}] == [True, True, True]
 
 
 def test_the_picture_has_a_limit():
@@ -250,4 +250,4 @@ def test_the_picture_has_a_limit():
     report = analyze(capture(scope["step"], *(torch.ones(2) for _ in range(3)), world_size=2), {"w": Equal()})
     picture = picture_of(report)
     assert len(picture.boxes) == LIMIT and f"{LIMIT} of" in picture.note
-    assert any(box.title == "w" and box.on_the_way for box in picture.boxes)
+    assert any(box.title == "w" and box.on_path for box in picture.boxes)

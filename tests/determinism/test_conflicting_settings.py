@@ -12,7 +12,7 @@ import samebits
 from samebits._context import process
 from samebits.determinism._guards import conflicting_settings
 from samebits.determinism._compile import inductor_flag
-from samebits.determinism.table._snapshot import numbers
+from samebits.determinism.table._snapshot import version_numbers
 from samebits.errors import ConflictError, ConflictWarning
 
 
@@ -122,7 +122,7 @@ def test_cudnn_flags_stay_and_the_assignment_warns_once():
 def test_a_step_boundary_finds_torchs_flag_changed_in_c(arguments):
     """What no Python function sees is found between two steps of a run, where it raises."""
     samebits.enable_op_determinism()
-    with samebits.Run(None) as run, pytest.raises(ConflictError, match="behind its back"):
+    with samebits.Run(None) as run, pytest.raises(ConflictError, match="without a call of samebits"):
         for step, _ in run.steps([1, 2, 3]):
             if step.number == 1:
                 torch._C._set_deterministic_algorithms(arguments[0], warn_only=len(arguments) > 1)
@@ -178,7 +178,7 @@ def test_setting_inductors_flag_alone_does_not_reach_other_threads():
     config.deterministic = True
     try:
         held = isinstance(config._config["deterministic"].user_override, ContextVar)
-        assert held is (numbers(torch.__version__) >= (2, 13))
+        assert held is (version_numbers(torch.__version__) >= (2, 13))
         assert in_another_thread(lambda: config.deterministic) is not held
     finally:
         config.deterministic = False

@@ -9,8 +9,8 @@ from samebits.selfcheck.parts.switch.check import (
     call,
     error,
     failures,
-    installed,
-    nondeterministic,
+    install_formulations,
+    disable_determinism,
     reference,
     runs_on,
     same_bits,
@@ -75,7 +75,7 @@ def test_cudnns_sampler_is_the_bilinear_one():
 def test_out_and_in_place_forms_return_the_same_bits(sample):
     """Every overload that a sample covers, `out` forms with empty outputs included, gives the functional form's bits."""
     args = sample.make(Maker(dtype=torch.float32))
-    with installed("cpu"):
+    with install_formulations("cpu"):
         expected = call(sample.call, args)
         for op in sample.covers:
             assert same_bits(call(op, args), expected), op
@@ -191,7 +191,7 @@ def test_autograd_reaches_the_formulations():
         (lambda t: t.cumsum(3), (x,)),
         (lambda t: t.median(3).values, (x,)),
     ]
-    with installed("cpu"):
+    with install_formulations("cpu"):
         for function, inputs in functions:
             assert torch.autograd.gradcheck(function, inputs)
 
@@ -199,8 +199,8 @@ def test_autograd_reaches_the_formulations():
 def test_nothing_is_left_installed():
     """After the check, torch's kernels are back: a float cumsum is torch's own again."""
     x = torch.randn(1000)
-    with nondeterministic():
+    with disable_determinism():
         before = x.cumsum(0)
-        with installed("cpu"):
+        with install_formulations("cpu"):
             inside = x.cumsum(0)
         assert torch.equal(x.cumsum(0), before) and not torch.equal(inside, before)

@@ -79,12 +79,12 @@ def test_an_override_that_loads_late_has_the_bits_of_the_formulation(op):
         assert torch.equal(call(), plain) and torch.equal(call(), plain)
     finally:
         overrides.remove()
-    assert set(cuda_loading.written()) >= {op} and one.device == "CUDA"
+    assert set(cuda_loading.all_formulations()) >= {op} and one.device == "CUDA"
 
 
 def test_an_op_is_computed_by_itself_or_by_its_out_form():
     """`median.dim` is computed by `median.dim_values`, `kthvalue` by `kthvalue.values`, and `scatter` by no `scatter_reduce`."""
-    ops = cuda_loading.written()
+    ops = cuda_loading.all_formulations()
     assert all(
         cuda_loading.computes(f"aten::{name}", ops) for name in ("median.dim", "kthvalue", "histc", "put_")
     )

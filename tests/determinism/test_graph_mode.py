@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from samebits.determinism.table._snapshot import numbers
+from samebits.determinism.table._snapshot import version_numbers
 
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 HEAD = """
@@ -260,5 +260,5 @@ def test_bits_do_not_depend_on_the_shapes_seen_before(told):
     (those of torch 2.11 do not, for this model).
     """
     (off_forward, off_backward), (forward, backward) = told(SHAPES)
-    assert off_forward != off_backward or numbers(torch.__version__) < (2, 13)
+    assert off_forward != off_backward or version_numbers(torch.__version__) < (2, 13)
     assert forward == backward

@@ -180,15 +180,15 @@ def test_a_generator_of_a_seeded_source_has_numpys_bits(on):
 @pytest.mark.parametrize("seed", [0, 5, 2**31, 2**128 - 3, "words", b"bytes" * 60, 0.5])
 def test_pythons_state_tells_who_seeded_it(seed):
     """From the state alone: a person's seed, of any kind and up to 2,000 numbers ago, or the operating system's."""
-    assert not any(twister.from_entropy(*state()) for _ in [random.seed(seed)])
+    assert not any(twister.is_from_entropy(*state()) for _ in [random.seed(seed)])
     for draws in (0, 1, 312, 2000):
         random.seed(seed)
         _ = [random.random() for _ in range(draws)]
-        assert twister.from_a_person(state()[0])
+        assert twister.is_from_person(state()[0])
         random.seed()
-        assert twister.from_entropy(*state())
+        assert twister.is_from_entropy(*state())
         _ = [random.random() for _ in range(draws)]
-        assert not twister.from_a_person(state()[0])
+        assert not twister.is_from_person(state()[0])
 
 
 def state():

@@ -8,8 +8,8 @@ import torch
 from samebits.determinism import table
 from samebits.determinism._environment import TESTED_TORCH
 from samebits.determinism.table._running_torch import live_overloads, unreviewed
-from samebits.determinism.table._snapshot import ReviewedOverloads, every_review, numbers
-from samebits.determinism.table.update import updated
+from samebits.determinism.table._snapshot import ReviewedOverloads, all_reviews, version_numbers
+from samebits.determinism.table.update import update_snapshot
 
 HOW = "review them: python -m samebits.determinism.table.update (CONTRIBUTING.md)"
 
@@ -27,7 +27,7 @@ def test_this_torch_was_reviewed(live):
 
 def test_the_tested_versions_of_torch_name_the_reviewed_one():
     """What samebits calls tested is what the op table was reviewed with, from the oldest to the newest."""
-    assert list(TESTED_TORCH) == sorted(every_review(), key=numbers)
+    assert list(TESTED_TORCH) == sorted(all_reviews(), key=version_numbers)
 
 
 def test_a_new_a_gone_and_a_changed_overload_are_reported_by_name(live):
@@ -48,7 +48,7 @@ def test_a_new_a_gone_and_a_changed_overload_are_reported_by_name(live):
 def test_updating_the_snapshot_with_the_reviewed_torch_changes_nothing(live):
     """Everything torch says of an overload, its kernels included, is as recorded; what was measured is kept."""
     if torch.version.cuda is None:
-        assert updated(table.reviewed(), live) == table.reviewed()
+        assert update_snapshot(table.reviewed(), live) == table.reviewed()
 
 
 def test_what_was_measured_of_a_changed_overload_is_dropped(live):
@@ -62,7 +62,7 @@ def test_what_was_measured_of_a_changed_overload_is_dropped(live):
     }
     rows = {name: replace(table.reviewed().rows[name], **measured) for name in ("mm", "bmm")}
     rows["mm"] = replace(rows["mm"], schema="0" * 12)
-    after = updated(ReviewedOverloads("2.12.0", rows), live).rows
+    after = update_snapshot(ReviewedOverloads("2.12.0", rows), live).rows
     assert (after["mm"].runs, after["bmm"].runs, after["bmm"].tested) == ("", "equal", "2.12.0")
 
 
@@ -73,10 +73,10 @@ def test_evidence_is_merged_from_files(live):
         return {"torch": "2.13.0+cpu", "overloads": {"aten::exp": {"source": source, **found}}}
 
     good, bad = {"runs": "equal", "threads": "equal"}, {"runs": "equal", "threads": "varies"}
-    both = updated(table.reviewed(), live, [file("opinfo", **bad), file("battery", **good)])
+    both = update_snapshot(table.reviewed(), live, [file("opinfo", **bad), file("battery", **good)])
     exp = both.rows["exp"]
     assert (exp.source, exp.runs, exp.threads, exp.tested) == ("battery", "equal", "varies", "2.13.0")
-    again = updated(
+    again = update_snapshot(
         both,
         live,
         [

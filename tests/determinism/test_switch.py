@@ -5,7 +5,7 @@ import torch
 import torch.utils.deterministic as memory_fill
 
 import samebits
-from samebits.determinism.table._snapshot import numbers
+from samebits.determinism.table._snapshot import version_numbers
 from samebits.errors import InvalidArgumentError, UnseededError
 
 
@@ -129,7 +129,7 @@ def test_lstsq_is_reproducible_under_the_switch(python):
 def test_lstsq_varies_without_memory_fill(python):
     """Negative control: with torch's own switch and fill off, lstsq gives more than one result; torch 2.15 writes what it reads."""
     results = int(python(LSTSQ, "off").stdout)
-    assert results == 1 if numbers(torch.__version__) >= (2, 15) else results > 1
+    assert results == 1 if version_numbers(torch.__version__) >= (2, 15) else results > 1
 
 
 def test_torch_seed_is_refused_under_the_switch():

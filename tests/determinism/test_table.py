@@ -18,7 +18,7 @@ from samebits.determinism.table._snapshot import (
     FILES,
     OverloadRow,
     ReviewedOverloads,
-    every_review,
+    all_reviews,
     read,
     read_others,
     write,
@@ -28,7 +28,7 @@ from samebits.determinism.table._verdicts import OpTable, own_lines
 from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, VERDICTS
 from samebits.errors import InvalidArgumentError
 
-REPLACEMENTS = catalogue.every()
+REPLACEMENTS = catalogue.all_replacements()
 
 
 SEEN = {"op": ("tails: op", "losses: some")}
@@ -56,7 +56,7 @@ def test_every_overload_has_one_entry_per_device_with_a_reason():
 
 def test_what_we_replace_is_read_from_the_catalogue():
     """An overload has an alternative (or is serial, or waits for a GPU) exactly where a replacement stands."""
-    known = {f"aten::{name}" for review in every_review().values() for name in review.rows}
+    known = {f"aten::{name}" for review in all_reviews().values() for name in review.rows}
     assert {one.op for one in REPLACEMENTS} <= known
     for one in {
         (one.op, one.device): one for one in REPLACEMENTS
@@ -212,14 +212,14 @@ def test_class_rules(name, rule):
 
 def test_every_class_rule_has_members():
     """No rule that nothing matches any more."""
-    reviews = [review.rows for review in every_review().values()]
+    reviews = [review.rows for review in all_reviews().values()]
     found = {rule_of(one, rows[one.form_of]).name for rows in reviews for one in rows.values()}
     assert found == {rule.name for rule in RULES}
 
 
 def test_every_line_of_the_own_verdicts_names_a_functional_form_that_exists():
     """A misspelt or vanished op in own.toml is found; negative control: a misspelt one is not among the names."""
-    heads = {one.form_of for review in every_review().values() for one in review.rows.values()}
+    heads = {one.form_of for review in all_reviews().values() for one in review.rows.values()}
     known = heads | {head.partition(".")[0] for head in heads}
     assert {name for line in own_lines() for name in line["ops"]} <= known
     assert "scatter_reduce.too" not in known
@@ -239,7 +239,7 @@ def test_lookup_refuses_what_is_not_in_the_table():
 
 def test_a_snapshot_is_read_as_it_was_written(tmp_path):
     """Writing and reading give the same rows, and the committed files are as `write` and `write_others` leave them."""
-    pinned, *others = every_review().values()
+    pinned, *others = all_reviews().values()
     write(pinned, tmp_path / "snapshot.csv")
     assert read(tmp_path / "snapshot.csv") == pinned
     write_others(others, tmp_path / "versions.csv", pinned)
@@ -251,7 +251,7 @@ def test_a_snapshot_is_read_as_it_was_written(tmp_path):
 @pytest.mark.slow
 def test_another_version_has_its_own_overloads():
     """What is gone there is gone, what is new is new, and what is alike has the evidence of the pinned version."""
-    pinned, *others = every_review().values()
+    pinned, *others = all_reviews().values()
     newest = others[-1]
     assert len(others) >= 2
     assert "cholesky" in pinned.rows and "cholesky" not in newest.rows

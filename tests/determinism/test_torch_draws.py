@@ -241,11 +241,11 @@ def test_a_generator_that_is_never_seeded_is_named_once(on, shown):
     """Two such generators give the same numbers in every program: a warning names the line that made them, once."""
     with pytest.warns(UnseededWarning, match="manual_seed"):
         same = [torch.rand(3, generator=torch.Generator()) for _ in range(2)]
-        torch_generators.look()
+        torch_generators.check()
     assert torch.equal(*same)
     (text,) = shown()
     assert "test_torch_draws.py" in text and "67280421310721" in text
-    torch_generators.look()
+    torch_generators.check()
     assert len(shown()) == 1
 
 
@@ -257,7 +257,7 @@ def test_seeded_or_undrawn_generators_are_not_named(on, shown):
     idle = torch.Generator()
     samebits.set_random_seed(1)
     list(DataLoader(DATA, shuffle=True))
-    torch_generators.look()
+    torch_generators.check()
     assert shown() == () and idle.initial_seed() == torch_generators._DEFAULT_SEED
 
 
@@ -265,7 +265,7 @@ def test_without_the_switch_no_generator_is_noted(shown):
     """Negative control: with the switch off, nothing is kept and nothing is said."""
     torch.rand(3, generator=torch.Generator())
     assert not torch_generators._made
-    torch_generators.look()
+    torch_generators.check()
     assert shown() == ()
 
 

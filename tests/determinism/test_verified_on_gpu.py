@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from samebits.determinism._cuda_decompositions import REPLACEMENTS
-from samebits.determinism._verified_on_gpu import FILE, GpuVerification, read, record, verified
+from samebits.determinism._verified_on_gpu import FILE, GpuVerification, read, record, verification_text
 
 
 def entry(**changes):
@@ -34,10 +34,10 @@ def test_what_was_recorded_is_read_back_and_newer_entries_take_the_place_of_olde
 def test_an_overload_is_verified_by_its_own_entries_only():
     """The text names GPU, torch, date and ratio of every entry; an overload without one is unverified: empty."""
     entries = [entry(), entry(gpu="B", ratio=0.5)]
-    assert verified("aten::put_", entries) == (
+    assert verification_text("aten::put_", entries) == (
         "A, torch 2.13.0, 2026-01-31, 1.25x torch's time; B, torch 2.13.0, 2026-01-31, 0.50x torch's time"
     )
-    assert verified("aten::put", entries) == ""
+    assert verification_text("aten::put", entries) == ""
 
 
 def test_only_what_the_file_names_is_verified():

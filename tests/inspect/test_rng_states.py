@@ -25,14 +25,14 @@ MAKERS = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_generator_object_is_read_and_put_back(name):
-    """The draws after `put_state` are those after `state_of`, kept normals included; the hash moves with each draw."""
+    """The draws after `restore_state` are those after `state_of`, kept normals included; the hash moves with each draw."""
     make, draw = MAKERS[name]
     generator = make()
     draw(generator)
     state, hashed = rng_states.state_of(generator), rng_states.of_generator(generator)
     first = draw(generator)
     assert rng_states.of_generator(generator) != hashed
-    rng_states.put_state(generator, state)
+    rng_states.restore_state(generator, state)
     assert rng_states.of_generator(generator) == hashed
     assert draw(generator) == first
 
@@ -87,8 +87,8 @@ def test_a_python_that_keeps_its_words_elsewhere_is_asked(monkeypatch):
 
 def test_the_trial_fails_for_a_wrong_place(monkeypatch):
     """Negative control of the places that are tried out at import."""
-    assert rng_states._is_behind_the_head()
+    assert rng_states._has_cpython_layout()
     assert rng_states._kept_normal() is not None
     monkeypatch.setattr(rng_states, "_whole", lambda found: bytes(4096))
-    assert not rng_states._is_behind_the_head()
+    assert not rng_states._has_cpython_layout()
     assert rng_states._kept_normal() is None

@@ -323,7 +323,7 @@ def compared(pattern):
 def test_a_pattern_that_is_not_what_it_seems_is_seen(monkeypatch):
     """With a rule that calls everything varying, or one that calls parts the same, a pattern is not known exactly."""
     pattern = next(one for one in PATTERNS if one.step is sharded)
-    monkeypatch.setattr(op_rules, "_breaks", lambda node, target: "nobody knows")
+    monkeypatch.setattr(op_rules, "_nondeterminism", lambda node, target: "nobody knows")
     assert compared(pattern)[1]
     monkeypatch.undo()
     scatter = "_c10d_functional::reduce_scatter_tensor"

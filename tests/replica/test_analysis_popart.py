@@ -215,7 +215,7 @@ def test_fact_12_only_what_falls_is_a_change(w, x, passes):
     """PopART 12: a pass after which no initial value has fallen is the last."""
     begun = []
     step = captured(lambda w, x: w.copy_(x).sum(), square(), square())
-    analyze(step, {"w": w, "x": x}, looked=lambda done, _: begun.append(done))
+    analyze(step, {"w": w, "x": x}, on_progress=lambda done, _: begun.append(done))
     assert begun == [0] * passes
 
 
@@ -252,12 +252,12 @@ LABELS = st.lists(st.integers(0, 3), min_size=6, max_size=6)
 def test_fact_10_to_fact_12_values_only_go_down(one, two, three):
     """PopART 10 to 12: meet is commutative, associative and idempotent; what is unequal stays so; equal sets change nothing."""
     known = Partitions(6)
-    a, b, c = (known.of_values(labels) for labels in (one, two, three))
+    a, b, c = (known.from_values(labels) for labels in (one, two, three))
     assert known.meet(a, b) == known.meet(b, a)
     assert known.meet(a, known.meet(b, c)) == known.meet(known.meet(a, b), c)
     assert known.meet(a, a) == a == known.meet(a, known.equal)
     assert known.meet(a, known.distinct) == known.distinct
-    assert known.meet(a, b) == known.of_values(list(zip(one, two)))
+    assert known.meet(a, b) == known.from_values(list(zip(one, two)))
 
 
 def call_site(scale):

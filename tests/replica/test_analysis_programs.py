@@ -159,7 +159,7 @@ def custom_ops_write_nothing(patch):
 
 
 def all_ops_are_deterministic(patch):
-    patch.setattr(op_rules, "_breaks", lambda node, target: "")
+    patch.setattr(op_rules, "_nondeterminism", lambda node, target: "")
 
 
 def the_first_member_is_the_root(patch):
@@ -187,15 +187,15 @@ def order_does_not_count(patch):
 
 
 def lists_are_paired(patch):
-    patch.setattr(op_rules, "_apart", lambda flows, layout: flows)
+    patch.setattr(op_rules, "_merge_overlapping", lambda flows, layout: flows)
 
 
 def steps_stand_alone(patch):
     true = fixpoint._round
     first = {}
 
-    def once(program, start, looked):
-        return true(program, first.setdefault(id(program), start), looked)
+    def once(program, start, on_progress):
+        return true(program, first.setdefault(id(program), start), on_progress)
 
     patch.setattr(fixpoint, "_round", once)
 
@@ -238,7 +238,7 @@ def scans_run_once(patch):
 
 
 def nothing_hangs(patch):
-    patch.setattr(interpreter.Interpreter, "_reach", lambda self, node: None)
+    patch.setattr(interpreter.Interpreter, "_check_reached", lambda self, node: None)
 
 
 ALL, EACH = (0, 0, 0, 0), (0, 1, 2, 3)

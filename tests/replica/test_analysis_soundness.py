@@ -87,7 +87,7 @@ def broken_parts(patch):
 
 
 def broken_groups(patch):
-    true = interpreter.moved
+    true = interpreter.cached
     patch.setattr(
         interpreter,
         "moved",

@@ -38,7 +38,7 @@ CALLS = {
     "drift of an output": (lambda r: r.explain_drift("output"), "only inputs"),
     "analyze a function": (lambda r: analyze(step), "captured step.*not step"),
     "analyze a report": (analyze, "captured step.*not Report"),
-    "feedback": (lambda r: analyze(r.step, feedback="x"), "which output"),
+    "feedback": (lambda r: analyze(r.step, feedback="x"), "names the output"),
     "a number declared": (lambda r: analyze(r.step, {0: None}), "no input has this name"),
     "listing a step": (lambda r: listing(r.step), "takes a report"),
     "page, swapped": (lambda r: write_html("a.html", r), r"write_html\(report, file\)"),

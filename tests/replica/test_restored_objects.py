@@ -131,10 +131,10 @@ def test_a_model_that_is_there_before_is_not_sharded_nor_stepped():
         sharded = fully_shard(model, mesh=mesh)
         return sharded, torch.optim.AdamW(sharded.parameters(), weight_decay=0.5)
 
-    with pytest.raises(InvalidArgumentError, match="there before"):
+    with pytest.raises(InvalidArgumentError, match="existed before"):
         capture(lambda made, x: made[0](x), PerRank(make), X, mesh={"dp": 2})
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
-    with pytest.raises(InvalidArgumentError, match="there before"):
+    with pytest.raises(InvalidArgumentError, match="existed before"):
         capture(lambda made, x: made[0](x), PerRank(lambda mesh: (model, optimizer)), X, mesh={"dp": 2})
     assert model.weight is weight and torch.equal(weight, value) and type(model) is kind
     assert repr(vars(model)) == table and not optimizer.state and weight.grad is None

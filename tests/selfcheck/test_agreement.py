@@ -7,7 +7,7 @@ import torch
 
 from samebits.selfcheck.agreement import agree, difference
 from samebits.selfcheck.case import Target, equal
-from samebits.selfcheck.timing import against, captured, medians
+from samebits.selfcheck.timing import compare, capture_graph, medians
 
 
 def test_groups_that_agree_pass():
@@ -54,7 +54,7 @@ def test_one_element_of_any_stride_is_compared():
 
 def test_the_faster_call_is_told():
     """The ratio is theirs over ours; each call is timed in every round."""
-    ours, theirs, faster = against(
+    ours, theirs, faster = compare(
         lambda: time.sleep(0.001), lambda: time.sleep(0.01), Target("cpu"), rounds=3
     )
     assert 1e6 <= ours < theirs and faster > 2
@@ -65,5 +65,5 @@ def test_the_faster_call_is_told():
 def test_calls_are_repeated_together():
     """What is captured is called so often by one replay; on a CPU it is a loop."""
     calls = []
-    captured(lambda: calls.append(1), 7, "cpu")()
+    capture_graph(lambda: calls.append(1), 7, "cpu")()
     assert len(calls) == 7

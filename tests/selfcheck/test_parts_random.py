@@ -24,7 +24,7 @@ SMALL = Target("cpu", small=True)
 
 @pytest.fixture(scope="module")
 def cases():
-    return {case.name: case for case in parts.named("random").cases()}
+    return {case.name: case for case in parts.part_named("random").cases()}
 
 
 def wrong(case):

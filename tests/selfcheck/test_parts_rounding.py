@@ -18,7 +18,7 @@ SMALL = Target("cpu", small=True)
 
 @pytest.fixture(scope="module")
 def cases():
-    return {case.name: case for case in parts.named("rounding").cases()}
+    return {case.name: case for case in parts.part_named("rounding").cases()}
 
 
 def wrong(case):

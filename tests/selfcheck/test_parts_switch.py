@@ -132,7 +132,7 @@ def test_torchs_own_refusal_is_seen(monkeypatch):
 
 def test_arguments_are_right_for_every_overload():
     """Off the switch each refused overload that the CPU has runs with its arguments: no failure hides in a refusal."""
-    with check.nondeterministic():
+    with check.disable_determinism():
         for op in refused.refused("CPU"):
             if op in refused.ARGUMENTS:
                 refused.with_outs(op, refused.ARGUMENTS[op]("cpu"))
@@ -255,19 +255,21 @@ def test_bits_are_compared_with_zeros_signed_and_any_nan_equal():
     ):
         x = torch.arange(4).to(dtype)
         y = x.clone()
-        assert repeating.alike([x], [y])
+        assert repeating.all_bits_equal([x], [y])
         y[2] = 0
-        assert not repeating.alike([x], [y])
+        assert not repeating.all_bits_equal([x], [y])
     zero = torch.zeros(2)
-    assert not repeating.alike([zero], [-zero]) and not repeating.alike([zero], [zero.double()])
+    assert not repeating.all_bits_equal([zero], [-zero]) and not repeating.all_bits_equal(
+        [zero], [zero.double()]
+    )
     nan = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
-    assert repeating.alike([nan], [nan.flip(0)])
+    assert repeating.all_bits_equal([nan], [nan.flip(0)])
     i = torch.tensor([[0, 0], [1, 1]])
     coo = [
         repeating.leaves(torch.sparse_coo_tensor(i, torch.tensor(v), (2, 2)))
         for v in ([1.0, 2.0], [2.0, 1.0])
     ]
-    assert repeating.alike(coo[0], coo[0]) and not repeating.alike(*coo)
+    assert repeating.all_bits_equal(coo[0], coo[0]) and not repeating.all_bits_equal(*coo)
 
 
 @pytest.mark.parametrize("one", battery.reviewed()[::23], ids=lambda one: one.full_name)
@@ -357,7 +359,7 @@ def test_what_the_battery_has_seen_equal_is_evidence_of_the_table(tmp_path, case
         assert adopt(report, data_file(tmp_path), file).seen == {"aten::sin"}
     (seen,) = gpu_evidence.read(file)
     assert (seen.gpu, seen.torch, seen.ops) == ("a GPU", "2.11.0+cu130", {"sin"})
-    table = OpTable(reviewed(), replacements.every(), own_lines(), seen_cases(), [seen])
+    table = OpTable(reviewed(), replacements.all_replacements(), own_lines(), seen_cases(), [seen])
     entry, plain = table.lookup("aten::sin", "cuda"), table.lookup("aten::cos", "cuda")
     assert (entry.evidence, entry.torch) == ("battery", "2.11.0") and "seen equal on a GPU" in entry.reason
     assert plain.evidence == "source" and "GPU" not in plain.reason

@@ -14,7 +14,7 @@ from samebits.selfcheck.agreement import same
 from samebits.selfcheck.case import Target, expected
 from samebits.selfcheck.parts import commits, compiled, processes, training
 from samebits.selfcheck.parts.commits import beside
-from samebits.selfcheck.programs.job import TrainingJob, fresh, killed_and_resumed
+from samebits.selfcheck.programs.job import TrainingJob, run_in_fresh_processes, run_killed_and_resumed
 
 SMALL = TrainingJob(device="cpu", small=True, steps=6)
 
@@ -78,7 +78,7 @@ def test_a_script_that_does_not_repeat_is_seen(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text(BROKEN.format(rate="os.getpid()"))
     (tmp_path / "verify").mkdir()
     place = Target("cpu", small=True, folder=tmp_path / "verify")
-    measured = training.verified("broken.py", place, "--checks", "kill-mid-epoch", "--steps", "8")
+    measured = training.verify_example("broken.py", place, "--checks", "kill-mid-epoch", "--steps", "8")
     wrong = list(expected(**training.VERIFIED)(measured.results))
     assert (
         measured.results["exit"] == 1
@@ -88,22 +88,22 @@ def test_a_script_that_does_not_repeat_is_seen(tmp_path, monkeypatch):
     (tmp_path / "raises.py").write_text("1 / 0")
     (tmp_path / "verify" / "verify.json").unlink()
     with pytest.raises(VerifyError, match=r"raises.py ended with 2"):
-        training.verified("raises.py", place)
+        training.verify_example("raises.py", place)
 
 
 @pytest.mark.slow
 def test_training_is_repeated_in_another_process():
     """Two processes end with the same weights and one with another seed does not; the case has times with and without."""
-    measured = training.trained_twice("convnet", "bfloat16", Target("cpu", small=True))
+    measured = training.train_twice("convnet", "bfloat16", Target("cpu", small=True))
     assert not list(same(measured.results)) and measured.figures["ratio"] > 0
-    (other,) = fresh(replace(SMALL, steps=20, task="convnet", dtype="bfloat16", seed=2), 200)
+    (other,) = run_in_fresh_processes(replace(SMALL, steps=20, task="convnet", dtype="bfloat16", seed=2), 200)
     changed = {**measured.results, "another": [other["model"], other["optimizer"]]}
     assert list(same(changed))
 
 
 def test_batches_that_a_pipeline_moves_are_judged():
     """The batches of the CPU, and those of a pipeline with a device, with workers and without, are equal; one wrong number is seen."""
-    found = training.brought(Target("cpu", small=True)).results
+    found = training.measure_batches(Target("cpu", small=True)).results
     assert len(found) == 3 and all(len(batches) == 8 for batches in found.values())
     assert not list(same(found))
     found["on the device, 2 workers"][5][0, 0] += 1
@@ -114,36 +114,36 @@ def test_batches_that_a_pipeline_moves_are_judged():
 def test_a_process_that_fails_is_told():
     """A job that raises, takes too long, or is not killed where it should be is an error with what it printed."""
     with pytest.raises(VerifyError, match=r"ended with \[1\].*no_such_device|ended with \[1\].*device"):
-        fresh(replace(SMALL, device="no_such_device"), 200)
+        run_in_fresh_processes(replace(SMALL, device="no_such_device"), 200)
     with pytest.raises(VerifyError, match="took more than"):
-        fresh(replace(SMALL, steps=10**6), 12)
+        run_in_fresh_processes(replace(SMALL, steps=10**6), 12)
     with pytest.raises(VerifyError, match="was to be killed"):
-        fresh(replace(SMALL, kill_at=5), 200)
+        run_in_fresh_processes(replace(SMALL, kill_at=5), 200)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "ranks"), [("gloo", 2), ("gloo", 1)])
 def test_ranks_are_killed_and_resumed(tmp_path, backend, ranks):
     """Two processes of a DistributedDataParallel end, killed and resumed, with the bits of an uninterrupted run, on each rank."""
-    measured = processes.ranks_resumed(backend, ranks, Target("cpu", small=True, folder=tmp_path))
+    measured = processes.measure_ranks(backend, ranks, Target("cpu", small=True, folder=tmp_path))
     assert not list(same(measured.results)) and len(measured.results) == 2 * ranks
 
 
 @pytest.mark.slow
 def test_a_run_that_is_not_resumed_is_seen(tmp_path):
     """A run whose commits are gone begins anew, with the same bits at its end: the judges see that it was not resumed."""
-    measured = commits.resumed(Target("cpu", small=True, folder=tmp_path))
+    measured = commits.measure_resume(Target("cpu", small=True, folder=tmp_path))
     assert not list(same(measured.results))
-    whole, anew = killed_and_resumed(replace(SMALL, seed=3), tmp_path / "other", 3, 200)
+    whole, anew = run_killed_and_resumed(replace(SMALL, seed=3), tmp_path / "other", 3, 200)
     assert anew[0]["resumed"] and not whole[0]["resumed"] and anew[0]["model"] == whole[0]["model"]
 
 
 def test_what_a_snapshot_copies_is_judged():
     """The judge of a slot's memory sees copies that differ from what they are of, and memory that was not pinned."""
-    measured = commits.pinned(Target("cpu", small=True))
-    assert list(commits.pinned_right(measured.results)) == ["pinned is False, not True"]
+    measured = commits.measure_pinned(Target("cpu", small=True))
+    assert list(commits.judge_pinned(measured.results)) == ["pinned is False, not True"]
     torn = {**measured.results, "copies": [*measured.results["copies"][:2], "xxh3-128:torn"]}
-    assert any("originals" in line for line in commits.pinned_right({**torn, "pinned": True}))
+    assert any("originals" in line for line in commits.judge_pinned({**torn, "pinned": True}))
 
 
 class Late:
@@ -171,15 +171,17 @@ def test_a_torn_snapshot_is_counted():
 def test_an_op_that_varies_is_seen():
     """A function with other bits at each call is not equal; one that raises our error is refused; the judge wants either."""
     values = iter(range(100))
-    assert compiled.repeated(lambda: torch.tensor(next(values)), ()).startswith("20 results")
-    assert compiled.repeated(lambda: torch.ones(2), ()) == compiled.EQUAL
+    assert compiled.repeat_calls(lambda: torch.tensor(next(values)), ()).startswith("20 results")
+    assert compiled.repeat_calls(lambda: torch.ones(2), ()) == compiled.EQUAL
 
     def refused():
         raise VerifyError("x")
 
-    assert compiled.repeated(refused, ()) == compiled.REFUSED
+    assert compiled.repeat_calls(refused, ()) == compiled.REFUSED
     told = {**compiled.SCATTERS, "cumsum": "2 results in 20 calls"}
-    assert len(list(compiled.held(told))) == 1 and not list(compiled.held(compiled.SCATTERS))
+    assert len(list(compiled.judge_scatters(told))) == 1 and not list(
+        compiled.judge_scatters(compiled.SCATTERS)
+    )
 
 
 COMPILED = """
@@ -187,7 +189,7 @@ from pathlib import Path
 from samebits.selfcheck.case import Target
 from samebits.selfcheck.parts import compiled
 if __name__ == "__main__":
-    print(compiled.scattered(Target("cpu", small=True)).results)
+    print(compiled.measure_scatters(Target("cpu", small=True)).results)
 """
 
 
@@ -196,7 +198,7 @@ def test_the_functions_with_atomics_compile(python):
     """On the CPU each function of the list is compiled under the switch, and repeats or is refused."""
     told = python(COMPILED).stdout.splitlines()[-1]
     results = eval(told)
-    assert results.keys() == compiled.SCATTERS.keys() and not list(compiled.held(results)), told
+    assert results.keys() == compiled.SCATTERS.keys() and not list(compiled.judge_scatters(results)), told
 
 
 AUTOTUNE = """
@@ -206,7 +208,7 @@ from samebits.selfcheck.case import Target
 from samebits.selfcheck.parts import compiled
 import triton.runtime.autotuner as tuner
 tuner.Autotuner._bench = lambda self, *args, config, **meta: [float(config.kwargs["BLOCK"] != 1024)] * 3
-print(compiled.autotuned(Target("cpu")))
+print(compiled.measure_autotuning(Target("cpu")))
 """
 
 

@@ -22,5 +22,5 @@ def test_every_planted_wrong_result_is_found(name):
     """Results, spoiled one at a time: none is missed, no case fails for what is right, and every case of the part is there."""
     (found,) = rehearse([name])
     assert found.found == found.planted > FEWEST[name] and found.missed == found.broken == []
-    assert found.cases == len(list(parts.named(name).cases()))
+    assert found.cases == len(list(parts.part_named(name).cases()))
     assert name not in NEEDS_NOTHING or found.skipped == []

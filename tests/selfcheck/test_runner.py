@@ -11,7 +11,7 @@ import torch
 
 from samebits.errors import InvalidArgumentError
 from samebits.selfcheck import rehearse, run, text
-from samebits.selfcheck.case import equal, plants
+from samebits.selfcheck.case import equal, spoil_each
 from samebits.selfcheck.report import SelfcheckReport
 
 MACHINE = {"gpu": "a test", "torch": "0", "cuda": "0", "samebits": "0", "date": "2026-01-01"}
@@ -149,7 +149,7 @@ def test_a_rehearsal_finds_a_judge_that_sees_nothing():
 )  # fmt: skip
 def test_every_plant_is_another_value(value):
     """A planted result differs from what it was made of, whatever its kind, and the original stays."""
-    spoiled = list(plants({"x": value}))
+    spoiled = list(spoil_each({"x": value}))
     assert spoiled and all(not equal(results["x"], value) for _, results in spoiled)
 
 

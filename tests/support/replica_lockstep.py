@@ -75,7 +75,7 @@ def _ranks(node, owner):
 def kept_graphs(world_size, mesh, everywhere=True):
     """Captures inside of it leave their graphs. Unless `everywhere`, the code runs as rank 0 only: it does not ask for its rank."""
     found = Graphs(world_size, mesh)
-    trace_of, looked_at = capturing.trace_of, capturing._looked_at
+    trace_of, ranks_to_run = capturing.trace_of, capturing._ranks_to_run
 
     def keeping(rank, module):
         found.keep(module)
@@ -83,11 +83,11 @@ def kept_graphs(world_size, mesh, everywhere=True):
 
     capturing.trace_of = keeping
     if not everywhere:
-        capturing._looked_at = lambda ranks, axes: [0]
+        capturing._ranks_to_run = lambda ranks, axes: [0]
     try:
         yield found
     finally:
-        capturing.trace_of, capturing._looked_at = trace_of, looked_at
+        capturing.trace_of, capturing._ranks_to_run = trace_of, ranks_to_run
 
 
 class Ranks:

@@ -168,7 +168,9 @@ def declarations(step, classes):
 def claims(step, classes):
     """Labels of every node in the first step of a run, as the analysis has them."""
     program = fixpoint.AnalysisContext(step)
-    found = fixpoint._round(program, fixpoint._declared(step, declarations(step, classes), program), None)
+    found = fixpoint._round(
+        program, fixpoint._declared_partitions(step, declarations(step, classes), program), None
+    )
     return {
         node.name: tuple(program.partitions.labels(one).tolist())
         for node, (one, _) in found.frame.defined.items()

@@ -12,7 +12,7 @@ from samebits._inspect.user_code import is_user_type, owner_of_file
 
 
 def hooks_of(module: torch.nn.Module) -> Iterator[Any]:
-    """The user's functions and objects that a module calls, or the backward through its parameters."""
+    """Yields the user's functions and objects that a module calls, or the backward through its parameters."""
     holders = [
         module._forward_pre_hooks,
         module._forward_hooks,

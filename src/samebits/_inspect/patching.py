@@ -1,4 +1,4 @@
-"""Attributes that are replaced for a time: functions of torch, NumPy and Python, put back as they were."""
+"""Attributes that are replaced for a time: functions of torch, NumPy and Python, restored afterwards."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from samebits._inspect.user_code import warn
 from samebits._lazy_imports import AfterImport, when_imported
 
 _ABSENT = object()
-"""In place of a value: the owner inherits the attribute, or computes it."""
+"""Marks a value that the owner inherits or computes."""
 
 
 @dataclass(eq=False)
 class _Patch:
-    """One replaced attribute, with what its owner had before and has since."""
+    """One replaced attribute, with the owner's value before and since."""
 
     owner: Any
     name: str
@@ -26,11 +26,11 @@ class _Patch:
 
 
 _patches: list[_Patch] = []
-"""All that hold now, in the order in which they were put: two of one attribute may be undone in any order."""
+"""All current patches, in the order in which they were put: two of one attribute may be undone in any order."""
 
 
 class Patches:
-    """Replaced attributes and awaited imports, undone as one in reverse order."""
+    """Replaced attributes and awaited imports, undone together in reverse order."""
 
     def __init__(self) -> None:
         self._own: list[_Patch] = []
@@ -44,7 +44,7 @@ class Patches:
         _patches.append(self._own[-1])
 
     def force(self, config: Any, name: str, value: Any) -> None:
-        """Sets an entry of a torch config module, for every thread and over what is assigned to it, until `undo`.
+        """Sets an entry of a torch config module, for every thread and over later assignments, until `undo`.
 
         `config.name = value` would hold in this thread only: since torch 2.13 such values are `ContextVar`s.
         """
@@ -57,9 +57,9 @@ class Patches:
             self._awaited.append(finder)
 
     def undo(self) -> None:
-        """Puts everything back; harmless when there is nothing.
+        """Restores everything; harmless when there is nothing.
 
-        What somebody else has put in the place of a patch since is left there, with a warning.
+        An attribute that was replaced again since the patch is left as it is, with a warning.
         """
         own, awaited = self._own, self._awaited
         self._own, self._awaited = [], []
@@ -71,7 +71,7 @@ class Patches:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Has `owner.name` be `value` in the block.
+    """Replaces `owner.name` by `value` in the block.
 
     Example:
         >>> import math

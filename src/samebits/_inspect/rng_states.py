@@ -1,9 +1,9 @@
-"""The states of random generators: read, compared, hashed and put back.
+"""The states of random generators: read, compared, hashed and restored.
 
-Of generator objects, and of the process-wide ones, which are read at every step and element: `of_process` takes a few us.
-NumPy's and Python's own functions make objects of 624 words, which costs ten times as much, so their memory is copied.
-Where it is was tried out on generators of our own; where it is not as expected (another Python, another bit generator),
-the libraries are asked after all.
+Of generator objects, and of the process-wide ones, which are read at every step and element: `of_process` takes a few
+us. NumPy's and Python's own functions make objects of 624 words, which costs ten times as much, so their memory is
+copied. Its address was tested on generators of our own; where it is not as expected (another Python, another bit
+generator), the libraries' functions are called after all.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ TWISTER_WORDS = 624
 NOTHING = np.empty(0, np.uint32)
 _PYTHON: Any = random._inst  # type: ignore[attr-defined]
 _NUMPY: Any = np.random.get_state.__self__  # type: ignore[attr-defined]
-"""The global generators, whatever has been put in front of their functions."""
+"""The global generators, whatever has replaced their functions."""
 _viewed: dict[Any, np.ndarray] = {}
 
 
 class HasRngState:
-    """A generator of samebits': it tells its state itself."""
+    """A generator of samebits', which returns its state itself."""
 
     def _rng_state(self) -> Any:
-        """The state, of plain values."""
+        """Returns the state, of plain values."""
         raise NotImplementedError
 
 
@@ -47,7 +47,7 @@ GENERATORS = (*RESTORABLE, np.random.SeedSequence, HasRngState)
 
 
 def state_of(generator: Any) -> Any:
-    """The state of one of `GENERATORS`, as its library gives it out; None for `random.SystemRandom`, which has none."""
+    """Returns the state of one of `GENERATORS`, as its library gives it; None for `random.SystemRandom`, which has none."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):
@@ -61,8 +61,8 @@ def state_of(generator: Any) -> Any:
     return (generator.bit_generator if isinstance(generator, np.random.Generator) else generator).state
 
 
-def put_state(generator: Any, state: Any) -> None:
-    """Puts one of `RESTORABLE` back to where `state_of` found it."""
+def restore_state(generator: Any, state: Any) -> None:
+    """Restores one of `RESTORABLE` to a state of `state_of`."""
     if isinstance(generator, random.Random):
         if state is not None:
             generator.setstate(state)
@@ -74,7 +74,7 @@ def put_state(generator: Any, state: Any) -> None:
 
 
 def of_generator(value: Any) -> bytes:
-    """Hash of a generator object's state."""
+    """Returns the hash of a generator object's state."""
     state = state_of(value)
     if isinstance(state, torch.Tensor):
         return leaf(state)
@@ -82,7 +82,7 @@ def of_generator(value: Any) -> bytes:
 
 
 def of_state(value: Any) -> bytes | None:
-    """The hash that `of_generator` gives for a NumPy or Python generator whose state was taken; None for other values."""
+    """Returns the hash of `of_generator` for a NumPy or Python generator whose state was taken; None for other values."""
     if isinstance(value, dict) and "bit_generator" in value:
         return plain(digest.of_value(value))
     if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[1], list | tuple):
@@ -94,7 +94,7 @@ def of_state(value: Any) -> bytes | None:
 
 
 class ProcessStates(NamedTuple):
-    """A place in the streams of all process-wide generators. Equal places: nobody drew or seeded in between."""
+    """The positions in the streams of all process-wide generators. Equal positions: no draw or seed in between."""
 
     torch: bytes
     numpy: Any
@@ -102,7 +102,7 @@ class ProcessStates(NamedTuple):
     cuda: tuple[bytes, ...]
 
     def restore(self) -> None:
-        """Puts every generator back to here."""
+        """Restores every generator to these states."""
         torch.default_generator.set_state(_tensor(self.torch))
         _NUMPY.set_state(self.numpy_state())
         random.setstate(self.python_state())
@@ -110,9 +110,9 @@ class ProcessStates(NamedTuple):
             generator.set_state(_tensor(state))
 
     def numpy_state(self) -> dict[str, Any]:
-        """As `numpy.random.get_state(legacy=False)` gives it out."""
+        """Returns the state as `numpy.random.get_state(legacy=False)` does."""
         words, kept = self.numpy
-        if isinstance(words, _Asked):
+        if isinstance(words, _LibraryState):
             return words.state
         twister = np.frombuffer(words, np.uint32)
         has_gauss, gauss = struct.unpack(_KEPT, kept)
@@ -120,7 +120,7 @@ class ProcessStates(NamedTuple):
         return {"bit_generator": "MT19937", "state": own, "has_gauss": has_gauss, "gauss": gauss}
 
     def python_state(self) -> tuple[Any, ...]:
-        """As `random.getstate()` gives it out."""
+        """Returns the state as `random.getstate()` does."""
         words, kept = self.python
         if isinstance(words, tuple):
             return words
@@ -129,13 +129,13 @@ class ProcessStates(NamedTuple):
 
 
 def of_process() -> ProcessStates:
-    """The states of all process-wide generators: torch's (and CUDA's, once it is used), NumPy's, Python's."""
+    """Returns the states of all process-wide generators: torch's (and CUDA's, once it is used), NumPy's, Python's."""
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     return ProcessStates(_bytes(torch.default_generator), _numpy(), _python(), tuple(map(_bytes, cuda)))
 
 
 def generators() -> Leaves:
-    """One leaf for each process-wide generator; NumPy's without its kept second normal."""
+    """Returns one leaf for each process-wide generator; NumPy's without its cached second normal."""
     words = numpy_words()
     version, twister, kept_normal = random.getstate()
     names = ["torch", "numpy", "python"]
@@ -152,7 +152,7 @@ def generators() -> Leaves:
 
 
 def numpy_words() -> np.ndarray:
-    """NumPy's legacy generator in place: 624 words, then how many were drawn. Empty if a user put another one there."""
+    """Returns NumPy's legacy generator in place: 624 words, then how many were drawn. Empty if a user installed another one."""
     bits = _NUMPY._bit_generator
     if bits in _viewed:
         return _viewed[bits]
@@ -160,7 +160,9 @@ def numpy_words() -> np.ndarray:
 
 
 def python_words() -> np.ndarray:
-    """Python's `random` in place: how many words were drawn, then 624 words. A copy where CPython has them elsewhere."""
+    """Returns Python's `random` in place: how many words were drawn, then 624 words. A copy where CPython has them
+    elsewhere.
+    """
     if _PYTHON_WORDS is not None:
         return _PYTHON_WORDS
     *twister, position = _PYTHON.getstate()[1]
@@ -168,7 +170,7 @@ def python_words() -> np.ndarray:
 
 
 def view_of(owner: Any, address: int) -> np.ndarray:
-    """The 625 words there, which `owner` keeps."""
+    """Returns the 625 words at an address, which `owner` keeps alive."""
     memory = (ctypes.c_uint32 * (1 + TWISTER_WORDS)).from_address(address)
     _viewed[owner] = np.ctypeslib.as_array(memory)
     return _viewed[owner]
@@ -184,30 +186,30 @@ def _tensor(state: bytes) -> torch.Tensor:
 
 
 def _numpy() -> tuple[Any, bytes]:
-    """The words and position, and the kept normal; or what NumPy gives out."""
+    """Returns the words and position, and the cached normal; or NumPy's own state."""
     words = _viewed.get(_NUMPY._bit_generator)
     if words is None:
         words = numpy_words()
     if not words.size or _KEPT_NORMAL is None:
-        return _Asked(_NUMPY.get_state(legacy=False)), b""
+        return _LibraryState(_NUMPY.get_state(legacy=False)), b""
     return words.tobytes(), _KEPT_NORMAL.raw
 
 
 def _python() -> tuple[Any, Any]:
-    """The position and words, and the kept normal; or what Python gives out."""
+    """Returns the position and words, and the cached normal; or Python's own state."""
     if _PYTHON_WORDS is None:
         return random.getstate(), None
     return _PYTHON_WORDS.tobytes(), _PYTHON.gauss_next
 
 
-class _Asked:
-    """A state that NumPy gave out, which can be compared."""
+class _LibraryState:
+    """A state from NumPy's function, which can be compared."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and repr(self) == repr(other)
+        return isinstance(other, _LibraryState) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -218,11 +220,11 @@ class _Asked:
 
 
 _KEPT = "ixxxxd"
-"""A kept normal in a RandomState: 1 if there is one, and which."""
+"""A cached normal in a RandomState: 1 if there is one, and its value."""
 
 
 def _kept_normal() -> Any:
-    """The memory of the kept normal of NumPy's global generator; None where it is not found."""
+    """Returns the memory of the cached normal of NumPy's global generator; None where it is not found."""
     own, number = np.random.RandomState(0), 0.0625019073486328125
     own.set_state({**own.get_state(legacy=False), "has_gauss": 1, "gauss": number})
     place = _whole(own).find(struct.pack(_KEPT, 1, number)[8:]) - 8
@@ -234,8 +236,8 @@ def _kept_normal() -> Any:
     return (ctypes.c_char * 16).from_address(id(_NUMPY) + place)
 
 
-def _is_behind_the_head() -> bool:
-    """True if a `random.Random` has its words where CPython's has them."""
+def _has_cpython_layout() -> bool:
+    """Returns True if a `random.Random` has its words where CPython's has them."""
     own = random.Random(7)
     own.random()
     size = 4 * (1 + TWISTER_WORDS)
@@ -245,9 +247,9 @@ def _is_behind_the_head() -> bool:
     return own.getstate()[1] == (*twister, position)
 
 
-def _whole(found: Any) -> bytes:
-    return ctypes.string_at(id(found), type(found).__basicsize__)
+def _whole(states: Any) -> bytes:
+    return ctypes.string_at(id(states), type(states).__basicsize__)
 
 
 _KEPT_NORMAL = _kept_normal()
-_PYTHON_WORDS = view_of(_PYTHON, id(_PYTHON) + object.__basicsize__) if _is_behind_the_head() else None
+_PYTHON_WORDS = view_of(_PYTHON, id(_PYTHON) + object.__basicsize__) if _has_cpython_layout() else None

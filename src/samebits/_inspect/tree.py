@@ -24,22 +24,22 @@ class Leaves(NamedTuple):
     hashes: bytes
 
     def digest(self) -> str:
-        """One digest of names and hashes."""
+        """Returns one digest of names and hashes."""
         return digest.of_bytes("\n".join(self.names).encode(), self.hashes)
 
     def by_name(self) -> dict[str, bytes]:
-        """Each name's hash."""
+        """Returns each name's hash."""
         return {name: self.hashes[8 * at : 8 * (at + 1)] for at, name in enumerate(self.names)}
 
 
 def plain(value: Any) -> bytes:
-    """Hash of a plain value, or of sequences of them: by marshal's version 2, which has no back references."""
+    """Returns the hash of a plain value, or of sequences of them: by marshal's version 2, which has no back references."""
     return xxhash.xxh3_64_digest(marshal.dumps(value, 2))
 
 
 def leaf(value: Any) -> bytes:
-    """Hash of one leaf. What is neither plain nor a tensor nor an array counts by its type only: never by `repr`,
-    which often holds an address.
+    """Returns the hash of one leaf. Anything but a plain value, a tensor or an array counts by its type only: never by
+    `repr`, which often holds an address.
     """
     if type(value) in PLAIN:
         return plain(value)
@@ -51,9 +51,9 @@ def leaf(value: Any) -> bytes:
 
 
 def _tensor(value: torch.Tensor) -> bytes:
-    """`digest.leaf`, without a detour for what is usual: dense, contiguous, on the CPU, of a type NumPy has.
+    """Returns `digest.leaf`, with a shortcut for the usual case: dense, contiguous, on the CPU, of a type NumPy has.
 
-    A tensor on the meta device has no bytes: type and shape are all there is.
+    A tensor on the meta device has no bytes: only type and shape count.
     """
     if value.is_meta:
         return plain(("meta", str(value.dtype), tuple(value.shape)))
@@ -73,7 +73,7 @@ class _Hash(bytes):
 
 
 def nested(value: Any, path: str = "") -> Iterator[tuple[str, bytes]]:
-    """(path, hash) of every leaf of mappings, sequences, dataclasses and plain objects' attributes."""
+    """Yields (path, hash) of every leaf of mappings, sequences, dataclasses and plain objects' attributes."""
     for name, one, parts in digest.walk(value, path, _parts_of, _DEPTH):
         if parts is None:
             yield name, one if type(one) is _Hash else leaf(one)
@@ -100,6 +100,6 @@ _TENSORS = torch.Tensor, np.ndarray, np.generic
 
 
 def of_nested(value: Any, path: str = "") -> Leaves:
-    """`nested` as one component."""
+    """Returns `nested` as one component."""
     found = list(nested(value, path))
     return Leaves(tuple(name for name, _ in found), b"".join(hashed for _, hashed in found))

@@ -1,10 +1,10 @@
-"""Whose code it is, and the user's line of a call.
+"""The owner of a piece of code, and the user's line of a call.
 
-Each file has one owner. Two questions are asked of it, and the answers differ only for installed packages:
+Each file has one owner. Two questions depend on it, and the answers differ only for installed packages:
 
-- What is the user's, so that its state counts? An installed package is not (`is_library`).
-- Where does a call come from? A line of an installed package counts, for the op is written there. Passed over is only
-  what stands between that line and samebits: torch, NumPy, the standard library (`calling_frame`, `user_frames`).
+- Which state is the user's, so that it counts? That of an installed package is not (`is_library`).
+- Where does a call come from? A line of an installed package counts, because the op is written there. Skipped are only
+  the frames between that line and samebits: torch, NumPy, the standard library (`calling_frame`, `user_frames`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _folders(paths: Iterable[str | None]) -> tuple[str, ...]:
 
 
 def _framework_folders() -> tuple[str, ...]:
-    """Wherever they are: torch built from source is not in site-packages."""
+    """Returns the folders of frameworks, wherever they are: torch built from source is not in site-packages."""
     found = [importlib.util.find_spec(name) for name in _FRAMEWORK]
     return _folders(folder for spec in found if spec for folder in spec.submodule_search_locations or ())
 
@@ -64,7 +64,7 @@ _FOLDERS: tuple[tuple[Owner, tuple[str, ...]], ...] = (
 
 @functools.lru_cache(maxsize=4096)
 def owner_of_file(file: str) -> Owner:
-    """The owner of the code of a file. An editable install is the user's; so is a cell, `<stdin>` and `<string>`."""
+    """Returns the owner of the code of a file. An editable install is the user's; so is a cell, `<stdin>` and `<string>`."""
     if file.startswith("<"):
         return "standard" if file.startswith("<frozen") else _of_generated(file)
     path = os.path.realpath(file)
@@ -73,9 +73,10 @@ def owner_of_file(file: str) -> Owner:
 
 
 def _is_in_another_site(path: str, name: str) -> bool:
-    """True below a site-packages that Python searches: of the user, of Debian, of a cluster's modules in PYTHONPATH.
+    """Returns True below a site-packages that Python searches: of the user, of Debian, of a cluster's modules in
+    PYTHONPATH.
 
-    What it has may be links into another one. A link to the user's own folder is the user's.
+    Its contents may be links into another one. A link to the user's own folder is the user's.
     """
     sites = [site[0] for site in (_SITE.match(path), _SITE.match(name)) if site]
     is_below_one = _SITE.match(path) is not None
@@ -83,12 +84,12 @@ def _is_in_another_site(path: str, name: str) -> bool:
 
 
 def _of_generated(file: str) -> Owner:
-    """Torch calls the code of its graphs `<eval_with_key>.3`."""
+    """Returns the owner of generated code: torch calls the code of its graphs `<eval_with_key>.3`."""
     return "framework" if file.startswith("<eval_with_key>") else "user"
 
 
 def owner_of_module(name: str) -> Owner | None:
-    """The owner of an imported module; None for one that is not imported or has no file."""
+    """Returns the owner of an imported module; None for one that is not imported or has no file."""
     root = name.partition(".")[0]
     if root in _FRAMEWORK:
         return "framework"
@@ -101,7 +102,7 @@ def owner_of_module(name: str) -> Owner | None:
 
 
 def owner_of_frame(frame: FrameType) -> Owner:
-    """The owner of running code. Generated code belongs to the module whose global variables it has.
+    """Returns the owner of running code. Generated code belongs to the module whose global variables it has.
 
     torch.compile writes its code into a cache folder, as modules of torch.
     """
@@ -114,18 +115,19 @@ def owner_of_frame(frame: FrameType) -> Owner:
 
 
 def is_library(file: str) -> bool:
-    """True if the code of this file is neither the user's nor samebits'."""
+    """Returns True if the code of this file is neither the user's nor samebits'."""
     return owner_of_file(file) in _LIBRARIES
 
 
 @functools.lru_cache(maxsize=4096)
 def is_user_type(kind: type) -> bool:
-    """True if instances of `kind` are the user's own objects, or samebits' holders of them."""
+    """Returns True if instances of `kind` are the user's own objects, or samebits' holders of them."""
     return kind.__module__.startswith(_HOLDERS) or owner_of_module(kind.__module__) == "user"
 
 
 def calling_frame() -> FrameType:
-    """The innermost frame outside of samebits, torch, NumPy and the standard library; in a backward, that which called it.
+    """Returns the innermost frame outside of samebits, torch, NumPy and the standard library; in a backward, its
+    caller's.
 
     autograd runs a CUDA backward on a thread of its own, which has no frame of the user's: there it is the frame that
     waits in another thread for this backward.
@@ -135,7 +137,7 @@ def calling_frame() -> FrameType:
 
 
 def calling_line() -> str:
-    """The line of `calling_frame` as `file:line`."""
+    """Returns the line of `calling_frame` as `file:line`."""
     frame = calling_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -149,9 +151,9 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 def user_frames(frames: Iterable[FrameSummary]) -> list[FrameSummary]:
-    """The frames of a traceback without those of samebits, torch, NumPy and the standard library.
+    """Returns the frames of a traceback without those of samebits, torch, NumPy and the standard library.
 
-    Generated code without a text says nothing, and is left out, too: torch calls its tracer's `<string>`.
+    Generated code without a source is left out, too: torch calls its tracer's `<string>`.
     """
     return [
         frame
@@ -162,19 +164,19 @@ def user_frames(frames: Iterable[FrameSummary]) -> list[FrameSummary]:
 
 
 def line_in(trace: str) -> Line | None:
-    """The innermost line of a traceback's text; None if there is none."""
+    """Returns the innermost line of a traceback's text; None if there is none."""
     lines = _LINE.findall(trace)
     return Line(lines[-1][0], int(lines[-1][1]), lines[-1][2].strip()) if lines else None
 
 
 def line_of_node(node: Any) -> str:
-    """The user's line that a node of a torch.fx graph comes from, as `file:line: text`."""
+    """Returns the user's line that a node of a torch.fx graph comes from, as `file:line: text`."""
     line = line_in(node.meta.get("stack_trace") or "")
     return "no source line" if line is None else f"{os.path.basename(line.file)}:{line.number}: {line.text}"
 
 
 def text_of_node(node: Any) -> str:
-    """The text of the user's line that a node comes from, wherever it is; empty if it is not known."""
+    """Returns the text of the user's line that a node comes from, wherever it is; empty if it is not known."""
     line = line_in(node.meta.get("stack_trace") or "")
     return "" if line is None else line.text
 

@@ -1,4 +1,4 @@
-"""Proofs about programs: their records, what differs between two of them, the checks of `samebits verify`."""
+"""Proofs about programs: their records, the first difference between two of them, the checks of `samebits verify`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Op determinism: one switch; ops are reproducible or raise with the way out."""
+"""Op determinism: one switch; ops are reproducible or raise with the cure."""
 
 from typing import TYPE_CHECKING
 

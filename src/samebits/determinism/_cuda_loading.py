@@ -1,4 +1,4 @@
-"""The formulations for CUDA, for who never needs one: their modules load when a CUDA tensor first meets the switch."""
+"""The formulations for CUDA: their modules are loaded when a CUDA tensor first meets the switch."""
 
 from __future__ import annotations
 
@@ -13,30 +13,34 @@ from samebits.determinism._replacement import Replacement
 
 
 def installable(entries: Iterable[verified_on_gpu.GpuVerification] | None = None) -> tuple[Replacement, ...]:
-    """What a GPU has verified (by default: what the data file says): overrides that load the rest at their first call."""
+    """Returns the overrides that a GPU has verified (by default those of the data file); they load the rest at their
+    first call.
+    """
     ops = dict.fromkeys(entry.op for entry in (verified_on_gpu.read() if entries is None else entries))
     return tuple(
-        Replacement(op, partial(_at_first_call, op), "", device="CUDA", verified="CUDA") for op in ops
+        Replacement(op, partial(_load_at_first_call, op), "", device="CUDA", verified="CUDA") for op in ops
     )
 
 
 @cache
-def written() -> Mapping[str, Replacement]:
-    """Every formulation by its overload's full name, verified or not: loads them (0.1 s)."""
+def all_formulations() -> Mapping[str, Replacement]:
+    """Returns every formulation by its overload's full name, verified or not: loads them (0.1 s)."""
     return {one.op: one for one in determinism._cuda_decompositions.REPLACEMENTS}
 
 
 def computes(name: str, ops: Iterable[str]) -> bool:
-    """Whether one of the overloads `ops` computes `name`: itself, or the out form that holds the kernel of `median.dim`."""
+    """Returns True if one of the overloads `ops` computes `name`: itself, or the out form that holds the kernel of
+    `median.dim`.
+    """
     return not {name, f"{name}.values", f"{name}_values"}.isdisjoint(ops)
 
 
-def _at_first_call(op: str, kernel: Kernel) -> Kernel:
+def _load_at_first_call(op: str, kernel: Kernel) -> Kernel:
     made: list[Kernel] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not made:
-            made.append(written()[op].make(kernel))
+            made.append(all_formulations()[op].make(kernel))
         return made[0](*args, **kwargs)
 
     return call

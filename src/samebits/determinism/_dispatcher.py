@@ -1,6 +1,6 @@
 """Overrides of single kernels: other ops cost nothing, autograd and every thread see them, and they can be undone.
 
-`torch.library.Library("aten", "IMPL")` puts a kernel in front, `torch.library.get_kernel` keeps the original.
+`torch.library.Library("aten", "IMPL")` installs a kernel in front, `torch.library.get_kernel` keeps the original.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 Kernel = Callable[..., Any]
 
 _NOTE = "Warning only once for all operators"
-"""torch's warning, once per process, that a kernel is overridden: it is meant."""
+"""torch's warning, once per process, that a kernel is overridden; here it is intended."""
 
 
 class KernelOverrides:
@@ -31,62 +31,61 @@ class KernelOverrides:
         """
         keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
         original = functools.partial(torch.library.get_kernel(name, key).call_boxed, keyset)
-        self.put_over(name, key, make(original))
+        self.replace(name, key, make(original))
 
-    def put_over(self, name: str, key: str, kernel: Kernel) -> None:
+    def replace(self, name: str, key: str, kernel: Kernel) -> None:
         """Replaces a kernel without keeping the original."""
         namespace, _, rest = name.partition("::")
         if namespace not in self._libraries:
             self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
         _silence_note()
-        _register(
-            self._libraries[namespace], rest, kernel, key, allow_override=True
-        )  # torch 2.11 asks for it
+        # without allow_override torch 2.11 raises
+        _register(self._libraries[namespace], rest, kernel, key, allow_override=True)
 
     def remove(self) -> None:
-        """Puts the original kernels back; also from inside one of the overrides."""
+        """Restores the original kernels; also from inside one of the overrides."""
         for library in self._libraries.values():
-            library._destroy()  # what torch's own users of IMPL libraries call; there is no public name
+            library._destroy()  # torch's own users of IMPL libraries call it; there is no public name
         self._libraries.clear()
 
 
 _register = torch.library.Library.impl
-"""As it was at import: the switch watches the registrations of others (determinism/custom.py), not its own."""
+"""The function at import: the switch watches the registrations of others (`_guards/custom_ops.py`), not its own."""
 
 
 @functools.cache
 def _silence_note() -> None:
-    """Has torch give its warning now, unseen: a warnings filter per override would cost more than the override."""
+    """Makes torch give its warning now, unseen: a warnings filter per override would cost more than the override."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NOTE)
-        _register(library, "linalg_qr", _never_called, "CPU", allow_override=True)
+        _register(library, "linalg_qr", _placeholder, "CPU", allow_override=True)
     library._destroy()
 
 
-def _never_called(*_: Any) -> None:
-    """Stands in front of a kernel for an instant."""
+def _placeholder(*_: Any) -> None:
+    """Replaces a kernel for an instant; never called."""
 
 
 def has_kernel(name: str, key: str) -> bool:
-    """Whether this torch has the op of that full name, with a kernel for the dispatch key of that name."""
+    """Returns True if this torch has the op of that full name, with a kernel for the dispatch key of that name."""
     return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 
 def kernels(key: str) -> list[str]:
-    """The full names of all overloads with a kernel for that dispatch key (1.5 ms; asking for each takes 25)."""
+    """Returns the full names of all overloads with a kernel for that dispatch key (1.5 ms; one query for each takes 25)."""
     return torch._C._dispatch_get_registrations_for_dispatch_key(key)
 
 
 def overload(full: str) -> torch._ops.OpOverload:
-    """The overload of a full name as `aten::sum.dim_IntList`; AttributeError where this torch has none."""
+    """Returns the overload of a full name as `aten::sum.dim_IntList`; AttributeError where this torch has none."""
     namespace, _, rest = full.partition("::")
     name, _, variant = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), variant or "default")
 
 
 def aten_ops() -> Iterator[torch._ops.OpOverload]:
-    """Every aten overload of this torch. (`dir(torch.ops.aten)` lists only those already looked up.)"""
+    """Yields every aten overload of this torch. (`dir(torch.ops.aten)` lists only those already looked up.)"""
     for full in torch._C._dispatch_get_all_op_names():
         if full.startswith("aten::"):
             try:

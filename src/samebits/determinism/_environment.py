@@ -1,4 +1,4 @@
-"""The environment fingerprint: what the bits depend on besides the program. Recorded, compared, never promised over."""
+"""The environment fingerprint: the inputs of the bits besides the program. Recorded, compared, never promised over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = ("samebits", "torch", "numpy", "numba", "llvmlite")
 
 
 class UntestedVersionWarning(UserWarning):
-    """samebits was not tested with this version of torch."""
+    """Warns that samebits was not tested with this version of torch."""
 
 
 @cache
@@ -39,7 +39,7 @@ def _fixed() -> dict[str, Any]:
 
 
 def environment_fingerprint() -> dict[str, Any]:
-    """Plain values that name the software and hardware of this process, for a person and for comparison."""
+    """Returns plain values that name the software and hardware of this process, for a person and for comparison."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         **_fixed(),
@@ -60,7 +60,7 @@ def environment_fingerprint() -> dict[str, Any]:
 
 
 def _matmul_precision() -> str:
-    """Torch's word for it; where the program has set each backend's own, which torch has no one word for, those."""
+    """Returns torch's name of the precision; where backends have their own, for which torch has no single name, those."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -69,7 +69,9 @@ def _matmul_precision() -> str:
 
 
 def _cuda_precisions() -> dict[str, Any]:
-    """What else a GPU computes shorter than its dtype says: TensorFloat-32 in cuDNN, 16-bit sums in products."""
+    """Returns the settings with which a GPU computes shorter than its dtype says: TensorFloat-32 in cuDNN, 16-bit sums
+    in products.
+    """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     found = {"cuda_matmul_fp32_precision": getattr(matmul, "fp32_precision", None)}
     for name in ("conv", "rnn"):
@@ -80,14 +82,16 @@ def _cuda_precisions() -> dict[str, Any]:
 
 
 def _op_determinism() -> dict[str, Any]:
-    """The flag of torch, and what the switch is on with."""
+    """Returns the flag of torch, and the settings of the switch."""
     settings = process.op_determinism
     enabled = {"enabled": torch.are_deterministic_algorithms_enabled()}
     return enabled if settings is None else {**enabled, **asdict(settings)}
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> list[str]:
-    """One readable line for each entry of two fingerprints that differs, as `packages.torch: 2.12.0 then, 2.13.0 now`."""
+    """Returns one readable line for each entry of two fingerprints that differs, as `packages.torch: 2.12.0 then,
+    2.13.0 now`.
+    """
     lines = []
     for name in sorted({*then, *now}):
         before, after = then.get(name), now.get(name)

@@ -1,4 +1,4 @@
-"""A replacement: a kernel of ours that the switch puts in front of torch's for one aten overload on one device."""
+"""A replacement: a kernel of ours that the switch installs in front of torch's for one aten overload on one device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from samebits.determinism._dispatcher import Kernel
 
 @dataclass(frozen=True)
 class Replacement:
-    """One line of what the switch installs; the op table takes its verdict from here, so that the two cannot part."""
+    """One line of the switch's list; the op table takes its verdict from here, so that the two cannot differ."""
 
     op: str
-    """The overload's full name, as `torch._ops.OpOverload.name()` gives it: `aten::sum.dim_IntList`, `aten::mm`."""
+    """The overload's full name, as `torch._ops.OpOverload.name()` returns it: `aten::sum.dim_IntList`, `aten::mm`."""
     make: Callable[[Kernel], Kernel]
     """Takes torch's kernel and returns ours, with the same arguments. Torch's kernel keeps the GIL while it runs."""
     reason: str
-    """What varies without it, and the rule that ours follows, in one sentence."""
+    """In one sentence: the variation without it, and the rule of our kernel."""
     device: str = "CPU"
     """`CPU` or `CUDA`."""
     only_threads: bool = False
@@ -26,7 +26,7 @@ class Replacement:
     serial: bool = False
     """Ours runs the whole op on one thread."""
     verified: str = "CPU"
-    """Where it was seen equal: empty for a CUDA formulation that no GPU has run, which is not installed."""
+    """The device on which it was equal: empty for a CUDA formulation that no GPU has run, which is not installed."""
 
 
 def replacements(
@@ -37,14 +37,14 @@ def replacements(
     only_threads: bool = False,
     serial: bool = False,
 ) -> tuple[Replacement, ...]:
-    """The same CPU replacement for several overloads, names without `aten::`."""
+    """Returns the same CPU replacement for several overloads, names without `aten::`."""
     return tuple(
         Replacement(f"aten::{name}", make, reason, only_threads=only_threads, serial=serial) for name in names
     )
 
 
 def always(function: Callable[..., Any]) -> Callable[[Kernel], Kernel]:
-    """A `Replacement.make` that needs torch's kernel for nothing."""
+    """Returns a `Replacement.make` that does not use torch's kernel."""
 
     def make(_kernel: Kernel) -> Kernel:
         return function

@@ -1,4 +1,4 @@
-"""Every replacement there is: what the switch installs and what the op table reads."""
+"""Every replacement: the switch installs them, the op table reads them."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ REPLACEMENTS: tuple[Replacement, ...] = (
 """Those for the CPU."""
 
 
-def every() -> tuple[Replacement, ...]:
-    """Those for CUDA too, also what no GPU has verified: loads them."""
-    return (*REPLACEMENTS, *cuda_loading.written().values())
+def all_replacements() -> tuple[Replacement, ...]:
+    """Returns those for CUDA too, also those that no GPU has verified: loads them."""
+    return (*REPLACEMENTS, *cuda_loading.all_formulations().values())

@@ -1,7 +1,7 @@
-"""What the op table was reviewed with: the names and schemas of its overloads alone, read in some milliseconds.
+"""The names and schemas of the reviewed overloads alone, read in some milliseconds.
 
-The switch asks here, and reads nothing else of the table: a kernel of ours is for the schema it was written for, and
-of an overload that nobody has seen nobody knows whether it is deterministic.
+The switch reads nothing else of the table: a kernel of ours is for the schema it was written for, and the determinism
+of an overload that was not reviewed is unknown.
 """
 
 from __future__ import annotations
@@ -20,63 +20,65 @@ from samebits.determinism._replacement import Replacement
 from samebits.determinism._warn_once import warn_once
 
 FILES = tuple(Path(__file__).parent / "table" / name for name in ("snapshot.csv", "versions.csv"))
-"""The table of the pinned version, and what others have otherwise; both begin their lines with name and schema."""
+"""The table of the pinned version, and the differences of other versions; both begin their lines with name and schema."""
 
 _EXPLICIT = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
 def schema_digest(schema: str) -> str:
-    """12 hexadecimal digits that change with the schema."""
+    """Returns 12 hexadecimal digits that change with the schema."""
     return hashlib.sha256(schema.encode()).hexdigest()[:12]
 
 
 @cache
 def schemas() -> Mapping[str, set[str]]:
-    """The reviewed schemas (their digests) of each overload, by name without `aten::`, over all reviewed versions."""
+    """Returns the reviewed schemas (their digests) of each overload, by name without `aten::`, over all reviewed versions."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for file in FILES:
-        for line in file.read_text(encoding="ascii").splitlines()[2:]:  # behind the version and the header
+        for line in file.read_text(encoding="ascii").splitlines()[2:]:  # after the version and the header
             name, schema, _ = line.split(",", 2)
             found[name].add(schema)
     return dict(found)
 
 
-def running() -> str:
-    """The version of the running torch, without its build."""
+def running_version() -> str:
+    """Returns the version of the running torch, without its build."""
     return torch.__version__.split("+")[0]
 
 
 @cache
 def is_reviewed(full: str) -> bool:
-    """Whether the table has seen this overload (`aten::sum.dim_IntList`) as this torch has it."""
+    """Returns True if the table has this overload (`aten::sum.dim_IntList`) as this torch has it."""
     known = schemas().get(full.removeprefix("aten::"))
-    if known is None or running() in TESTED_TORCH:
+    if known is None or running_version() in TESTED_TORCH:
         return known is not None  # a test compares every schema of these versions
     return _live_schema(full) in known
 
 
 def exists(full: str) -> bool:
-    """Whether the running torch has this overload."""
+    """Returns True if the running torch has this overload."""
     return bool(_live_schema(full))
 
 
 def not_reviewed() -> list[str]:
-    """The full names of all aten overloads of the running torch that the table has never seen."""
+    """Returns the full names of all aten overloads of the running torch that the table does not have."""
     ops = torch._C._dispatch_get_all_op_names()
     return sorted(full for full in ops if full.startswith("aten::") and not is_reviewed(full))
 
 
 def installable(wanted: Iterable[Replacement]) -> list[Replacement]:
-    """Those of the replacements that fit the running torch; a warning, once, names the others.
+    """Returns those of the replacements that fit the running torch; a warning, once, names the others.
 
-    What a reviewed version no longer has is not named: nobody can call it.
+    An overload that a reviewed version no longer has is not named: it cannot be called.
     """
     found, misfits = [], []
     for one in wanted:
-        why = misfit(one)
+        why = misfit_reason(one)
         if not why:
             found.append(one)
-        elif not (why == _GONE and one.op.removeprefix("aten::") in schemas() and running() in TESTED_TORCH):
+        elif not (
+            why == _GONE and one.op.removeprefix("aten::") in schemas() and running_version() in TESTED_TORCH
+        ):
             misfits.append(f"{one.op} ({why})")
     if misfits:
         text = (
@@ -92,8 +94,8 @@ def installable(wanted: Iterable[Replacement]) -> list[Replacement]:
 _GONE = "gone"
 
 
-def misfit(one: Replacement) -> str:
-    """Why a replacement cannot stand in front of this torch's kernel; empty when it can."""
+def misfit_reason(one: Replacement) -> str:
+    """Returns the reason why a replacement does not fit this torch's kernel; empty when it does."""
     schema = _live_schema(one.op)
     if not schema:
         return _GONE
@@ -104,7 +106,7 @@ def misfit(one: Replacement) -> str:
 
 
 def _live_schema(full: str) -> str:
-    """The digest of the schema in the running torch; empty where it has no such overload."""
+    """Returns the digest of the schema in the running torch; empty where it has no such overload."""
     packet, _, variant = full.partition(".")
     try:
         return schema_digest(str(torch._C._get_schema(packet, variant)))

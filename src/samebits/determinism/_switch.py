@@ -1,4 +1,4 @@
-"""The switch: `enable_op_determinism` sets torch's flags and our overrides, and puts back exactly what was there.
+"""The switch: `enable_op_determinism` sets torch's flags and our overrides, and restores exactly the state before.
 
 After TensorFlow's `tf.config.experimental.enable_op_determinism` (RFC 346).
 """
@@ -37,22 +37,22 @@ from samebits.errors import InvalidArgumentError
 
 
 class _Switch:
-    """On with some settings, or off; a change undoes everything first, and an error on the way puts back what was."""
+    """On with some settings, or off; a change undoes everything first, and an error on the way restores the state before."""
 
     def __init__(self) -> None:
         self.guard = SeedGuard()
         self.guards = (self.guard, numpy_draws.NumpyGuard(), python_draws.PythonGuard())
         self._undo = ExitStack()
 
-    def change(self, wanted: OpDeterminismSettings | None) -> None:
-        """Off for None. What raises leaves the switch as it was."""
+    def change(self, settings: OpDeterminismSettings | None) -> None:
+        """Turns the switch on with settings, or off for None. An error leaves the switch as it was."""
         before = process.op_determinism
-        if wanted == before:
+        if settings == before:
             return
         self._turn_off()
         try:
-            if wanted is not None:
-                self._turn_on(wanted)
+            if settings is not None:
+                self._turn_on(settings)
         except BaseException:
             if before is not None:
                 self._turn_on(before)
@@ -62,12 +62,12 @@ class _Switch:
         self.guard.check()
         conflicting_settings.refuse_environment()
         with ExitStack() as undo:
-            undo.enter_context(_flags())
+            undo.enter_context(_set_flags())
             undo.enter_context(inductor_flag.deterministic())
             conflicting_settings.refuse_late_workspace()
-            undo.enter_context(_kernels(settings))
-            undo.enter_context(_functions(settings))
-            undo.enter_context(torch_generators.watched())
+            undo.enter_context(_install_kernels(settings))
+            undo.enter_context(_patch_functions(settings))
+            undo.enter_context(torch_generators.watch_generators())
             undo.callback(_compile.leave)
             _compile.enter(settings.thread_invariant)
             for guard in self.guards:
@@ -85,13 +85,13 @@ _switch = _Switch()
 
 
 class OpDeterminism:
-    """What `enable_op_determinism` returns: leaving its `with` block puts back the state before the call."""
+    """The result of `enable_op_determinism`: leaving its `with` block restores the state before the call."""
 
     def __init__(self, before: OpDeterminismSettings | None) -> None:
         self._before = before
 
     def __enter__(self) -> None:
-        """The switch was set by the call already."""
+        """Does nothing: the call has set the switch already."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -102,23 +102,22 @@ class OpDeterminism:
 def enable_op_determinism(
     enabled: bool = True, *, thread_invariant: bool = False, on_unimplemented: OnUnimplemented = "raise"
 ) -> OpDeterminism:
-    """Makes torch's ops reproducible, or raises where they cannot be; `False` restores what was there before.
+    """Makes torch's ops reproducible, or raises where they cannot be; `False` restores the state before.
 
-    Takes effect at once; what ran earlier stays allowed. As a context manager (`with enable_op_determinism():`) it is
+    Takes effect at once; earlier calls are not judged. As a context manager (`with enable_op_determinism():`) it is
     undone at the end of the block; blocks nest, the inner one's arguments hold inside it. It sets: deterministic
-    algorithms (strict), cuDNN deterministic and without benchmark, the cuBLAS workspace, Inductor's deterministic
-    mode, kernels of our own where torch's vary (`samebits ops`), and a guard in front of every op that draws from a
-    default generator. Turning it on takes some 30 ms, and turning it off leaves no trace.
+    algorithms (strict), cuDNN deterministic and without benchmark, the cuBLAS workspace, Inductor's deterministic mode,
+    kernels of our own where torch's vary (`samebits ops`), and a guard in front of every op that draws from a default
+    generator. Turning it on takes some 30 ms, and turning it off leaves no trace.
 
-    Seeds are not set: call `samebits.set_random_seed` as well. A draw that nobody seeded raises `UnseededError`, of
-    torch's, NumPy's or Python's; draws that came before are a warning (`UnseededWarning`).
+    Seeds are not set: call `samebits.set_random_seed` as well. A draw without a seed raises `UnseededError`, from
+    torch's, NumPy's or Python's generators; earlier draws are a warning (`UnseededWarning`).
 
     Args:
         enabled: on or off.
         thread_invariant: also the same bits for any number of intra-op threads. Costs 1% to 9% of a transformer's step
             and 16% to 44% of a small convolutional network's (docs/benchmarks.md).
-        on_unimplemented: what an op without a deterministic implementation does: "raise" `UnimplementedError`, or
-            "warn" once per op and run. The environment fingerprint and the record say so.
+        on_unimplemented: the effect of an op without a deterministic implementation: "raise" `UnimplementedError`, or "warn" once per op and run. The environment fingerprint and the record have the setting.
 
     Raises:
         ConflictError: environment variables contradict the switch.
@@ -139,13 +138,13 @@ def enable_op_determinism(
 
 
 def op_determinism_enabled() -> bool:
-    """Whether the switch is on."""
+    """Returns True if the switch is on."""
     return process.op_determinism is not None
 
 
 @contextmanager
-def _flags() -> Iterator[None]:
-    """Flags of torch, and the variable that cuBLAS reads at its first product."""
+def _set_flags() -> Iterator[None]:
+    """Sets flags of torch, and the variable that cuBLAS reads at its first product."""
     torchs = torch._C
     algorithms = torchs._get_deterministic_algorithms(), torchs._get_deterministic_algorithms_warn_only()
     fill = memory_fill.fill_uninitialized_memory
@@ -171,11 +170,11 @@ def _flags() -> Iterator[None]:
 
 
 @contextmanager
-def _kernels(settings: OpDeterminismSettings) -> Iterator[None]:
-    """Our kernels, and in front of those that torch refuses the errors that say what to do."""
+def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
+    """Installs our kernels, and in front of those that torch refuses errors with the cure."""
     overrides = KernelOverrides()
     try:
-        ours = reviewed_schemas.installable(_wanted(settings))
+        ours = reviewed_schemas.installable(_wanted_replacements(settings))
         for it in ours:
             overrides.put(it.op, it.device, it.make)
         refused_ops.refuse(overrides, ours, warn=settings.on_unimplemented == "warn")
@@ -184,7 +183,7 @@ def _kernels(settings: OpDeterminismSettings) -> Iterator[None]:
         overrides.remove()
 
 
-def _wanted(settings: OpDeterminismSettings) -> Iterator[Replacement]:
+def _wanted_replacements(settings: OpDeterminismSettings) -> Iterator[Replacement]:
     for it in replacements.REPLACEMENTS:
         if settings.thread_invariant or not it.only_threads:
             yield it
@@ -193,8 +192,8 @@ def _wanted(settings: OpDeterminismSettings) -> Iterator[Replacement]:
 
 
 @contextmanager
-def _functions(settings: OpDeterminismSettings) -> Iterator[None]:
-    """Python functions that would undo the switch, or that begin what cannot be deterministic."""
+def _patch_functions(settings: OpDeterminismSettings) -> Iterator[None]:
+    """Replaces Python functions that would undo the switch, or that begin something nondeterministic."""
     patches = Patches()
     try:
         numpy_draws.watch(patches)

@@ -1,4 +1,4 @@
-"""Which CUDA formulations a GPU has run, from their data file: all others stay out of use. Reading it loads none of them."""
+"""The CUDA formulations that a GPU has run, from their data file: all others are not used. Reading it loads none of them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class GpuVerification:
 
 
 def read(file: Path = FILE) -> list[GpuVerification]:
-    """The entries of the file, in its order."""
+    """Returns the entries of the file, in its order."""
     with file.open("rb") as stream:
         return [GpuVerification(**entry) for entry in tomllib.load(stream).get("verified", ())]
 
 
-def verified(op: str, entries: Iterable[GpuVerification]) -> str:
-    """What the op table shows for the overload; empty when no GPU has run it."""
+def verification_text(op: str, entries: Iterable[GpuVerification]) -> str:
+    """Returns the op table's text for the overload; empty when no GPU has run it."""
     return "; ".join(str(entry) for entry in entries if entry.op == op)
 
 
@@ -42,7 +42,7 @@ def record(
 ) -> None:
     """Writes the new entries into the file, in place of older ones for the same overload and GPU; comments stay.
 
-    Older entries of what has `failed` since, (overload, GPU), go.
+    Older entries of (overload, GPU) in `failed` are removed.
     """
     entries = {(e.op, e.gpu): e for e in [*read(file), *new]}
     for key in failed:

@@ -15,5 +15,5 @@ def warn_once(subject: str, text: str, category: type[Warning]) -> None:
 
 
 def notices() -> tuple[str, ...]:
-    """What op determinism warned of in this process: where the promise has an exception. A record shows it."""
+    """Returns the warnings of op determinism in this process: the exceptions of the promise. A record shows them."""
     return tuple(process.notices.values())

@@ -1,4 +1,4 @@
-"""Proves that values keep equal bits on all replicas over a training step, or says why not.
+"""Proves that values keep equal bits on all replicas over a training step, or explains why not.
 
 step = samebits.replica.capture(train_step, model, optimizer, x, y, world_size=8)
 report = samebits.replica.analyze(step)

@@ -1,4 +1,4 @@
-"""What a user says of an input: on which ranks it holds the same bits when a step starts."""
+"""Declarations of inputs: the ranks on which one holds the same bits when a step starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Equal:
 
 @dataclass(frozen=True)
 class PerReplica:
-    """Other bits on every rank, or nobody knows."""
+    """Other bits on every rank, or unknown."""
 
 
 @dataclass(frozen=True, init=False)
@@ -40,11 +40,11 @@ class Partition:
 Declaration = Equal | PerReplica | Partition
 
 
-def number_of(declaration: Declaration, partitions: Partitions) -> int:
-    """The partition that a declaration says.
+def partition_number(declaration: Declaration, partitions: Partitions) -> int:
+    """Returns the partition of a declaration.
 
     Raises:
-        InvalidArgumentError: the groups overlap, or name a rank that is not there, or it is no declaration.
+        InvalidArgumentError: the groups overlap, or name a rank that does not exist, or it is no declaration.
     """
     match declaration:
         case Equal():
@@ -52,7 +52,7 @@ def number_of(declaration: Declaration, partitions: Partitions) -> int:
         case PerReplica():
             return partitions.distinct
         case Partition(groups=groups):
-            return partitions.of_groups(groups)
+            return partitions.from_groups(groups)
         case _:
             raise InvalidArgumentError(
                 f"analyze: an input is declared Equal(), PerReplica() or Partition([[0, 1], [2, 3]]), not {declaration!r}."

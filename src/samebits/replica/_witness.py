@@ -1,4 +1,4 @@
-"""A witness at run time: what was claimed equal is compared over the ranks, bit by bit.
+"""A check at run time: values that were claimed equal are compared over the ranks, bit by bit.
 
 A graph does not show how variables were loaded, what C++ reducers do, or whether a kernel keeps its promise.
 """
@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from samebits import _digest as digest
 from samebits._context import Observer, Position, observed
 from samebits.errors import InvalidArgumentError, ReplicaDriftError
-from samebits.replica._capture.captured_step import named
-from samebits.replica._capture.lifting import Lifted
-from samebits.replica._capture.per_rank import holders
+from samebits.replica._capture.captured_step import describe
+from samebits.replica._capture.lifting import LiftedArguments
+from samebits.replica._capture.per_rank import replica_groups
 from samebits.replica._report.report import Report, check_report
 
 _GIVE = "Give modules and optimizers by name, Witness({'model': model, 'optimizer': optimizer}), or a Run that has some."
@@ -44,16 +44,17 @@ class Witness(Observer):
 
         with samebits.Run("runs/a", model=ddp, opt=opt) as run, replica.Witness(run, every=100):
 
-    and once more at the end of the block, which all ranks must leave alike; not after an error.
-    Without a `Run`: `Witness({"model": ddp, "optimizer": optimizer})`, and `witness.check(step)` where all ranks are at the
-    same step. Every rank makes the witness (it opens a gloo group of its own). With one process there is nothing to compare.
+    and once more at the end of the block, which all ranks must leave alike; not after an error. Without a `Run`:
+    `Witness({"model": ddp, "optimizer": optimizer})`, and `witness.check(step)` where all ranks are at the same step.
+    Every rank makes the witness (it opens a gloo group of its own). With one process there is nothing to compare.
 
-    Claimed equal is everything, or what `report` claims of the end of a step; of a DTensor, each shard over the ranks that
-    replicate it. `ignore`: patterns of names, such as `model.*.running_*`, which differ between two steps of DDP.
+    Claimed equal are all values, or those that `report` claims for the end of a step; of a DTensor, each shard over the
+    ranks that replicate it. `ignore`: patterns of names, such as `model.*.running_*`, which differ between two steps of
+    DDP.
 
     Raises:
         InvalidArgumentError: there is nothing to compare, `every` is below 1, the report is of another number of ranks, or
-            names none of the values, or an optimizer trains what is in none of the modules.
+            names none of the values, or an optimizer trains a parameter of no module.
         ReplicaDriftError: by a check, on all ranks: a value that was claimed equal is not.
     """
 
@@ -66,7 +67,7 @@ class Witness(Observer):
         ignore: Sequence[str] = (),
     ) -> None:
         if not isinstance(every, int) or every < 1:
-            wrong = every if isinstance(every, int) else named(every)
+            wrong = every if isinstance(every, int) else describe(every)
             raise InvalidArgumentError(
                 f"Witness(every={wrong}): a number of steps, at least 1; a report is report=report."
             )
@@ -86,7 +87,7 @@ class Witness(Observer):
             raise InvalidArgumentError(
                 f"Witness: there is nothing to compare: no parameter, buffer or optimizer state{left}. {_GIVE}"
             )
-        if self._claims is not None and not any(_bare(name) in self._claims for name in names):
+        if self._claims is not None and not any(_unwrapped_name(name) in self._claims for name in names):
             raise InvalidArgumentError(
                 f"Witness: the report names none of the values: they are {', '.join(names[:4])}, ..., and it has "
                 f"{', '.join(list(self._claims)[:4])}, ...; call the step's arguments as the objects are called."
@@ -94,7 +95,7 @@ class Witness(Observer):
         self._group = dist.new_group(backend="gloo") if self._ranks > 1 else None
         self._held: int | None = None
         self._last: int | None = None
-        """The step before which the run stood last; None before the first, and after the check at the end."""
+        """The step before the last boundary; None before the first, and after the check at the end."""
         self._subscribed: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> Self:
@@ -113,21 +114,22 @@ class Witness(Observer):
             self.check(last)
 
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
-        """Checks, if this is a step to be checked."""
+        """Compares, if a check is due at this step."""
         if run is self._run:
             self._last = step.step
             if step.step % self._every == 0:
                 self.check(step.step)
 
     def check(self, step: int) -> None:
-        """Compares now, by one all_gather of 32 bytes per rank, or two where not all claims are over all ranks.
+        """Compares the values now, by one all_gather of 32 bytes per rank, or two where not all claims are over all
+        ranks.
 
         Raises:
             ReplicaDriftError: with the first value that differs, the ranks, and the step; on all ranks.
         """
         if self._ranks == 1:
             return
-        seen = list(self._seen())
+        seen = list(self._values())
         shared = [one for one in seen if one.everywhere]
         names = "".join(f"{one.name}:{one.everywhere};" for one in seen).encode()
         summary = [
@@ -136,7 +138,7 @@ class Witness(Observer):
             _hash(shared),
             int(len(shared) < len(seen)),
         ]
-        of_ranks = self._gathered([summary])[:, 0]
+        of_ranks = self._all_gather([summary])[:, 0]
         for column, what in ((0, "are at other steps"), (1, "have values of other names")):
             if len(set(of_ranks[:, column].tolist())) > 1:
                 raise ReplicaDriftError(
@@ -150,7 +152,7 @@ class Witness(Observer):
     def _compare(self, step: int, seen: list[_WitnessedValue]) -> None:
         """Gathers every digest, and names the first value with two digests in one class."""
         own = [[self._rank if one.alone else one.label, one.hashed] for one in seen]
-        of_ranks = self._gathered(own).tolist()
+        of_ranks = self._all_gather(own).tolist()
         wrong = []
         for index, one in enumerate(seen):
             classes: dict[int, dict[int, list[int]]] = {}
@@ -166,41 +168,43 @@ class Witness(Observer):
             before = "at the first check" if self._held is None else f"it was equal at step {self._held}"
             raise ReplicaDriftError(
                 f"step {step}: {name} is not the same on all replicas: {apart}; rank {', '.join(map(str, most[1]))} "
-                f"holds {_hex(most[0])} ({before}; {values} of {len(seen)} values differ). samebits.replica.analyze says "
-                "why, if a graph shows it; else look at how it is loaded, and at what each rank draws."
+                f"holds {_hex(most[0])} ({before}; {values} of {len(seen)} values differ). samebits.replica.analyze finds "
+                "the reason, if a graph shows it; else check how it is loaded, and which numbers each rank draws."
             )
 
-    def _seen(self) -> Iterator[_WitnessedValue]:
+    def _values(self) -> Iterator[_WitnessedValue]:
         for name, tensor in self._tensors():
             members = self._members(name, tensor)
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             alone = len(members) == 1
-            hashed = 0 if alone else _signed(digest.leaf(local.detach()))  # nobody will ask for it
+            hashed = 0 if alone else _signed(digest.leaf(local.detach()))  # not compared
             yield _WitnessedValue(name, min(members), alone, len(members) == self._ranks, hashed)
 
     def _members(self, name: str, tensor: torch.Tensor) -> set[int]:
-        """The ranks that hold the same bits of a value as this one, as claimed."""
+        """Returns the ranks that hold the same bits of a value as this one, as claimed."""
         claimed = (
-            set(range(self._ranks)) if self._claims is None else self._claims.get(_bare(name), {self._rank})
+            set(range(self._ranks))
+            if self._claims is None
+            else self._claims.get(_unwrapped_name(name), {self._rank})
         )
         return claimed & self._replicas(tensor) if isinstance(tensor, DTensor) else claimed
 
     def _replicas(self, tensor: DTensor) -> set[int]:
-        """The ranks that hold the same shard of a DTensor as this one."""
-        return next((set(group) for group in holders(tensor) if self._rank in group), {self._rank})
+        """Returns the ranks that hold the same shard of a DTensor as this one."""
+        return next((set(group) for group in replica_groups(tensor) if self._rank in group), {self._rank})
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         objects: Mapping[str, Any] = getattr(self._run, "objects", self._run)
         if not isinstance(objects, Mapping):
             raise InvalidArgumentError(
-                f"Witness: {named(self._run)} is neither a Run nor objects by name. {_GIVE}"
+                f"Witness: {describe(self._run)} is neither a Run nor objects by name. {_GIVE}"
             )
         kept = {n: o for n, o in objects.items() if isinstance(o, nn.Module | torch.optim.Optimizer)}
-        for slot in Lifted(list(kept), tuple(kept.values()), copied=False).slots:
+        for slot in LiftedArguments(list(kept), tuple(kept.values()), copied=False).slots:
             if not any(fnmatchcase(slot.name, pattern) for pattern in self._ignore):
                 yield slot.name, slot.tensor
 
-    def _gathered(self, numbers: list[list[int]]) -> torch.Tensor:
+    def _all_gather(self, numbers: list[list[int]]) -> torch.Tensor:
         own = torch.tensor(numbers, dtype=torch.int64)
         found = [torch.empty_like(own) for _ in range(self._ranks)]
         dist.all_gather(found, own, self._group)
@@ -208,7 +212,7 @@ class Witness(Observer):
 
 
 def _claims(report: Report, ranks: int) -> dict[str, set[int]]:
-    """Of each variable, by its bare name, the ranks that hold its bits together with this one."""
+    """Returns the ranks that hold the bits of each variable together with this one, by its bare name."""
     if report.step.world_size != ranks:
         raise InvalidArgumentError(
             f"Witness: the report is of {report.step.world_size} ranks, there are {ranks}."
@@ -217,12 +221,12 @@ def _claims(report: Report, ranks: int) -> dict[str, set[int]]:
     found = {}
     for name, value in report.ends.items():
         labels = report.partitions.labels(value.partition)
-        found[_bare(name)] = set((labels == labels[rank]).nonzero()[0].tolist())
+        found[_unwrapped_name(name)] = set((labels == labels[rank]).nonzero()[0].tolist())
     return found
 
 
-def _bare(name: str) -> str:
-    """A name without what wrappers (DDP, `DataParallel`) add to it."""
+def _unwrapped_name(name: str) -> str:
+    """Returns a name without the parts that wrappers (DDP, `DataParallel`) add to it."""
     return name.replace(".module.", ".")
 
 
@@ -233,7 +237,7 @@ def _hash(seen: list[_WitnessedValue]) -> int:
 
 
 def _signed(number: int) -> int:
-    """64 unsigned bits as a signed number, which tensors hold."""
+    """Returns 64 unsigned bits as a signed number, which tensors hold."""
     return number - (number >> 63 << 64)
 
 

@@ -1,6 +1,6 @@
-"""`samebits selfcheck`: tries on the user's own device what samebits promises there, part by part, and writes a report.
+"""`samebits selfcheck`: tests the promises of samebits on the user's device, part by part, and writes a report.
 
-A part is a file in `parts`; `case` says what it is made of.
+A part is a file in `parts`; `case` defines its contents.
 """
 
 from typing import TYPE_CHECKING

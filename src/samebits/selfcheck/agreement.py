@@ -1,4 +1,4 @@
-"""Judges for results that must be equal, bit for bit, and what they say where not."""
+"""Judges for results that must be equal, bit for bit, and their texts for differences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samebits.selfcheck.case import Results, equal
 
 
 def agree(results: Results) -> Iterator[str]:
-    """Each result is a mapping with two values or more; the values of one are equal. Tells where they first differ."""
+    """Yields the first difference of each result. A result is a mapping with two values or more, which must be equal."""
     for name, group in results.items():
         (first, expected), *others = group.items()
         if not others:
@@ -22,12 +22,12 @@ def agree(results: Results) -> Iterator[str]:
 
 
 def same(results: Results) -> Iterator[str]:
-    """Two results or more, of which each is what stands first."""
+    """Compares two results or more with the first one."""
     return agree({"results": results})
 
 
 def difference(value: Any, expected: Any) -> str:
-    """Where two results that are not equal differ first, in a few words."""
+    """Returns in a few words where two results that are not equal differ first."""
     if isinstance(value, torch.Tensor) and isinstance(expected, torch.Tensor):
         return _of_tensors(value.detach().cpu(), expected.detach().cpu())
     if isinstance(value, Mapping) and isinstance(expected, Mapping) and value.keys() == expected.keys():

@@ -1,7 +1,7 @@
-"""What a self-check is made of: parts of cases. A case measures on the device, and a judge of its own says what is wrong.
+"""The contents of a self-check: parts of cases. A case measures on the device, and its judge names what is wrong.
 
-The two stand apart so that each judge can be tried without the device: `plants` spoils what was measured, one thing at a
-time, and the judge must see each (`rehearsal`).
+The two are separate so that each judge can be tested without the device: `spoil_each` spoils the measurements, one thing at
+a time, and the judge must see each (`rehearsal`).
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from typing import Any
 import torch
 
 Results = dict[str, Any]
-"""What was measured and is judged, by name: tensors, numbers, texts, truth values, and lists and dicts of these."""
+"""The judged measurements by name: tensors, numbers, texts, truth values, and lists and dicts of these."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a case measures."""
+    """The device and folder in which a case measures."""
 
     device: str = "cuda"
     """`cuda`, or `cpu` in a rehearsal."""
     small: bool = False
-    """A rehearsal: small tensors and few repeats, since only the way is tried."""
+    """A rehearsal: small tensors and few repeats, since only the procedure is tested."""
     folder: Path = Path()
-    """An empty folder of the case's own, removed afterwards."""
+    """An empty folder of the case, removed afterwards."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a case has measured."""
+    """The measurements of a case."""
 
     results: Results
-    """What its judge looks at. Tensors on the CPU."""
+    """The input of its judge. Tensors on the CPU."""
     figures: dict[str, float | str] = field(default_factory=dict)
-    """What the report shows besides: times, ratios, errors. Nothing here can fail."""
+    """Further figures for the report: times, ratios, errors. Nothing here can fail."""
     goals: dict[str, bool] = field(default_factory=dict)
-    """Goals of speed, and whether each was met: shown, and no failure."""
+    """Goals of speed; True if met: shown, and no failure."""
 
 
 Judge = Callable[[Results], Iterable[str]]
-"""What is wrong, a sentence each; nothing where all is as promised."""
+"""Yields what is wrong, a sentence each; nothing where all is as promised."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to try."""
+    """One check."""
 
     name: str
     measure: Callable[[Target], Measured]
@@ -57,51 +57,53 @@ class Case:
     needs: tuple[str, ...] = ()
     """Packages without which it is skipped, by name."""
     example: Results | None = None
-    """Results as they should be, for a rehearsal where measuring needs the device or minutes; None: it measures on the CPU."""
+    """Correct results, for a rehearsal where measuring needs the device or minutes; None: it measures on the CPU."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Cases of one subject; each part runs in processes of its own."""
+    """Cases of one subject; each part runs in its own processes."""
 
     name: str
     about: str
     """One sentence."""
     minutes: float
-    """How long it should take on a GPU of today."""
+    """The expected time on a current GPU."""
     cases: Callable[[], Iterable[Case]]
-    """Made in the part's own process. Names are unique in the part and the same each time."""
+    """Makes the cases in the part's own process. Names are unique in the part and the same each time."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of its processes, for what is read once at the start."""
+    """Environment variables of its processes, for settings that are read once at the start."""
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Whether shapes, dtypes and bytes agree; a NaN is a NaN, and 0 is not -0."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+def equal(first: Any, other: Any) -> bool:
+    """Returns True if shapes, dtypes and bytes agree; a NaN is a NaN, and 0 is not -0."""
+    if isinstance(first, torch.Tensor) and isinstance(other, torch.Tensor):
         return (
-            one.dtype == other.dtype and one.shape == other.shape and torch.equal(_bytes(one), _bytes(other))
+            first.dtype == other.dtype
+            and first.shape == other.shape
+            and torch.equal(_bytes(first), _bytes(other))
         )
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(equal, one, other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    return type(one) is type(other) and one == other
+    if isinstance(first, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(first) == len(other) and all(map(equal, first, other))
+    if isinstance(first, Mapping) and isinstance(other, Mapping):
+        return first.keys() == other.keys() and all(equal(first[key], other[key]) for key in first)
+    return type(first) is type(other) and first == other
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
     x = x.detach().cpu()
     if x.is_floating_point():
         x = torch.where(x.isnan(), torch.nan, x)
-    return _in_a_row(x).view(torch.uint8)
+    return _flat_copy(x).view(torch.uint8)
 
 
-def _in_a_row(x: torch.Tensor) -> torch.Tensor:
-    """A copy of one dimension; `contiguous` lets the stride of a dimension of one element be anything, and `view` does not."""
+def _flat_copy(x: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of one dimension; `contiguous` allows any stride for a dimension of one element, and `view` does not."""
     return x.clone(memory_format=torch.contiguous_format).reshape(-1)
 
 
 def expected(**values: Any) -> Judge:
-    """A judge: each named result is as given, and there is no other."""
+    """Returns a judge: each named result is as given, and there is no other."""
 
     def judge(results: Results) -> Iterator[str]:
         for name in sorted({*values, *results}):
@@ -111,17 +113,17 @@ def expected(**values: Any) -> Judge:
     return judge
 
 
-def plants(results: Results) -> Iterator[tuple[str, Results]]:
-    """Each result spoiled in turn, and what was done to it: one bit of a tensor, one step of a number, another word."""
+def spoil_each(results: Results) -> Iterator[tuple[str, Results]]:
+    """Yields each result spoiled in turn, and how: one bit of a tensor, one step of a number, another word."""
     for name, value in results.items():
-        for what, spoiled in _spoiled(value):
+        for what, spoiled in _spoil(value):
             yield f"{name}{what}", {**results, name: spoiled}
 
 
-def _spoiled(value: Any) -> Iterator[tuple[str, Any]]:
+def _spoil(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, torch.Tensor):
         if value.numel():
-            yield f": a bit of element {value.numel() - 1}", flipped(value)
+            yield f": a bit of element {value.numel() - 1}", flip_lowest_bit(value)
     elif isinstance(value, bool):
         yield f": {not value}", not value
     elif isinstance(value, int):
@@ -132,17 +134,17 @@ def _spoiled(value: Any) -> Iterator[tuple[str, Any]]:
         yield ": another text", f"{value} (another)"
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            for what, spoiled in _spoiled(inner):
+            for what, spoiled in _spoil(inner):
                 yield f"[{key!r}]{what}", {**value, key: spoiled}
     else:
         for number, inner in enumerate(value):
-            for what, spoiled in _spoiled(inner):
+            for what, spoiled in _spoil(inner):
                 yield f"[{number}]{what}", [*value[:number], spoiled, *value[number + 1 :]]
 
 
-def flipped(x: torch.Tensor) -> torch.Tensor:
-    """A copy with the lowest bit of its last element flipped; a NaN becomes 0."""
-    spoiled = _in_a_row(x.detach().cpu()).view(x.shape)
+def flip_lowest_bit(x: torch.Tensor) -> torch.Tensor:
+    """Returns a copy with the lowest bit of its last element flipped; a NaN becomes 0."""
+    spoiled = _flat_copy(x.detach().cpu()).view(x.shape)
     if x.is_floating_point() and spoiled.view(-1)[-1].isnan():
         spoiled.view(-1)[-1] = 0
     elif x.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""Every function of samebits.random that draws from a key on the key's device: what the back ends are compared by."""
+"""Every function of samebits.random that draws from a key on the key's device: by these the back ends are compared."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ KEYS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "rows": ((33, 1), (33, 37)),
     "a number each": ((300,), (300,)),
 }
-"""What a key is drawn from, as shapes of keys and of numbers: one key whose numbers end within a block and a program,
+"""Shapes of keys and of numbers: one key whose numbers end within a block and a program,
 keys with rows that end within a block, one number per key."""
 
 
 def key_of(batch: Shape) -> torch.Tensor:
-    """Keys on the CPU; the first has an offset that wraps, and a seed of all ones."""
+    """Returns keys on the CPU; the first has an offset that wraps, and a seed of all ones."""
     keys = random.split(random.key(len(batch)), max(1, torch.Size(batch).numel()))
     keys[0] = torch.tensor([2**64 - 1, 2**64 - 2], dtype=torch.uint64)
     return keys.view(*batch, 2)
 
 
 def numbers(shape: Shape, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers of every size and both signs, infinities and zeros."""
+    """Returns numbers of every size and both signs, infinities and zeros."""
     count = torch.Size(shape).numel()
     bits = random.bits(random.key(9), count * dtype.itemsize, dtype=torch.uint8)
     x = bits.view(dtype).nan_to_num(posinf=torch.inf, neginf=-torch.inf)
@@ -66,7 +66,7 @@ def _weights(key: torch.Tensor) -> torch.Tensor:
 def _in_place(
     f: Callable[..., torch.Tensor], key: torch.Tensor, shape: Shape, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Into a tensor, and into one that is not contiguous."""
+    """Draws into a tensor, and into one that is not contiguous."""
     plain = torch.zeros(*shape, dtype=dtype, device=key.device)
     apart = torch.zeros(*shape, 2, dtype=dtype, device=key.device)
     f(key, apart[..., 1])
@@ -82,7 +82,7 @@ def _images(key: torch.Tensor, shape: Shape) -> torch.Tensor:
 
 
 def _folded(key: torch.Tensor, _shape: Shape) -> torch.Tensor:
-    """As int64: not every torch concatenates uint64 on a GPU."""
+    """Returns keys as int64: not every torch concatenates uint64 on a GPU."""
     data = torch.tensor([0, -1, 2**40], device=key.device).view(3, *[1] * (key.dim() - 1))
     parts = (0, 1, 2**63 - 1, -1, "a name", ("a", 7, -(2**63)))
     folded = [random.fold_in(key, part).unsqueeze(0) for part in parts] + [random.fold_in(key, data)]

@@ -1,4 +1,4 @@
-"""What the report says of the machine: device, driver, clocks, versions. No names of hosts, no paths."""
+"""The machine in the report: device, driver, clocks, versions. No names of hosts, no paths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGES = (
 
 
 def facts(version: str) -> dict[str, Any]:
-    """Of this process and its first GPU; `version` is that of samebits."""
+    """Returns the facts of this process and its first GPU; `version` is that of samebits."""
     found = environment_fingerprint()
     gpu = torch.cuda.get_device_properties(0)
     return {
@@ -49,7 +49,7 @@ def facts(version: str) -> dict[str, Any]:
 
 
 def _driver() -> dict[str, str]:
-    """What nvidia-smi says, now; nothing where there is none."""
+    """Returns the current output of nvidia-smi; nothing where there is none."""
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader", "--id=0"]
     try:
         line = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
@@ -58,8 +58,8 @@ def _driver() -> dict[str, str]:
     return dict(zip(_QUERY.split(","), map(str.strip, line.split(",")), strict=False))
 
 
-def without_gpu() -> str:
-    """Why nothing can be run here; empty where torch sees a GPU."""
+def reason_without_gpu() -> str:
+    """Returns why no part can run; empty where torch sees a GPU."""
     if torch.cuda.is_available():
         return ""
     built = (

@@ -1,4 +1,4 @@
-"""Tries the check itself, without its device: every judge must pass what is right, and see each thing that was spoiled."""
+"""Tests the check itself, without its device: every judge must accept correct results, and see each that was spoiled."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from samebits.selfcheck import parts
-from samebits.selfcheck.case import Case, Results, Target, plants
+from samebits.selfcheck.case import Case, Results, Target, spoil_each
 
 
 @dataclass
-class Rehearsed:
-    """One part, gone through without the device."""
+class RehearsalOutcome:
+    """One part, run without the device."""
 
     name: str
     about: str
@@ -27,46 +27,46 @@ class Rehearsed:
     missed: list[str] = field(default_factory=list)
     """Wrong results that the judge did not see."""
     broken: list[str] = field(default_factory=list)
-    """Cases that do not pass what is right."""
+    """Cases that do not accept correct results."""
 
     @property
     def found(self) -> int:
-        """Planted wrong results that were seen."""
+        """The number of planted wrong results that were seen."""
         return self.planted - len(self.missed)
 
 
-def rehearse(names: Iterable[str]) -> Iterator[Rehearsed]:
-    """Each part on the CPU, with small tensors: results as they are, then each of them spoiled in turn."""
+def rehearse(names: Iterable[str]) -> Iterator[RehearsalOutcome]:
+    """Runs each part on the CPU, with small tensors: results as they are, then each of them spoiled in turn."""
     for name in names:
-        part = parts.named(name)
-        found = Rehearsed(name, part.about, part.minutes)
+        part = parts.part_named(name)
+        found = RehearsalOutcome(name, part.about, part.minutes)
         for case in part.cases():
             _rehearse(case, found)
         yield found
 
 
-def _rehearse(case: Case, found: Rehearsed) -> None:
-    found.cases += 1
+def _rehearse(case: Case, outcome: RehearsalOutcome) -> None:
+    outcome.cases += 1
     missing = [name for name in case.needs if find_spec(name) is None]
     if missing and case.example is None:
-        found.skipped.append(f"{case.name}: needs {', '.join(missing)}")
+        outcome.skipped.append(f"{case.name}: needs {', '.join(missing)}")
         return
     try:
         results = _results(case)
         wrong = list(case.judge(results))
     except Exception as error:
-        found.broken.append(f"{case.name}: {type(error).__name__}: {error}")
+        outcome.broken.append(f"{case.name}: {type(error).__name__}: {error}")
         return
     if wrong:
-        found.broken.append(f"{case.name}: {wrong[0]}")
+        outcome.broken.append(f"{case.name}: {wrong[0]}")
         return
-    before = found.planted
-    for what, spoiled in plants(results):
-        found.planted += 1
-        if not _seen(case, spoiled):
-            found.missed.append(f"{case.name}: {what}")
-    if found.planted == before:
-        found.broken.append(f"{case.name}: it has no result that could be wrong")
+    before = outcome.planted
+    for what, spoiled in spoil_each(results):
+        outcome.planted += 1
+        if not _judge_sees(case, spoiled):
+            outcome.missed.append(f"{case.name}: {what}")
+    if outcome.planted == before:
+        outcome.broken.append(f"{case.name}: it has no result that could be wrong")
 
 
 def _results(case: Case) -> Results:
@@ -76,5 +76,5 @@ def _results(case: Case) -> Results:
         return case.measure(Target("cpu", small=True, folder=Path(folder))).results
 
 
-def _seen(case: Case, spoiled: Results) -> bool:
+def _judge_sees(case: Case, spoiled: Results) -> bool:
     return bool(list(case.judge(spoiled)))

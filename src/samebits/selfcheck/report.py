@@ -1,4 +1,4 @@
-"""The report of a self-check: what each part has shown so far, in a folder of a few flat files, written after each case."""
+"""The report of a self-check: the results of each part so far, in a folder of a few flat files, written after each case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 
 @dataclass
 class PartOutcome:
-    """One part: its cases as the worker wrote them, and whether all of them have run."""
+    """One part: its cases as the worker wrote them, and True if all of them have run."""
 
     name: str
     cases: list[dict[str, Any]] = field(default_factory=list)
@@ -25,12 +25,12 @@ class PartOutcome:
     seconds: float = 0.0
 
     def count(self, state: str) -> int:
-        """Cases that are `passed`, `failed` or `skipped`."""
+        """Returns the number of cases that are `passed`, `failed` or `skipped`."""
         return sum(case["state"] == state for case in self.cases)
 
     @property
     def verdict(self) -> str:
-        """One word or two: a part in which nothing ran has shown nothing, and has failed."""
+        """Returns one word or two: a part in which nothing ran has shown nothing, and has failed."""
         if not self.whole:
             return "not finished" if self.cases else "not run"
         if self.count("failed"):
@@ -40,7 +40,7 @@ class PartOutcome:
 
 @dataclass
 class SelfcheckReport:
-    """What stands in the folder."""
+    """The contents of the folder."""
 
     folder: Path
     machine: dict[str, Any]
@@ -48,7 +48,7 @@ class SelfcheckReport:
 
     @classmethod
     def at(cls, folder: Path, machine: dict[str, Any]) -> SelfcheckReport:
-        """That of the folder, to go on with; a new one where there is none.
+        """Returns the report of the folder, to continue; a new one where there is none.
 
         Raises:
             InvalidArgumentError: the folder's is of another GPU, torch or samebits, or cannot be read.
@@ -67,7 +67,7 @@ class SelfcheckReport:
 
     @classmethod
     def stored(cls, folder: Path) -> SelfcheckReport:
-        """That of the folder, of whatever machine.
+        """Returns the report of the folder, of whatever machine.
 
         Raises:
             InvalidArgumentError: there is none, or it cannot be read.
@@ -85,16 +85,16 @@ class SelfcheckReport:
             self.outcomes[name] = PartOutcome(name, one["cases"], one["whole"], one["seconds"])
 
     def outcome(self, name: str) -> PartOutcome:
-        """Of that part, empty at first."""
+        """Returns the outcome of that part, empty at first."""
         return self.outcomes.setdefault(name, PartOutcome(name))
 
     @property
     def exit(self) -> int:
-        """0: all that was asked for has passed; 1: a case failed, or a part ran none, or is not finished."""
+        """Returns 0: all selected parts have passed; 1: a case failed, or a part ran none, or is not finished."""
         return PASSED if all(one.verdict == "passed" for one in self.outcomes.values()) else FAILED
 
     def write(self) -> None:
-        """The whole file anew, in one step."""
+        """Writes the whole file anew, in one step."""
         content = {
             "schema": SCHEMA,
             "machine": self.machine,
@@ -113,19 +113,19 @@ class SelfcheckReport:
 
 
 def replace(file: Path, text: str) -> None:
-    """Writes a file that is there whole or not at all."""
-    beside = file.with_name(f".{file.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, file)
+    """Writes a file that is complete or absent."""
+    temporary = file.with_name(f".{file.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, file)
 
 
-def finished(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cases of a worker's file that have an outcome."""
+def finished_cases(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the cases of a worker's file that have an outcome."""
     return [line for line in lines if line["state"] != "begun"]
 
 
-def under_way(file: Path) -> str | None:
-    """The case that a worker had begun and not ended when it died."""
+def running_case(file: Path) -> str | None:
+    """Returns the case that a worker had begun and not ended when it died."""
     lines = read(file)
     return lines[-1]["case"] if lines and lines[-1]["state"] == "begun" else None
 

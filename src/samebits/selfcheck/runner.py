@@ -1,4 +1,4 @@
-"""Runs the parts one after the other, each in processes of its own: a fault of the device ends a process, not the check."""
+"""Runs the parts one after the other, each in its own processes: a fault of the device ends a process, not the check."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from samebits.selfcheck import parts, worker
-from samebits.selfcheck.report import PartOutcome, SelfcheckReport, finished, under_way
+from samebits.selfcheck.report import PartOutcome, SelfcheckReport, finished_cases, running_case
 
 Watch = Callable[[PartOutcome], None]
-"""Is called when a part has got on, and when it has ended."""
+"""Called when a part has advanced, and when it has ended."""
 
 _POLL_S = 0.2
 _SPARE_S = 20.0
-"""A case's process is ended this long after the case's limit, should it not end by itself: a hung device keeps its signals."""
+"""A case's process is ended this long after the case's limit, if it does not end by itself: a hung device keeps its signals."""
 
 
 class Clock:
-    """How much of the time that was given is left."""
+    """The time that is left."""
 
     def __init__(self, seconds: float) -> None:
         self._until = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds; negative when it is over."""
+        """Returns seconds; negative when the time is over."""
         return self._until - time.monotonic()
 
 
 def run(
     report: SelfcheckReport, names: Iterable[str], seconds: float, watch: Watch, *, device: str = "cuda"
 ) -> SelfcheckReport:
-    """Runs what the report does not have yet; when the time is over, what is left stays for the next call.
+    """Runs the cases that the report does not have yet; when the time is over, the rest stays for the next call.
 
     Files of the folder: `report.json`, `output.txt` (what the processes printed) and, while a part runs, `running.jsonl`.
     """
@@ -62,7 +62,7 @@ def _run_part(report: SelfcheckReport, outcome: PartOutcome, clock: Clock, watch
         began = time.monotonic()
         code = _one_process(report, outcome, file, clock, watch, device)
         outcome.seconds += time.monotonic() - began
-        outcome.cases = finished(worker.read(file))
+        outcome.cases = finished_cases(worker.read(file))
         if code == worker.EXIT_ALL_RUN:
             outcome.whole = True
         elif code is not None:  # None: the time is over, and the case is run again next time
@@ -76,9 +76,9 @@ def _run_part(report: SelfcheckReport, outcome: PartOutcome, clock: Clock, watch
 def _one_process(
     report: SelfcheckReport, outcome: PartOutcome, file: Path, clock: Clock, watch: Watch, device: str
 ) -> int | None:
-    """The exit status of a worker; None where it was ended because the time is over."""
+    """Returns the exit status of a worker; None where it was ended because the time is over."""
     command = [sys.executable, "-m", "samebits.selfcheck.worker", outcome.name, str(file.absolute()), device]
-    environment = {**os.environ, **parts.named(outcome.name).environment}
+    environment = {**os.environ, **parts.part_named(outcome.name).environment}
     with (report.folder / "output.txt").open("ab") as output:
         output.write(f"== {outcome.name}\n".encode())
         output.flush()
@@ -86,12 +86,12 @@ def _one_process(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
         try:
-            return _watched(process, report, outcome, file, clock, watch)
+            return _watch(process, report, outcome, file, clock, watch)
         finally:
             _end(process)
 
 
-def _watched(
+def _watch(
     process: subprocess.Popen[bytes],
     report: SelfcheckReport,
     outcome: PartOutcome,
@@ -106,7 +106,7 @@ def _watched(
         if len(lines) != seen:
             seen, moved = len(lines), time.monotonic()
             limit = lines[-1].get("limit_s", limit) + _SPARE_S if lines else limit
-            outcome.cases = finished(lines)
+            outcome.cases = finished_cases(lines)
             report.write()
             watch(outcome)
         if clock.left() < 0:
@@ -117,7 +117,7 @@ def _watched(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and what it started."""
+    """Ends the process and its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):  # it waits for the device, and no signal ends that
@@ -125,10 +125,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _mark_died(outcome: PartOutcome, file: Path, code: int) -> bool:
-    """The case during which a process died has failed; False where it did not come so far, and would not next time."""
+    """Marks the case during which a process died as failed; returns False where it did not come so far, and would not
+    next time.
+    """
     if code == worker.EXIT_AGAIN:
         return True
-    case = under_way(file)
+    case = running_case(file)
     why = (
         "took longer than its limit"
         if code == worker.EXIT_LIMIT

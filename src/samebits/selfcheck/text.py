@@ -1,4 +1,4 @@
-"""The report for a person: a line for each part, what failed, and the figures; as text for `report.txt`, too."""
+"""The report for a person: a line for each part, the failures, and the figures; as text for `report.txt`, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from samebits.selfcheck.rehearsal import Rehearsed
+from samebits.selfcheck.rehearsal import RehearsalOutcome
 from samebits.selfcheck.report import PartOutcome, SelfcheckReport, replace
 
 _WIDTH = 120
@@ -20,7 +20,7 @@ _STYLES = {"passed": "green", "failed": "bold red", "no case ran": "bold red"}
 
 
 def show(report: SelfcheckReport, console: Console) -> None:
-    """All of it."""
+    """Prints all of it."""
     machine = report.machine
     console.print(
         f"samebits {machine['samebits']} on {machine['gpu']}, torch {machine['torch']}, driver "
@@ -34,26 +34,26 @@ def show(report: SelfcheckReport, console: Console) -> None:
 
 
 def write(report: SelfcheckReport) -> None:
-    """`report.txt` in the report's folder."""
+    """Writes `report.txt` in the report's folder."""
     file = io.StringIO()
     show(report, Console(file=file, width=_WIDTH, highlight=False))
     replace(report.folder / "report.txt", file.getvalue())
 
 
-def show_rehearsal(found: Sequence[Rehearsed], console: Console) -> None:
-    """What a rehearsal has found."""
+def show_rehearsal(outcomes: Sequence[RehearsalOutcome], console: Console) -> None:
+    """Prints the results of a rehearsal."""
     columns = ["part", "what it tries", "minutes on a GPU", "cases", "planted", "found"]
     rows = [
         [one.name, one.about, f"{one.minutes:g}", str(one.cases), str(one.planted), str(one.found)]
-        for one in found
+        for one in outcomes
     ]
     _table(console, columns, rows)
-    for one in found:
+    for one in outcomes:
         for title, lines in (("skipped", one.skipped), ("NOT FOUND", one.missed), ("broken", one.broken)):
             for line in lines:
                 console.print(f"{one.name}: {title}: {line}", soft_wrap=True, markup=False)
-    planted, seen = sum(one.planted for one in found), sum(one.found for one in found)
-    cases, minutes = sum(one.cases for one in found), sum(one.minutes for one in found)
+    planted, seen = sum(one.planted for one in outcomes), sum(one.found for one in outcomes)
+    cases, minutes = sum(one.cases for one in outcomes), sum(one.minutes for one in outcomes)
     console.print(
         f"{cases} cases, {minutes:g} minutes on a GPU; {seen} of {planted} planted wrong results were found"
     )
@@ -89,7 +89,7 @@ def _figures(figures: dict[str, Any]) -> str:
 
 
 def _short(text: str) -> str:
-    """Long lists of names stand in the JSON."""
+    """Shortens long lists of names, which are in the JSON."""
     return text if len(text) <= _MOST else f"{text[:_MOST]} ..."
 
 
@@ -103,7 +103,7 @@ def _verdict(report: SelfcheckReport) -> str:
     if failed:
         return f"NOT AS PROMISED on this GPU: {', '.join(failed)}."
     if unfinished:
-        return f"Not finished: {', '.join(unfinished)}. The same command goes on with them."
+        return f"Not finished: {', '.join(unfinished)}. The same command continues with them."
     return "AS PROMISED on this GPU."
 
 

@@ -1,4 +1,4 @@
-"""How long calls take, against each other: interleaved, medians; by CUDA's events on a GPU, else by the wall clock."""
+"""Times of calls, against each other: interleaved, medians; by CUDA's events on a GPU, else by the wall clock."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from samebits.selfcheck.case import Target
 
 Call = Callable[[], object]
 _ROUND_NS = 20e6
-"""A round calls so often that it takes about so long: launches of a few microseconds are timed together."""
+"""A round repeats its call for about this time: launches of a few microseconds are timed together."""
 
 
 def nanoseconds(call: Call, times: int, device: str) -> float:
-    """Of one call, over so many of them."""
+    """Returns the time of one call, over so many of them."""
     if device == "cpu":
         began = time.perf_counter_ns()
         for _ in range(times):
@@ -31,13 +31,15 @@ def nanoseconds(call: Call, times: int, device: str) -> float:
     return start.elapsed_time(end) * 1e6 / times
 
 
-def captured(call: Call, times: int, device: str) -> Call:
-    """So many calls as one CUDA graph, whose replay costs no launches: what the kernels alone take. On a CPU as they are."""
+def capture_graph(call: Call, times: int, device: str) -> Call:
+    """Returns so many calls as one CUDA graph, whose replay costs no launches: the time of the kernels alone. On a CPU
+    as they are.
+    """
     if device == "cpu":
         return lambda: [call() for _ in range(times)]
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # what is compiled and allocated once is not captured
+    with torch.cuda.stream(aside):  # compilation and allocation are not captured
         for _ in range(3):
             call()
     torch.cuda.current_stream().wait_stream(aside)
@@ -48,22 +50,24 @@ def captured(call: Call, times: int, device: str) -> Call:
     return graph.replay
 
 
-def medians(calls: Mapping[str, Call], place: Target, rounds: int = 15) -> dict[str, list[float]]:
-    """Nanoseconds of a call in each of the interleaved rounds, by name; two calls of each before are not timed."""
-    rounds = 2 if place.small else rounds
+def medians(calls: Mapping[str, Call], target: Target, rounds: int = 15) -> dict[str, list[float]]:
+    """Returns the nanoseconds of a call in each of the interleaved rounds, by name; two calls of each before are not timed."""
+    rounds = 2 if target.small else rounds
     for call in calls.values():
-        nanoseconds(call, 2, place.device)
-    slowest = max(nanoseconds(call, 1, place.device) for call in calls.values())
-    times = 1 if place.small else max(1, min(50, int(_ROUND_NS / max(slowest, 1.0))))
+        nanoseconds(call, 2, target.device)
+    slowest = max(nanoseconds(call, 1, target.device) for call in calls.values())
+    times = 1 if target.small else max(1, min(50, int(_ROUND_NS / max(slowest, 1.0))))
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            taken[name].append(nanoseconds(call, times, place.device))
+            taken[name].append(nanoseconds(call, times, target.device))
     return taken
 
 
-def against(ours: Call, theirs: Call, place: Target, rounds: int = 15) -> tuple[float, float, float]:
-    """Nanoseconds of a call of ours and of theirs, and how many times as fast ours is: medians, the last one of the ratios."""
-    taken = medians({"ours": ours, "theirs": theirs}, place, rounds)
+def compare(ours: Call, theirs: Call, target: Target, rounds: int = 15) -> tuple[float, float, float]:
+    """Returns the nanoseconds of a call of ours and of theirs, and how many times as fast ours is: medians, the last
+    one of the ratios.
+    """
+    taken = medians({"ours": ours, "theirs": theirs}, target, rounds)
     pairs = list(zip(taken["ours"], taken["theirs"], strict=True))
     return median(taken["ours"]), median(taken["theirs"]), median(b / a for a, b in pairs)

@@ -1,7 +1,8 @@
-"""One process of a self-check: `python -m samebits.selfcheck.worker PART FILE DEVICE` runs the cases of a part that FILE has not.
+"""One process of a self-check: `python -m samebits.selfcheck.worker PART FILE DEVICE` runs the cases of a part that
+FILE has not.
 
-FILE gets a line of JSON before each case and one after it, so that whoever reads it knows what was under way when the
-process died. It ends at a case's time limit, and after an error of CUDA, which spoils what comes after.
+FILE gets a line of JSON before each case and one after it, so that its reader knows which case ran when the process
+died. It ends at a case's time limit, and after an error of CUDA, which spoils later results.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from samebits.selfcheck import faults, parts
 from samebits.selfcheck.case import Case, Target
 
 EXIT_ALL_RUN, EXIT_AGAIN, EXIT_LIMIT = 0, 3, 4
-"""All cases have run; another process is to go on; a case ran past its limit."""
+"""All cases have run; another process must continue; a case ran past its limit."""
 
 
 def main(part: str, file: str, device: str) -> int:
-    """The exit status."""
+    """Returns the exit status."""
     die_with_parent()
     path = Path(file)
     done = {line["case"] for line in read(path)}
-    for case in parts.named(part).cases():
+    for case in parts.part_named(part).cases():
         if case.name in done:
             continue
         _note(path, {"case": case.name, "state": "begun", "limit_s": case.limit_s})
@@ -42,7 +43,7 @@ def main(part: str, file: str, device: str) -> int:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that a worker wrote; its last one may be cut off."""
+    """Returns the lines of a file that a worker wrote; its last one may be cut off."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = []
     for line in lines:
@@ -70,18 +71,18 @@ def _run(case: Case, device: str) -> dict[str, Any]:
     try:
         with tempfile.TemporaryDirectory(prefix="samebits-selfcheck-") as folder:
             measured = case.measure(Target(device, folder=Path(folder)))
-            faults.wait(device)  # what went wrong on the device belongs to this case, not to the next
+            faults.wait(device)  # an error of the device belongs to this case, not to the next
         wrong = list(case.judge(measured.results))
-        told: dict[str, Any] = {
+        outcome: dict[str, Any] = {
             "figures": measured.figures,
             "goals": measured.goals,
             "results": len(measured.results),
         }
     except Exception as error:
         traceback.print_exc()
-        wrong, told = (
+        wrong, outcome = (
             [f"{type(error).__name__}: {_first_line(error)}"],
-            {"fault": faults.is_fault(error) or faults.spoilt(device)},
+            {"fault": faults.is_fault(error) or faults.is_device_lost(device)},
         )
     finally:
         limit.cancel()
@@ -91,7 +92,7 @@ def _run(case: Case, device: str) -> dict[str, Any]:
         "state": "failed" if wrong else "passed",
         "wrong": wrong,
         "seconds": seconds,
-        **told,
+        **outcome,
     }
 
 

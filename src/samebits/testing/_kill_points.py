@@ -27,7 +27,7 @@ class PlannedKill:
         """Returns the kill point in words."""
         if self.process.kill is None:
             return f"after {self.instant:.2f} s"
-        return self.process.kill.told()
+        return self.process.kill.description()
 
 
 def check_names(places: Sequence[Place]) -> None:

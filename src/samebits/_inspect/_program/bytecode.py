@@ -17,17 +17,17 @@ _READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 
 @functools.lru_cache(maxsize=2048)
 def instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
-    """The instructions of a code object, without inline caches."""
+    """Returns the instructions of a code object, without inline caches."""
     return tuple(_named(item, code) for item in dis.get_instructions(code) if item.opname != "CACHE")
 
 
 def _named(item: dis.Instruction, code: CodeType) -> dis.Instruction:
-    """Before Python 3.12 `dis` does not know the names of keyword arguments."""
+    """Adds the names of keyword arguments, which `dis` does not know before Python 3.12."""
     return item._replace(argval=code.co_consts[item.arg or 0]) if item.opname == "KW_NAMES" else item
 
 
-def followers(item: dis.Instruction, position: int, number: dict[int, int]) -> list[int]:
-    """The numbers of the instructions that may run after `item`, without those of handlers.
+def successors(item: dis.Instruction, position: int, number: dict[int, int]) -> list[int]:
+    """Returns the numbers of the instructions that may run after `item`, without those of handlers.
 
     `position`: its own number. `number`: the number of the instruction at an offset.
     """
@@ -39,46 +39,46 @@ def followers(item: dis.Instruction, position: int, number: dict[int, int]) -> l
 
 
 def handlers(code: CodeType, offset: int) -> Iterator[tuple[range, int]]:
-    """The exception handlers of `code` that are not around `offset`: the offsets that each protects, and its own."""
+    """Yields the exception handlers of `code` that are not around `offset`: the offsets that each protects, and its own."""
     entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
     outside = {entry.target for entry in entries if entry.start <= offset < entry.end}
     return ((range(entry.start, entry.end), entry.target) for entry in entries if entry.target not in outside)
 
 
 def inner(code: CodeType) -> Iterator[CodeType]:
-    """The functions, lambdas and comprehensions written directly inside a function."""
+    """Yields the functions, lambdas and comprehensions written directly inside a function."""
     return (constant for constant in code.co_consts if isinstance(constant, CodeType))
 
 
 def whole(code: CodeType) -> Iterator[CodeType]:
-    """A function and those written inside it, at any depth."""
+    """Yields a function and those written inside it, at any depth."""
     yield code
     for one in inner(code):
         yield from whole(one)
 
 
 def names(code: CodeType) -> Iterator[str]:
-    """The names of variables outside of it and of attributes that a function, or one inside it, may look up."""
+    """Yields the names of outer variables and of attributes that a function, or one inside it, may look up."""
     return (name for one in whole(code) for name in one.co_names)
 
 
 @functools.lru_cache(maxsize=1024)
 def globals_read(code: CodeType) -> frozenset[str]:
-    """The names that a code object reads as global variables; `co_names` has attributes, too."""
+    """Returns the names that a code object reads as global variables; `co_names` has attributes, too."""
     return frozenset(str(item.argval) for item in instructions(code) if item.opname in _READS)
 
 
 def globals_written(code: CodeType) -> frozenset[str]:
-    """The names that a code object assigns as global variables."""
+    """Returns the names that a code object assigns as global variables."""
     return frozenset(str(item.argval) for item in instructions(code) if item.opname == "STORE_GLOBAL")
 
 
 @functools.cache
 def end_of_for(code: CodeType, offset: int) -> int | None:
-    """The offset at which the `for` statement at `offset` goes on when it is exhausted; None for another instruction."""
+    """Returns the offset at which the `for` statement at `offset` ends when it is exhausted; None for another instruction."""
     return next((i.argval for i in instructions(code) if i.offset == offset and i.opname == "FOR_ITER"), None)
 
 
 def begins_for(frame: FrameType) -> bool:
-    """True if the instruction that runs in `frame` asks for the iterator of a `for` statement."""
+    """Returns True if the instruction that runs in `frame` gets the iterator of a `for` statement."""
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "GET_ITER"

@@ -1,4 +1,6 @@
-"""The flow of control in a code object, around one instruction of it: what may follow what, and the loop that it is in."""
+"""The flow of control in a code object, around one instruction of it: the successors of instructions, and the loop
+around it.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,21 @@ from collections.abc import Collection, Iterable, Sequence
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from samebits._inspect._program.bytecode import end_of_for, followers, handlers, instructions
+from samebits._inspect._program.bytecode import end_of_for, handlers, instructions, successors
 
 Edge = tuple[int, int]
 """From an instruction, by number, to one that may run next."""
 
 
 class Ring(NamedTuple):
-    """A loop: where its next iteration begins, and the ways out of it (and of the loops around it)."""
+    """A loop: the start of its next iteration, and the ways out of it (and of the loops around it)."""
 
     begins: int
     exits: frozenset[Edge]
 
 
 class ControlFlow:
-    """The instructions of `code`, by number; `head` is that at `offset`. Handlers around it lie outside of an iteration."""
+    """The instructions of `code`, by number; `head` is that at `offset`. Handlers around it are outside of an iteration."""
 
     def __init__(self, code: CodeType, offset: int) -> None:
         self.instructions = instructions(code)
@@ -36,37 +38,39 @@ class ControlFlow:
         """Instruction number to the number of its exception handler, for handlers inside one iteration only."""
         number = {start: position for position, start in enumerate(starts)}
         self.following = [
-            [position + 1] if _suppresses(self.instructions, position) else followers(item, position, number)
+            [position + 1] if _suppresses(self.instructions, position) else successors(item, position, number)
             for position, item in enumerate(self.instructions)
         ]
 
     def ring(self) -> Ring | None:
-        """The loop around the head: the `for` statement whose FOR_ITER it is, or the innermost that comes by it again."""
+        """Returns the loop around the head: the `for` statement whose FOR_ITER it is, or the innermost one that returns
+        to it.
+        """
         if self.instructions[self.head].opname == "FOR_ITER":
             exits = [(self.head, after) for after in self.following[self.head] if after != self.head + 1]
             return Ring(self.head + 1, frozenset(exits))
-        ahead = self._reached(self._next(self.head))
+        ahead = self._reachable(self._next(self.head))
         if self.head not in ahead:
             return None
-        inside = {one for one in ahead if self.head in self._reached([one])}
+        inside = {one for one in ahead if self.head in self._reachable([one])}
         exits = [(one, after) for one in inside for after in self._next(one) if after not in inside]
         top = max(after for one in inside for after in self._next(one) if self._closes(one, after))
-        # `while next(...):` has the call twice: before the loop, and at its end; there the next body begins behind it
+        # `while next(...):` has the call twice: before the loop, and at its end; there the next body begins after it
         called = self.instructions[self.head].positions
         calls = {one for one, item in enumerate(self.instructions) if item.positions == called}
-        return Ring(top if top in self._reached([0], calls) else self.head + 1, frozenset(exits))
+        return Ring(top if top in self._reachable([0], calls) else self.head + 1, frozenset(exits))
 
-    def _closes(self, one: int, after: int) -> bool:
-        """Whether that is a jump back to the top of a loop that the head is in."""
-        if not after <= self.head or not after <= one:
+    def _closes(self, position: int, after: int) -> bool:
+        """Returns True for a jump back to the top of a loop that the head is in."""
+        if not after <= self.head or not after <= position:
             return False
-        return after == self.head or one in self._reached([self.head], {after})
+        return after == self.head or position in self._reachable([self.head], {after})
 
-    def _next(self, one: int) -> list[int]:
-        handler = [self.handlers[one]] if one in self.handlers else []
-        return [after for after in (*self.following[one], *handler) if after < len(self.instructions)]
+    def _next(self, position: int) -> list[int]:
+        handler = [self.handlers[position]] if position in self.handlers else []
+        return [after for after in (*self.following[position], *handler) if after < len(self.instructions)]
 
-    def _reached(self, begin: Iterable[int], without: Collection[int] = ()) -> set[int]:
+    def _reachable(self, begin: Iterable[int], without: Collection[int] = ()) -> set[int]:
         waiting, reached = list(begin), set[int]()
         while waiting:
             one = waiting.pop()
@@ -76,25 +80,26 @@ class ControlFlow:
         return reached
 
 
-def is_outside_of_body(identity: int, code: CodeType, asked: int) -> bool:
-    """True if the program is not in the body of the `for` statement at `asked` any more, as far as one can tell.
+def is_outside_of_body(identity: int, code: CodeType, offset: int) -> bool:
+    """Returns True if the program is no longer in the body of the `for` statement at `offset`, as far as it can be
+    known.
 
     Args:
         identity: of the frame (`id`) in which the statement was.
         code: of that frame.
-        asked: the offset of the instruction that asked for the item of the body.
+        offset: of the instruction that fetched the item of the body.
     """
-    end = end_of_for(code, asked)
+    end = end_of_for(code, offset)
     if end is None or code.co_flags & inspect.CO_GENERATOR:  # its consumer's body is not in sight
         return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (id(frame), frame.f_code) != (identity, code):
         frame = frame.f_back
-    return frame is None or not asked < frame.f_lasti < end
+    return frame is None or not offset < frame.f_lasti < end
 
 
 def _suppresses(items: Sequence[dis.Instruction], position: int) -> bool:
-    """True if this jump is taken only when a `with` block swallowed an exception: left out, it hardly ever does."""
+    """Returns True if this jump is taken only when a `with` block swallowed an exception: left out, it hardly ever does."""
     if "JUMP" not in items[position].opname or "IF_TRUE" not in items[position].opname:
         return False
     return any(item.opname == "WITH_EXCEPT_START" for item in items[max(0, position - 2) : position])

@@ -1,9 +1,9 @@
-"""Which local variables a loop carries from one iteration into the next: liveness at the loop head, from bytecode.
+"""The local variables that a loop carries from one iteration into the next: liveness at the loop head, from bytecode.
 
-Backward data-flow analysis (Aho, Sethi, Ullman: Compilers, 10.5) over the instructions of one code object, CPython
-3.11 to 3.14. A variable is carried if the next iteration's body, or what runs after it, reads it before it
-writes it. Paths that leave the loop before another body, or by an exception that the loop does not handle itself,
-do not count: a loop variable that is only printed after the loop is written again by the next body.
+Backward data-flow analysis (Aho, Sethi, Ullman: Compilers, 10.5) over the instructions of one code object, CPython 3.11
+to 3.14. A variable is carried if the next iteration's body, or the code after it, reads it before it writes it. Paths
+that leave the loop before another body, or by an exception that the loop does not handle itself, do not count: a loop
+variable that is only printed after the loop is written again by the next body.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _VARIABLE = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|NAME|CLOSURE)")
 _Names = tuple[tuple[str, ...], tuple[str, ...]]
 
 _FOUND: dict[tuple[int, int], tuple[CodeType, _Names, bool]] = {}
-"""By identity of the code object (kept alive here): to hash one costs more than the walk over the locals."""
+"""By identity of the code object (kept alive here): hashing one costs more than the walk over the locals."""
 
 
 def carried(code: CodeType, offset: int) -> _Names:
-    """`carried_names`, remembered."""
-    return _found(code, offset)[1]
+    """Returns `carried_names`, cached."""
+    return _cached(code, offset)[1]
 
 
-def drives(code: CodeType, offset: int) -> bool:
-    """Whether the instruction at `offset` is one of a loop."""
-    return _found(code, offset)[2]
+def is_in_loop(code: CodeType, offset: int) -> bool:
+    """Returns True if the instruction at `offset` is one of a loop."""
+    return _cached(code, offset)[2]
 
 
-def _found(code: CodeType, offset: int) -> tuple[CodeType, _Names, bool]:
+def _cached(code: CodeType, offset: int) -> tuple[CodeType, _Names, bool]:
     key = (id(code), offset)
     if key not in _FOUND:
         flow = ControlFlow(code, offset)
@@ -43,9 +43,9 @@ def _found(code: CodeType, offset: int) -> tuple[CodeType, _Names, bool]:
 
 
 def carried_names(flow: ControlFlow, ring: Ring | None) -> _Names:
-    """Names that are live when a FOR_ITER, or a call that fetches a batch, goes on to a body.
+    """Returns the names that are live when a FOR_ITER, or a call that fetches a batch, continues with a body.
 
-    Returns two groups: those that a following body may read, and those that only the code behind the loop reads
+    Returns two groups: those that a following body may read, and those that only the code after the loop reads
     (which count when the loop ends: until then a body may write them again). Cells count where a closure may read
     them: captured before the loop, or owned by an outer function. Where a call fetches the batch, what the loop
     computes before it is computed again by a resumed program; a call in no loop carries nothing but such cells.
@@ -63,7 +63,7 @@ def _named(names: frozenset[str]) -> tuple[str, ...]:
 
 
 def _live(flow: ControlFlow, closed: frozenset[Edge]) -> list[frozenset[str]]:
-    """Names live before each instruction; the `closed` ways are not taken."""
+    """Returns the names live before each instruction; the `closed` edges are not taken."""
     live: list[frozenset[str]] = [frozenset()] * (len(flow.instructions) + 1)
     changed = True
     while changed:
@@ -83,21 +83,21 @@ _READ: dict[int, tuple[CodeType, frozenset[str]]] = {}
 
 
 def names_read(code: CodeType) -> frozenset[str]:
-    """`names_used`, remembered."""
+    """Returns `names_used`, cached."""
     if id(code) not in _READ:
         _READ[id(code)] = (code, names_used(code))
     return _READ[id(code)][1]
 
 
 def names_used(code: CodeType) -> frozenset[str]:
-    """Global names that functions defined in `code` (at any depth) read or write."""
+    """Returns the global names that functions defined in `code` (at any depth) read or write."""
     functions = [one for function in bytecode.inner(code) for one in bytecode.whole(function)]
     found = (bytecode.globals_read(one) | bytecode.globals_written(one) for one in functions)
     return frozenset().union(*found)
 
 
 def _before(item: dis.Instruction, after: frozenset[str]) -> frozenset[str]:
-    """Live before `item`, given what is live after it; two-variable instructions act left to right."""
+    """Returns the names live before `item`, given those live after it; two-variable instructions act left to right."""
     kinds = _VARIABLE.findall(item.opname)
     if not kinds:
         return after
@@ -111,13 +111,12 @@ def _before(item: dis.Instruction, after: frozenset[str]) -> frozenset[str]:
 
 
 def _captured(before_the_loop: Sequence[dis.Instruction]) -> frozenset[str]:
-    """Cells that functions made before the loop hold: a call in the body may read them."""
+    """Returns the cells that functions made before the loop hold: a call in the body may read them."""
     names: set[str] = set()
     for position, item in enumerate(before_the_loop):
         closure = item.opname == "LOAD_CLOSURE"
-        if not closure and item.opname.startswith(
-            "LOAD_FAST"
-        ):  # 3.13: LOAD_CLOSURE became LOAD_FAST of a cell
+        # 3.13: LOAD_CLOSURE became LOAD_FAST of a cell
+        if not closure and item.opname.startswith("LOAD_FAST"):
             following = before_the_loop[position + 1 : position + 40]
             closure = isinstance(item.argval, str) and _feeds_closure(item, following)
         if closure:

@@ -1,4 +1,4 @@
-"""What a user's loop holds outside of `Run`: live locals, globals, and the attributes of the user's own objects."""
+"""The values that a user's loop holds outside of `Run`: live locals, globals, and the attributes of the user's own objects."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _HELD_BY_FRAME = 3
 def take(
     frame: types.FrameType | None, objects: dict[str, Any], loader: Any = None, *, at_exit: bool = False
 ) -> dict[str, Leaves]:
-    """Components of what the loop in `frame` holds. Bounded; never raises for a user's object.
+    """Returns the components that the loop in `frame` holds. Bounded; never raises for a user's object.
 
     `scalars`: live locals that are plain values; liveness alone proves that a following body reads them.
     `locals`: the other live locals, the script's globals, and the attributes of `objects` and of `loader` (only the
     iterator holds it, whether or not a variable still names it).
-    `locals_at_exit`: locals that only the code behind the loop reads: state where the loop ends, nowhere else.
+    `locals_at_exit`: locals that only the code after the loop reads: state where the loop ends, nowhere else.
     """
     carried, behind = ({}, {}) if frame is None else of_frames(frame)
     scalars, others, exits = Walk(), Walk(), Walk()
@@ -47,41 +47,41 @@ def take(
 
 
 def name_of(loader: Any, frames: list[types.FrameType]) -> str:
-    """What the functions around a loop call its loader."""
+    """Returns the name of a loader in the functions around a loop."""
     names = [name for frame in frames for name, value in frame.f_locals.items() if value is loader]
     return names[0] if names else "loader"
 
 
 def loop_frames(frame: types.FrameType | None) -> list[types.FrameType]:
-    """The user's frames from the one that asks for a batch up to that of the loop that has it ask, again and again.
+    """Returns the user's frames from the one that fetches a batch up to that of the loop that repeats the fetch.
 
     Around a loop in a generator of the user's also its consumer, which carries locals, too.
     """
-    frames, asking = [], frame
+    frames, fetching = [], frame
     while frame is not None:
         if not is_library(frame.f_code.co_filename):
             frames.append(frame)
-            loops = liveness.drives(frame.f_code, frame.f_lasti)
+            loops = liveness.is_in_loop(frame.f_code, frame.f_lasti)
             if (
                 loops and not frame.f_code.co_flags & inspect.CO_GENERATOR
             ) or frame.f_code.co_name == "<module>":
                 break
         frame = frame.f_back
-    return frames or ([] if asking is None else [asking])
+    return frames or ([] if fetching is None else [fetching])
 
 
-def asking(frame: types.FrameType) -> list[tuple[types.CodeType, int]]:
-    """Code and place in it of the frames from the one that asks for a batch up to the innermost loop."""
+def fetching_frames(frame: types.FrameType) -> list[tuple[types.CodeType, int]]:
+    """Returns code and offset of the frames from the one that fetches a batch up to the innermost loop."""
     places = []
     for one in loop_frames(frame):
         places.append((one.f_code, one.f_lasti))
-        if liveness.drives(*places[-1]):
+        if liveness.is_in_loop(*places[-1]):
             return places
     return places[:1]
 
 
 def of_frames(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The two groups of `liveness.carried`, with values, of the loop and of the loops that drive it."""
+    """Returns the two groups of `liveness.carried`, with values, of the loop and of the loops that drive it."""
     groups: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     for one in loop_frames(frame):
         found = one.f_locals
@@ -93,7 +93,7 @@ def of_frames(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, 
 
 
 def script_globals(frame: types.FrameType | None) -> dict[str, Any]:
-    """The script's globals that its functions use."""
+    """Returns the script's globals that its functions use."""
     script = vars(sys.modules["__main__"])
     while frame is not None:
         if frame.f_globals is script and frame.f_code.co_name == "<module>":
@@ -103,10 +103,10 @@ def script_globals(frame: types.FrameType | None) -> dict[str, Any]:
     return {}
 
 
-def let_go(frames: list[types.FrameType]) -> None:
-    """Empties what `f_locals` has left behind at functions: before Python 3.13 a dict that keeps this step's tensors alive.
+def release_locals(frames: list[types.FrameType]) -> None:
+    """Empties the dicts that `f_locals` has left at functions: before Python 3.13 they keep this step's tensors alive.
 
-    A dict that somebody else holds (`locals()`, a debugger) is left alone.
+    A dict that is referenced elsewhere (`locals()`, a debugger) is not changed.
     """
     if sys.version_info >= (3, 13):
         return

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from types import CodeType
 from typing import NamedTuple
 
-from samebits._inspect._program.bytecode import ATTRIBUTES, GLOBALS, followers, inner, instructions
+from samebits._inspect._program.bytecode import ATTRIBUTES, GLOBALS, inner, instructions, successors
 from samebits._inspect._program.conditions import (
     asks_for_a_kind,
     holds_from_a_step_on,
@@ -164,7 +164,7 @@ class ReadBeforeWrite:
             if found.writes and not found.passes:
                 continue
             passes |= head < 0 and items[at].opname.startswith("RETURN_")
-            following = followers(items[at], at, number)
+            following = successors(items[at], at, number)
             if once and holds_from_a_step_on(items, at, self._steps):
                 following = [at + 1]
             waiting += (

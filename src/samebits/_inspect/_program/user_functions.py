@@ -12,13 +12,13 @@ from samebits._inspect.user_code import is_library, is_user_type
 
 _MAKES = ("__init__", "__new__", "__post_init__")
 _DRIVER = "samebits.train"
-"""Whose loops call the user's functions (`Trainer`): then their order is read from there."""
+"""The package whose loops call the user's functions (`Trainer`): then their order is read from there."""
 
 
 class UserFunctions:
     """The functions of the modules that a loop's module uses, and those of the classes of the objects that it holds.
 
-    Functions are found by name alone: who is called by `x.update()` is any user's function called `update`.
+    Functions are found by name alone: `x.update()` may call any user's function called `update`.
     """
 
     def __init__(self, frame: types.FrameType) -> None:
@@ -50,16 +50,16 @@ class UserFunctions:
         self.modules.append(module)
         self._add_members(module)
         for item in list(vars(module).values()):
-            other = item if isinstance(item, types.ModuleType) else sys.modules.get(_home(item))
+            other = item if isinstance(item, types.ModuleType) else sys.modules.get(_module_of(item))
             self._add_module(other)
 
     def _add_members(self, module: types.ModuleType) -> None:
         for item in list(vars(module).values()):
-            if _home(item) == module.__name__:
+            if _module_of(item) == module.__name__:
                 self._add_item(item)
 
-    def add_kind(self, kind: type) -> None:
-        """The methods of a class and of its bases that are the user's."""
+    def add_class(self, kind: type) -> None:
+        """Adds the methods of a class and of its bases that are the user's."""
         if kind in self._kinds:
             return
         for base in filter(is_user_type, kind.__mro__):
@@ -72,12 +72,12 @@ class UserFunctions:
 
     def _add_item(self, item: Any) -> None:
         if isinstance(item, type):
-            self.add_kind(item)
+            self.add_class(item)
         for code in codes_of(item):
             self.add(code)
 
     def add(self, code: types.CodeType) -> None:
-        """A function and the functions inside it."""
+        """Adds a function and the functions inside it."""
         for one in bytecode.whole(code):
             if one not in self._codes:
                 self._codes.add(one)
@@ -88,7 +88,7 @@ class UserFunctions:
                     self.constructors.setdefault(one.co_name, []).extend(made)
 
     def global_names(self, module: types.ModuleType) -> set[str]:
-        """Names that functions of this module read as globals."""
+        """Returns the names that functions of this module read as globals."""
         file = getattr(module, "__file__", None)
         used: set[str] = set()
         for code in self._codes:
@@ -98,12 +98,12 @@ class UserFunctions:
 
 
 def methods(kind: type) -> list[types.CodeType]:
-    """The functions of one class, properties included."""
+    """Returns the functions of one class, properties included."""
     return [code for item in vars(kind).values() for code in codes_of(item)]
 
 
 def codes_of(item: Any) -> list[types.CodeType]:
-    """The code of a function, of what it wraps, of a method or a property."""
+    """Returns the code of a function, of the one it wraps, of a method or a property."""
     if isinstance(item, staticmethod | classmethod):
         return codes_of(item.__func__)
     if isinstance(item, property):
@@ -114,6 +114,6 @@ def codes_of(item: Any) -> list[types.CodeType]:
     return [item.__code__, *(codes_of(inner) if inner is not None else [])]
 
 
-def _home(item: Any) -> str:
-    """The module that a function or a class comes from."""
+def _module_of(item: Any) -> str:
+    """Returns the module that a function or a class comes from."""
     return str(item.__module__) if isinstance(item, type | types.FunctionType) else ""

@@ -1,4 +1,4 @@
-"""A process of a check, or of `samebits run`: the script is launched, recorded, varied and killed."""
+"""One process of a check, or of `samebits run`: launches, records, varies and kills a script."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Renaming a folder that an overlay without redirects has not copied: it is refused there, and nowhere else."""
+"""Renames of folders under an overlay without redirects, which refuses them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 
 
 @contextmanager
-def folders_renamed_by_copy() -> Iterator[None]:
-    """`os.rename` and `os.replace` copy a folder and remove it where the kernel says "cross-device link" falsely.
+def rename_folders_by_copy() -> Iterator[None]:
+    """Makes `os.rename` and `os.replace` copy and remove a folder where the kernel raises "cross-device link" falsely.
 
     An overlay that an ordinary user mounts cannot rename a folder of the lower layer (kernel documentation,
     filesystems/overlayfs, "redirect_dir"); the user's own folder can. Between true devices it stays an error.
     """
     rename, replace = os.rename, os.replace
-    os.rename, os.replace = _copying(rename), _copying(replace)
+    os.rename, os.replace = _copy_on_exdev(rename), _copy_on_exdev(replace)
     try:
         yield
     finally:
         os.rename, os.replace = rename, replace
 
 
-def _copying(call: Callable[..., None]) -> Callable[..., None]:
+def _copy_on_exdev(call: Callable[..., None]) -> Callable[..., None]:
     def renamed(src: Any, dst: Any, **folders: Any) -> None:
         try:
             call(src, dst, **folders)

@@ -1,4 +1,4 @@
-"""A real SIGKILL of the own process at a chosen place of a chosen step."""
+"""Kills the current process (SIGKILL) at a given kill point of a given step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from samebits.audit._record.torch_hooks import TorchListener
 class Killer(Observer, TorchListener):
     """Kills this process once, at `at` of step `step` (see `LaunchSpec.kill`), after `last_words(at, step)`.
 
-    "body": at the backward of the step, or where the batch is handed over in a script that calls none.
+    "body": at the backward of the step, or when the batch is passed to the loop in a script that calls none.
     """
 
     def __init__(self, at: str, step: int, last_words: Callable[[str, int], None]) -> None:
@@ -28,11 +28,13 @@ class Killer(Observer, TorchListener):
         self._stepped = self._backward_seen = self._body_over = False
 
     def run_opened(self, run: Any) -> None:
-        """From here the run counts the steps."""
+        """Counts the steps of the run from here on."""
         self._in_run, self._now = True, None
 
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
-        """After the body of the step before; one without backward, or that accumulates gradients, dies here at the latest."""
+        """Kills after the body of the step before; one without backward, or that accumulates gradients, ends here at
+        the latest.
+        """
         self._body_over = True
         if self._now == step.step - 1:
             # "validation": this step's evaluations all came before its optimizer step, so none has killed it yet.
@@ -40,34 +42,34 @@ class Killer(Observer, TorchListener):
         self._now = None
 
     def commit_writing(self, run: Any, step: Position) -> None:
-        """Between the tensors and the manifest."""
+        """Kills between the tensors and the manifest."""
         if self._at == "commit" and step.step == self._target:
             self._kill()
 
     def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
-        """The batch is handed over."""
+        """Kills when the batch is passed to the loop."""
         self._now, self._stepped = step.step, False
         if self._body_over and not self._backward_seen and step.batch_index:
             self._kill_if("body")
 
     def validation_begins(self, run: Any, step: Position) -> None:
-        """A validation of the library's own."""
+        """Kills in a validation of the library's."""
         self._kill_if("validation")
 
     def backward(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """The middle of the body."""
+        """Kills in the middle of the body."""
         self._backward_seen = True
         self._kill_if("body")
 
     def forward(
         self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any, *, evaluates: bool
     ) -> None:
-        """An evaluation after the optimizer step, in the same body."""
+        """Kills in an evaluation after the optimizer step, in the same body."""
         if evaluates and self._stepped:
             self._kill_if("validation")
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Right behind the optimizer."""
+        """Kills right after the optimizer."""
         self._stepped = True
         self._kill_if("optimizer")
         if not self._in_run:

@@ -1,7 +1,7 @@
-"""Executes a script as `python SCRIPT ARGS` would, with a recorder beside it.
+"""Executes a script as `python SCRIPT ARGS` would, with a recorder.
 
-`python -m samebits.audit._child.launch SPEC.json SCRIPT [ARGS...]` is one process of `samebits verify`; `execute` is the
-same in this process, for `samebits run`. By itself it moves no generator, seed or thread count.
+`python -m samebits.audit._child.launch SPEC.json SCRIPT [ARGS...]` is one process of `samebits verify`; `execute` is
+the same in this process, for `samebits run`. It moves no generator, seed or thread count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 from samebits import _context as context
 from samebits import audit
-from samebits.audit._child.folder_renames import folders_renamed_by_copy
+from samebits.audit._child.folder_renames import rename_folders_by_copy
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
 from samebits.determinism import enable_op_determinism
 from samebits.errors import SamebitsError
@@ -37,7 +37,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`SPEC.json SCRIPT [ARGS...]`; returns the exit code of the script."""
+    """Runs `SPEC.json SCRIPT [ARGS...]`; returns the exit code of the script."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if len(arguments) < 2:
         print("usage: python -m samebits.audit._child.launch SPEC.json SCRIPT [ARGS...]", file=sys.stderr)
@@ -70,11 +70,11 @@ def execute(script: str | os.PathLike[str], args: Sequence[str], spec: LaunchSpe
 
 
 class _UnusableScriptError(Exception):
-    """The script cannot be started."""
+    """A script that cannot be started."""
 
 
 def compile_script(script: str) -> types.CodeType:
-    """The script's code. Raises an error of one line for what is no Python program."""
+    """Returns the script's code. Raises an error of one line for a file that is no Python program."""
     try:
         source = Path(script).read_bytes()
         return compile(source, os.path.abspath(script), "exec", dont_inherit=True)
@@ -91,13 +91,13 @@ def compile_script(script: str) -> types.CodeType:
 
 
 def die_with_parent() -> None:
-    """SIGKILL for this process when the thread that started it ends (Linux; elsewhere nothing)."""
+    """Asks for SIGKILL for this process when the thread that started it ends (Linux; elsewhere nothing)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:
-    """Everything that stands around the script; the stack undoes it."""
+    """Enters all context managers around the script; the stack undoes them."""
     before = context.process.overrides
     stack.callback(setattr, context.process, "overrides", before)
     context.process.overrides = context.CheckOverrides(
@@ -116,7 +116,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
             set_random_seed(spec.seed)
     recorder = _record(stack, script, spec)
     if spec.overlaid:
-        stack.enter_context(folders_renamed_by_copy())
+        stack.enter_context(rename_folders_by_copy())
     if spec.kill is not None:
         killer = audit._child.kill.Killer(
             spec.kill["at"], spec.kill["step"], lambda at, step: _last_words(recorder, at, step)
@@ -125,13 +125,13 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
         stack.enter_context(audit._record.torch_hooks.torch_hooks(killer))
     if recorder is not None or spec.num_workers is not None:
         note, own = (recorder.note, recorder.loaders) if recorder else (_ignore, [])
-        stack.enter_context(audit._child.loader_workers.loader_workers(spec.num_workers, note, own))
+        stack.enter_context(audit._child.loader_workers.set_loader_workers(spec.num_workers, note, own))
     if spec.slow:
         slow = audit._child.perturb.SlowMachine()
         stack.enter_context(context.observed(slow))
         stack.enter_context(audit._record.torch_hooks.torch_hooks(slow))
     if spec.listing_seed is not None:
-        stack.enter_context(audit._child.perturb.listing_order(spec.listing_seed))
+        stack.enter_context(audit._child.perturb.set_listing_order(spec.listing_seed))
     return recorder
 
 
@@ -179,7 +179,7 @@ def _run(code: types.CodeType, script: str, args: list[str], recorder: Recorder 
 
 
 def _become_main(script: str, args: list[str]) -> types.ModuleType:
-    """A `__main__` as the interpreter makes it: pickling, spawned workers and dataclasses find it."""
+    """Returns a `__main__` as the interpreter makes it: pickling, spawned workers and dataclasses find it."""
     module = types.ModuleType("__main__")
     path = os.path.abspath(script)
     module.__dict__.update(
@@ -217,7 +217,7 @@ def _last_words(recorder: Recorder | None, at: str, step: int) -> None:
 
 
 def _ignore(text: Any) -> None:
-    """Notes of a process that records nothing."""
+    """Ignores the notes of a process that records nothing."""
 
 
 if __name__ == "__main__":

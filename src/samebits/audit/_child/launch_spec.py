@@ -1,4 +1,4 @@
-"""What a launched process records, varies and where it dies: one JSON file from the parent to the child."""
+"""The settings of a launched process: records, variations, kill points. One JSON file from the parent to the child."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KILLS = ("body", "after_body", "validation", "commit", "optimizer")
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """How `samebits.audit._child.launch` runs a script. The defaults record everything and vary nothing."""
+    """The way in which `samebits.audit._child.launch` runs a script. The defaults record everything and vary nothing."""
 
     record_dir: str | None = None
     """Folder of `record.jsonl`; None records nothing."""
@@ -24,7 +24,7 @@ class LaunchSpec:
     every: int = 1
     """Record each `every`-th step and the last one of each epoch."""
     all_memory: bool = False
-    """Record all that the program holds between two steps, too (`record.memory`)."""
+    """Record also all values that the program holds between two steps (`record.memory`)."""
     run_root: str | None = None
     stop_after_steps: int | None = None
     batches_per_epoch: int | None = None
@@ -33,7 +33,7 @@ class LaunchSpec:
     """`{"at": one of KILLS, "step": k}`: the process kills itself there, with SIGKILL."""
     num_workers: int | None = None
     threads: int | None = None
-    """Intra-op threads; the parent puts them into the environment too, for what else reads it."""
+    """Intra-op threads; the parent also puts them into the environment, for other libraries that read it."""
     listing_seed: int | None = None
     slow: bool = False
     """Sleep a little after each step, as a slower machine would take longer."""
@@ -67,7 +67,7 @@ class LaunchSpec:
 
 
 def read_spec(path: str | os.PathLike[str]) -> LaunchSpec:
-    """The spec written by `LaunchSpec.write`. Raises `InvalidArgumentError` for any other file."""
+    """Returns the spec written by `LaunchSpec.write`. Raises `InvalidArgumentError` for any other file."""
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
         unknown = set(values) - {item.name for item in fields(LaunchSpec)}

@@ -1,4 +1,4 @@
-"""The number of loader workers, seen and set from outside: a wrap of torch's DataLoader constructor."""
+"""The number of loader workers, read and set by wrapping the constructor of torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NEEDS_WORKERS = {
 
 
 @contextmanager
-def loader_workers(count: int | None, note: Callable[[str], None], own: list[int]) -> Iterator[None]:
-    """Every `torch.utils.data.DataLoader` that the user's code makes gets `count` workers, subclasses included.
+def set_loader_workers(count: int | None, note: Callable[[str], None], counts: list[int]) -> Iterator[None]:
+    """Gives every `torch.utils.data.DataLoader` that the user's code makes `count` workers, subclasses included.
 
-    None leaves the script's own number, which is appended to `own` in any case. Left alone, and named through `note`:
+    None leaves the script's number, which is appended to `counts` in any case. Left alone, and named through `note`:
 
     - a loader over an iterable dataset, which splits its stream by worker itself: another number is another program;
     - a loader that an installed package makes, for its number is not the user's to choose (Keras makes some in `fit`).
@@ -41,13 +41,13 @@ def loader_workers(count: int | None, note: Callable[[str], None], own: list[int
             given = signature.bind(self, *args, **kwargs).arguments
         except TypeError:
             return construct(self, *args, **kwargs)  # torch's own message
-        if package := _made_by(self, sys._getframe(1)):
+        if package := _maker_of(self, sys._getframe(1)):
             note(f"{package} makes loaders of its own: their number of workers was not varied")
             return construct(self, *args, **kwargs)
         if isinstance(given.get("dataset"), IterableDataset):
             note(f"{type(given['dataset']).__name__} is iterable: its number of workers was not varied")
             return construct(self, *args, **kwargs)
-        own.append(given.get("num_workers", 0))
+        counts.append(given.get("num_workers", 0))
         if count is None:
             return construct(self, *args, **kwargs)
         given.pop("self")
@@ -58,10 +58,10 @@ def loader_workers(count: int | None, note: Callable[[str], None], own: list[int
         yield
 
 
-def _made_by(loader: Any, frame: FrameType | None) -> str:
-    """The installed package whose code asks for `loader`, seen from a constructor's `frame`; empty: the user's code.
+def _maker_of(loader: Any, frame: FrameType | None) -> str:
+    """Returns the installed package whose code makes `loader`, from a constructor's `frame`; empty: the user's code.
 
-    Constructors of classes derived from torch's are not who asks, wherever they stand.
+    Constructors of classes derived from torch's do not count, wherever they are defined.
     """
     while frame is not None and _constructs(loader, frame):
         frame = frame.f_back
@@ -71,6 +71,6 @@ def _made_by(loader: Any, frame: FrameType | None) -> str:
 
 
 def _constructs(loader: Any, frame: FrameType) -> bool:
-    """Whether the frame is a method of `loader`: `__init__` of its class, or what somebody has wrapped around it."""
+    """Returns True if the frame is a method of `loader`: `__init__` of its class, or a wrapper around it."""
     code = frame.f_code
     return code.co_argcount > 0 and frame.f_locals.get(code.co_varnames[0]) is loader

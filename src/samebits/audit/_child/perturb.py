@@ -1,4 +1,4 @@
-"""Legal variations of a process's environment: what POSIX does not promise, it may get otherwise."""
+"""Legal variations of a process's environment: properties that POSIX does not promise are changed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _SHARE, _LONGEST_S = 0.25, 0.005
 
 
 class SlowMachine(Observer, TorchListener):
-    """After each step, a sleep of a quarter of its time, at most 5 ms: what watches the clock sees another machine."""
+    """Sleeps after each step for a quarter of its time, at most 5 ms: code that reads the clock sees another machine."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
-        """A step of a `Run`."""
+        """Sleeps after a step of a `Run`."""
         self._sleep()
 
     def backward(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """A step of a script without an optimizer, too."""
+        """Sleeps after a step of a script without an optimizer, too."""
         self._sleep()
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of any script."""
+        """Sleeps after a step of any script."""
         self._sleep()
 
     def _sleep(self) -> None:
@@ -64,16 +64,16 @@ class _Entries:
         self._entries = iter(())
 
 
-def shuffled(seed: int, items: list[Any], name: Callable[[Any], Any]) -> list[Any]:
-    """`items` in an order that is a function of `seed` and the names. Seeds 2n and 2n+1 give opposite orders."""
+def shuffle(seed: int, items: list[Any], name: Callable[[Any], Any]) -> list[Any]:
+    """Returns `items` in an order that is a function of `seed` and the names. Seeds 2n and 2n+1 give opposite orders."""
     items = sorted(items, key=name)
     random.Random(seed // 2).shuffle(items)
     return items[::-1] if seed % 2 else items
 
 
 @contextmanager
-def listing_order(seed: int) -> Iterator[None]:
-    """`os.listdir` and `os.scandir` (so also `os.walk`, `glob`, `pathlib`) give entries in an order from `seed`.
+def set_listing_order(seed: int) -> Iterator[None]:
+    """Makes `os.listdir` and `os.scandir` (so also `os.walk`, `glob`, `pathlib`) give entries in an order from `seed`.
 
     POSIX promises no order of a folder's entries, so a program may not depend on one. Importing modules is
     not touched: importlib has its own reference to the system call.
@@ -81,11 +81,11 @@ def listing_order(seed: int) -> Iterator[None]:
     listdir, scandir = os.listdir, os.scandir
 
     def shuffled_listdir(path: Any = None) -> list[Any]:
-        return shuffled(seed, listdir(path), lambda entry: entry)
+        return shuffle(seed, listdir(path), lambda entry: entry)
 
     def shuffled_scandir(path: Any = None) -> _Entries:
         with scandir(path) as entries:
-            return _Entries(shuffled(seed, list(entries), lambda entry: entry.name))
+            return _Entries(shuffle(seed, list(entries), lambda entry: entry.name))
 
     with replaced(os, "listdir", shuffled_listdir), replaced(os, "scandir", shuffled_scandir):
         yield

@@ -1,4 +1,4 @@
-"""Two records beside each other."""
+"""The comparison of two records."""
 
 from typing import TYPE_CHECKING
 

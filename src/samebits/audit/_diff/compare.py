@@ -1,4 +1,4 @@
-"""Two records side by side: the first step at which they part, and in it the component that parts first."""
+"""The comparison of two records: the first step that differs, and in it the first component that differs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from samebits.audit._diff.difference import Difference as Difference
 from samebits.audit._record.read_record import Record, RecordLine
-from samebits.audit._record.read_record import merged as merged
+from samebits.audit._record.read_record import merge as merge
 from samebits.audit._record.read_record import read_record as read_record
 from samebits.audit._record.read_record import read_segments as read_segments
 from samebits.errors import RecordError as RecordError
@@ -19,13 +19,13 @@ locals inside a loader, come first: they make the batch)."""
 BEFORE_A_BODY = ("generators", "data", "scalars", "locals", "state", *_MADE[:-1])
 """Causal order in the first line of a process: a local that is not restored is the cause."""
 _OBJECTS = frozenset({"data", "locals"})
-"""The user's objects: liveness does not prove that what they hold is read before it is written."""
+"""The user's objects: liveness does not prove that their contents are read before they are written."""
 _IN_A_LOADER = re.compile(r"(^|\.|\()(dataset|sampler|batch_sampler|collate_fn)\b")
 _AT_EXIT = "locals_at_exit"
-"""Locals that only the code behind the loop reads; they count in a loop's last line."""
+"""Locals that only the code after the loop reads; they count in a loop's last line."""
 _LOCALS = ("scalars", "locals", _AT_EXIT)
 _MEMORY = "memory"
-"""All that could be read of the program (`record.memory`): it tells causes, and is no difference by itself."""
+"""All values that could be read of the program (`record.memory`): they name causes, and are no difference by themselves."""
 _EFFECTS = frozenset({"loss", "model", "output"})
 """Components that only show that something before them differs."""
 _SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
@@ -33,7 +33,8 @@ _SHARED_ONLY = frozenset({"model", "buffers", "optimizer"})
 
 
 def first_difference(a: Record, b: Record, *, ignore: frozenset[str] = frozenset()) -> Difference | None:
-    """Where `b` first differs from `a`, or None: over the steps that both have, their number, the final digest.
+    """Returns the first difference of `b` from `a`, or None: over the steps that both have, their number, the final
+    digest.
 
     Args:
         a: a record from a run's beginning to its end.
@@ -46,7 +47,7 @@ def first_difference(a: Record, b: Record, *, ignore: frozenset[str] = frozenset
 def first_difference_of_segments(
     baseline: Record, segments: list[Record], *, ignore: frozenset[str] = frozenset()
 ) -> Difference | None:
-    """Where the processes of one run, killed and resumed, first differ from an uninterrupted run of it."""
+    """Returns the first difference of a run's processes, killed and resumed, from an uninterrupted run."""
     for segment in segments:
         found = _initial_difference(baseline, segment, ignore) or _step_difference(baseline, segment, ignore)
         if found is not None:
@@ -54,29 +55,29 @@ def first_difference_of_segments(
     return _end_difference(baseline, segments)
 
 
-def _by_memory(found: Difference, a: Record, b: Record, ignore: frozenset[str]) -> Difference:
-    """The difference with what a resumed process held otherwise when it began, and still holds one step later."""
+def _by_memory(difference: Difference, a: Record, b: Record, ignore: frozenset[str]) -> Difference:
+    """Adds the values that differ in the memory of a resumed process when it began, and still differ one step later."""
     for theirs in b.initial:
         mine = a.steps.get(theirs.key)
         later = next((key for key in b.steps if key[0] == theirs.loop and key[1] > theirs.step), None)
-        if mine is None or later is None or later not in a.steps or theirs.step >= found.step:
+        if mine is None or later is None or later not in a.steps or theirs.step >= difference.step:
             continue
         still = {*_paths(_MEMORY, a.steps[later], b.steps[later])}
         lost = tuple(path for path in _paths(_MEMORY, mine, theirs) if path in still and path not in ignore)
         if lost:
-            others = ((found.component, found.paths), *found.others)
+            others = ((difference.component, difference.paths), *difference.others)
             at = theirs.epoch, theirs.batch_index
             return Difference(theirs.step, _MEMORY, lost, "", others, *at, "resumed")
-    return found
+    return difference
 
 
 def steps_compared(a: Record, b: Record) -> int:
-    """The number of steps that both records have."""
+    """Returns the number of steps that both records have."""
     return len(a.steps.keys() & b.steps.keys())
 
 
 def unstable(a: Record, b: Record) -> frozenset[str]:
-    """Paths of locals that differ between two uninterrupted equal runs (the wall clock, a scratch folder's name)."""
+    """Returns the paths of locals that differ between two uninterrupted equal runs (the wall clock, a scratch folder's name)."""
     pairs = [*_pairs(a, b), *zip(a.initial, b.initial, strict=False)]
     return frozenset(
         path for mine, theirs in pairs for name in (*_LOCALS, _MEMORY) for path in _paths(name, mine, theirs)
@@ -98,7 +99,9 @@ def _step_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference
 
 
 def _initial_difference(a: Record, b: Record, ignore: frozenset[str]) -> Difference | None:
-    """Before the first body: against the same line, or the line of the step before in an uninterrupted run."""
+    """Compares the state before the first body: with the same line, or with the line of the step before in an
+    uninterrupted run.
+    """
     starts = {line.key: line for line in a.initial}
     ignore |= _unused_generators(a, b)
     for theirs in b.initial:
@@ -121,7 +124,7 @@ def _equal_from_here(a: Record, b: Record, ignore: frozenset[str]) -> bool:
 
 
 def _is_cache(parts: dict[str, tuple[str, ...]], mine: RecordLine, theirs: RecordLine) -> bool:
-    """Whether all that differs is which keys mappings of the user's have: what both have is equal.
+    """Returns True if only the keys of mappings of the user's differ: the values that both have are equal.
 
     A process that begins anew has an emptier cache. That counts only if something else differs, too.
     """
@@ -139,7 +142,9 @@ def _is_cache(parts: dict[str, tuple[str, ...]], mine: RecordLine, theirs: Recor
 
 
 def _unused_generators(a: Record, b: Record) -> frozenset[str]:
-    """Generators that stand in both records' last steps where the processes began: nobody seeds or draws them."""
+    """Returns the generators whose state in both records' last steps is that of the beginning: they are neither seeded
+    nor drawn from.
+    """
     unused = [
         {f"generators.{name}" for name, hashed in began.items() if hashed == last.get(name)}
         for record in (a, b)
@@ -156,9 +161,9 @@ def _backwards(record: Record) -> list[RecordLine]:
 def _lasting(
     parts: dict[str, tuple[str, ...]], a: Record, b: Record, initial: RecordLine, ignore: frozenset[str]
 ) -> dict[str, tuple[str, ...]]:
-    """`parts` without what is equal again one step later: the body wrote it before it read it, so it is no state.
+    """Returns `parts` without the paths that are equal again one step later: the body wrote them before it read them.
 
-    A plain local is told by liveness alone. Where no body follows, no local can matter.
+    A plain local is judged by liveness alone. If no body follows, no local can matter.
     """
     following = next((key for key in b.steps if key[0] == initial.loop and key[1] > initial.step), None)
     if following is None or following not in a.steps:
@@ -192,7 +197,7 @@ def _end_difference(a: Record, segments: list[Record]) -> Difference | None:
 
 
 def _starts_later(a: Record, segments: list[Record]) -> bool:
-    """Whether the segments begin in the middle of the run (a commit made by a process that is not among them)."""
+    """Returns True if the segments begin in the middle of the run (a commit made by a process that is not among them)."""
     first = segments[0].resumed_from
     keys = {key for segment in segments for key in segment.steps}
     return first is not None and keys == {key for key in a.steps if key[1] >= first}
@@ -206,7 +211,8 @@ def _parts(
     shared_only: bool = False,
     at_exit: bool = False,
 ) -> dict[str, tuple[str, ...]]:
-    """Component to the paths that differ, for all components that both lines have (an evaluation: that one has).
+    """Returns the paths that differ by component, for all components that both lines have (of evaluations: that one
+    line has).
 
     Generators count only together with something else: a draw that changes nothing is no difference.
     """
@@ -240,10 +246,10 @@ def _parts(
     return {} if found.keys() == {"generators"} else found
 
 
-def _split_locals(found: dict[str, tuple[str, ...]], paths: tuple[str, ...]) -> None:
+def _split_locals(components: dict[str, tuple[str, ...]], paths: tuple[str, ...]) -> None:
     data = tuple(path for path in paths if _IN_A_LOADER.search(path))
     others = tuple(path for path in paths if path not in data)
-    found |= {name: part for name, part in (("data", data), ("locals", others)) if part}
+    components |= {name: part for name, part in (("data", data), ("locals", others)) if part}
 
 
 def _paths(component: str, mine: RecordLine, theirs: RecordLine, *, shared: bool = False) -> list[str]:
@@ -266,7 +272,7 @@ def _difference(
     known = sorted(parts, key=lambda name: (order.index(name) if name in order else len(order), name))
     cause = known[0]
     detail = _numbers(mine, theirs, cause) if cause in {"loss", "lr"} else ""
-    detail = "read behind the loop only" if cause == _AT_EXIT else detail
+    detail = "read after the loop only" if cause == _AT_EXIT else detail
     others = tuple((_public(name), parts[name]) for name in known[1:])
     return Difference(
         theirs.step, _public(cause), parts[cause], detail, others, theirs.epoch, theirs.batch_index, place

@@ -1,4 +1,4 @@
-"""Two recorded runs beside each other, for a person: equal, where they differ, or why that cannot be told."""
+"""The comparison of two recorded runs for a person: equal, the first difference, or why neither can be known."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ EQUAL, DIFFERENT, CANNOT_TELL = 0, 1, 2
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `samebits diff` says."""
+    """The result of `samebits diff`."""
 
     steps: int
     """The number of steps that both runs have."""
     difference: Difference | None
     unfinished: tuple[str, ...]
-    """How the runs ended that did not end well."""
+    """The ends of the runs that did not end well."""
     level: str = "state"
-    """What was recorded of both: "loss" or "state"."""
+    """The level at which both were recorded: "loss" or "state"."""
     recorded: tuple[int, int] = (0, 0)
     """The number of steps of each."""
 
@@ -33,7 +33,7 @@ class Comparison:
         return CANNOT_TELL if self.unfinished or not self.steps else EQUAL
 
     def sentence(self) -> str:
-        """One line."""
+        """The result in one line."""
         if self.difference is not None:
             return f"{self.difference.sentence()} [{self._compared()}]"
         ended = "; ".join(self.unfinished)
@@ -55,8 +55,8 @@ class Comparison:
 def compare(a: Record, b: Record) -> Comparison:
     """Compares two runs from their beginning to their end.
 
-    That one failed and the other did not is a difference. Where both failed, or one was killed, or no step is in both,
-    that they end elsewhere says nothing.
+    It is a difference if one failed and the other did not. Where both failed, or one was killed, or no step is in both,
+    different ends prove nothing.
     """
     ends = [_end(record) for record in (a, b)]
     difference = first_difference(a, b)
@@ -65,7 +65,9 @@ def compare(a: Record, b: Record) -> Comparison:
     elif any(ends) and difference is not None and difference.place == "end":
         difference = None
     if difference is not None and difference.place == "end" and not steps_compared(a, b):
-        difference = None  # a run that had finished before, say, and now only ran the code behind its loop
+        difference = (
+            None  # for example a run that had finished before, and now only ran the code after its loop
+        )
     level = "loss" if "loss" in (a.start.get("level"), b.start.get("level")) else "state"
     return Comparison(
         steps_compared(a, b), difference, tuple(filter(None, ends)), level, (len(a.steps), len(b.steps))
@@ -73,7 +75,7 @@ def compare(a: Record, b: Record) -> Comparison:
 
 
 def _end(record: Record) -> str:
-    """How the run ended, if it did not end well."""
+    """Returns how the run ended, if it did not end well."""
     if record.end is None:
         return f"{record.path} ends before its run did (it was killed, or is still running)"
     error = record.end.get("error")

@@ -1,4 +1,4 @@
-"""Where two records part, and the sentence that says so."""
+"""The first difference of two records, and the sentence about it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _SHOWN = 2
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two records part."""
+    """The first difference of two records."""
 
     step: int
     component: str
-    """The cause as far as the records tell: the first in causal order that differs."""
+    """The cause as far as the records show it: the first in causal order that differs."""
     paths: tuple[str, ...]
     """Leaves of the component that differ; empty if it has none."""
     detail: str = ""
@@ -25,10 +25,10 @@ class Difference:
     """"step", "start" (before the first step), "resumed" (before the first step of a resumed process) or "end"."""
 
     def sentence(self) -> str:
-        """One readable line: step, component, leaves, what differs besides."""
+        """Returns one readable line: step, component, leaves, other components that differ."""
         detail = f" ({self.detail})" if self.detail else ""
-        more = ", ".join(_named(component, paths) for component, paths in self.others)
-        return f"{self._where()}{_named(self.component, self.paths)} {_verb(self)}{detail}" + (
+        more = ", ".join(_name_leaves(component, paths) for component, paths in self.others)
+        return f"{self._where()}{_name_leaves(self.component, self.paths)} {_verb(self)}{detail}" + (
             f", then {more}" if more else ""
         )
 
@@ -59,17 +59,17 @@ _TITLES = {
 }
 
 
-def _named(component: str, paths: tuple[str, ...]) -> str:
-    """A component and up to two of its leaves."""
+def _name_leaves(component: str, paths: tuple[str, ...]) -> str:
+    """Returns a component and up to two of its leaves."""
     if component == "locals":
         plain = [path for path in paths if path.isidentifier()] == list(paths)
         title = ("local variable" if plain else "user state") + ("s" if len(paths) > 1 and plain else "")
-        return f"{title} {_listed([f'`{path}`' for path in paths])}"
+        return f"{title} {_join_words([f'`{path}`' for path in paths])}"
     title = _TITLES.get(component, component)
     shown = [path for path in paths if path]
-    return f"{title} ({_listed(shown)})" if shown else title
+    return f"{title} ({_join_words(shown)})" if shown else title
 
 
-def _listed(items: list[str]) -> str:
+def _join_words(items: list[str]) -> str:
     more = len(items) - _SHOWN
     return ", ".join(items[:_SHOWN]) + (f", ... {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""What a training step is made of, seen from outside and written down as digests."""
+"""The record of a run: digests of everything that makes up a training step."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""All that a walk can read of a program between two steps: it says what a resume has lost, where a loss alone differs."""
+"""All values that a walk can read of a program between two steps: they name the state that a resume lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Thorough(Walk):
 
 
 def take(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
-    """The values that the loop in `frame` holds, how its modules are built, and what the process is set to."""
+    """Returns the values that the loop in `frame` holds, how its modules are built, and the settings of the process."""
     frames = loop_locals.loop_frames(frame)
     carried, _ = loop_locals.of_frames(frame)
     held = {**loop_locals.script_globals(frame), **carried, **objects}
@@ -29,7 +29,7 @@ def take(frame: FrameType, objects: dict[str, Any], loader: Any) -> Leaves:
         walk.value(name, value, 0)
     if loader is not None:
         walk.value(loop_locals.name_of(loader, frames), loader, 0)
-    loop_locals.let_go(frames)
+    loop_locals.release_locals(frames)
     found = walk.leaves().by_name()
     modules = [(name, value) for name, value in sorted(held.items()) if isinstance(value, torch.nn.Module)]
     for path, parts in {**structure.of_modules(modules), "": structure.of_process()}.items():

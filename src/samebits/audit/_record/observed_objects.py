@@ -1,4 +1,4 @@
-"""What a record is about: the models, optimizers and other objects of a run or of a plain script."""
+"""The objects that a record is about: models, optimizers and other objects of a run or of a plain script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samebits.audit._record.parameter_hashes import ModelLeaves, OptimizerLeaves
 _MOST_ROOTS = 64
 
 
-class Subjects:
+class ObservedObjects:
     """Collects objects as they show up; objects given to `Run` come first, under the names given there."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -36,23 +36,23 @@ class Subjects:
         self._run_state = run.state
         self._models = self._optimizers = None
 
-    def see_root(self, module: torch.nn.Module, *, trains: bool) -> None:
-        """A top-level module was called."""
+    def add_module(self, module: torch.nn.Module, *, trains: bool) -> None:
+        """Adds a top-level module that was called."""
         if not _contains(self._roots, module) and len(self._roots) < _MOST_ROOTS:
             self._roots.append(module)
         if trains and not _contains(self._trained, module) and len(self._trained) < _MOST_ROOTS:
             self._trained.append(module)
             self._models = None
 
-    def see_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer took a step."""
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Adds an optimizer that took a step."""
         if not _contains(self._stepped, optimizer):
             self._stepped.append(optimizer)
             self._optimizers = None
 
     def take(self) -> dict[str, Leaves]:
-        """The components `buffers`, `optimizer`, `model` and `state` as they are now."""
-        models, optimizers = self._refreshed()
+        """Returns the components `buffers`, `optimizer`, `model` and `state` as they are now."""
+        models, optimizers = self._refresh()
         parameters, buffers = models.take()
         taken = {"buffers": buffers, "optimizer": optimizers.take(), "model": parameters}
         if self._run_state is not None:
@@ -60,11 +60,11 @@ class Subjects:
         return taken
 
     def parameters(self) -> Leaves:
-        """The component `model` alone."""
-        return self._refreshed()[0].take()[0]
+        """Returns the component `model` alone."""
+        return self._refresh()[0].take()[0]
 
     def learning_rates(self) -> list[float]:
-        """The learning rate of every parameter group."""
+        """Returns the learning rate of every parameter group."""
         return [
             float(group["lr"])
             for o in self.optimizers().values()
@@ -73,46 +73,46 @@ class Subjects:
         ]
 
     def final(self) -> str:
-        """Digest of the parameters and buffers of the models, whatever they are by now."""
-        parameters, buffers = ModelLeaves(self.models() or _prefixed(self._roots)).take()
+        """Returns the digest of the parameters and buffers of the models as they are now."""
+        parameters, buffers = ModelLeaves(self.models() or _prefix(self._roots)).take()
         return of_bytes(
             "\n".join(parameters.names + buffers.names).encode(), parameters.hashes, buffers.hashes
         )
 
     def objects(self) -> dict[str, Any]:
-        """What was given to `Run`, by name."""
+        """Returns the objects given to `Run`, by name."""
         return dict(self._given)
 
     def loader(self) -> Any:
-        """What the current loop of the run iterates over."""
+        """Returns the iterable of the run's current loop."""
         loops = getattr(self._run, "_loops", None)
         return getattr(getattr(getattr(loops, "current", None), "source", None), "_loader", None)
 
     def models(self) -> dict[str, torch.nn.Module]:
-        """Prefix of the names, and module: those given to `Run`, then others that were trained."""
+        """Returns modules by the prefix of their names: those given to `Run`, then others that were trained."""
         given = {name: thing for name, thing in self._given.items() if isinstance(thing, torch.nn.Module)}
         owned = {id(parameter) for module in given.values() for parameter in module.parameters()}
         others = [m for m in self._trained if not all(id(parameter) in owned for parameter in m.parameters())]
         if given:
-            self._tell_others("model", others)
-        return _merged(given, others)
+            self._note_others("model", others)
+        return _merge(given, others)
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Prefix of the names, and optimizer: those given to `Run`, then others that took a step."""
+        """Returns optimizers by the prefix of their names: those given to `Run`, then others that took a step."""
         given = {
             name: thing for name, thing in self._given.items() if isinstance(thing, torch.optim.Optimizer)
         }
         others = [o for o in self._stepped if not _contains(list(given.values()), o)]
         if self._given:
-            self._tell_others("optimizer", others)
-        return _merged(given, others)
+            self._note_others("optimizer", others)
+        return _merge(given, others)
 
     def summary(self) -> list[str]:
-        """One line for each object that was seen."""
-        things = [*self.models().items(), *self.optimizers().items()] or list(_prefixed(self._roots).items())
+        """Returns one line for each object."""
+        things = [*self.models().items(), *self.optimizers().items()] or list(_prefix(self._roots).items())
         return [f"{prefix.rstrip('.')} {type(thing).__name__}".strip() for prefix, thing in things]
 
-    def _refreshed(self) -> tuple[ModelLeaves, OptimizerLeaves]:
+    def _refresh(self) -> tuple[ModelLeaves, OptimizerLeaves]:
         if len(self._given) != self._size:  # Run.add
             self._models = self._optimizers = None
             self._size = len(self._given)
@@ -125,19 +125,19 @@ class Subjects:
         others = {name: t.state_dict() for name, t in self._given.items() if not isinstance(t, own)}
         return {"run.state": dict(self._run_state), **others}
 
-    def _tell_others(self, kind: str, others: list[Any]) -> None:
+    def _note_others(self, kind: str, others: list[Any]) -> None:
         for thing in others:
             self._note(f"{kind} {type(thing).__name__} is used in training but was not given to Run")
 
 
-def _merged(given: Mapping[str, Any], others: list[Any]) -> dict[str, Any]:
-    if not given:
-        return _prefixed(others)
-    named = {"" if len(given) == 1 else f"{name}.": thing for name, thing in given.items()}
+def _merge(first: Mapping[str, Any], others: list[Any]) -> dict[str, Any]:
+    if not first:
+        return _prefix(others)
+    named = {"" if len(first) == 1 else f"{name}.": thing for name, thing in first.items()}
     return named | {f"{type(thing).__name__}{number or ''}.": thing for number, thing in enumerate(others)}
 
 
-def _prefixed(things: list[Any]) -> dict[str, Any]:
+def _prefix(things: list[Any]) -> dict[str, Any]:
     if len(things) == 1:
         return {"": things[0]}
     return {f"{type(thing).__name__}{number}.": thing for number, thing in enumerate(things)}

@@ -1,4 +1,4 @@
-"""What was seen of one training step, until its line is written."""
+"""The observations of one training step, until its line is written."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from samebits._inspect.tree import Leaves
 
 @dataclass
 class ObservedStep:
-    """A step under way."""
+    """A step in progress."""
 
     position: Position
     due: bool
-    """Whether its number is one that is recorded."""
+    """True if its number is one that is recorded."""
     ends: bool
-    """Whether the loop may end after this step: the end of an epoch."""
+    """True if the loop may end after this step: the end of an epoch."""
     components: dict[str, Leaves] = field(default_factory=dict)
     losses: list[Any] = field(default_factory=list)
     differentiated: list[Any] = field(default_factory=list)
-    """Numbers whose gradient `torch.autograd.grad` gave."""
+    """Numbers whose gradient `torch.autograd.grad` computed."""
     inputs: list[Leaves] = field(default_factory=list)
-    """Of a plain script: what each training forward got."""
+    """The inputs of each training forward of a plain script."""
     outputs: list[bytes] = field(default_factory=list)
-    """The hashes of what evaluations gave."""
+    """The hashes of the outputs of evaluations."""
 
     def batch(self) -> Leaves:
-        """The inputs of all forwards as one component: those of the second one behind the number of leaves before them."""
+        """Returns the inputs of all forwards as one component: those of the second one are numbered after those of the first."""
         names: tuple[str, ...] = ()
         for seen in self.inputs:
             prefix = str(len(names)) if names else ""
@@ -39,11 +39,11 @@ class ObservedStep:
         return Leaves(names, b"".join(seen.hashes for seen in self.inputs))
 
     def evaluations(self) -> str:
-        """One digest of all evaluations."""
+        """Returns one digest of all evaluations."""
         return digest_of(self.outputs)
 
     def join(self, later: ObservedStep) -> None:
-        """Takes what was seen in `later`: the two were one step, which ends where that one does."""
+        """Adds the observations of `later`: the two were one step, which ends where that one does."""
         self.losses += later.losses
         self.differentiated += later.differentiated
         self.inputs += later.inputs
@@ -52,5 +52,5 @@ class ObservedStep:
 
 
 def digest_of(hashes: list[bytes]) -> str:
-    """One digest of hashes in their order."""
+    """Returns one digest of hashes in their order."""
     return f"{ALGORITHM}:{xxhash.xxh3_128(b''.join(hashes)).hexdigest()}"

@@ -1,4 +1,5 @@
-"""Models and optimizers at every step: kept NumPy views of their tensors, hashed in place (about 0.4 us each).
+"""Hashes of models and optimizers at every step: cached NumPy views of their tensors, hashed in place (about 0.4 us
+each).
 
 A plan holds as long as every mapping it was made of has the same objects in it, and every tensor its address and
 shape; both are checked at each step, so `.data = ...`, `.to(...)`, new layers and new state are seen.
@@ -37,10 +38,10 @@ def _keep(tensor: torch.Tensor) -> _TensorView:
     return _TensorView(tensor, address, tensor.shape, view, digest.seed_of(tensor.dtype, tensor.shape))
 
 
-def _hash_kept(kept: list[_TensorView]) -> bytes | None:
-    """The hashes, or None if a tensor has moved (`.data = ...`, `.to(...)`, a resize)."""
+def _hash_kept(views: list[_TensorView]) -> bytes | None:
+    """Returns the hashes, or None if a tensor has moved (`.data = ...`, `.to(...)`, a resize)."""
     parts = []
-    for tensor, address, shape, view, seed in kept:
+    for tensor, address, shape, view, seed in views:
         if view is None:
             parts.append(leaf(tensor))
         elif tensor.data_ptr() != address or tensor.shape != shape:
@@ -88,7 +89,7 @@ class ModelLeaves:
         self._kept = tuple([_keep(tensor) for tensor in found.values()] for found in tensors)
 
     def take(self) -> tuple[Leaves, Leaves]:
-        """(parameters, buffers) as they are now."""
+        """Returns (parameters, buffers) as they are now."""
         if not self._structure.holds():
             self._plan()
         hashes = [_hash_kept(kept) for kept in self._kept]
@@ -149,7 +150,7 @@ class OptimizerLeaves:
         )
 
     def take(self) -> Leaves:
-        """The optimizers as they are now."""
+        """Returns the hyperparameters and the state of the optimizers as they are now."""
         if not self._holds():
             self._plan()
         hashes = _hash_kept(self._kept)
@@ -179,5 +180,5 @@ class OptimizerLeaves:
 
 
 def _item(value: Any) -> bytes:
-    """One hash of any value."""
+    """Returns one hash of any value."""
     return leaf(value) if isinstance(value, torch.Tensor) else plain(of_nested(value).hashes)

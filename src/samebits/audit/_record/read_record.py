@@ -1,4 +1,4 @@
-"""Records read back: plain JSON, nothing in them is ever executed, a last line cut by SIGKILL is left out."""
+"""Reading records: plain JSON, nothing in them is ever executed, a last line cut by SIGKILL is left out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RecordLine:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What lines of two records are matched by."""
+        """The key by which the lines of two records are matched."""
         return self.loop, self.step
 
 
@@ -46,41 +46,41 @@ class Record:
     steps: dict[tuple[str, int], RecordLine] = field(default_factory=dict)
     """In the order in which they were recorded."""
     forwards: dict[tuple[str, int], RecordLine] = field(default_factory=dict)
-    """Before any training. Where none followed, they are the steps, those of an inference."""
+    """Lines before any training. If no step follows, they are the steps, those of an inference."""
     end: dict[str, Any] | None = None
-    """None if the process did not live to the script's end."""
+    """None if the process was killed before the script's end."""
     killed: dict[str, Any] | None = None
 
     @property
     def final(self) -> str | None:
-        """Digest of the model at the script's end."""
+        """The digest of the model at the script's end."""
         return None if self.end is None else self.end.get("final")
 
     @property
     def notes(self) -> list[str]:
-        """Remarks of the recorder."""
+        """The remarks of the recorder."""
         return [] if self.end is None else list(self.end.get("notes", ()))
 
     @property
     def resumed_from(self) -> int | None:
-        """The boundary at which this process took up a run; None for a fresh one."""
+        """The boundary from which this process resumed a run; None for a fresh one."""
         # a forward before the run has a line, too
         began = next((line for line in self.initial if line.loop), None)
         return began.step + 1 if began is not None and began.step >= 0 else None
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """The record in a file, or in a folder (the records of several processes are merged, later ones win).
+    """Returns the record in a file, or in a folder (the records of several processes are merged, later ones win).
 
     Raises:
         RecordError: there is none, or it is not a record of this schema.
     """
     segments = read_segments(path)
-    return merged(segments)
+    return merge(segments)
 
 
 def read_segments(path: str | os.PathLike[str]) -> list[Record]:
-    """The records of a folder, one per process, in the order in which they were started."""
+    """Returns the records of a folder, one per process, in the order in which they were started."""
     path = Path(path)
     if path.is_file():
         return [_read_file(path)]
@@ -93,8 +93,8 @@ def read_segments(path: str | os.PathLike[str]) -> list[Record]:
     return [_read_file(file) for file in files]
 
 
-def merged(segments: list[Record]) -> Record:
-    """One record of a run from those of its processes."""
+def merge(segments: list[Record]) -> Record:
+    """Merges the records of a run's processes into one."""
     steps = {key: line for segment in segments for key, line in segment.steps.items()}
     last = segments[-1]
     return replace(

@@ -22,7 +22,7 @@ SCHEMA = 1
 
 
 def environment() -> dict[str, Any]:
-    """What this process is made of, for a person and for comparison."""
+    """Returns the versions and settings of this process, for a person and for comparison."""
     return {
         **environment_fingerprint(),
         "python": platform.python_version(),
@@ -74,12 +74,12 @@ class RecordFile:
             data = data[os.write(self._descriptor, data) :]
 
     def close(self) -> None:
-        """Closes the file; the lines are there already."""
+        """Closes the file; its lines are written already."""
         os.close(self._descriptor)
 
 
 def start_line(script: str, level: str, every: int) -> dict[str, Any]:
-    """The first line of a record."""
+    """Returns the first line of a record."""
     return {
         "kind": "start",
         "schema": SCHEMA,
@@ -93,7 +93,7 @@ def start_line(script: str, level: str, every: int) -> dict[str, Any]:
 
 
 def _hex(taken: Leaves) -> dict[str, str]:
-    """Name to hash: where the generators stood before the script began."""
+    """Returns name to hash: the states of the generators before the script began."""
     digits = taken.hashes.hex()
     return {name: digits[16 * at : 16 * at + 16] for at, name in enumerate(taken.names)}
 

@@ -1,4 +1,4 @@
-"""The lines of a record: what was seen, as digests."""
+"""The lines of a record, as digests."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from samebits._inspect._program import loop_locals
 from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit._record import memory
-from samebits.audit._record.observed_objects import Subjects
+from samebits.audit._record.observed_objects import ObservedObjects
 from samebits.audit._record.observed_step import ObservedStep, digest_of
 from samebits.audit._record.record_file import RecordFile
 
 
-class Lines:
+class LineWriter:
     """Writes lines about `subjects` to `file`; at level "loss" (not `full`) without components.
 
     With `all_memory`, a component `memory` holds what no other has.
     """
 
-    def __init__(self, file: RecordFile, subjects: Subjects, *, full: bool, all_memory: bool = False) -> None:
+    def __init__(
+        self, file: RecordFile, subjects: ObservedObjects, *, full: bool, all_memory: bool = False
+    ) -> None:
         self._all_memory = all_memory
         self._file = file
         self._subjects = subjects
         self._full = full
 
     def initial(self, before: Position, frame: FrameType | None, early: list[bytes], *, fresh: bool) -> None:
-        """The state before the first body of a process, and what `early` evaluations gave."""
+        """Writes the state before the first body of a process, and the outputs of `early` evaluations."""
         components = self._subjects.take() if self._full else {}
         if self._full and fresh:
             components["generators"] = generators()
@@ -47,7 +49,7 @@ class Lines:
         self._file.write_components(line, components)
 
     def step(self, step: ObservedStep, frame: FrameType | None) -> None:
-        """The state after the body of `step`, with the locals of `frame`."""
+        """Writes the state after the body of `step`, with the locals of `frame`."""
         line: dict[str, Any] = {"kind": "step", **_place(step.position)}
         line["loss"] = [_loss(loss) for loss in step.losses]
         line["lr"] = self._learning_rates()
@@ -61,7 +63,7 @@ class Lines:
         self._file.write_components(line, step.components)
 
     def forward(self, number: int, inputs: tuple[Any, ...], gave: Leaves, *, evaluates: bool) -> None:
-        """One forward before any training; of one in training mode the model, too: some train without gradients."""
+        """Writes one forward before any training; of one in training mode the model, too: some train without gradients."""
         components = {"batch": of_nested(inputs), "output": gave} if self._full else {}
         if self._full and not evaluates:
             components["model"] = self._subjects.parameters()
@@ -82,7 +84,7 @@ def _place(at: Position) -> dict[str, Any]:
 
 
 def _loss(value: Any) -> str:
-    """A loss as `float.hex`, or the digest of one that is no single real number."""
+    """Returns a loss as `float.hex`, or the digest of one that is no single real number."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     return float(value).hex() if isinstance(value, float | int) else of_nested(value).digest()

@@ -15,22 +15,22 @@ import torch
 from samebits._context import Observer, Position, observed, process, run_dirs
 from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested
-from samebits.audit._record.observed_objects import Subjects
+from samebits.audit._record.observed_objects import ObservedObjects
 from samebits.audit._record.observed_step import ObservedStep
-from samebits.audit._record.parameter_updates import Updates
+from samebits.audit._record.parameter_updates import UpdateDetector
 from samebits.audit._record.record_file import RecordFile, start_line
-from samebits.audit._record.record_lines import Lines
+from samebits.audit._record.record_lines import LineWriter
 from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
-from samebits.audit._record.written_files import outside, writes
+from samebits.audit._record.written_files import lines_outside, record_written_files
 from samebits.determinism._warn_once import notices
 
 
 class StopScript(BaseException):
-    """Ends a script that has no `Run` after the steps asked for; not an error."""
+    """Ends a script that has no `Run` after the given number of steps; not an error."""
 
 
-def _survives(method: Callable[..., None]) -> Callable[..., None]:
-    """Whatever goes wrong while recording becomes a note: the user's run goes on."""
+def _note_exceptions(method: Callable[..., None]) -> Callable[..., None]:
+    """Turns any exception while recording into a note: the user's run continues."""
 
     @functools.wraps(method)
     def guarded(self: Recorder, *args: Any, **kwargs: Any) -> None:
@@ -45,11 +45,11 @@ def _survives(method: Callable[..., None]) -> Callable[..., None]:
 class Recorder(Observer, TorchListener):
     """Writes one line per step: of a `Run`'s loops; without one per update of the parameters; without that per forward.
 
-    An update is an optimizer's step, or what somebody did to the parameters without one between a gradient and the next
-    forward. Where both alternate, they are one step, the optimizer's. Forwards before the first update are no steps.
+    An update is an optimizer's step, or a change of the parameters without one between a gradient and the next forward.
+    Where both alternate, they are one step, the optimizer's. Forwards before the first update are no steps.
 
     Args:
-        file: where the lines go.
+        file: the file of the lines.
         level: "loss" (losses and learning rates) or "state" (everything).
         every: only each `every`-th step, and the last one of each epoch.
         stop_after_steps: ends a script without `Run` after so many steps.
@@ -69,31 +69,31 @@ class Recorder(Observer, TorchListener):
         self.folders: list[str | Path | None] = []
         """Where the script may write."""
         self.files: dict[str, None] = {}
-        """What it opened for writing."""
+        """Files that the script opened for writing."""
         self._start = os.getcwd()
         self.loaders: list[int] = []
         """The number of workers that the script gave each loader it made."""
         self._full = level == "state"
         self._every = every
         self._stop_after = stop_after_steps
-        self._subjects = Subjects(self.note)
-        self._lines = Lines(file, self._subjects, full=self._full, all_memory=all_memory)
+        self._subjects = ObservedObjects(self.note)
+        self._lines = LineWriter(file, self._subjects, full=self._full, all_memory=all_memory)
         self._runs = 0
         self._loops: list[str] = []
-        self._updates = Updates(self._subjects.parameters)
+        self._updates = UpdateDetector(self._subjects.parameters)
         self._step: ObservedStep | None = None
         self._held: ObservedStep | None = None
         """A step that ended without an optimizer's, the first one since: if one follows now, the two are one step."""
-        self._by_hand = False
-        """Whether a second one followed."""
+        self._second_manual_update = False
+        """True if a second one followed."""
         self._begun = False
         self._trains = False
         self._steps = self._forwards = 0
         self._early: list[bytes] = []
-        """The hashes of what the evaluations before the first step gave."""
+        """The hashes of the outputs of the evaluations before the first step."""
         self._threads: list[int] = []
         self._any_threads = True
-        """Whether every step so far was made by ops whose bits do not depend on the thread count."""
+        """True if every step so far was made by ops whose bits do not depend on the thread count."""
         self._resumed_from: int | None = None
 
     def note(self, text: str) -> None:
@@ -103,22 +103,22 @@ class Recorder(Observer, TorchListener):
 
     # Events of a Run.
 
-    @_survives
+    @_note_exceptions
     def run_opened(self, run: Any) -> None:
         """Takes over from the counting of optimizer steps."""
         self._write_held()
-        self._updates.optimizer_stepped(None)  # what changed since a gradient may be what the run restored
+        self._updates.optimizer_stepped(None)  # a change since a gradient may be the run's restore
         self._runs += 1
         self.folders += run_dirs(run.run_dir)
         self._trains, self._begun, self._step = True, False, None
         self._subjects.open_run(run)
 
-    @_survives
+    @_note_exceptions
     def workers_wanted(self, number: int) -> None:
-        """A pipeline's own number of workers, for `verify`'s table."""
+        """Notes a pipeline's number of workers, for `verify`'s table."""
         self.loaders.append(number)
 
-    @_survives
+    @_note_exceptions
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
         """Writes the line of the step that is over, or the first line of this process."""
         if step.loop not in self._loops:
@@ -133,14 +133,14 @@ class Recorder(Observer, TorchListener):
             self._write(self._step, frame)
         self._step = None
 
-    @_survives
+    @_note_exceptions
     def step_begins(self, run: Any, step: Position, batch: Any, *, ends_epoch: bool) -> None:
         """Takes the generators and the batch."""
         self._step = self._begin(step, ends_epoch=ends_epoch)
         if self._full and self._step.due:
             self._step.components = {"generators": generators(), "batch": of_nested(batch)}
 
-    @_survives
+    @_note_exceptions
     def run_closed(self, run: Any, *, finished: bool) -> None:
         """Writes the step that a `break` or an exception left."""
         self._runs -= 1
@@ -150,62 +150,62 @@ class Recorder(Observer, TorchListener):
 
     # Events of torch.
 
-    @_survives
+    @_note_exceptions
     def backward(self, roots: tuple[torch.Tensor, ...]) -> None:
         """Keeps the losses."""
         self._trains = True
         if not self._runs:
             self._open_plain_step()
             self._expect_update()
-        if self._step is not None and self._wanted(self._step):
+        if self._step is not None and self._is_recorded(self._step):
             self._step.losses += [
                 root.item() if root.numel() == 1 and root.is_cpu else root.detach() for root in roots
             ]
 
-    @_survives
+    @_note_exceptions
     def gradient(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """Keeps what may be the loss, if it turns out that somebody updates parameters with it."""
+        """Keeps what may be the loss, in case parameters are updated with it."""
         if self._runs:
             return
         self._expect_update()
         if self._step is not None:
             self._step.differentiated += [root.detach() for root in roots if root.numel() == 1]
 
-    @_survives
+    @_note_exceptions
     def forward_begins(self) -> None:
         """Ends a step whose parameters were changed without an optimizer."""
-        if not self._runs and self._updates.made():
-            self._end_by_hand()
-            self._stop_if_enough()
+        if not self._runs and self._updates.has_update():
+            self._end_manual_update()
+            self._stop_at_limit()
 
-    @_survives
+    @_note_exceptions
     def forward(
         self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any, *, evaluates: bool
     ) -> None:
-        """Keeps what a model saw and gave: the batch of a plain script, evaluations, the steps of an inference."""
-        self._subjects.see_root(module, trains=not evaluates)
+        """Keeps the inputs and outputs of a model: the batch of a plain script, evaluations, the steps of an inference."""
+        self._subjects.add_module(module, trains=not evaluates)
         if not self._trains:
             self._infer(inputs, output, evaluates=evaluates)
         if not self._runs and (self._trains or not evaluates):
             self._open_plain_step()
         step = self._step
-        if step is None or not self._full or not self._wanted(step):
+        if step is None or not self._full or not self._is_recorded(step):
             return
         if evaluates:
             step.outputs.append(of_nested(output).hashes)
         elif not self._runs:
             step.inputs.append(of_nested(inputs))
 
-    @_survives
+    @_note_exceptions
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """From here on an optimizer changes the parameters."""
+        """Notes that an optimizer changes the parameters from here on."""
         self._updates.optimizer_begins()
 
-    @_survives
+    @_note_exceptions
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Ends a step of a plain script."""
         self._trains = True
-        self._subjects.see_optimizer(optimizer)
+        self._subjects.add_optimizer(optimizer)
         self._updates.optimizer_stepped(None)
         if self._runs:
             return
@@ -213,12 +213,12 @@ class Recorder(Observer, TorchListener):
         if self._held is not None:
             self._held.join(step)
             step, self._held = self._held, None
-        self._by_hand = False
+        self._second_manual_update = False
         self._take(step)
         self._updates.optimizer_stepped(step.components.get("model"))
         self._write(step, None)
         self._step = None
-        self._stop_if_enough()
+        self._stop_at_limit()
 
     # Steps of a plain script.
 
@@ -231,27 +231,32 @@ class Recorder(Observer, TorchListener):
             self._step = self._begin(Position("", 0, number, number), ends_epoch=False)
         return self._step
 
-    def _wanted(self, step: ObservedStep) -> bool:
-        """Whether what is seen of `step` is recorded: it is due, or may turn out to be a part of one that is."""
+    def _is_recorded(self, step: ObservedStep) -> bool:
+        """Returns True if `step` is recorded: it is due, or may turn out to be a part of one that is."""
         return step.due or (self._held is not None and self._held.due)
 
     def _expect_update(self) -> None:
-        """A gradient is computed. If no optimizer uses it, this is the last place that is surely inside the step."""
-        if self._updates.gradient() and self._full and self._step is not None and self._wanted(self._step):
+        """Notes the generators at a gradient: if no optimizer uses it, this is the last point that is surely inside the step."""
+        if (
+            self._updates.gradient()
+            and self._full
+            and self._step is not None
+            and self._is_recorded(self._step)
+        ):
             self._step.components["generators"] = generators()
 
-    def _end_by_hand(self) -> None:
-        """An update without an optimizer. The first since an optimizer's step may belong to the next one's."""
+    def _end_manual_update(self) -> None:
+        """Ends an update without an optimizer. The first since an optimizer's step may belong to the next one's."""
         self._trains = True
         step, self._step = self._open_plain_step(), None
         step.losses = step.losses or step.differentiated
         self._take(step, step.components.get("generators"))
-        if self._held is None and not self._by_hand:
+        if self._held is None and not self._second_manual_update:
             self._held = step
             return
-        self._by_hand = True
+        self._second_manual_update = True
         self._write_held()
-        if not self._enough():
+        if not self._reached_limit():
             self._write(step, None)
 
     def _write_held(self) -> None:
@@ -260,19 +265,19 @@ class Recorder(Observer, TorchListener):
             self._write(held, None)
 
     def _take(self, step: ObservedStep, drawn: Leaves | None = None) -> None:
-        """The state at the end of a plain step, as far as it is recorded; `drawn`: the generators, if taken before."""
-        if not self._full or not self._wanted(step):
+        """Takes the state at the end of a plain step, as far as it is recorded; `drawn`: the generators, if taken before."""
+        if not self._full or not self._is_recorded(step):
             return
         if step.inputs:
             step.components["batch"] = step.batch()
         step.components["generators"] = drawn or generators()
         step.components |= self._subjects.take()
 
-    def _enough(self) -> bool:
+    def _reached_limit(self) -> bool:
         return self._stop_after is not None and self._steps >= self._stop_after
 
-    def _stop_if_enough(self) -> None:
-        if self._enough():
+    def _stop_at_limit(self) -> None:
+        if self._reached_limit():
             raise StopScript
 
     # Lines.
@@ -280,7 +285,7 @@ class Recorder(Observer, TorchListener):
     def finish(self, error: BaseException | None = None) -> str | None:
         """Writes the last line, after the script's end, and returns the final digest (None: no model was seen)."""
         self._end_plain_steps()
-        for text in (*outside(self.files, self.folders, self._start), *notices()):
+        for text in (*lines_outside(self.files, self.folders, self._start), *notices()):
             self.note(text)
         final, seen = None, []
         try:
@@ -294,7 +299,7 @@ class Recorder(Observer, TorchListener):
             "steps": self._steps if self._trains else self._forwards,
             "trains": self._trains,
             "seen": seen,
-            "not_seen": self._not_seen(),
+            "not_seen": self._limitations(),
         }
         line |= {
             "notes": self.notes,
@@ -309,19 +314,19 @@ class Recorder(Observer, TorchListener):
         self.file.write(line)
         return final
 
-    @_survives
+    @_note_exceptions
     def _end_plain_steps(self) -> None:
-        """The last update of a plain script has no forward behind it."""
-        if not self._runs and self._updates.made() and not self._enough():
-            self._end_by_hand()
-        if not self._enough():
+        """Ends the last update of a plain script, which no forward follows."""
+        if not self._runs and self._updates.has_update() and not self._reached_limit():
+            self._end_manual_update()
+        if not self._reached_limit():
             self._write_held()
 
     def _begin(self, position: Position, *, ends_epoch: bool) -> ObservedStep:
-        self._see_threads()
+        self._note_threads()
         return ObservedStep(position, ends_epoch or position.step % self._every == 0, ends_epoch)
 
-    def _see_threads(self) -> None:
+    def _note_threads(self) -> None:
         threads = torch.get_num_threads()
         self._threads = [self._threads[0] if self._threads else threads, threads]
         settings = process.op_determinism
@@ -337,8 +342,8 @@ class Recorder(Observer, TorchListener):
             self._lines.step(step, frame)
 
     def _infer(self, inputs: tuple[Any, ...], output: Any, *, evaluates: bool) -> None:
-        """A forward before any training: a step of an inference, unless training follows."""
-        self._see_threads()
+        """Notes a forward before any training: a step of an inference, unless training follows."""
+        self._note_threads()
         number, self._forwards = self._forwards, self._forwards + 1
         gave = of_nested(output) if self._full else Leaves((), b"")
         if self._full and evaluates and self._step is None:
@@ -346,7 +351,7 @@ class Recorder(Observer, TorchListener):
         if number % self._every == 0:
             self._lines.forward(number, inputs, gave, evaluates=evaluates)
 
-    def _not_seen(self) -> list[str]:
+    def _limitations(self) -> list[str]:
         missing = [] if self._full else ["everything but losses and learning rates (level loss)"]
         if not self._subjects.summary():
             missing.append("no model was called")
@@ -361,8 +366,8 @@ class Recorder(Observer, TorchListener):
 def recording(
     recorder: Recorder, script: str, *, level: str, every: int, allowed: tuple[str | None, ...]
 ) -> Iterator[None]:
-    """Subscribes `recorder` to everything while the block runs; what it hooked is as before afterwards."""
+    """Subscribes `recorder` to everything while the block runs; its hooks are removed afterwards."""
     recorder.file.write(start_line(script, level, every))
     recorder.folders += allowed
-    with observed(recorder), torch_hooks(recorder), writes(recorder.files):
+    with observed(recorder), torch_hooks(recorder), record_written_files(recorder.files):
         yield

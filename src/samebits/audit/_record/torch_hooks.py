@@ -1,7 +1,7 @@
-"""Torch from outside: optimizer steps, backward calls and top-level forwards, without a change to the script.
+"""Hooks into torch: optimizer steps, backward calls and top-level forwards, without a change to the script.
 
 Measured on a model of 21 modules (one forward 17 us): torch's global forward hook costs 26 us, this wrap of
-`Module.__call__` 4 us; hooks on known roots cost 1.5 us, but nobody names the roots of a plain script. Compiled
+`Module.__call__` 4 us; hooks on known roots cost 1.5 us, but the roots of a plain script are not known. Compiled
 code never runs the wrap: while Dynamo traces, it goes straight to torch's own method.
 """
 
@@ -24,30 +24,31 @@ from samebits._inspect.patching import Patches
 
 
 class TorchListener:
-    """Receives what torch does on the training thread. All methods do nothing here."""
+    """Receives torch's events on the training thread. All methods do nothing here."""
 
     def backward(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """`torch.autograd.backward` is called; `roots` are usually the loss."""
+        """Called at `torch.autograd.backward`; `roots` are usually the loss."""
 
     def gradient(self, roots: tuple[torch.Tensor, ...]) -> None:
-        """`torch.autograd.grad` is called: gradients that no parameter's `grad` shows."""
+        """Called at `torch.autograd.grad`: gradients that no parameter's `grad` shows."""
 
     def forward_begins(self) -> None:
-        """A top-level call of a module that owns tensors begins, outside of a backward."""
+        """Called when a top-level call of a module that owns tensors begins, outside of a backward."""
 
     def forward(
         self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any, *, evaluates: bool
     ) -> None:
-        """A top-level call of a module that owns tensors returned; `evaluates`: in eval mode, or without grad.
+        """Called when a top-level call of a module that owns tensors returned; `evaluates`: in eval mode, or without
+        grad.
 
-        A call that only finds out shapes, on the meta device, is none.
+        A call that only computes shapes, on the meta device, does not count.
         """
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """`optimizer.step()` begins."""
+        """Called when `optimizer.step()` begins."""
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """`optimizer.step()` is done."""
+        """Called when `optimizer.step()` is done."""
 
 
 class _Hooks:
@@ -60,8 +61,8 @@ class _Hooks:
         self.on = True
         self.thread = threading.get_ident()
 
-    def here(self) -> bool:
-        """Whether this is the training thread, and it computes.
+    def is_active(self) -> bool:
+        """Returns True on the training thread while it computes.
 
         A step that is captured as a graph is no step; inside a transform of torch.func no tensor can be read.
         """
@@ -85,18 +86,22 @@ def torch_hooks(*listeners: TorchListener) -> Iterator[None]:
     """Calls `listeners` while the block runs; torch is afterwards as it was before."""
     hooks = _Hooks(list(listeners))
     call, backward, grad = torch.nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
-    watched = _watched_backward(hooks, backward, "backward"), _watched_backward(hooks, grad, "gradient")
+    watched = _wrap_backward(hooks, backward, "backward"), _wrap_backward(hooks, grad, "gradient")
     handles = (
-        register_optimizer_step_pre_hook(functools.partial(_optimizer_tells, hooks, "optimizer_begins")),
-        register_optimizer_step_post_hook(functools.partial(_optimizer_tells, hooks, "optimizer_step")),
+        register_optimizer_step_pre_hook(
+            functools.partial(_notify_optimizer_event, hooks, "optimizer_begins")
+        ),
+        register_optimizer_step_post_hook(
+            functools.partial(_notify_optimizer_event, hooks, "optimizer_step")
+        ),
     )
     patches = Patches()
-    patches.put(torch.nn.Module, "__call__", _watched_call(hooks, call))
+    patches.put(torch.nn.Module, "__call__", _wrap_call(hooks, call))
     patches.put(torch.autograd, "backward", watched[0])
     patches.put(torch.autograd, "grad", watched[1])
     _installed.append(hooks)
     try:
-        with _known_to_torchscript(dict(zip(watched, ("aten::backward", "aten::grad"), strict=True))):
+        with _register_with_torchscript(dict(zip(watched, ("aten::backward", "aten::grad"), strict=True))):
             yield
     finally:
         _installed.remove(hooks)
@@ -106,8 +111,9 @@ def torch_hooks(*listeners: TorchListener) -> Iterator[None]:
 
 
 @contextmanager
-def _known_to_torchscript(ops: dict[Any, str]) -> Iterator[None]:
-    """TorchScript knows functions of torch by their identity; of others it would compile the source.
+def _register_with_torchscript(ops: dict[Any, str]) -> Iterator[None]:
+    """Registers wrappers with TorchScript, which knows functions of torch by their identity and compiles the source of
+    others.
 
     torch 2.13.0: `torch.jit._builtins`.
     """
@@ -120,7 +126,7 @@ def _known_to_torchscript(ops: dict[Any, str]) -> Iterator[None]:
             del table[id(function)]
 
 
-def _watched_call(hooks: _Hooks, call: Any) -> Any:
+def _wrap_call(hooks: _Hooks, call: Any) -> Any:
     compiling = torch.compiler.is_dynamo_compiling
     owns: dict[type, bool] = {}
 
@@ -128,7 +134,7 @@ def _watched_call(hooks: _Hooks, call: Any) -> Any:
     def watched(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if compiling() or hooks.inside:
             return call(self, *args, **kwargs)
-        if not _owns_tensors(self, owns) or not hooks.here():
+        if not _owns_tensors(self, owns) or not hooks.is_active():
             return call(self, *args, **kwargs)
         if not hooks.backwards:  # a checkpointed segment is computed again inside of a backward
             for listener in hooks.listeners:
@@ -149,7 +155,7 @@ def _watched_call(hooks: _Hooks, call: Any) -> Any:
 
 
 def _owns_tensors(module: torch.nn.Module, losses: dict[type, bool]) -> bool:
-    """Whether `module` is a model: losses and transforms without parameters are not."""
+    """Returns True if `module` is a model: losses and transforms without parameters are not."""
     kind = type(module)
     if kind not in losses:
         losses[kind] = issubclass(kind, _Loss)
@@ -159,7 +165,7 @@ def _owns_tensors(module: torch.nn.Module, losses: dict[type, bool]) -> bool:
 
 
 def _is_meta(output: Any) -> bool:
-    """Whether a forward gave a tensor without data, in the output itself or in a list, tuple or mapping of them."""
+    """Returns True if a forward returned a tensor without data, in the output itself or in a list, tuple or mapping of them."""
     if isinstance(output, torch.Tensor):
         return output.is_meta
     items = output.values() if isinstance(output, Mapping) else output
@@ -168,12 +174,12 @@ def _is_meta(output: Any) -> bool:
     )
 
 
-def _watched_backward(hooks: _Hooks, backward: Any, event: str) -> Any:
+def _wrap_backward(hooks: _Hooks, backward: Any, event: str) -> Any:
     compiling = torch.compiler.is_dynamo_compiling
 
     @functools.wraps(backward)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        if compiling() or not hooks.here():
+        if compiling() or not hooks.is_active():
             return backward(*args, **kwargs)
         roots = _roots(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
         for listener in hooks.listeners:
@@ -187,13 +193,13 @@ def _watched_backward(hooks: _Hooks, backward: Any, event: str) -> Any:
     return watched
 
 
-def _roots(given: Any) -> tuple[torch.Tensor, ...]:
-    """The tensors among what a backward starts from (which may be edges of the graph, too)."""
-    things = given if isinstance(given, list | tuple) else (given,)
+def _roots(roots: Any) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors among the roots of a backward (which may be edges of the graph, too)."""
+    things = roots if isinstance(roots, list | tuple) else (roots,)
     return tuple(thing for thing in things if isinstance(thing, torch.Tensor))
 
 
-def _optimizer_tells(hooks: _Hooks, event: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if hooks.here():
+def _notify_optimizer_event(hooks: _Hooks, event: str, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if hooks.is_active():
         for listener in hooks.listeners:
             getattr(listener, event)(optimizer)

@@ -13,7 +13,7 @@ _CACHES = (os.sep + "__pycache__" + os.sep, os.sep + ".cache" + os.sep)
 _SCRATCH = (os.environ.get("TMPDIR", "/tmp"), "/dev", "/proc")  # noqa: S108 (not tempfile: it would settle the folder)
 
 _listeners: list[Callable[[str, str | None], None]] = []
-"""Each is told of a path that is opened for writing, or of one and the path that it is renamed to."""
+"""Each is called with a path that is opened for writing, or with one and the path that it is renamed to."""
 _hooked: list[bool] = []
 
 
@@ -30,10 +30,11 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def writes(files: dict[str, None]) -> Iterator[None]:
-    """Adds to `files`, once each and in order, what is opened for writing while the block runs, by its real path.
+def record_written_files(files: dict[str, None]) -> Iterator[None]:
+    """Adds to `files`, once each and in order, the real path of each file that is opened for writing while the block
+    runs.
 
-    A file that is renamed (written beside, then put in place) has its last name.
+    A file that is renamed (written under another name first) has its last name.
     Python's audit hooks cannot be removed: afterwards ours stays and does nothing.
     """
 
@@ -55,8 +56,10 @@ def writes(files: dict[str, None]) -> Iterator[None]:
         _listeners.remove(opened)
 
 
-def outside(files: Iterable[str], allowed: Iterable[str | os.PathLike[str] | None], start: str) -> list[str]:
-    """A line for each of `files` below none of `allowed`; those below the folder `start` by their relative path."""
+def lines_outside(
+    files: Iterable[str], allowed: Iterable[str | os.PathLike[str] | None], start: str
+) -> list[str]:
+    """Returns a line for each of `files` below none of `allowed`; those below the folder `start` by their relative path."""
     roots = tuple(os.path.realpath(root) + os.sep for root in (*allowed, *_SCRATCH) if root)
     lines = []
     for full in files:

@@ -1,4 +1,4 @@
-"""`python -m samebits.audit._review --only sum`: one line per case, for whoever works on a kernel."""
+"""`python -m samebits.audit._review --only sum`: one line per case, for work on a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of every elementwise overload in which the code for whole vectors and the code for what is left could part.
+"""Calls of every elementwise overload whose code for whole vectors and code for the rest could differ.
 
 An element has the same bits on any number of threads if both round it alike: f(x)[a:b] == f(x[a:b]). So each overload
 is called on a matrix, all of it whole vectors, and on columns of it, each row of which ends in a tail; where bits

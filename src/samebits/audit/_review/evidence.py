@@ -1,4 +1,4 @@
-"""What the rows say about single overloads: evidence for the op table, and where the table is wrong on this machine."""
+"""The evidence of the rows about single overloads, for the op table, and the errors of the table on this machine."""
 
 from __future__ import annotations
 

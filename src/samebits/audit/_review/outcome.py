@@ -1,4 +1,4 @@
-"""One sample run at every thread count: the digests of its outputs, and how far they are apart."""
+"""One sample run at every thread count: the digests of its outputs, and how far they differ."""
 
 from __future__ import annotations
 

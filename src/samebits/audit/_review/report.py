@@ -1,4 +1,4 @@
-"""What the review found, its exit status, and the same as JSON."""
+"""The results of the review, its exit status, and the same as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found out about one case."""
+"""The result of one case."""
 
 from __future__ import annotations
 

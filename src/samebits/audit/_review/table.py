@@ -1,4 +1,4 @@
-"""The result for a person: what differs, a count per group, what was left out, the verdict."""
+"""The result for a person: differences, a count per group, what was left out, the verdict."""
 
 from __future__ import annotations
 

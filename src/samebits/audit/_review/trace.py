@@ -1,4 +1,4 @@
-"""Which op is at fault: each op's inputs and outputs, digested, in two runs; equal inputs must give equal outputs."""
+"""Finds the op at fault: each op's inputs and outputs, digested, in two runs; equal inputs must give equal outputs."""
 
 from __future__ import annotations
 

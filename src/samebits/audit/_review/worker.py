@@ -1,4 +1,4 @@
-"""A process that measures cases which it is told by name, one JSON line each way, until its input ends.
+"""A process that measures cases by name, one JSON line each way, until its input ends.
 
 `python -m samebits.audit._review.worker SETTINGS`: a crash, a hang or a leaked setting of one case stays in here.
 """

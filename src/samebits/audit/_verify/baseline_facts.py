@@ -1,4 +1,4 @@
-"""What a baseline's record tells about the script, as far as the plan of checks depends on it."""
+"""The facts of a baseline's record on which the plan of checks depends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from samebits.audit._verify.check_plan import BaselineFacts
 
 
 def facts_of(record: Record) -> BaselineFacts:
-    """Steps, ends of epochs, validations inside a body, use of `Run`, loader workers, thread invariance."""
+    """Returns steps, ends of epochs, validations inside a body, use of `Run`, loader workers, thread invariance."""
     lines = list(record.steps.values())
     end = record.end or {}
     return BaselineFacts(
@@ -22,6 +22,6 @@ def facts_of(record: Record) -> BaselineFacts:
 
 
 def _epoch_lasts(lines: list[RecordLine]) -> frozenset[int]:
-    """The last step of every epoch, of the run's too."""
+    """Returns the last step of every epoch, and of the run."""
     newest = {(line.loop, line.epoch): line.step for line in lines}
     return frozenset(newest.values())

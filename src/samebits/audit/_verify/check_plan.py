@@ -1,4 +1,4 @@
-"""What `verify` varies: the checks of one script, drawn from what its first run (the baseline) was seen to do."""
+"""The checks that `verify` runs for one script, drawn from the facts of its first run (the baseline)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass
 
 GROUPS = ("run-again", "kill", "workers", "threads")
-"""What `--checks` selects from, in the order of the table."""
+"""The groups that `--checks` selects from, in the order of the table."""
 KILLS = ("kill-mid-epoch", "kill-epoch-end", "kill-twice")
-"""The rows of "kill", each of which `--checks` takes by itself, too."""
+"""The rows of "kill", which `--checks` also takes one by one."""
 
 WORKERS, THREADS = (0, 1, 3), (1, 3)
 KILL_NAMES = (
@@ -20,7 +20,7 @@ KILL_NAMES = (
 
 @dataclass(frozen=True)
 class BaselineFacts:
-    """What the baseline did. Step numbers are global and count from `first`."""
+    """The facts of the baseline. Step numbers are global and count from `first`."""
 
     steps: tuple[int, ...]
     epoch_lasts: frozenset[int]
@@ -28,9 +28,9 @@ class BaselineFacts:
     validations: tuple[int, ...]
     uses_run: bool
     loaders: list[int] | None = None
-    """The script's own number of workers of each of its loaders; None: not known."""
+    """The script's number of workers for each of its loaders; None: not known."""
     thread_invariant: bool = False
-    """Whether the switch was on, thread counts included, in every step."""
+    """True if the switch was on, thread counts included, in every step."""
 
 
 _PLACES = {
@@ -44,26 +44,26 @@ _PLACES = {
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL from inside: `at` is "body", "optimizer", "after_body", "validation" or "commit" of `step`."""
+    """A SIGKILL from inside: `at` is "body", "optimizer", "after_body", "validation" or "commit" of `step`."""
 
     at: str
     step: int
 
-    def told(self) -> str:
-        """Where, in words."""
+    def description(self) -> str:
+        """The kill point in words."""
         return _PLACES[self.at].format(self.step)
 
 
 @dataclass(frozen=True)
 class ProcessVariation:
-    """What one process of a check gets that the baseline did not get."""
+    """The variations of one process of a check from the baseline."""
 
     kill: Kill | None = None
     commit_steps: tuple[int, ...] | None = None
     num_workers: int | None = None
     threads: int | None = None
     moved: bool = False
-    """It finds the current folder under another path."""
+    """It runs in the current folder under another path."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Check:
 
 
 def run_again() -> Check:
-    """The first row: the same command a second time."""
+    """Returns the first row: the same command a second time."""
     return Check(
         "run-again",
         "run again",
@@ -90,7 +90,7 @@ def run_again() -> Check:
 
 
 def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> list[Check]:
-    """Every row after the first two runs, for those of `groups` that were asked for."""
+    """Returns every row after the first two runs, for those of `groups` that were selected."""
     found: list[Check] = []
     kills = zip(KILLS, kill_checks(facts, random.Random(seed)), strict=True)
     found += [check for name, check in kills if name in groups or "kill" in groups]
@@ -102,7 +102,7 @@ def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> li
 
 
 def kill_checks(facts: BaselineFacts, draw: random.Random) -> list[Check]:
-    """Three rows: killed mid-epoch; at an epoch's last step; and twice, the first time in a validation."""
+    """Returns three rows: killed mid-epoch; at an epoch's last step; and twice, the first time in a validation."""
     if not facts.uses_run:
         why = "the script does not use samebits.Run"
         return [Check("kill", name, does_not_apply=why) for name in KILL_NAMES]
@@ -113,9 +113,9 @@ def kill_checks(facts: BaselineFacts, draw: random.Random) -> list[Check]:
 
 
 def _mid_epoch(facts: BaselineFacts, draw: random.Random) -> Check:
-    """A commit strictly inside an epoch, and one to three steps later, in the same epoch, the kill.
+    """Returns a commit strictly inside an epoch, and a kill one to three steps later, in the same epoch.
 
-    In the second half of the run where there is one: what a resume loses has had time to matter. The commit is at
+    In the second half of the run where there is one: state that a resume loses has had time to matter. The commit is at
     an odd step where it can be: gradients summed over 2, 4 or 8 batches are never empty there.
     """
     inside = set(facts.steps[1:]) - facts.epoch_firsts
@@ -126,19 +126,22 @@ def _mid_epoch(facts: BaselineFacts, draw: random.Random) -> Check:
         for commit in _before(step, inside, facts.epoch_lasts)
         if commit < step
     ]
-    # Epochs of three, two, one batches have less of a middle: take what comes nearest.
+    # Epochs of three, two, one batches have less of a middle: take the nearest.
     pairs = pairs or [(step, step) for step in middle or inside or facts.steps[1:]]
     half = facts.steps[len(facts.steps) // 2]
     late = [pair for pair in pairs if pair[0] >= half] or pairs
     commit, step = draw.choice(sorted([pair for pair in late if pair[0] % 2] or late))
     kill = Kill(draw.choice(("body", "optimizer")), step)
     return Check(
-        "kill", KILL_NAMES[0], _told(kill, commit), (ProcessVariation(kill, (commit,)), ProcessVariation())
+        "kill",
+        KILL_NAMES[0],
+        _describe(kill, commit),
+        (ProcessVariation(kill, (commit,)), ProcessVariation()),
     )
 
 
 def _before(step: int, inside: set[int], lasts: frozenset[int]) -> list[int]:
-    """Boundaries up to three steps before `step` that no epoch's end separates from it."""
+    """Returns the boundaries up to three steps before `step` that no epoch's end separates from it."""
     found = []
     for boundary in range(step, step - 4, -1):
         if boundary not in inside or (boundary < step and boundary in lasts):
@@ -148,18 +151,21 @@ def _before(step: int, inside: set[int], lasts: frozenset[int]) -> list[int]:
 
 
 def _epoch_end(facts: BaselineFacts, draw: random.Random) -> Check:
-    """Killed at the last step of an epoch, of one that others follow where there is one."""
+    """Returns a kill at the last step of an epoch, of one that others follow where there is one."""
     lasts = [step for step in facts.steps[1:] if step in facts.epoch_lasts] or [facts.steps[-1]]
     step = draw.choice(lasts[:-1] or lasts)
     commit = max(facts.steps[1], step - draw.randrange(4))
     kill = Kill(draw.choice(("optimizer", "after_body")), step)
     return Check(
-        "kill", KILL_NAMES[1], _told(kill, commit), (ProcessVariation(kill, (commit,)), ProcessVariation())
+        "kill",
+        KILL_NAMES[1],
+        _describe(kill, commit),
+        (ProcessVariation(kill, (commit,)), ProcessVariation()),
     )
 
 
 def _twice(facts: BaselineFacts, draw: random.Random) -> Check:
-    """Killed in a validation (or an optimizer step), then, further on, between a save's tensors and its manifest."""
+    """Returns a kill in a validation (or an optimizer step), and a later one between a save's tensors and its manifest."""
     first, end = facts.steps[1], facts.steps[-1] + 1
     validations = [step for step in facts.validations if step >= first]
     early = validations[:-1] or validations
@@ -169,13 +175,13 @@ def _twice(facts: BaselineFacts, draw: random.Random) -> Check:
     save = draw.randrange(step + 1, end) if step + 1 < end else end
     name = KILL_NAMES[2] if early else KILL_NAMES[2].replace("a validation", "a step")
     second = Kill("commit", save)
-    varied = f"{_told(kill, commit)}; then SIGKILL {second.told()}"
+    varied = f"{_describe(kill, commit)}; then SIGKILL {second.description()}"
     resumed = ProcessVariation(second, (save,))
     return Check("kill", name, varied, (ProcessVariation(kill, (commit,)), resumed, ProcessVariation()))
 
 
-def _told(kill: Kill, commit: int) -> str:
-    return f"SIGKILL {kill.told()}, saved before step {commit}"
+def _describe(kill: Kill, commit: int) -> str:
+    return f"SIGKILL {kill.description()}, saved before step {commit}"
 
 
 def _workers(facts: BaselineFacts, number: int) -> Check:

@@ -1,4 +1,4 @@
-"""One process of a check: what it is started with, and what came back."""
+"""One process of a check: its command and environment, and its outcome."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from samebits.audit._child.launch_spec import LaunchSpec
 from samebits.audit._record.read_record import Record, read_record
 from samebits.audit._verify.check_plan import ProcessVariation
-from samebits.audit._verify.child_processes import Ended, run_child
+from samebits.audit._verify.child_processes import ExitedProcess, run_child
 from samebits.audit._verify.folder.working_folder import WorkingFolder
 from samebits.audit._verify.process_start import Start
 from samebits.audit._verify.reaper import remove
@@ -24,12 +24,12 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Threads that wait give their core away: with the default (spinning), two runs at once took six times as long.
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 _IN_ORDER = {"PYTHONUNBUFFERED": "1"}
-"""What is printed and what is raised stand in the log in the order in which they happened."""
+"""Output and tracebacks are in the log in the order in which they happened."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked `verify` for."""
+    """The arguments of `verify`."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True)
 class CheckEnvironment:
-    """What a process finds that no program may depend on."""
+    """The surroundings of a process that no program may depend on."""
 
     variant: int
     hash_seed: int
@@ -58,7 +58,9 @@ class CheckEnvironment:
 
     @classmethod
     def draw(cls, seed: int, variant: int) -> CheckEnvironment:
-        """Variants 2n and 2n+1 list folders in opposite orders, and one is slow: the first two runs surely differ."""
+        """Returns the surroundings of a variant: 2n and 2n+1 list folders in opposite orders, and one is slow, so that
+        the first two runs differ.
+        """
         pair, own = random.Random(f"{seed} pair {variant // 2}"), random.Random(f"{seed} {variant}")
         return cls(
             variant, own.randrange(1, 2**32), 2 * pair.getrandbits(30) + variant % 2, bool(variant % 2)
@@ -67,21 +69,21 @@ class CheckEnvironment:
 
 @dataclass(frozen=True)
 class ProcessOutcome:
-    """A process that ended, and what it recorded (None: nothing readable)."""
+    """A process that ended, and its record (None: nothing readable)."""
 
     process: ProcessVariation
     variant: int
-    ended: Ended
+    ended: ExitedProcess
     record: Record | None
 
     @property
     def killed_as_planned(self) -> bool:
-        """SIGKILL by its own hand at the planned place, not by somebody else or too late."""
+        """True if it was killed by its own SIGKILL at the planned kill point, and not by another process or too late."""
         by_signal = self.ended.returncode == -signal.SIGKILL and not self.ended.timed_out
         return by_signal and self.record is not None and self.record.killed is not None
 
     def failure(self) -> str:
-        """How it ended otherwise than planned; empty when it did not."""
+        """The end of the process, if not as planned; empty otherwise."""
         if self.ended.timed_out:
             return f"a process took more than {self.ended.seconds:.0f} s: {self.ended.tail(1).strip()}"
         if self.process.kill is not None and self.ended.returncode in (0, -signal.SIGKILL):
@@ -98,13 +100,13 @@ class ProcessOutcome:
 
 @dataclass
 class Runner:
-    """Starts the script's processes in `scratch`, at most `jobs` at a time, each in surroundings of its own."""
+    """Starts the script's processes in `scratch`, at most `jobs` at a time, each in its own surroundings."""
 
     request: Request
     scratch: Path
     timeout: float | None = None
     folder: WorkingFolder | None = None
-    """What each run root gets a view of; None: the processes run in the working directory itself."""
+    """The working directory of which each run root gets a view; None: the processes run in the directory itself."""
     on_end: Callable[[], None] = lambda: None
     _count: int = 0
     _slots: asyncio.Semaphore = field(init=False)
@@ -131,13 +133,15 @@ class Runner:
         self.on_end()
         return ProcessOutcome(process, surroundings.variant, ended, _record_of(home / "record"))
 
-    def forget(self, run_root: Path) -> None:
-        """No further process of the check: what it wrote to the working directory makes room."""
+    def remove_layer(self, run_root: Path) -> None:
+        """Removes the files that a finished check wrote to the working directory."""
         if not self.request.keep:
             remove(self._layer(run_root))
 
     def _layer(self, run_root: Path) -> Path:
-        """Not below the run root: a user's run directory that was copied, too, must not be resumed."""
+        """Returns the folder of a check's writes. It is not below the run root: a user's run directory that was copied,
+        too, must not be resumed.
+        """
         return run_root.with_name(f"layer of {run_root.name}")
 
     def _prepare(
@@ -161,12 +165,14 @@ class Runner:
     def _environment(
         self, process: ProcessVariation, temporary: Path, surroundings: CheckEnvironment, start: Start
     ) -> dict[str, str]:
-        """The user's own, but for what must not matter: where temporary files are, and the order of sets."""
+        """Returns the user's environment except for what must not matter: the folder of temporary files, and the order
+        of sets.
+        """
         fixed = 0 if self.request.as_run else surroundings.hash_seed
         threads = {} if process.threads is None else dict.fromkeys(_THREADS, str(process.threads))
         own = {"TMPDIR": str(temporary), "PYTHONHASHSEED": str(fixed)}
         if start.folder is not None and start.folder != Path.cwd():
-            own["PWD"] = str(start.folder)  # what a shell's cd would have set
+            own["PWD"] = str(start.folder)  # as a shell's cd would set it
         return {**_WAITING, **_IN_ORDER, **os.environ, **threads, **own}
 
     def _spec(

@@ -1,4 +1,4 @@
-"""Child processes of a check: each in its own session, with a time limit, and never left behind."""
+"""Child processes of a check: each in its own session, with a time limit, and never left running."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 
 LONGEST_TMPDIR = 40
-"""A UNIX socket's path has at most 107 characters. Python's loader workers open some below TMPDIR, in folders of
-their own; where the path is longer, the batch that they send is lost, and the training waits for it for ever."""
+"""A UNIX socket's path has at most 107 characters. Python's loader workers open some below TMPDIR, in folders of their
+own; where the path is longer, their batch is lost, and the training waits for it forever."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a child process ended; `returncode` is minus the signal when a signal ended it."""
+class ExitedProcess:
+    """The end of a child process; `returncode` is minus the signal when a signal ended it."""
 
     returncode: int
     seconds: float
@@ -36,13 +36,13 @@ class Ended:
     timed_out: bool = False
 
     def tail(self, lines: int) -> str:
-        """The last lines that the child printed and that are not empty."""
+        """Returns the last lines that the child printed and that are not empty."""
         printed = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return "\n".join(printed[-lines:]) or "(it printed nothing)"
 
 
 class SignalledError(Exception):
-    """Signal `number` told this process to end; its children are gone."""
+    """Raised when signal `number` ended this process; its children are gone."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -51,9 +51,9 @@ class SignalledError(Exception):
 
 @contextlib.contextmanager
 def scratch_folder(*, keep: bool = False, outside: Path | None = None) -> Iterator[Path]:
-    """An empty folder for one check. When the block, or this process, ends, so do the children that work in it.
+    """Makes an empty folder for one check. When the block, or this process, ends, so do the children that work in it.
 
-    It does not lie in `outside`. Raises `VerifyError` when every place for temporary files does.
+    It is not inside `outside`. Raises `VerifyError` when every folder for temporary files is.
     """
     folder = tempfile.mkdtemp(prefix="samebits-", dir=_temporary(outside))
     command = [sys.executable, "-I", "-S", reaper.__file__, folder, "keep" if keep else "remove"]
@@ -84,11 +84,11 @@ async def run_child(
     log: Path,
     limit_s: float | None,
     folder: Path | None = None,
-) -> Ended:
+) -> ExitedProcess:
     """Runs `command` in `folder` to its end, in a session of its own, with standard output and error in `log`.
 
-    When it ends, is cancelled or takes more than `limit_s` seconds, its whole process group is killed: a
-    killed training run leaves its loader workers behind.
+    When it ends, is cancelled or takes more than `limit_s` seconds, its whole process group is killed: a killed
+    training run leaves its loader workers running.
     """
     begin = time.monotonic()
     with log.open("wb") as output:
@@ -109,12 +109,12 @@ async def run_child(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        returncode = await _reaped(child)
-    return Ended(returncode, time.monotonic() - begin, log, timed_out)
+        returncode = await _wait_for_killed(child)
+    return ExitedProcess(returncode, time.monotonic() - begin, log, timed_out)
 
 
-async def _reaped(child: asyncio.subprocess.Process) -> int:
-    """Waits for a killed child however often it is cancelled: the loop that closes before complains on stderr."""
+async def _wait_for_killed(child: asyncio.subprocess.Process) -> int:
+    """Waits for a killed child however often it is cancelled: an event loop that closes earlier complains on stderr."""
     cancelled = None
     while child.returncode is None:
         try:
@@ -128,10 +128,10 @@ async def _reaped(child: asyncio.subprocess.Process) -> int:
 
 def run_until_signalled(work: Coroutine[Any, Any, T]) -> T:
     """Runs `work` in an event loop; SIGINT, SIGTERM and SIGHUP cancel it and raise `SignalledError`."""
-    return asyncio.run(_cancelled_by_signals(work))
+    return asyncio.run(_cancel_on_signals(work))
 
 
-async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
+async def _cancel_on_signals(work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(work)
     received: list[int] = []
 

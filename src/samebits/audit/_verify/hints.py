@@ -1,4 +1,4 @@
-"""What to do about a difference: one sentence for the component that differs first."""
+"""The cure for a difference: one sentence for the component that differs first."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from samebits.audit._verify.check_plan import Check
 
 _ALWAYS = {
     "initial": "Call samebits.set_random_seed(seed) before the model is built",
-    "locals": "Keep what lives from one step to the next in the run (`run.state.NAME = ...`), or hand the object to "
+    "locals": "Keep what lives from one step to the next in the run (`run.state.NAME = ...`), or give the object to "
     "it (`samebits.Run(..., name=object)` or `run.add`)",
-    "generators": "Something draws random numbers that nobody seeded: call samebits.set_random_seed(seed) first, or "
+    "generators": "Something draws random numbers that were not seeded: call samebits.set_random_seed(seed) first, or "
     "let `--run` set the seeds of a script as it is",
-    "batch": "The batch must not depend on the clock, the order of a set or of os.listdir, a generator that nobody "
-    "seeded, or on what another element left behind in its worker, such as a memo of a draw",
+    "batch": "The batch must not depend on the clock, the order of a set or of os.listdir, a generator that was not "
+    "seeded, or on what another element left in its worker, such as a memo of a draw",
     "optimizer": "The optimizer's settings must not depend on the clock, the order of a set, or a random number that "
-    "nobody seeded",
-    "loss": "The computation must not depend on the clock, the order of a set, or a random number that nobody seeded; "
+    "was not seeded",
+    "loss": "The computation must not depend on the clock, the order of a set, or a random number that was not seeded; "
     "`--run` shows whether samebits.enable_op_determinism() cures it",
 }
 _KILLED = {
-    "optimizer": "Hand the optimizer, and whatever sets its learning rate, to samebits.Run, so that a restart restores "
+    "optimizer": "Give the optimizer, and whatever sets its learning rate, to samebits.Run, so that a restart restores "
     "them",
     "batch": "Take batches from `run.steps(samebits.data.DataLoader(...))` and keep no position of your own in the data",
-    "model": "Hand every module that changes to samebits.Run, so that a restart restores it",
-    "buffers": "Hand every module that changes to samebits.Run, so that a restart restores it",
-    "memory": "A restart does not restore it: keep the value in `run.state`, or hand the object to samebits.Run; what is changed "
+    "model": "Give every module that changes to samebits.Run, so that a restart restores it",
+    "buffers": "Give every module that changes to samebits.Run, so that a restart restores it",
+    "memory": "A restart does not restore it: keep the value in `run.state`, or give the object to samebits.Run; what is changed "
     "in the middle of the training, set in every step, or before the loop",
-    "loss": "Something that the loss depends on is not in the run: hand the object to samebits.Run, or keep the value "
+    "loss": "Something that the loss depends on is not in the run: give the object to samebits.Run, or keep the value "
     "in `run.state`",
-    "generators": "A generator of your own is state: hand it to the run (`run.add`), or draw from the global ones",
+    "generators": "A generator of your own is state: give it to the run (`run.add`), or draw from the global ones",
 }
 _WORKERS = {
     "batch": "Keep no counters or caches on the dataset object, and draw from the global generators of torch, NumPy or "
@@ -40,11 +40,11 @@ _WORKERS = {
 _ATTRIBUTE = re.compile(
     r"(?!self\.)([A-Za-z_]\w*)\.(?!keys\(\)|dataset\b|sampler\b|batch_sampler\b|collate_fn\b)"
 )
-"""A local object's attribute, such as `sched.last_epoch`; not a mapping's keys, not what is in a loader."""
+"""A local object's attribute, such as `sched.last_epoch`; not a mapping's keys, not the contents of a loader."""
 
 
 def cure_of(check: Check, difference: Difference | None) -> str:
-    """The cure that the first component to differ suggests for this kind of check; empty when none does."""
+    """Returns the cure that the first component to differ suggests for this kind of check; empty when none does."""
     if difference is None:
         return ""
     special = {"kill": _KILLED, "workers": _WORKERS}.get(check.group, {})
@@ -53,12 +53,14 @@ def cure_of(check: Check, difference: Difference | None) -> str:
         if difference.place == "start" and difference.component in {"model", "buffers"}
         else difference.component
     )
-    cure = _own_cure(check, difference) or special.get(component) or _ALWAYS.get(component)
+    cure = _cure_by_name(check, difference) or special.get(component) or _ALWAYS.get(component)
     return f"{cure}." if cure else ""
 
 
-def _own_cure(check: Check, difference: Difference) -> str:
-    """What the name of the first leaf to differ tells: a callback, or an object that a restart did not restore."""
+def _cure_by_name(check: Check, difference: Difference) -> str:
+    """Returns the cure that the name of the first leaf to differ suggests: a callback, or an object that a restart did
+    not restore.
+    """
     path = difference.paths[0] if difference.paths else ""
     if path.startswith("callbacks["):
         return "Return it from the callback's state_dict and take it back in load_state_dict"

@@ -1,4 +1,4 @@
-"""How many processes of a check run at the same time."""
+"""The number of processes of a check that run at the same time."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 
 def jobs() -> int:
-    """Two at a time take 0.6 of the time on two cores; on a GPU its memory may not be enough for two."""
+    """Returns the number of jobs. Two take 0.6 of the time on two cores; on a GPU its memory may not be enough for two."""
     return 1 if torch.cuda.is_available() else min(2, os.cpu_count() or 1)

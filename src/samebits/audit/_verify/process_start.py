@@ -1,4 +1,4 @@
-"""How a process of a check begins."""
+"""The start of a process of a check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Start:
-    """Words before its command, the folder it works in (None: this process's), and the script's name there."""
+    """The words before its command, the folder it works in (None: this process's), and the script's name there."""
 
     before: tuple[str, ...]
     folder: Path | None

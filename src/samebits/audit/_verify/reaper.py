@@ -1,12 +1,12 @@
 """Ends every process of a check and removes its scratch folder as soon as the check itself is gone.
 
-Runs as a script of its own (standard library only) whose standard input is a pipe from the check. The pipe
-closes when the check ends in any way, SIGKILL included, so this is the only clean-up there is. A process
-belongs to the check when its environment's TMPDIR lies in the scratch folder: that also finds loader workers
-and whatever left its process group.
+Runs as a script of its own (standard library only) whose standard input is a pipe from the check. The pipe closes when
+the check ends in any way, SIGKILL included, so this is the only clean-up there is. A process belongs to the check when
+its environment's TMPDIR is in the scratch folder: that also finds loader workers and processes that left its process
+group.
 
-`python warden.py FOLDER hold FILES` guards files of the user besides, those that the check's processes read through
-links: by a lease on each, which lets the kernel stop whoever opens one of them for writing until we have looked.
+`python reaper.py FOLDER hold FILES` also guards files of the user, those that the check's processes read through links:
+by a lease on each, with which the kernel stops a process that opens one of them for writing until we have checked.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pathlib import Path
 PATIENCE_S = 10.0
 """A process in an uninterruptible wait may take a while to die."""
 WRITTEN = "written"
-"""The file in the scratch folder that names the guarded files which somebody wanted to write; each ends with a NUL."""
+"""The file in the scratch folder with the names of the guarded files that were opened for writing; each ends with a NUL."""
 
 
 def members(scratch: str) -> Iterator[int]:
-    """The process ids whose TMPDIR lies in `scratch`. A zombie has no environment and does not count."""
+    """Yields the process ids whose TMPDIR is in `scratch`. A zombie has no environment and does not count."""
     marker = b"TMPDIR=" + os.fsencode(scratch) + b"/"
     for entry in os.listdir("/proc"):
         if entry.isdigit() and int(entry) != os.getpid():
@@ -40,7 +40,7 @@ def members(scratch: str) -> Iterator[int]:
 
 
 def sweep(scratch: str) -> None:
-    """Kills the members until there are none: one may have started another while it was looked for."""
+    """Kills the members until there are none: one may start another during the search."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := list(members(scratch))) and time.monotonic() < deadline:
         for process in found:
@@ -50,7 +50,7 @@ def sweep(scratch: str) -> None:
 
 
 def remove(folder: str | os.PathLike[str]) -> None:
-    """Removes a folder with what is in it, folders that nobody may enter included: an overlay leaves such."""
+    """Removes a folder with its contents, also folders without permissions, which an overlay leaves."""
     for outer, inner, _ in os.walk(folder):
         for name in inner:
             path = os.path.join(outer, name)
@@ -63,8 +63,8 @@ def remove(folder: str | os.PathLike[str]) -> None:
 def hold(scratch: str, files: list[bytes]) -> list[bytes]:
     """Guards `files` as long as this process lives; returns those that cannot be guarded.
 
-    Whoever opens one for writing waits in the kernel until the lease is given back. If a process of the check did it,
-    all of them are killed before: the file stays as it is, and is named in `WRITTEN`.
+    A process that opens one for writing waits in the kernel until the lease is released. If a process of the check did
+    it, all of them are killed before: the file stays as it is, and is named in `WRITTEN`.
     """
     held: dict[int, bytes] = {}
     refused = []
@@ -95,7 +95,7 @@ def _give_back(scratch: str, held: dict[int, bytes]) -> None:
 
 
 def main() -> None:
-    """Waits for the end of standard input; then `python warden.py FOLDER remove|keep`, or `... hold FILES`."""
+    """Waits for the end of standard input; then `python reaper.py FOLDER remove|keep`, or `... hold FILES`."""
     scratch, what = sys.argv[1:3]
     if what == "hold":
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -1,4 +1,6 @@
-"""`verify`: the script runs again and again under what must not matter; every step is compared with the first run."""
+"""`verify`: runs the script again and again under conditions that must not matter, and compares every step with the
+first run.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +38,20 @@ from samebits.determinism import environment_fingerprint
 from samebits.errors import InvalidArgumentError, VerifyError
 
 PATIENCE_S, PATIENCE = 60.0, 10.0
-"""A process may take this many seconds, and this many times as long as the first run."""
+"""The seconds that a process may take, and the multiple of the first run's time."""
 
 
 def verify(request: Request) -> VerifyReport:
     """Runs every check of `request` in fresh processes and reports which gave the bits of the first run.
 
-    The script works in a view of the working directory (unless `request.in_place`), which keeps what it writes; its run directories and temporary
-    files are moved into a scratch folder, too. The output of a script that fails at its first run is left in a log
-    file that the error names.
+    The script works in a view of the working directory (unless `request.in_place`), which holds its writes; its run
+    directories and temporary files are moved into a scratch folder, too. The output of a script that fails at its first
+    run is left in a log file that the error names.
 
     Raises:
-        VerifyError: the script is missing, the working directory can be neither overlaid nor copied, the script raised in its first run, or it made no step that can be seen.
-        SignalledError: this process was told to end; all child processes have ended, and the scratch is gone.
-
+        VerifyError: the script is missing, the working directory can be neither overlaid nor copied, the script raised in
+            its first run, or it made no step that can be recorded.
+        SignalledError: a signal ended this process; all child processes have ended, and the scratch is gone.
     """
     _check(request)
     user = None if request.in_place else Path.cwd()
@@ -88,7 +90,7 @@ def _check(request: Request) -> None:
 
 @dataclass
 class _Verification:
-    """One `verify` under way."""
+    """One `verify` in progress."""
 
     request: Request
     runner: Runner
@@ -99,15 +101,15 @@ class _Verification:
         command = shlex.join((self.request.script, *self.request.args))
         self.progress.say(f"verifying: {command}   (--seed {self.request.seed})")
         first = await self.runner.run(ProcessVariation(), self._root("baseline"))
-        baseline = self._must_have_run(first)
-        self.runner.forget(self._root("baseline"))
+        baseline = self._require_success(first)
+        self.runner.remove_layer(self._root("baseline"))
         if self.runner.timeout is None:
             self.runner.timeout = PATIENCE_S + PATIENCE * first.ended.seconds
         self.runner.on_end = self.progress.advance
         facts = facts_of(baseline)
         checks = checks_after(facts, self.request.groups, self.request.seed)
         processes = 1 + sum(len(check.processes) for check in checks)
-        self._tell_plan(first.ended.seconds, len(facts.steps), processes)
+        self._announce_plan(first.ended.seconds, len(facts.steps), processes)
         rows = await self._rows(baseline, run_again(), checks)
         return VerifyReport(
             script=self.request.script,
@@ -120,8 +122,8 @@ class _Verification:
             groups=self.request.groups,
         )
 
-    def _tell_plan(self, seconds: float, steps: int, processes: int) -> None:
-        """Says how long the checks will take, from the seconds of the baseline."""
+    def _announce_plan(self, seconds: float, steps: int, processes: int) -> None:
+        """Announces how long the checks will take, from the seconds of the baseline."""
         jobs = self.request.jobs
         self.progress.describe("checks")
         self.progress.expect_more(processes)
@@ -143,7 +145,7 @@ class _Verification:
             )
         return notes
 
-    def _must_have_run(self, first: ProcessOutcome) -> Record:
+    def _require_success(self, first: ProcessOutcome) -> Record:
         failure = first.failure()
         if failure or first.record is None or not first.record.steps:
             failure = (
@@ -156,7 +158,7 @@ class _Verification:
         return first.record
 
     def _saved_log(self, first: ProcessOutcome) -> Path:
-        """The log where it survives the scratch."""
+        """Returns the log at a path that survives the scratch."""
         if self.request.keep:
             return first.ended.log
         handle, name = tempfile.mkstemp(prefix="samebits-verify-", suffix=".log")
@@ -167,26 +169,24 @@ class _Verification:
         await self._run(again)
         judge = BaselineComparison.of(baseline, self.outcomes[again.name][0].record)
         first = judge.row(again, self.outcomes[again.name])
-        if judge.nothing_left:
+        if judge.is_useless:
             return [first, *(CheckRow(check, overshadowed=True) for check in checks)]
         await asyncio.gather(*(self._run(check) for check in checks))
         rows = [judge.row(check, self.outcomes[check.name]) for check in checks]
-        return await self._same_but_for_surroundings(judge, [first, *rows])
+        return await self._separate_surroundings(judge, [first, *rows])
 
     async def _run(self, check: Check) -> None:
-        """The check's processes one after another, in one run root, until one does not end as planned."""
+        """Runs the check's processes one after another, in one run root, until one does not end as planned."""
         ended = self.outcomes[check.name] = []
         for process in check.processes:
             outcome = await self.runner.run(process, self._root(check.name))
             ended.append(outcome)
             if outcome.failure() or (process.kill is not None and not outcome.killed_as_planned):
                 break
-        self.runner.forget(self._root(check.name))
+        self.runner.remove_layer(self._root(check.name))
 
-    async def _same_but_for_surroundings(
-        self, judge: BaselineComparison, rows: list[CheckRow]
-    ) -> list[CheckRow]:
-        """Tells a difference by the varied thing from one by the hash seed, which happened to do nothing before.
+    async def _separate_surroundings(self, judge: BaselineComparison, rows: list[CheckRow]) -> list[CheckRow]:
+        """Separates a difference by the variation from one by the hash seed, which happened to have no effect before.
 
         A script that iterates over a set of two strings passes "run again" half of the time.
         """
@@ -198,18 +198,18 @@ class _Verification:
                 self.progress.expect_more(1)
                 root = self._root(f"control {outcome.variant}")
                 plain = await self.runner.run(ProcessVariation(), root, outcome.variant)
-                self.runner.forget(root)
+                self.runner.remove_layer(root)
                 found = judge.difference([plain.record] if plain.record else [])
                 if found is not None:
                     return self._again_differs(judge, rows, found)
         return rows
 
     def _again_differs(
-        self, judge: BaselineComparison, rows: list[CheckRow], found: Difference
+        self, judge: BaselineComparison, rows: list[CheckRow], difference: Difference
     ) -> list[CheckRow]:
-        judge = BaselineComparison(judge.baseline, judge.ignore, found)
+        judge = BaselineComparison(judge.baseline, judge.ignore, difference)
         later = [judge.row(row.check, self.outcomes[row.check.name]) for row in rows[1:]]
-        return [with_cause(rows[0], found), *later]
+        return [with_cause(rows[0], difference), *later]
 
     def _root(self, name: str) -> Path:
         return self.runner.scratch / f"root of {name}"

@@ -1,4 +1,4 @@
-"""What `verify` found: one row per check, the verdict, and the same as JSON."""
+"""The result of `verify`: one row per check, the verdict, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ class CheckRow:
     steps_compared: int = 0
     difference: Difference | None = None
     failed: str = ""
-    """How a process of the check ended that the baseline ended without: its exception, a time-out."""
+    """The failure of a process of the check where the baseline had none: its exception, a time-out."""
     output: str = ""
     """The last lines of that process."""
     could_not: str = ""
-    """Why the check proves nothing: a kill that hit nothing, a resume that started over, no step compared."""
+    """The reason why the check proves nothing: a kill that hit nothing, a resume that started over, no step compared."""
     remark: str = ""
-    """What the processes' recorders noted and the baseline's did not, such as a variation without effect."""
+    """Notes of the processes' recorders that the baseline's did not have, such as a variation without effect."""
     overshadowed: bool = False
-    """It differs no earlier than "run again" does: its own cause cannot be told."""
+    """It differs no earlier than "run again" does: its cause cannot be known."""
 
     @property
     def applies(self) -> bool:
-        """Whether the check says anything about this script."""
+        """True if the check proves anything about this script."""
         return not self.check.does_not_apply
 
     @property
     def equal(self) -> bool | None:
-        """Whether every step had the baseline's bits; None where that was not found out."""
+        """True if every step had the baseline's bits; None where that is unknown."""
         if (self.difference is not None or self.failed) and not self.overshadowed:
             return False
         return True if self.applies and not (self.could_not or self.overshadowed) else None
 
     @property
     def decides(self) -> bool:
-        """Whether the row has a say in the exit status."""
+        """True if the row counts for the exit status."""
         return self.check.promised and self.applies
 
     def result(self) -> str:
@@ -68,17 +68,17 @@ class CheckRow:
         return self.failed or self.could_not or "equal"
 
     def cause(self) -> str:
-        """The result with what differs besides in the same step."""
+        """The result with the other components that differ in the same step."""
         return self.difference.sentence() if self.difference else self.result()
 
     def notes(self) -> str:
-        """What a reader must know beside the result."""
+        """The notes that a reader needs beside the result."""
         unmeasured = self.overshadowed and self.difference is None
         promised = "" if self.check.promised else "not promised" if unmeasured else "measured, not promised"
         return "; ".join(filter(None, (promised, self.check.note, self.remark)))
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as plain values, for `--json`."""
+        """Returns the row as plain values, for `--json`."""
         found = self.difference
         return {
             "check": self.check.name,
@@ -110,9 +110,9 @@ class VerifyReport:
     environment: dict[str, Any]
     rows: tuple[CheckRow, ...]
     notes: tuple[str, ...] = ()
-    """What the recorder noted in the first run, and what it could not see."""
+    """The recorder's notes of the first run, with what it could not observe."""
     groups: tuple[str, ...] = GROUPS
-    """What `--checks` asked for."""
+    """The groups that `--checks` selected."""
 
     @property
     def exit(self) -> int:
@@ -120,17 +120,17 @@ class VerifyReport:
         deciding = [row for row in self.rows if row.decides]
         if any(row.equal is False for row in deciding):
             return DIFFERENT
-        proves_nothing = not deciding or self._asked_in_vain or any(row.could_not for row in deciding)
+        proves_nothing = not deciding or self._none_applies or any(row.could_not for row in deciding)
         return COULD_NOT_RUN if proves_nothing else ALL_EQUAL
 
     @property
-    def _asked_in_vain(self) -> bool:
-        """Whether no row that was asked for applies: "run again", which is always there, was not asked for."""
-        asked = [row for row in self.rows if row.check.group != "run-again"]
-        return "run-again" not in self.groups and bool(asked) and not any(row.applies for row in asked)
+    def _none_applies(self) -> bool:
+        """True if no selected row applies: "run again", which always runs, was not selected."""
+        selected = [row for row in self.rows if row.check.group != "run-again"]
+        return "run-again" not in self.groups and bool(selected) and not any(row.applies for row in selected)
 
     def verdict(self) -> str:
-        """One sentence; where it is bad news, with the cure."""
+        """One sentence; bad news come with the cure."""
         if self.exit == COULD_NOT_RUN:
             why = next(
                 (f"{row.check.name}: {row.could_not}" for row in self.rows if row.could_not),
@@ -145,18 +145,20 @@ class VerifyReport:
         )
 
     def _proven(self) -> str:
-        """What the rows have shown, in words. VERIFIED is said of a run that was killed and resumed, and of no other."""
+        """Returns in words what the rows have proven. VERIFIED is claimed only of a run that was killed and resumed."""
         rows = [row for row in self.rows if row.decides]
         ways = [
-            way for group in GROUPS if (way := _way(group, [r.check for r in rows if r.check.group == group]))
+            way
+            for group in GROUPS
+            if (way := _way_in_words(group, [r.check for r in rows if r.check.group == group]))
         ]
         word = "VERIFIED" if any(row.check.group == "kill" for row in rows) else "REPRODUCED"
         steps = min(row.steps_compared for row in rows)
-        said = f"{word}: the same bits in {'all ' if steps > 1 else ''}{steps} step{'' if steps == 1 else 's'}, {_listed(ways)}."
+        said = f"{word}: the same bits in {'all ' if steps > 1 else ''}{steps} step{'' if steps == 1 else 's'}, {_join_words(ways)}."
         return f"{said} Not proven: {'; '.join(missing)}." if (missing := self._not_proven()) else said
 
     def _not_proven(self) -> list[str]:
-        """The groups with a row that has no say, and why."""
+        """Returns the groups with a row that does not count, and why."""
         reasons = {
             row.check.group: row.check.does_not_apply or "measured, not promised"
             for row in self.rows
@@ -166,10 +168,10 @@ class VerifyReport:
 
     def _in_vain(self) -> str:
         reasons = dict.fromkeys(row.check.does_not_apply for row in self.rows if not row.applies)
-        return "no check that was asked for applies" + (f": {'; '.join(reasons)}" if reasons else "")
+        return "no selected check applies" + (f": {'; '.join(reasons)}" if reasons else "")
 
     def to_json(self) -> str:
-        """The report as JSON: what the table shows, and the environment it holds for."""
+        """Returns the report as JSON: the contents of the table, and the environment it holds for."""
         content = {
             "schema": SCHEMA,
             "script": self.script,
@@ -193,18 +195,18 @@ class VerifyReport:
 _TITLES = {"kill": "killed and resumed", "workers": "loader workers", "threads": "number of threads"}
 
 
-def _way(group: str, checks: list[Check]) -> str:
-    """In which way the bits were shown to be the same; empty without a check."""
+def _way_in_words(group: str, checks: list[Check]) -> str:
+    """Returns in which way the bits were shown to be the same; empty without a check."""
     if not checks or group == "run-again":
         return "run again" if checks else ""
     if group == "kill":
         return f"killed and resumed in {len(checks)} way{'' if len(checks) == 1 else 's'}"
     varied = [check.processes[0] for check in checks]
     if group == "workers":
-        return f"with {_listed([str(process.num_workers) for process in varied])} loader workers"
-    return f"with {_listed([str(process.threads) for process in varied])} threads"
+        return f"with {_join_words([str(process.num_workers) for process in varied])} loader workers"
+    return f"with {_join_words([str(process.threads) for process in varied])} threads"
 
 
-def _listed(items: list[str]) -> str:
-    """As a sentence lists them: `a, b and c`."""
+def _join_words(items: list[str]) -> str:
+    """Returns the items as a sentence lists them: `a, b and c`."""
     return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))

@@ -60,9 +60,11 @@ def replica(
     with cli._user_errors.exit_on_user_error(f"replica {function}"):
         step, args, inputs = _call_function(function)
         with cli._reports.replica_report.Progress("ranks captured") as progress:
-            captured = replicas.capture(step, *args, world_size=world_size, mesh=axes, looked=progress.update)
+            captured = replicas.capture(
+                step, *args, world_size=world_size, mesh=axes, on_progress=progress.update
+            )
         with cli._reports.replica_report.Progress("nodes analysed") as progress:
-            report = replicas.analyze(captured, inputs, looked=progress.update)
+            report = replicas.analyze(captured, inputs, on_progress=progress.update)
     cli._reports.replica_report.show(report)
     if html_file is not None:
         replicas.write_html(report, html_file)

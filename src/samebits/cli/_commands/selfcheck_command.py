@@ -57,10 +57,10 @@ def selfcheck(
         raise typer.Exit(cli._reports.selfcheck_report.record(report))
     names = tuple(dict.fromkeys(part or checking.parts.NAMES))
     for name in names:
-        checking.parts.named(name)
+        checking.parts.part_named(name)
     if dry_run:
         raise typer.Exit(cli._reports.selfcheck_report.rehearse(names))
-    reason = checking.machine.without_gpu()
+    reason = checking.machine.reason_without_gpu()
     if reason:
         print(f"samebits selfcheck: {reason}", file=sys.stderr)
         raise typer.Exit(checking.report.COULD_NOT_RUN)

@@ -1,4 +1,4 @@
-"""Graph mode: what `enable_op_determinism` does to torch.compile and TorchScript."""
+"""Graph mode: the effects of `enable_op_determinism` on torch.compile and TorchScript."""
 
 from samebits.determinism._compile.graph_mode import enter as enter
 from samebits.determinism._compile.graph_mode import leave as leave

@@ -3,7 +3,7 @@
 Inductor gives each thread its own accumulator where the outermost loop is a reduction, so a sum's order of additions
 depends on the number of threads. Here a large reduction with few results becomes two, by the same rule that Inductor
 has for GPUs: partial results over chunks of the input, in parallel, then one pass over the partial results. And no
-loop that reduces is ever run in parallel. Pointwise loops need nothing: Inductor hands whole vectors to threads, so
+loop that reduces is ever run in parallel. Pointwise loops need nothing: Inductor gives whole vectors to threads, so
 that the same elements are in the scalar tail at any thread count.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 _PARTS = 64
-"""What threads share at least: a reduction with so many results is not split, one with fewer into so many parts."""
+"""The parts that threads share, at least: a reduction with so many results is not split, one with fewer into so many parts."""
 _LARGE = 16384
 """Fewer elements than this are reduced faster by one thread than by two."""
 _LENGTH = 4096
@@ -28,7 +28,7 @@ _SPLIT = ("sum", "max", "min", "any", "xor_sum")  # a product of many partial pr
 
 
 def chunks(results: int, elements: int) -> int:
-    """In how many chunks the reduction of `elements` elements to each of `results` results is made; 1: not split.
+    """Returns the number of chunks for the reduction of `elements` elements to each of `results` results; 1: not split.
 
     Preferred are chunks of whole vectors, then of one length: else the rest is a reduction of its own.
     """
@@ -41,45 +41,51 @@ def chunks(results: int, elements: int) -> int:
     return next(whole, even[0] if even else least)
 
 
-def splits_by_size(ir: ModuleType, num_splits: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch._inductor.ir.Reduction.num_splits`, with our rule on the CPU."""
+def split_by_size(ir: ModuleType, num_splits: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `torch._inductor.ir.Reduction.num_splits`, with our rule on the CPU."""
     parameters = inspect.signature(num_splits)
 
     @functools.wraps(num_splits)
     def by_size(*args: Any, **kwargs: Any) -> Any:
         hint, split = num_splits(*args, **kwargs)
-        asked = parameters.bind(*args, **kwargs).arguments
-        if asked["device"].type != "cpu":
+        arguments = parameters.bind(*args, **kwargs).arguments
+        if arguments["device"].type != "cpu":
             return hint, split
-        return hint, _chunks_of(ir, asked["reduction_type"], asked["ranges"], asked["reduction_numel"])
+        return hint, _chunks_of(
+            ir, arguments["reduction_type"], arguments["ranges"], arguments["reduction_numel"]
+        )
 
     return by_size
 
 
-def evenly(ir: ModuleType, create: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch._inductor.ir.Reduction.create` for chunks of one length; the rest is reduced by itself and added.
+def split_evenly(ir: ModuleType, create: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `torch._inductor.ir.Reduction.create` for chunks of one length; the rest is reduced separately and added.
 
-    Inductor's own way with a shorter last chunk tests every element for the end: 1.4 times the time of a sum.
+    Inductor's way with a shorter last chunk tests every element for the end: 1.4 times the time of a sum.
     """
     parameters = inspect.signature(create)
 
     @functools.wraps(create)
     def in_two(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = parameters.bind(cls, *args, **kwargs).arguments
-        size = ir.V.graph.sizevars.simplify(ir.sympy_product(asked["reduction_ranges"]))
-        count = _chunks_of(ir, asked["reduction_type"], asked["ranges"], size) if cls is ir.Reduction else 1
-        if asked["device"].type != "cpu" or size % count == 0:
+        arguments = parameters.bind(cls, *args, **kwargs).arguments
+        size = ir.V.graph.sizevars.simplify(ir.sympy_product(arguments["reduction_ranges"]))
+        count = (
+            _chunks_of(ir, arguments["reduction_type"], arguments["ranges"], size)
+            if cls is ir.Reduction
+            else 1
+        )
+        if arguments["device"].type != "cpu" or size % count == 0:
             return create(cls, *args, **kwargs)
-        return _in_two(ir, asked, size, count)
+        return _split_in_two(ir, arguments, size, count)
 
     return in_two
 
 
-def _in_two(ir: ModuleType, asked: dict[str, Any], size: Any, count: int) -> Any:
-    """The reduction of the largest part that `count` divides, combined with the reduction of the rest."""
-    inner, kind, dtype = asked["inner_fn"], asked["reduction_type"], asked["dst_dtype"]
-    flat, rest = ir.View.dynamic_reshape_indexer(asked["reduction_ranges"], [size]), size % count
-    common = {name: asked[name] for name in ("device", "src_dtype", "ranges", "reduction_type")}
+def _split_in_two(ir: ModuleType, arguments: dict[str, Any], size: Any, count: int) -> Any:
+    """Returns the reduction of the largest part that `count` divides, combined with the reduction of the rest."""
+    inner, kind, dtype = arguments["inner_fn"], arguments["reduction_type"], arguments["dst_dtype"]
+    flat, rest = ir.View.dynamic_reshape_indexer(arguments["reduction_ranges"], [size]), size % count
+    common = {name: arguments[name] for name in ("device", "src_dtype", "ranges", "reduction_type")}
     # As Inductor does between two layers: partial results of two bytes are kept in four.
     common["dst_dtype"] = torch.float32 if dtype in {torch.float16, torch.bfloat16} else dtype
 
@@ -92,18 +98,18 @@ def _in_two(ir: ModuleType, asked: dict[str, Any], size: Any, count: int) -> Any
         return reduced_part.make_loader()
 
     head, tail = part(0, size - rest), part(size - rest, rest)
-    combine = ir.get_reduction_combine_fn(kind, asked["src_dtype"])
+    combine = ir.get_reduction_combine_fn(kind, arguments["src_dtype"])
 
     def combined(index: Any) -> Any:
         return ir.ops.to_dtype(combine(head(index), tail(index)), dtype)
 
     return ir.Pointwise.create(
-        device=asked["device"], dtype=dtype, inner_fn=combined, ranges=list(asked["ranges"])
+        device=arguments["device"], dtype=dtype, inner_fn=combined, ranges=list(arguments["ranges"])
     )
 
 
 def parallel_over_results(cpp: ModuleType, max_parallel_depth: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch._inductor.codegen.cpp.LoopNest.max_parallel_depth`, which now never names a loop that reduces."""
+    """Returns `torch._inductor.codegen.cpp.LoopNest.max_parallel_depth`, which now never names a loop that reduces."""
 
     @functools.wraps(max_parallel_depth)
     def without_reductions(nest: Any) -> Any:
@@ -118,7 +124,7 @@ def parallel_over_results(cpp: ModuleType, max_parallel_depth: Callable[..., Any
 
 
 def _chunks_of(ir: ModuleType, kind: str, ranges: Any, elements: Any) -> int:
-    """`chunks`, for what Inductor can split and where sizes are known when it compiles."""
+    """Returns `chunks`, for reductions that Inductor can split and whose sizes are known when it compiles."""
     results = ir.sympy_product(ranges)
     if kind not in _SPLIT or not (results.is_Integer and elements.is_Integer):
         return 1

@@ -1,4 +1,4 @@
-"""What `enable_op_determinism` does to compiled code, and how it is undone."""
+"""The effects of `enable_op_determinism` on compiled code, and their removal."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _profiled: list[bool] = []
 
 
 def enter(thread_invariant: bool) -> None:
-    """Makes compiled code follow the switch: what was compiled before is compiled again, or refused when called.
+    """Makes compiled code follow the switch: older code is compiled again, or refused when called.
 
-    Imports neither Dynamo nor Inductor: what has to be changed in them is changed when they are imported.
-    With `thread_invariant`, code that Inductor generates for the CPU has the same bits at any thread count.
+    Imports neither Dynamo nor Inductor: they are patched when they are imported. With `thread_invariant`, code that
+    Inductor generates for the CPU has the same bits at any thread count.
     """
     mode = f"samebits-{_sources()}-{'threads' if thread_invariant else 'runs'}"
     config = torch.compiler.config
@@ -38,7 +38,7 @@ def enter(thread_invariant: bool) -> None:
 
 
 def leave() -> None:
-    """Undoes `enter` exactly; what was compiled under the switch is compiled again when it is called."""
+    """Undoes `enter` exactly; code that was compiled under the switch is compiled again when it is called."""
     _patches.undo()
     if _profiled:
         torchscript.unpin(_profiled.pop())
@@ -46,7 +46,7 @@ def leave() -> None:
 
 
 def _forget_compiled() -> None:
-    """Dynamo guards on torch's own determinism flag only, so a change of our mode has to drop its code."""
+    """Drops compiled code: Dynamo guards on torch's own determinism flag only, not on our mode."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None and hasattr(dynamo, "reset"):
         dynamo.reset()
@@ -54,7 +54,7 @@ def _forget_compiled() -> None:
 
 @cache
 def _sources() -> str:
-    """Digest of everything in this package that compiled code may depend on."""
+    """Returns a digest of everything in this package that compiled code may depend on."""
     folder = Path(__file__).parent.parent
     files = sorted([*folder.rglob("*.py"), *(folder.parent / "_native").rglob("*.py")])
     return of_bytes(*(file.read_bytes() for file in files)).split(":")[1][:16]

@@ -1,4 +1,4 @@
-"""Inductor under the switch: what is changed in it, what is refused, and that no older code is called.
+"""Inductor under the switch: patches, refusals, and a check that no older code is called.
 
 All of this is private to torch, so it is applied for tested versions only, when Inductor is imported, and undone.
 """
@@ -24,7 +24,7 @@ _EAGER = (
 
 
 def pin_shapes(config: Any, patches: Patches) -> None:
-    """Each shape gets code of its own, or an error, whatever shapes were seen before.
+    """Compiles each shape separately, or raises, whatever shapes were seen before.
 
     Torch's default makes a size dynamic at its second value, and such code has other bits; past 8 recompilations it
     runs eagerly. Both depend on the past of the process, which a resumed run does not have.
@@ -37,27 +37,29 @@ def pin_shapes(config: Any, patches: Patches) -> None:
 def patch(compile_fx: ModuleType, patches: Patches, mode: str, *, thread_invariant: bool) -> None:
     """Applies everything to Inductor, whose module `torch._inductor.compile_fx` has just been imported."""
     refused = thread_invariant and torch.__version__.split("+")[0] not in TESTED_TORCH
-    patches.put(compile_fx, "_compile_fx_inner", _checked(compile_fx._compile_fx_inner, untested=refused))
+    patches.put(
+        compile_fx, "_compile_fx_inner", _check_settings(compile_fx._compile_fx_inner, untested=refused)
+    )
     if refused:
         return
     output_code = import_module("torch._inductor.output_code")
     graph = output_code.CompiledFxGraph
-    patches.put(graph, "post_compile", _stamped(graph.post_compile, mode))
-    patches.put(graph, "__call__", _own_only(graph.__call__, mode))
+    patches.put(graph, "post_compile", _stamp_code(graph.post_compile, mode))
+    patches.put(graph, "__call__", _refuse_older_code(graph.__call__, mode))
     cpp = import_module("torch._inductor.codegen.cpp")
     details = import_module("torch._inductor.codecache").FxGraphHashDetails
     patches.put(details, "__init__", _with_threads(details.__init__, cpp.parallel_num_threads))
     for kernel in (cpp.CppKernel, cpp.CppVecKernel):
-        patches.put(kernel, "store", _without_atomics(kernel.store))
+        patches.put(kernel, "store", _refuse_atomics(kernel.store))
     patches.when_imported("torch._inductor.codegen.triton", lambda module: _patch_triton(module, patches))
     patches.when_imported(
         "torch._inductor.codegen.triton_split_scan", lambda module: _patch_scan(module, patches)
     )
     if thread_invariant:
         ir = import_module("torch._inductor.ir")
-        split = cpp_reductions.splits_by_size(ir, ir.Reduction.num_splits)
+        split = cpp_reductions.split_by_size(ir, ir.Reduction.num_splits)
         patches.put(ir.Reduction, "num_splits", staticmethod(split))
-        create = cpp_reductions.evenly(ir, vars(ir.Reduction)["create"].__func__)
+        create = cpp_reductions.split_evenly(ir, vars(ir.Reduction)["create"].__func__)
         patches.put(ir.Reduction, "create", classmethod(create))
         nest = cpp.LoopNest
         patches.put(
@@ -67,7 +69,7 @@ def patch(compile_fx: ModuleType, patches: Patches, mode: str, *, thread_invaria
 
 
 def pin_triton(autotuner: Any, patches: Patches) -> None:
-    """A user's `triton.autotune` takes its first configuration: the fastest of a timing is another one tomorrow."""
+    """Makes a user's `triton.autotune` take its first configuration: the fastest of a timing varies from day to day."""
     run = autotuner.Autotuner.run
 
     @functools.wraps(run)
@@ -81,7 +83,7 @@ def pin_triton(autotuner: Any, patches: Patches) -> None:
     patches.put(autotuner.Autotuner, "run", with_first)
 
 
-def _checked(compile_inner: Any, *, untested: bool) -> Any:
+def _check_settings(compile_inner: Any, *, untested: bool) -> Any:
     @functools.wraps(compile_inner)
     def checked(*args: Any, **kwargs: Any) -> Any:
         if untested:
@@ -103,7 +105,7 @@ def _refuse_settings(kwargs: Any) -> None:
         or torch.is_deterministic_algorithms_warn_only_enabled()
     ):
         _refuse(
-            "torch.compile under op determinism, but torch's own flag was set to off or to warn behind its back "
+            "torch.compile under op determinism, but torch's own flag was set to off or to warn without a call of samebits "
             "(torch.use_deterministic_algorithms, torch.set_deterministic_debug_mode)",
             "take that call away, or compile inside `with samebits.enable_op_determinism(False):`",
             ConflictError,
@@ -135,7 +137,7 @@ def _refuse_settings(kwargs: Any) -> None:
         )
 
 
-def _stamped(post_compile: Any, mode: str) -> Any:
+def _stamp_code(post_compile: Any, mode: str) -> Any:
     @functools.wraps(post_compile)
     def stamped(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._samebits_mode = mode
@@ -144,8 +146,8 @@ def _stamped(post_compile: Any, mode: str) -> Any:
     return stamped
 
 
-def _own_only(call: Any, mode: str) -> Any:
-    """Dynamo recompiles what is older than the switch; code held otherwise (a pending backward) comes to this."""
+def _refuse_older_code(call: Any, mode: str) -> Any:
+    """Refuses code older than the switch: Dynamo recompiles it; code held otherwise (a pending backward) comes to this."""
 
     @functools.wraps(call)
     def checked(self: Any, inputs: Any) -> Any:
@@ -160,7 +162,7 @@ def _own_only(call: Any, mode: str) -> Any:
 
 
 def _with_threads(init: Any, threads: Any) -> Any:
-    """Code for the CPU is made for the threads of the moment. Before torch 2.13 the key of the caches on disk omits them."""
+    """Compiles code for the CPU for the current number of threads. Before torch 2.13 the key of the caches on disk omits it."""
 
     @functools.wraps(init)
     def with_threads(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -170,7 +172,7 @@ def _with_threads(init: Any, threads: Any) -> Any:
     return with_threads
 
 
-def _without_atomics(store: Any) -> Any:
+def _refuse_atomics(store: Any) -> Any:
     @functools.wraps(store)
     def checked(self: Any, name: str, index: Any, value: Any, mode: Any = None) -> Any:
         if mode == "atomic_add":
@@ -181,15 +183,17 @@ def _without_atomics(store: Any) -> Any:
 
 
 def _patch_triton(triton: ModuleType, patches: Patches) -> None:
-    patches.put(triton.TritonKernel, "store", _without_atomics(triton.TritonKernel.store))
+    patches.put(triton.TritonKernel, "store", _refuse_atomics(triton.TritonKernel.store))
 
 
 def _patch_scan(module: ModuleType, patches: Patches) -> None:
-    patches.put(module.TritonSplitScanKernel, "scan", _of_integers(module.TritonSplitScanKernel.scan))
+    patches.put(module.TritonSplitScanKernel, "scan", _allow_integer_scans(module.TritonSplitScanKernel.scan))
 
 
-def _of_integers(scan: Any) -> Any:
-    """A scan in several blocks: each adds the sums before it in the groups that happen to be there (decoupled look-back)."""
+def _allow_integer_scans(scan: Any) -> Any:
+    """Refuses a scan in several blocks: each adds the sums before it in the groups that happen to be there (decoupled
+    look-back).
+    """
 
     @functools.wraps(scan)
     def checked(self: Any, dtypes: Any, combine_fn: Any, values: Any) -> Any:
@@ -212,12 +216,12 @@ def _refuse_template(self: Any, template_node: Any, *args: Any, **kwargs: Any) -
     )
 
 
-def _refuse(what: str, cure: str, kind: type[SamebitsError] = UnimplementedError) -> NoReturn:
-    raise passed_through(kind)(f"{what}: {cure}.", first_useful_frame=None)
+def _refuse(feature: str, cure: str, kind: type[SamebitsError] = UnimplementedError) -> NoReturn:
+    raise dynamo_error(kind)(f"{feature}: {cure}.", first_useful_frame=None)
 
 
 @functools.cache
-def passed_through(kind: type[SamebitsError]) -> Any:
-    """The error class as Dynamo lets it through: any other error of a backend becomes BackendCompilerFailed."""
+def dynamo_error(kind: type[SamebitsError]) -> Any:
+    """Returns the error class as Dynamo lets it through: any other error of a backend becomes BackendCompilerFailed."""
     pass_through = import_module("torch._dynamo.exc").ShortenTraceback
     return type(kind.__name__, (pass_through, kind), {"__module__": kind.__module__})

@@ -1,8 +1,8 @@
 """Inductor's deterministic mode, without importing Inductor for those who never compile (it takes 1.6 s).
 
-Imported later, Inductor reads its environment variable, which the switch sets. Imported before, its flag is set here.
-A plain `config.deterministic = True` would not do: since torch 2.13 what is set that way holds in one thread only (it is a
-`ContextVar`), and the backward of a compiled model is compiled in another one.
+Imported later, Inductor reads its environment variable, which the switch sets. Imported before, its flag is set here. A
+plain `config.deterministic = True` would not do: since torch 2.13 a value that is set that way holds in one thread only
+(it is a `ContextVar`), and the backward of a compiled model is compiled in another one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def refuse_contradiction() -> None:
 
 
 def contradicted() -> bool:
-    """Whether Inductor is imported and not deterministic in this thread. 0.1 us."""
+    """Returns True if Inductor is imported and not deterministic in this thread. 0.1 us."""
     config = sys.modules.get(_MODULE)
     return config is not None and not _reads_true(config)
 
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Inductor is deterministic inside the block, in every thread, whenever it is imported."""
+    """Makes Inductor deterministic inside the block, in every thread, whenever it is imported."""
     variable, config = os.environ.get(VARIABLE), sys.modules.get(_MODULE)
     before = None if config is None else _state(config)
     os.environ[VARIABLE] = "1"
@@ -58,7 +58,7 @@ def deterministic() -> Iterator[None]:
 
 
 def _reads_true(config: Any) -> bool:
-    """`config.deterministic`, which takes 3 us when asked for by name."""
+    """Returns `config.deterministic`, which takes 3 us by name."""
     entry = config._config["deterministic"]
     override = _override(entry)
     return override if isinstance(override, bool) else bool(entry.default)
@@ -70,7 +70,7 @@ def _state(config: Any) -> tuple[Any, bool]:
 
 
 def _override(entry: Any) -> Any:
-    """What was set: a `ContextVar`, or the value itself, for all threads, before torch 2.13."""
+    """Returns the value that was set: a `ContextVar`, or the value itself, for all threads, before torch 2.13."""
     held = entry.user_override
     return held.get() if isinstance(held, ContextVar) else held
 

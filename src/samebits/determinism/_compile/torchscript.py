@@ -27,16 +27,16 @@ def unpin(was: bool) -> None:
 
 
 def _forget_rewritten() -> None:
-    """Every compiled function and method of this process starts anew at its next call."""
+    """Makes every compiled function and method of this process start anew at its next call."""
     compilation_unit: Any = torch.jit._state._python_cu
     functions = list(compilation_unit.get_functions())
     kinds = set(_kinds(torch.jit.RecursiveScriptModule))
-    # What torch.jit.load made stands in no list; an instance refers to its class.
+    # The result of torch.jit.load is in no list; an instance refers to its class.
     for module in gc.get_referrers(*kinds):
         if type(module) in kinds and "_c" in vars(module):
             functions += [module._c._get_method(name) for name in module._c._method_names()]
     for function in functions:
-        with suppress(RuntimeError):  # raised by what was made while profiling was off and is never rewritten
+        with suppress(RuntimeError):  # raised by code made while profiling was off, which is never rewritten
             function._debug_flush_compilation_cache()
 
 

@@ -1,7 +1,7 @@
-"""A draw that nobody seeded raises when it is captured into a graph, before the graph runs.
+"""A draw without a seed raises when it is captured into a graph, before the graph runs.
 
 Tracing with fake tensors calls no kernel, so the guard in front of the kernels does not see it. All of make_fx,
-torch.export and AOTAutograd (torch.compile) hand every op they capture to one function of torch's, which is replaced
+torch.export and AOTAutograd (torch.compile) pass every op they capture to one function of torch's, which is replaced
 here; TorchScript's compiler calls nothing, so its graph is read.
 """
 
@@ -18,26 +18,26 @@ import torch.fx.traceback
 
 from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line, line_in, owner_of_frame
-from samebits.determinism._compile.inductor import passed_through
-from samebits.determinism._guards.torch_draws import DrawRule, unseeded
+from samebits.determinism._compile.inductor import dynamo_error
+from samebits.determinism._guards.torch_draws import DrawRule, unseeded_message
 from samebits.errors import UnseededError
 from samebits.random._process.seeds import torch_was_seeded
 
 _PATTERNS = "torch._inductor.pattern_matcher"
-"""Captures dropouts of its own, to recognise them in a user's graph."""
+"""A module that captures its own dropouts, to recognise them in a user's graph."""
 
 
 def watch(patches: Patches) -> None:
-    """Replaces what captures, until `patches` are undone."""
+    """Replaces the capturing functions, until `patches` are undone."""
     patches.when_imported(
         "torch.fx.experimental.proxy_tensor",
-        lambda module: patches.put(module, "proxy_call", _checked_capture(module)),
+        lambda module: patches.put(module, "proxy_call", _check_captures(module)),
     )
     for module in (torch.jit, torch.jit._script):
-        patches.put(module, "script", _checked_script(module.script))
+        patches.put(module, "script", _check_scripts(module.script))
 
 
-def _checked_capture(module: ModuleType) -> Callable[..., Any]:
+def _check_captures(module: ModuleType) -> Callable[..., Any]:
     capture = module.proxy_call
 
     @functools.wraps(capture)
@@ -57,7 +57,7 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _line() -> str:
-    """The line that Dynamo or a graph keeps for what is being traced, else the line that is running."""
+    """Returns the line that Dynamo or a graph keeps for the traced code, else the line that is running."""
     line = line_in(torch.fx.traceback.get_current_meta().get("stack_trace") or "")
     return calling_line() if line is None else f"{line.file}:{line.number}"
 
@@ -71,11 +71,11 @@ def _is_pattern() -> bool:
     return False
 
 
-def _checked_script(script: Callable[..., Any]) -> Callable[..., Any]:
+def _check_scripts(script: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(script)
     def checked(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
         scripted = script(obj, optimize, _frames_up + 1, *args, **kwargs)
-        # torch scripts what is called, too
+        # torch scripts called functions, too
         if not torch_was_seeded() and owner_of_frame(sys._getframe(1)) != "framework":
             for graph in _graphs(scripted):
                 _refuse_draws(graph, scripted)
@@ -106,7 +106,9 @@ def _refuse_draws(block: Any, scripted: Any) -> None:
 
 
 def _constant(value: Any, scripted: Any) -> Any:
-    """What a value of a graph will be: constants, and attributes of the module; False for what only a call can tell."""
+    """Returns the value that an input of a graph will have: constants, and attributes of the module; False where only a
+    call decides.
+    """
     node = value.node()
     if node.kind() == "prim::Constant":
         return value.toIValue()
@@ -116,7 +118,7 @@ def _constant(value: Any, scripted: Any) -> Any:
 
 
 def _refuse(name: str, line: str) -> None:
-    text = unseeded(name, f"at {line}, captured into a graph,")
+    text = unseeded_message(name, f"at {line}, captured into a graph,")
     if "torch._dynamo.exc" in sys.modules:
-        raise passed_through(UnseededError)(text, first_useful_frame=None)
+        raise dynamo_error(UnseededError)(text, first_useful_frame=None)
     raise UnseededError(text)

@@ -1,13 +1,14 @@
-"""What torch refuses on CUDA under deterministic algorithms, written in ops that it does not refuse.
+"""Ops that torch refuses on CUDA under deterministic algorithms, written in ops that it does not refuse.
 
 Torch 2.13 documents 25 cases; all but one are here, and so are the antialiased resizes, `AdaptiveMaxPool3d`, `kthvalue`
-and cuDNN's grid sampler, which it refuses without saying so in that list. The one left out is `resize_` of a quantized tensor:
-its new elements are memory that nobody wrote, so there is no value to reproduce; write `torch.zeros` in the new size.
+and cuDNN's grid sampler, which it refuses without saying so in that list. The one left out is `resize_` of a quantized
+tensor: its new elements are unwritten memory, so there is no value to reproduce; write `torch.zeros` in the new
+size.
 
 Sums that meet in one place are gathered in a fixed order where the places are known beforehand, else added by
 `index_add_`, `scatter_add_` or `index_put_`, which sort on CUDA under the switch. float16 and bfloat16 are summed in
 float32. A formulation is installed once a GPU has run it (`verified.toml`). Nothing imports this package before a CUDA
-tensor meets the switch (`determinism/cuda.py`).
+tensor meets the switch (`determinism/_cuda_loading.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.indexing.max_unpool import max_unpool2d, max_unpool3d
 from samebits.determinism._kernels.indexing.put import put_
 from samebits.determinism._replacement import Replacement, always
-from samebits.determinism._verified_on_gpu import read, verified
+from samebits.determinism._verified_on_gpu import read, verification_text
 
 _ATOMICS = "torch adds with atomics, in the order in which threads arrive; "
 _GATHERED = _ATOMICS + "ours gathers each element's parts in a fixed order"
@@ -44,11 +45,11 @@ _ENTRIES = read()
 
 def _one(name: str, make: Callable[[Kernel], Kernel], reason: str) -> Replacement:
     op = f"aten::{name}"
-    return Replacement(op, make, reason, device="CUDA", verified=verified(op, _ENTRIES))
+    return Replacement(op, make, reason, device="CUDA", verified=verification_text(op, _ENTRIES))
 
 
 def _backward(name: str, function: Kernel, reason: str) -> tuple[Replacement, ...]:
-    """A structured backward: the functional overload and the one that writes `grad_input`."""
+    """Returns the replacements of a structured backward: the functional overload and the one that writes `grad_input`."""
     return (
         _one(name, always(function), reason),
         _one(f"{name}.grad_input", always(out_form(function, "grad_input")), reason),
@@ -58,7 +59,7 @@ def _backward(name: str, function: Kernel, reason: str) -> tuple[Replacement, ..
 def _forms(
     function: Kernel, refused: Callable[..., bool], reason: str, name: str, out: str, names: Sequence[str]
 ) -> tuple[Replacement, ...]:
-    """The functional and the `out` overload of an op of which torch refuses some arguments only."""
+    """Returns the functional and the `out` overload of an op of which torch refuses some arguments only."""
     return (
         _one(name, where(refused, function), reason),
         _one(out, where(refused, out_form(function, *names)), reason),

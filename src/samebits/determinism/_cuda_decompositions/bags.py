@@ -21,7 +21,7 @@ def embedding_bag_is_refused(
     mode: int,
     *rest: object,
 ) -> bool:
-    """Sums and means have a deterministic kernel."""
+    """Returns True for max; sums and means have a deterministic kernel."""
     return mode == _MAX
 
 

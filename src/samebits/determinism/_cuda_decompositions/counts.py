@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def histc_is_refused(self: Tensor, *rest: object, **more: object) -> bool:
-    """Counts of integers are exact in any order."""
+    """Returns True for floats; counts of integers are exact in any order."""
     return self.is_floating_point()
 
 
@@ -31,7 +31,7 @@ def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tens
 
 
 def bincount_is_refused(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> bool:
-    """Without weights integers are counted, which is exact in any order."""
+    """Returns True with weights; without them integers are counted, which is exact in any order."""
     return weights is not None
 
 

@@ -1,4 +1,4 @@
-"""What every family shares: the precision sums are made in, and the `out` and in-place forms of a function."""
+"""Helpers of all families: the precision sums are made in, and the `out` and in-place forms of a function."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to sum in: float32 for float16 and bfloat16, as torch's CUDA kernels do; else the same."""
+    """Returns the dtype to sum in: float32 for float16 and bfloat16, as torch's CUDA kernels do; else the same."""
     return _WIDE.get(dtype, dtype)
 
 
 def out_form(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """`function` as its overload with the out arguments `names`: they are checked, resized, filled and returned."""
+    """Returns `function` as its overload with the out arguments `names`: they are checked, resized, filled and returned."""
 
     def fill(*args: Any, **kwargs: Any) -> Any:
         targets = tuple(kwargs.pop(name) for name in names)
@@ -33,7 +33,7 @@ def out_form(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
 
 
 def in_place_form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`function` as its in-place overload: the first argument takes the result."""
+    """Returns `function` as its in-place overload: the first argument takes the result."""
 
     def write(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return self.copy_(function(self, *args, **kwargs))
@@ -42,7 +42,7 @@ def in_place_form(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def where(refused: Callable[..., bool], function: Callable[..., Any]) -> Callable[[Kernel], Kernel]:
-    """A `Replacement.make`: ours for the arguments that torch refuses, torch's kernel for the others."""
+    """Returns a `Replacement.make`: ours for the arguments that torch refuses, torch's kernel for the others."""
 
     def make(kernel: Kernel) -> Kernel:
         def choose(*args: Any, **kwargs: Any) -> Any:

@@ -96,7 +96,7 @@ def _backward(
 
 
 def _corners(taps: Sequence[Taps], sizes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """All combinations of neighbours, each (corners, points): row in the image, whether inside, weight, derivatives."""
+    """Returns all combinations of neighbours, each (corners, points): row in the image, True if inside, weight, derivatives."""
     dims = len(taps)
     wide = [
         tuple(t.view(*(len(t) if i == d else 1 for i in range(dims)), -1) for t in tap)
@@ -116,7 +116,7 @@ def _corners(taps: Sequence[Taps], sizes: Sequence[int]) -> tuple[Tensor, Tensor
 
 
 def _joined(function: Callable[[Tensor, Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:
-    """(corners, points), from one part per dimension."""
+    """Returns (corners, points), from one part per dimension."""
     return functools.reduce(function, parts).flatten(0, -2)
 
 
@@ -134,12 +134,12 @@ def _taps(x: Tensor, size: int, mode: int, padding: int, aligned: bool) -> Taps:
 
 
 def _integer(x: Tensor) -> Tensor:
-    """Far and undefined coordinates become -2: outside, and safe to convert."""
+    """Returns integers; far and undefined coordinates become -2: outside, and safe to convert."""
     return torch.where(x.abs() < 2**30, x, -2).to(torch.int64)
 
 
 def _cubic(x: Tensor) -> Tensor:
-    """Keys' cubic convolution kernel (1981) with a = -0.75."""
+    """Returns Keys' cubic convolution kernel (1981) with a = -0.75."""
     x, a = x.abs(), -0.75
     return torch.where(x <= 1, ((a + 2) * x - (a + 3)) * x * x + 1, ((a * x - 5 * a) * x + 8 * a) * x - 4 * a)
 
@@ -152,7 +152,7 @@ def _cubic_slope(x: Tensor) -> Tensor:
 
 
 def _coordinate(x: Tensor, size: int, mode: int, padding: int, aligned: bool) -> tuple[Tensor, Tensor]:
-    """The place among the inputs and its derivative; bicubic pads its neighbours instead of the place."""
+    """Returns the position among the inputs and its derivative; bicubic pads its neighbours instead of the position."""
     place = (x + 1) / 2 * (size - 1) if aligned else ((x + 1) * size - 1) / 2
     factor = torch.full_like(x, (size - 1) / 2 if aligned else size / 2)
     if mode == _BICUBIC:

@@ -16,7 +16,7 @@ _NONE, _MEAN = 0, 1  # at::Reduction
 def nll_loss2d_is_refused(
     self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, **out: Tensor
 ) -> bool:
-    """Without a reduction nothing is summed, so torch's kernel stands."""
+    """Returns True with a reduction; without one nothing is summed, so torch's kernel is used."""
     return reduction != _NONE
 
 
@@ -55,7 +55,7 @@ def ctc_loss_backward(
     blank: int,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """`aten::_ctc_loss_backward`: (N,) and (T, N, C) to (T, N, C), zero behind each input's length.
+    """`aten::_ctc_loss_backward`: (N,) and (T, N, C) to (T, N, C), zero after each input's length.
 
     Graves et al. 2006, eq. 16: exp(log_probs) minus the posterior of each label. The backward variable beta is the
     forward variable of the reversed problem, so torch's own `_ctc_loss` computes it; posteriors of one label are added
@@ -92,7 +92,7 @@ def ctc_loss_backward(
 
 
 def _padded(targets: Tensor, target_lengths: Sequence[int], longest: int) -> Tensor:
-    """(N, longest) labels from torch's two layouts: (N, S), or all targets in one row."""
+    """Returns (N, longest) labels from torch's two layouts: (N, S), or all targets in one row."""
     if targets.dim() == 2:
         return targets[:, :longest]
     if targets.numel() == 0:
@@ -103,7 +103,7 @@ def _padded(targets: Tensor, target_lengths: Sequence[int], longest: int) -> Ten
 
 
 def _beta(log_probs: Tensor, labels: Tensor, back: Tensor, sizes: Tensor, rest: tuple) -> Tensor:
-    """Log forward variables (N, T, S) of the problem with time and labels reversed within each sample."""
+    """Returns the log forward variables (N, T, S) of the problem with time and labels reversed within each sample."""
     times, reversed_place = back.t(), sizes[:, None] - 1 - torch.arange(labels.shape[1], device=labels.device)
     flipped = log_probs.gather(0, times[:, :, None].expand_as(log_probs))
     return torch.ops.aten._ctc_loss(flipped, labels.gather(1, reversed_place.clamp_(min=0)), *rest)[1]

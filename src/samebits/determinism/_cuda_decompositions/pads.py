@@ -41,7 +41,9 @@ def _fold(grad_output: Tensor, self: Tensor, padding: Sequence[int]) -> Tensor:
 
 
 def _fold_dim(grad: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """Output j of the padding shows input |j - before|, mirrored at the last input too; negative padding crops."""
+    """Folds one dimension. Output j of the padding shows input |j - before|, mirrored at the last input too; negative
+    padding crops.
+    """
     if before == after == 0:
         return grad
     size = grad.shape[dim] - before - after

@@ -86,7 +86,7 @@ def _scatter_maxima(grad_output: Tensor, self: Tensor, indices: Tensor, dims: in
 
 
 def _windows(size: int, out: int, kernel: int, stride: int, pad: int, with_pad: bool, raw: bool) -> Pairs:
-    """Window o covers the inputs from o * stride - pad on; weight 1 / length, or 1 when `raw`."""
+    """Returns the pairs of windows. Window o covers the inputs from o * stride - pad on; weight 1 / length, or 1 when `raw`."""
     start = np.arange(out) * stride - pad
     end = np.minimum(start + kernel, size + pad)
     first, last = np.maximum(start, 0), np.minimum(end, size)
@@ -95,7 +95,7 @@ def _windows(size: int, out: int, kernel: int, stride: int, pad: int, with_pad: 
 
 
 def _adaptive_windows(size: int, out: int) -> Pairs:
-    """Window o covers the inputs from floor(o * size / out) to ceil((o + 1) * size / out)."""
+    """Returns the pairs of windows. Window o covers the inputs from floor(o * size / out) to ceil((o + 1) * size / out)."""
     places = np.arange(out)
     first, last = places * size // out, -((places + 1) * size // -out)
     return _spans(first, last, 1 / (last - first))

@@ -135,7 +135,7 @@ def _scale(size: int, out: int, align_corners: bool, scale: float | None) -> flo
 
 
 def _centres(size: int, out: int, align_corners: bool, scale: float | None) -> Floats:
-    """Where each output lies among the inputs."""
+    """Returns the position of each output among the inputs."""
     step, places = _scale(size, out, align_corners, scale), np.arange(out)
     return np.asarray(step * places if align_corners else step * (places + 0.5) - 0.5, dtype=np.float64)
 
@@ -160,7 +160,7 @@ def _cubic(size: int, out: int, align_corners: bool, scale: float | None) -> Pai
 
 
 def _keys(x: Floats, a: float) -> Floats:
-    """Keys' cubic convolution kernel (1981) at |x|."""
+    """Returns Keys' cubic convolution kernel (1981) at |x|."""
     inner = ((a + 2) * x - (a + 3)) * x * x + 1
     outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return np.where(x < 1, inner, np.where(x < 2, outer, 0.0))

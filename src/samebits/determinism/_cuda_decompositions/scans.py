@@ -14,7 +14,7 @@ _BLOCK = 64
 def cumsum_is_refused(
     self: Tensor, dim: int, *, dtype: torch.dtype | None = None, out: Tensor | None = None
 ) -> bool:
-    """Sums of integers are exact in any order."""
+    """Returns True for floats; sums of integers are exact in any order."""
     dtype = (self if out is None else out).dtype if dtype is None else dtype
     return dtype.is_floating_point or dtype.is_complex
 
@@ -58,7 +58,7 @@ def _doubling(x: Tensor) -> Tensor:
 def scatter_reduce_is_refused(
     self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, **more: object
 ) -> bool:
-    """Sums and means are sorted by torch itself, extrema are exact in any order."""
+    """Returns True for "prod": sums and means are sorted by torch itself, extrema are exact in any order."""
     return reduce == "prod"
 
 
@@ -90,7 +90,7 @@ def scatter_reduce(
 
 
 def _products_of_equals(key: Tensor, x: Tensor) -> Tensor:
-    """Inclusive products within runs of equal `key` along the last dimension, which is sorted by `key`."""
+    """Returns the inclusive products within runs of equal `key` along the last dimension, which is sorted by `key`."""
     distance = 1
     while distance < x.shape[-1]:
         same = key[..., distance:] == key[..., :-distance]

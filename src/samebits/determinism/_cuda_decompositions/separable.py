@@ -1,4 +1,4 @@
-"""The adjoint of a map that works along each dimension by itself: resizing, averaging over windows.
+"""The adjoint of a map that works along each dimension separately: resizing, averaging over windows.
 
 Forward, output o along one dimension is a sum of weight * input i over a few pairs (o, i). Torch's CUDA kernels scatter
 the gradient over these pairs with atomics. Here each input *gathers* from its outputs: a table of K outputs and weights per
@@ -30,22 +30,23 @@ class Pairs:
 
 @dataclass(frozen=True)
 class AdjointTable:
-    """For each input, the outputs that it went into and with what weight."""
+    """The outputs of each input, and their weights."""
 
     outputs: Tensor
-    """(K, inputs) int64; spare places repeat the first output, with weight 0."""
+    """(K, inputs) int64; unused entries repeat the first output, with weight 0."""
     weights: Tensor
     """(K, inputs)."""
     unused: Tensor | None
-    """The inputs that went into no output, if any: exactly 0, even where a gradient is not finite."""
+    """The inputs without an output, if any: exactly 0, even where a gradient is not finite."""
 
 
 Describe = tuple[Callable[..., Pairs], tuple[Any, ...], int]
-"""What defines a table: a function of pairs, its arguments (hashable), and the number of inputs."""
+"""The definition of a table: a function of pairs, its arguments (hashable), and the number of inputs."""
 
 
 def adjoint(grad_output: Tensor, first: int, maps: Sequence[Describe | None]) -> Tensor:
-    """The gradient of the input; `maps` belongs to the dimensions from `first` on, None where it is the identity.
+    """Returns the gradient of the input; `maps` belongs to the dimensions from `first` on, None where it is the
+    identity.
 
     Dimensions are done from the last to the first. Sums are made in float32 for float16 and bfloat16. The memory
     format of `grad_output` is kept where channels come last.
@@ -93,7 +94,7 @@ def _table(
 
 
 def _rows(pairs: Pairs, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The (K, size) outputs and weights, with equal pairs added together, and the number of outputs per input."""
+    """Returns the (K, size) outputs and weights, with equal pairs added together, and the number of outputs per input."""
     span = int(pairs.outputs.max(initial=0)) + 1
     keys, place = np.unique(pairs.inputs * span + pairs.outputs, return_inverse=True)
     sums = np.bincount(place, weights=pairs.weights, minlength=len(keys))

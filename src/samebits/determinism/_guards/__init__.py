@@ -1,1 +1,1 @@
-"""What the switch refuses, watches or asks for."""
+"""Guards of the switch: they refuse, watch or check calls."""

@@ -1,7 +1,7 @@
 """Training without an order of its updates cannot be deterministic: refused when it is constructed.
 
 As the RFC refuses `ParameterServerStrategy`. Here: RPC, `DistributedOptimizer`, and parameters that several processes
-write (Hogwild). Batches that loader workers hand over through shared memory are no parameters and pass.
+write (Hogwild). Batches that loader workers pass through shared memory are no parameters, and are allowed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def refuse(patches: Patches) -> None:
     """Replaces the constructors; imports nothing."""
     rpc = torch.distributed.rpc if torch.distributed.is_available() else None
     if rpc is not None and rpc.is_available():
-        patches.put(rpc, "init_rpc", _refusing("torch.distributed.rpc.init_rpc", rpc.init_rpc))
+        patches.put(rpc, "init_rpc", _refuse_constructor("torch.distributed.rpc.init_rpc", rpc.init_rpc))
         patches.when_imported(
             "torch.distributed.optim.optimizer", lambda module: _refuse_distributed_optimizer(patches, module)
         )
@@ -35,10 +35,12 @@ def refuse(patches: Patches) -> None:
 
 def _refuse_distributed_optimizer(patches: Patches, module: ModuleType) -> None:
     owner = module.DistributedOptimizer
-    patches.put(owner, "__init__", _refusing("torch.distributed.optim.DistributedOptimizer", owner.__init__))
+    patches.put(
+        owner, "__init__", _refuse_constructor("torch.distributed.optim.DistributedOptimizer", owner.__init__)
+    )
 
 
-def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_constructor(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def refused(*args: Any, **kwargs: Any) -> None:
         raise UnimplementedError(
@@ -77,13 +79,13 @@ def _unless_shared(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_shared(parameters: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """On the CPU: torch calls every CUDA tensor shared."""
+    """Returns the first shared parameter on the CPU: torch calls every CUDA tensor shared."""
     strided = (p for p in parameters if p.device.type == "cpu" and p.layout is torch.strided)
     return next((p for p in strided if p.is_shared()), None)
 
 
-def _hogwild(what: str) -> str:
+def _hogwild(call: str) -> str:
     return (
-        f"{what}: processes that write the same parameters (Hogwild) do so in another order in every run, and op determinism "
+        f"{call}: processes that write the same parameters (Hogwild) do so in another order in every run, and op determinism "
         f"is on. Use {_SYNCHRONOUS}; weights that others only read can be copied (`p.detach().clone().share_memory_()`)."
     )

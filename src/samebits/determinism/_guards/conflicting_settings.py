@@ -23,7 +23,7 @@ _BLOCK = "To leave determinism for some lines: `with samebits.enable_op_determin
 
 
 def refuse_environment() -> None:
-    """Raises `ConflictError` when environment variables contradict the switch; for its beginning."""
+    """Raises `ConflictError` when environment variables contradict the switch; called before it is turned on."""
     inductor_flag.refuse_contradiction()
     value = os.environ.get(CUBLAS_VARIABLE)
     if value and value not in _CUBLAS_VALUES:
@@ -37,7 +37,7 @@ def refuse_late_workspace() -> None:
     """Raises `ConflictError` when cuBLAS was used before its variable was set. (No GPU has run this yet.)
 
     torch reads the variable at its first matrix product on a GPU, and then refuses all of them under its flag. So one
-    product, after flag and variable are set, tells; nothing is done where CUDA was not used before.
+    product, after flag and variable are set, shows it; nothing is done where CUDA was not used before.
     """
     if not torch.cuda.is_initialized():
         return
@@ -61,7 +61,7 @@ def watch(patches: Patches) -> None:
 
 
 def check() -> None:
-    """Called between two steps (0.5 us): raises or warns when something has undone the switch behind our back.
+    """Raises or warns when something has undone the switch since it was turned on; called between two steps (0.5 us).
 
     Raises:
         ConflictError: torch's flag is off or torch's warn_only is on, so that ops may have varied already.
@@ -72,14 +72,14 @@ def check() -> None:
     torchs = torch._C
     if not torchs._get_deterministic_algorithms() or torchs._get_deterministic_algorithms_warn_only():
         raise ConflictError(
-            "op determinism is on, but torch's own flag was turned off, or to warn_only, behind its back "
+            "op determinism is on, but torch's own flag was turned off, or to warn_only, without a call of samebits "
             "(torch._C._set_deterministic_algorithms): what ran since then may differ in the next run. "
             f"Call samebits.enable_op_determinism(False) where it is meant. {_BLOCK}"
         )
     if torchs._get_cudnn_benchmark() or not torchs._get_cudnn_deterministic():
         torchs._set_cudnn_benchmark(False)
         torchs._set_cudnn_deterministic(True)
-        _warn("cudnn", "cuDNN's benchmark or deterministic flag was changed and is put back")
+        _warn("cudnn", "cuDNN's benchmark or deterministic flag was changed and is restored")
     if torchs._get_deterministic_fill_uninitialized_memory():
         _warn(
             "fill",
@@ -87,8 +87,8 @@ def check() -> None:
         )
     if inductor_flag.contradicted():
         _warn_of_inductor("torch._inductor.config.deterministic is False while op determinism is on")
-    custom_ops.look_for_new_ops()
-    torch_generators.look()
+    custom_ops.watch_new_ops()
+    torch_generators.check()
 
 
 def _check_without_switch() -> None:
@@ -105,13 +105,13 @@ def _warn_of_inductor(text: str) -> None:
 
 
 def _use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-    """In place of torch's: asking for what holds already is free, asking for less raises."""
+    """Replaces torch's function: setting the current state is free, a weaker one raises."""
     if not mode or (warn_only and not _warns()):
         _refuse_call(f"torch.use_deterministic_algorithms({mode}{', warn_only=True' * warn_only})")
 
 
 def _set_deterministic_debug_mode(debug_mode: int | str) -> None:
-    """In place of torch's, in the same way."""
+    """Replaces torch's function in the same way."""
     if debug_mode not in {2, "error"} and not (debug_mode in {1, "warn"} and _warns()):
         _refuse_call(f"torch.set_deterministic_debug_mode({debug_mode!r})")
 
@@ -129,12 +129,12 @@ def _warns() -> bool:
     return settings is not None and settings.on_unimplemented == "warn"
 
 
-def _kept_flag(name: str, flag: Any, kept: bool) -> Any:
+def _kept_flag(name: str, flag: Any, required: bool) -> Any:
     def assign(value: bool) -> None:
-        if value is not kept:
+        if value is not required:
             _warn(
                 name,
-                f"{name} = {value} at {calling_line()} is not followed while op determinism is on: it stays {kept}",
+                f"{name} = {value} at {calling_line()} is not followed while op determinism is on: it stays {required}",
             )
 
     return ContextProp(flag.getter, assign)

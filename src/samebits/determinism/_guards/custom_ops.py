@@ -1,9 +1,9 @@
-"""Custom ops: nobody but their author knows whether they are deterministic. `declare_op` says it.
+"""Custom ops: only their author knows whether they are deterministic, and declares it with `declare_op`.
 
 Under the switch an undeclared op warns at its first call and is named in the record; one declared nondeterministic
-raises. So does an aten overload that the op table has never seen (of a torch that nobody has reviewed, or of an
-extension) warn. Each such op gets an override of its own that removes itself when it has warned, so that other ops, and later
-calls of this one, cost what they did.
+raises. An aten overload that the op table does not have (of a torch that was not reviewed, or of an extension) warns,
+too. Each such op gets an override that removes itself when it has warned, so that other ops, and later calls of this
+one, cost what they did.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ TORCH_NAMESPACES = frozenset(
     vulkan_prepack xpu _torch_testing _native_aot coor flex_gemm mempool
     """.split()  # noqa: SIM905
 )
-"""What torch itself registers, at import or later; torchvision and the like are others."""
+"""Namespaces that torch itself registers, at import or later; torchvision and the like are others."""
 _KNOWN_NAMESPACES = TORCH_NAMESPACES | {"samebits"}
-"""And the stateless draws, which depend on their arguments only, not on the number of threads."""
+"""With the stateless draws, which depend on their arguments only, not on the number of threads."""
 
 _KEYS = (
     *("CPU", "CUDA", "XPU", "MPS", "PrivateUse1", "SparseCPU", "SparseCUDA", "QuantizedCPU", "QuantizedCUDA"),
     *("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
 )
-"""Where a custom op's kernels are; one of these runs at every call, below autograd."""
+"""Dispatch keys with a custom op's kernels; one of these runs at every call, below autograd."""
 _NAME = re.compile(r"\w+::\w+")
 
 _declared: dict[str, bool] = {}
 _watched: dict[str, KernelOverrides] = {}
 _known_modules = 0
-"""len(sys.modules) at the last look: an extension that registers ops is nearly always a module."""
+"""len(sys.modules) at the last check: an extension that registers ops is nearly always a module."""
 
 
 def declare_op(name: str, *, deterministic: bool) -> None:
-    """Says of a custom op (`namespace::name`, all its overloads) whether equal inputs give equal bits.
+    """Declares whether equal inputs of a custom op (`namespace::name`, all its overloads) give equal bits.
 
     May be called before the op is registered. A declared op does not warn under op determinism; one that is declared
     nondeterministic raises `UnimplementedError` when it is called there.
 
     Raises:
-        InvalidArgumentError: the name has another form, or the op is torch's own (`samebits ops` has its verdict).
+        InvalidArgumentError: the name has another form, or the op is one of torch's (`samebits ops` has its verdict).
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgumentError(
@@ -82,31 +82,32 @@ def declare_op(name: str, *, deterministic: bool) -> None:
         _watch(full for full in torch._C._dispatch_get_all_op_names() if _packet(full) == name)
 
 
-def declared(name: str) -> bool | None:
-    """Whether an op that is not aten's (`namespace::name`) is deterministic, as declared; None if nobody has said it.
+def declaration_of(name: str) -> bool | None:
+    """Returns True if an op that is not aten's (`namespace::name`) is declared deterministic; None if it is not
+    declared.
 
-    Those of torch's other namespaces, and samebits' own, are.
+    Those of torch's other namespaces, and of samebits, are deterministic.
     """
     return _declared.get(name, True if name.partition("::")[0] in _KNOWN_NAMESPACES else None)
 
 
 def watch(patches: Patches) -> None:
     """Watches every custom op that is registered, and those to come. For the switch."""
-    look_for_new_ops(anyway=True)
-    patches.put(torch.library.Library, "impl", _watching_impl(torch.library.Library.impl))
+    watch_new_ops(anyway=True)
+    patches.put(torch.library.Library, "impl", _watch_impl(torch.library.Library.impl))
     owner = type(torch.ops)
-    patches.put(owner, "load_library", _watching_load(owner.load_library))
+    patches.put(owner, "load_library", _watch_load(owner.load_library))
     patches.when_imported("triton.runtime.jit", lambda module: triton_atomics.watch(patches, module))
 
 
 def unwatch() -> None:
-    """Takes every override away."""
+    """Removes every override."""
     while _watched:
         _watched.popitem()[1].remove()
 
 
-def look_for_new_ops(*, anyway: bool = False) -> None:
-    """Ops that C++ extensions have registered since the last look; between two steps (0.1 us when none was loaded)."""
+def watch_new_ops(*, anyway: bool = False) -> None:
+    """Watches ops that C++ extensions have registered since the last check; between two steps (0.1 us when none was loaded)."""
     global _known_modules
     if anyway or len(sys.modules) != _known_modules:
         _known_modules = len(sys.modules)
@@ -129,7 +130,7 @@ def _watch(names: Iterable[str]) -> None:
         _watched[full] = KernelOverrides()
         for key in _KEYS:
             if has_kernel(full, key):
-                _watched[full].put_over(full, key, _first_call(full))
+                _watched[full].replace(full, key, _first_call(full))
 
 
 def _first_call(full: str) -> Callable[..., Any]:
@@ -146,14 +147,14 @@ def _judge(full: str) -> None:
     if full.startswith("aten::"):
         text = (
             f"{full}, called at {calling_line()} under op determinism, is not reviewed: it is in no op table (those of torch "
-            f"{', '.join(TESTED_TORCH)}; this is {torch.__version__}), so nobody knows whether its bits repeat. "
+            f"{', '.join(TESTED_TORCH)}; this is {torch.__version__}), so it is not known whether its bits repeat. "
             "`samebits verify` proves it of your script; `samebits ops` lists what is not reviewed."
         )
         warn_once(full, text, UnreviewedOpWarning)
         return
     if name not in _declared:
         text = (
-            f"{name}, called at {calling_line()} under op determinism, is no op of torch's, and nobody has said whether it is "
+            f"{name}, called at {calling_line()} under op determinism, is no op of torch's, and it was not declared whether it is "
             f"deterministic. Say so: samebits.declare_op({name!r}, deterministic=True), or False to have it refused."
         )
         warn_once(name, text, UndeclaredOpWarning)
@@ -166,7 +167,7 @@ def _judge(full: str) -> None:
     warn_once(name, f"{text}. It runs all the same (on_unimplemented='warn').", UnimplementedWarning)
 
 
-def _watching_impl(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_impl(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def impl(self: torch.library.Library, op_name: Any, *args: Any, **kwargs: Any) -> None:
         name = op_name if isinstance(op_name, str) else op_name.name()
@@ -180,10 +181,10 @@ def _watching_impl(original: Callable[..., Any]) -> Callable[..., Any]:
     return impl
 
 
-def _watching_load(original: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_load(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load_library(self: Any, path: Any) -> None:
         original(self, path)
-        look_for_new_ops(anyway=True)
+        watch_new_ops(anyway=True)
 
     return load_library

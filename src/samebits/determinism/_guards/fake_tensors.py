@@ -1,8 +1,9 @@
-"""Fake tensors (torch.compile, make_fx, FakeTensorMode) under the switch: what is refused on CUDA is refused with our words.
+"""Fake tensors (torch.compile, make_fx, FakeTensorMode) under the switch: ops that are refused on CUDA raise our
+errors.
 
-The functions by which torch finds out shapes alert, a few of them, for every tensor that is not known to be on the CPU, or
-for every tensor at all (`max_unpool2d`). They compute nothing, so that alert is kept from everybody; that of an op which
-met a fake CUDA tensor and has no kernel of ours becomes our error.
+Some of the functions by which torch computes shapes alert for every tensor that is not known to be on the CPU, or for
+every tensor at all (`max_unpool2d`). They compute no values, so that alert is suppressed; the alert of an op that met a
+fake CUDA tensor and has no kernel of ours becomes our error.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism._guards import refused_ops
 
 _thread = threading.local()
-"""`alerted`: whether the op of a fake tensor that is under way in this thread has alerted."""
+"""`alerted`: True if the op of a fake tensor that runs in this thread has alerted."""
 
 
 def watch(patches: Patches, *, warn: bool) -> None:
-    """For the switch: with `warn` such an op warns once."""
+    """Installs the guard for the switch: with `warn` such an op warns once."""
     patches.put(torch._prims_common, "alert_not_deterministic", _note)
-    patches.put(FakeTensorMode, "dispatch", _judging(FakeTensorMode.dispatch, warn))
+    patches.put(FakeTensorMode, "dispatch", _judge_dispatch(FakeTensorMode.dispatch, warn))
 
 
 def _note(caller: str) -> None:
-    """In place of torch's, which raises."""
+    """Replaces torch's function, which raises."""
     _thread.alerted = True
 
 
-def _judging(dispatch: Callable[..., Any], warn: bool) -> Callable[..., Any]:
+def _judge_dispatch(dispatch: Callable[..., Any], warn: bool) -> Callable[..., Any]:
     @functools.wraps(dispatch)
     def judged(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name()
@@ -49,7 +50,7 @@ def _judging(dispatch: Callable[..., Any], warn: bool) -> Callable[..., Any]:
             self.cache_enabled = cached
             alerted, _thread.alerted = _thread.alerted, outer
             if alerted and not _is_ours(name):
-                refused_ops.object_to(name, "CUDA", warn=warn)
+                refused_ops.raise_or_warn(name, "CUDA", warn=warn)
 
     return judged
 
@@ -60,5 +61,5 @@ def _on_cuda(values: Any) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a verified formulation takes the place of the op on a GPU."""
+    """Returns True if a verified formulation replaces the op on a GPU."""
     return cuda_loading.computes(name, (it.op for it in cuda_loading.installable()))

@@ -1,7 +1,7 @@
-"""NumPy classes whose constructors are judged by their arguments: they ask for entropy with a seed, too.
+"""NumPy classes whose constructors are judged by their arguments: they read entropy with a seed, too.
 
-Calls of a C class cannot be seen from outside. So while the switch is on a class of the same name stands in
-`numpy.random` whose call makes an object of NumPy's own class, and `isinstance`, `issubclass` and pickles see no difference.
+Calls of a C class cannot be seen from outside. So while the switch is on, `numpy.random` has a class of the same name
+whose call makes an object of NumPy's own class, and `isinstance`, `issubclass` and pickles see no difference.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 Judge = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 
 
-def judged(kind: type, is_seeded: Judge | None, refuse: Callable[[], None]) -> type:
-    """`kind`, whose call first asks `refuse` unless `is_seeded(args, kwargs)`; without a judge it may always be made.
+def judged_class(kind: type, is_seeded: Judge | None, refuse: Callable[[], None]) -> type:
+    """Returns a class for `kind` whose call first calls `refuse` unless `is_seeded(args, kwargs)`; without a judge it
+    is always allowed.
 
-    NumPy asks for entropy from inside the call here: from a line of samebits', which may.
+    NumPy reads entropy from inside the call here: from a line of samebits, which is allowed.
     """
 
     class Judged(type):
@@ -37,10 +38,10 @@ def judged(kind: type, is_seeded: Judge | None, refuse: Callable[[], None]) -> t
 
 
 def has_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """`RandomState(seed)`."""
+    """Returns True for `RandomState(seed)`."""
     return (args[0] if args else kwargs.get("seed")) is not None
 
 
 def has_seed_or_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """`Philox(seed=None, counter=None, key=None)`."""
+    """Returns True for `Philox(seed=None, counter=None, key=None)` with a seed or a key."""
     return has_argument(args, kwargs) or (args[2] if len(args) > 2 else kwargs.get("key")) is not None

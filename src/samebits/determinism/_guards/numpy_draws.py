@@ -1,8 +1,8 @@
-"""NumPy under the switch: no entropy from the operating system, and no draw from a global generator that nobody seeded.
+"""NumPy under the switch: no entropy from the operating system, and no draw from a global generator without a seed.
 
-Every generator of NumPy's that gets no seed asks one function for it (`numpy.random.bit_generator.randbits`), and that
+Every generator of NumPy's that gets no seed calls one function for it (`numpy.random.bit_generator.randbits`), and that
 function is replaced; so it does not matter how the constructor was imported. The global generator's functions are
-replaced only until it is seeded: the first draw behind that puts them back.
+replaced only until it is seeded: the first draw after that restores them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from samebits._context import at_import
 from samebits._inspect.patching import Patches
 from samebits.determinism import twister
 from samebits.determinism._guards import numpy_constructors
-from samebits.determinism._guards.random_sources import NUMPY_ENTROPY, NUMPY_GLOBAL, asking, object_to
+from samebits.determinism._guards.random_sources import (
+    NUMPY_ENTROPY,
+    NUMPY_GLOBAL,
+    drawing_frame,
+    raise_or_warn,
+)
 from samebits.random._process import generator_states
 
 _mtrand: Any = np.random.mtrand
@@ -31,31 +36,31 @@ _DRAWS = frozenset(
 
 
 class NumpyGuard:
-    """In front of NumPy's global generator while nobody has seeded it."""
+    """Guards NumPy's global generator while it has no seed."""
 
     def __init__(self) -> None:
         self._patches = Patches()
 
     def install(self) -> None:
-        """Replaces the drawing functions, also those of the object that scikit-learn and SciPy take; not if seeded."""
+        """Replaces the drawing functions, also those of the object that scikit-learn and SciPy use; not if seeded."""
         if numpy_was_seeded():
             return
         for module in (np.random, _mtrand):
             for name in _DRAWS:
                 self._patches.put(module, name, self.checked(getattr(_GLOBAL, name)))
-        self._patches.put(_mtrand, "_rand", _Guarded(_GLOBAL._bit_generator, self))
+        self._patches.put(_mtrand, "_rand", _GuardedRandomState(_GLOBAL._bit_generator, self))
 
     def remove(self) -> None:
-        """Puts NumPy's own functions back; harmless when they are there."""
+        """Restores NumPy's functions; harmless when they are in place."""
         self._patches.undo()
 
     def checked(self, draw: Callable[..., Any]) -> Callable[..., Any]:
-        """`draw`, which raises as long as the generator has no seed."""
+        """Returns `draw`, which raises as long as the generator has no seed."""
 
         @functools.wraps(draw, assigned=("__name__", "__doc__"))
         def drawn(*args: Any, **kwargs: Any) -> Any:
             if not numpy_was_seeded():
-                object_to(NUMPY_GLOBAL, asking())
+                raise_or_warn(NUMPY_GLOBAL, drawing_frame())
             elif not generator_states.is_preserving():
                 self.remove()
             return draw(*args, **kwargs)
@@ -63,8 +68,8 @@ class NumpyGuard:
         return drawn
 
 
-class _Guarded(np.random.RandomState):
-    """In place of `numpy.random.mtrand._rand`: hands everything on to it, draws after a check."""
+class _GuardedRandomState(np.random.RandomState):
+    """Replaces `numpy.random.mtrand._rand`: passes everything on to it, draws after a check."""
 
     def __init__(self, bits: Any, guard: NumpyGuard) -> None:
         super().__init__(bits)
@@ -78,42 +83,45 @@ class _Guarded(np.random.RandomState):
 
 
 def numpy_was_seeded() -> bool:
-    """Whether somebody seeded NumPy's global generator, or set its state: whether drawing alone does not explain it."""
+    """Returns True if NumPy's global generator was seeded, or its state set: drawing alone does not explain its state."""
     bits = _GLOBAL._bit_generator
     if at_import.numpy_seed is None or type(bits) is not np.random.MT19937:
         return True
     origin = np.random.MT19937(at_import.numpy_seed).state["state"]["key"]
-    return not twister.reached(origin, bits.state["state"]["key"])
+    return not twister.is_reached_by_draws(origin, bits.state["state"]["key"])
 
 
 def watch(patches: Patches) -> None:
     """Refuses generators without a seed, `numpy.random.seed()` included, for as long as the switch is on."""
-    patches.put(_entropy, "randbits", _refusing(_entropy.randbits))
+    patches.put(_entropy, "randbits", _refuse_entropy(_entropy.randbits))
     for name, is_seeded in (
         ("RandomState", numpy_constructors.has_argument),
         ("Philox", numpy_constructors.has_seed_or_key),
     ):
         kind = getattr(np.random, name)
-        patches.put(np.random, name, numpy_constructors.judged(kind, is_seeded, _refuse_type))
-    patches.put(_mtrand, "_MT19937", numpy_constructors.judged(_mtrand._MT19937, None, _refuse_type))
+        patches.put(np.random, name, numpy_constructors.judged_class(kind, is_seeded, _refuse_type))
+    patches.put(_mtrand, "_MT19937", numpy_constructors.judged_class(_mtrand._MT19937, None, _refuse_type))
 
 
-def _refusing(randbits: Callable[[int], int]) -> Callable[[int], int]:
+def _refuse_entropy(randbits: Callable[[int], int]) -> Callable[[int], int]:
     def refused(k: int) -> int:
-        frame = asking()
+        frame = drawing_frame()
         if frame is not None and not _makes_a_philox(frame):
-            object_to(NUMPY_ENTROPY, frame)
+            raise_or_warn(NUMPY_ENTROPY, frame)
         return randbits(k)
 
     return refused
 
 
 def _refuse_type() -> None:
-    object_to(NUMPY_ENTROPY, asking(sys._getframe(2)))  # behind the class that stands in for NumPy's
+    # from outside of the class that replaces NumPy's
+    raise_or_warn(NUMPY_ENTROPY, drawing_frame(sys._getframe(2)))
 
 
 def _makes_a_philox(frame: FrameType) -> bool:
-    """`Philox(key=...)` asks for entropy that it does not use; imported by name before the switch, it comes here."""
+    """Returns True in `Philox(key=...)`, which reads entropy that it does not use; imported by name before the switch,
+    it comes here.
+    """
     names = {*frame.f_code.co_names, *frame.f_code.co_freevars, *frame.f_code.co_varnames}
     return any(name == "Philox" or frame.f_globals.get(name) is _PHILOX for name in names)
 

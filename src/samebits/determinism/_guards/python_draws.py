@@ -19,20 +19,20 @@ from samebits.determinism._guards.random_sources import (
     PYTHON_RANDOM,
     PYTHON_SEED,
     SYSTEM_RANDOM,
-    asking,
+    drawing_frame,
     is_import_of_a_library,
-    object_to,
-    place,
+    line_of_frame,
+    raise_or_warn,
 )
 from samebits.random._process import generator_states
 
 _GLOBAL: Any = random._inst  # type: ignore[attr-defined]
 _DRAWS = ("random", "getrandbits")
-"""Everything in the module `random` draws by these two."""
+"""The two methods by which everything in the module `random` draws."""
 
 
 class PythonGuard:
-    """In front of Python's global generator while nobody has seeded it."""
+    """Guards Python's global generator while it has no seed."""
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -49,14 +49,14 @@ class PythonGuard:
             self._patches.put(random, name, checked)
 
     def remove(self) -> None:
-        """Puts Python's own functions back; harmless when they are there."""
+        """Restores Python's functions; harmless when they are in place."""
         self._patches.undo()
 
     def _checked(self, draw: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(draw)
         def drawn(*args: Any) -> Any:
             if not python_was_seeded():
-                object_to(PYTHON_GLOBAL, asking())
+                raise_or_warn(PYTHON_GLOBAL, drawing_frame())
             elif not generator_states.is_preserving():
                 self.remove()
             return draw(*args)
@@ -70,7 +70,8 @@ class PythonGuard:
 
 
 def python_was_seeded() -> bool:
-    """Whether somebody seeded Python's global generator, or set its state: read from the state itself (0.3 to 16 ms).
+    """Returns True if Python's global generator was seeded, or its state set: read from the state itself (0.3 to 16
+    ms).
 
     Seeding leaves no other trace, and it may have happened before samebits was imported.
     """
@@ -78,18 +79,20 @@ def python_was_seeded() -> bool:
 
 
 def _has_changed_by_draws_only() -> bool:
-    """Since samebits was imported, or since the operating system seeded it anew (0.3 ms)."""
+    """Returns True if the state changed by draws only since samebits was imported, or since the operating system seeded
+    it (0.3 ms).
+    """
     global _origin
     state = random.getstate()
     words = _words(state)
-    if twister.from_entropy(words, state[1][-1]):
+    if twister.is_from_entropy(words, state[1][-1]):
         _origin = words
-    return twister.reached(_origin, words)
+    return twister.is_reached_by_draws(_origin, words)
 
 
 @functools.cache
 def _was_seeded_at_import() -> bool:
-    return twister.from_a_person(_AT_IMPORT)
+    return twister.is_from_person(_AT_IMPORT)
 
 
 def _words(state: tuple[Any, ...]) -> np.ndarray:
@@ -102,24 +105,24 @@ _AT_IMPORT = _origin = _words(at_import.python_state or random.getstate())
 def watch(patches: Patches) -> None:
     """Refuses seeds from the operating system for as long as the switch is on."""
     kind = random.Random
-    patches.put(random, "seed", _with_a_seed(random.seed))
-    patches.put(kind, "seed", _held_without_a_seed(kind.seed))
-    patches.put(kind, "setstate", _releasing(kind.setstate))
-    patches.put(random.SystemRandom, "seed", _refused(random.SystemRandom.seed))
+    patches.put(random, "seed", _require_seed(random.seed))
+    patches.put(kind, "seed", _hold_unseeded(kind.seed))
+    patches.put(kind, "setstate", _release_on_setstate(kind.setstate))
+    patches.put(random.SystemRandom, "seed", _refuse_call(random.SystemRandom.seed))
 
 
-def _with_a_seed(seed: Callable[..., None]) -> Callable[..., None]:
+def _require_seed(seed: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(seed)
     def seeded(a: Any = None, version: int = 2) -> None:
         if a is None:
-            object_to(PYTHON_SEED, asking())
+            raise_or_warn(PYTHON_SEED, drawing_frame())
         seed(a, version)
 
     return seeded
 
 
-def _held_without_a_seed(seed: Callable[..., None]) -> Callable[..., None]:
-    """`random.Random()` may be made, as pickle and others do that set its state afterwards; drawing from it raises."""
+def _hold_unseeded(seed: Callable[..., None]) -> Callable[..., None]:
+    """Allows `random.Random()`, as pickle and others set its state afterwards; drawing from it raises."""
     made = random.Random.__init__.__code__
 
     @functools.wraps(seed)
@@ -128,16 +131,16 @@ def _held_without_a_seed(seed: Callable[..., None]) -> Callable[..., None]:
         seed(self, a, version)
         if a is not None:
             return
-        frame = asking()
+        frame = drawing_frame()
         if sys._getframe(1).f_code is not made:
-            object_to(PYTHON_SEED, frame)
+            raise_or_warn(PYTHON_SEED, frame)
         elif frame is not None and not is_import_of_a_library(frame):
-            _hold(self, f" (made at {place(frame)})")
+            _hold(self, f" (made at {line_of_frame(frame)})")
 
     return seeded
 
 
-def _releasing(setstate: Callable[..., None]) -> Callable[..., None]:
+def _release_on_setstate(setstate: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(setstate)
     def set_state(self: random.Random, state: Any) -> None:
         setstate(self, state)
@@ -146,34 +149,34 @@ def _releasing(setstate: Callable[..., None]) -> Callable[..., None]:
     return set_state
 
 
-def _refused(seed: Callable[..., None]) -> Callable[..., None]:
+def _refuse_call(seed: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(seed)
     def refused(self: random.Random, *args: Any, **kwargs: Any) -> None:
-        object_to(SYSTEM_RANDOM, asking())
+        raise_or_warn(SYSTEM_RANDOM, drawing_frame())
         seed(self, *args, **kwargs)
 
     return refused
 
 
-class _Held:
-    """In place of a method that draws, on one object that has no seed yet."""
+class _HeldMethod:
+    """Replaces a method that draws, on one object that has no seed yet."""
 
     def __init__(self, owner: random.Random, name: str, made: str) -> None:
         self._owner, self._name, self._made = owner, name, made
 
     def __call__(self, *args: Any) -> Any:
         if process.op_determinism is not None:
-            object_to(PYTHON_RANDOM, asking(), self._made)
+            raise_or_warn(PYTHON_RANDOM, drawing_frame(), self._made)
         return getattr(type(self._owner), self._name)(self._owner, *args)
 
 
-def _hold(generator: random.Random, made: str) -> None:
+def _hold(generator: random.Random, line: str) -> None:
     if type(generator).random is random.Random.random:
         for name in _DRAWS:
-            vars(generator)[name] = _Held(generator, name, made)
+            vars(generator)[name] = _HeldMethod(generator, name, line)
 
 
 def _release(generator: random.Random) -> None:
     for name in _DRAWS:
-        if isinstance(vars(generator).get(name), _Held):
+        if isinstance(vars(generator).get(name), _HeldMethod):
             del vars(generator)[name]

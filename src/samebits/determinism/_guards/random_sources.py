@@ -1,8 +1,8 @@
-"""Sources of random numbers that do not follow the global seed, and what the switch does about each.
+"""Sources of random numbers that do not follow the global seed, and the effect of the switch on each.
 
-The table is what `docs/randomness.md` shows. A source that is asked without a seed raises `UnseededError` at the line
-that asks. Lines of the standard library, torch and NumPy may ask (`tempfile` draws its names, torch seeds
-afterwards), and libraries may draw while they are being imported; what they make then is a warning.
+The table is shown in `docs/randomness.md`. A source that is called without a seed raises `UnseededError` at the calling
+line. Lines of the standard library, torch and NumPy may call it (`tempfile` draws its names, torch seeds afterwards),
+and libraries may draw while they are being imported; generators that they make then are a warning.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from samebits.errors import UnseededError, UnseededWarning
 
 @dataclass(frozen=True)
 class RandomSource:
-    """A source of random numbers, asked without a seed."""
+    """A source of random numbers, called without a seed."""
 
     name: str
     verdict: Literal["raises", "warns", "outside"]
     instead: str
     lasting: bool = False
-    """What is made without a seed draws later, unseen."""
+    """A generator that is made without a seed draws later, unseen."""
 
 
 _SEED_ALL = "samebits.set_random_seed(seed) at the top of the program"
@@ -48,12 +48,12 @@ GENERATOR_SEED = RandomSource("torch.Generator.seed()", "raises", "generator.man
 GENERATOR = RandomSource(
     "torch.Generator() that is never seeded",
     "warns",
-    "torch.Generator().manual_seed(seed); all generators that nobody seeds draw the same numbers",
+    "torch.Generator().manual_seed(seed); all generators without a seed draw the same numbers",
 )
 DISTRIBUTED_SAMPLER = RandomSource(
     "DistributedSampler(shuffle=True) without `seed`",
     "warns",
-    "DistributedSampler(..., seed=seed); its default is 0, whatever set_random_seed says",
+    "DistributedSampler(..., seed=seed); its default is 0, whatever set_random_seed sets",
 )
 
 SOURCES = (
@@ -68,24 +68,24 @@ SOURCES = (
 _GUARDS = frozenset(
     f"{__package__}.{name}" for name in ("numpy_draws", "python_draws", "torch_generators")
 ) | {__name__}
-"""Modules whose frames stand between the line that asks and `asking`."""
+"""Modules whose frames are between the calling line and `drawing_frame`."""
 _SEEDS_ITSELF = "hypothesis"
-"""Chooses the seeds of its examples."""
+"""A library that chooses the seeds of its examples."""
 
 
-def asking(frame: FrameType | None = None) -> FrameType | None:
-    """The frame that asks for random numbers; None where it may.
+def drawing_frame(frame: FrameType | None = None) -> FrameType | None:
+    """Returns the frame that draws random numbers; None where it may.
 
-    Looked for from `frame` outwards, by default from the caller's.
+    The search goes from `frame` outwards, by default from the caller's.
     """
     frame = frame or sys._getframe(1)
     while frame is not None and _is_between(_module(frame)):
         frame = frame.f_back
-    return None if frame is None or _may_ask(frame) else frame
+    return None if frame is None or _may_draw(frame) else frame
 
 
-def object_to(source: RandomSource, frame: FrameType | None, made: str = "") -> None:
-    """Raises for what `frame` (of `asking`) asks of a source without a seed, or warns; nothing for None.
+def raise_or_warn(source: RandomSource, frame: FrameType | None, line: str = "") -> None:
+    """Raises, or warns, for a call of a source without a seed by `frame` (of `drawing_frame`); does nothing for None.
 
     Raises:
         UnseededError: the source has no seed, so the next run would draw other numbers.
@@ -93,7 +93,7 @@ def object_to(source: RandomSource, frame: FrameType | None, made: str = "") -> 
     if frame is None:
         return
     text = (
-        f"{source.name}, at {place(frame)}{made}, takes its seed from the operating system: the next run would draw "
+        f"{source.name}, at {line_of_frame(frame)}{line}, takes its seed from the operating system: the next run would draw "
         f"other numbers. Use {source.instead}."
     )
     if is_import_of_a_library(frame):
@@ -107,8 +107,8 @@ def object_to(source: RandomSource, frame: FrameType | None, made: str = "") -> 
     raise UnseededError(text)
 
 
-def place(frame: FrameType) -> str:
-    """`file:line` of a frame."""
+def line_of_frame(frame: FrameType) -> str:
+    """Returns `file:line` of a frame."""
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
@@ -116,18 +116,20 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__"))
 
 
-def _may_ask(frame: FrameType) -> bool:
+def _may_draw(frame: FrameType) -> bool:
     root = _module(frame).partition(".")[0]
     return root == _SEEDS_ITSELF or owner_of_frame(frame) in ("samebits", "framework", "standard")
 
 
 def _is_between(module: str) -> bool:
-    """`random` calls itself on the way from the user's line."""
+    """Returns True for `random`, which calls itself on the way from the user's line."""
     return module == "random" or module in _GUARDS
 
 
 def is_import_of_a_library(frame: FrameType) -> bool:
-    """Nobody who imports a library can do anything about what its modules draw (SciPy: examples for its docstrings)."""
+    """Returns True during the import of a library: its user cannot change what its modules draw (SciPy: examples for
+    its docstrings).
+    """
     outer: FrameType | None = frame
     while outer is not None and owner_of_frame(outer) in INSTALLED:
         if outer.f_code.co_name == "<module>":

@@ -1,4 +1,4 @@
-"""Ops for which torch has no deterministic implementation: they raise `UnimplementedError` with the way out.
+"""Ops for which torch has no deterministic implementation: they raise `UnimplementedError` with the cure.
 
 torch refuses them itself, with a RuntimeError from inside the kernel that names neither device nor line nor cure. An
 override in front of each such kernel turns that error into ours; all other ops stay as they are. The list is that of
@@ -22,7 +22,7 @@ from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnimplementedError, UnimplementedWarning
 
 _ALERT = "does not have a deterministic"
-"""In every message of torch's `alertNotDeterministic`."""
+"""Part of every message of torch's `alertNotDeterministic`."""
 
 _ON_CPU = "compute it on the CPU (`.cpu()`, and `.to(device)` behind it), where it is deterministic"
 _RESIZE = "mode='nearest' or 'nearest-exact', or resize on the CPU while loading"
@@ -89,16 +89,17 @@ CURES: Mapping[str, Mapping[str, str]] = {
         "_efficient_attention_backward": "torch.nn.attention.sdpa_kernel with FLASH_ATTENTION or MATH",
     },
 }
-"""Per dispatch key, the op (all its overloads) and what to use instead."""
+"""The replacement for each op (all its overloads), per dispatch key."""
 
 
 def cure_of(name: str, key: str) -> str | None:
-    """What to use instead of an overload (full name) for a dispatch key; None where nothing is refused."""
+    """Returns the replacement for an overload (full name) for a dispatch key; None where nothing is refused."""
     return CURES.get(key, {}).get(name.removeprefix("aten::").partition(".")[0])
 
 
 def refuse(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: bool) -> None:
-    """Puts the converter in front of every op of `CURES` that this torch has a kernel for and we have put none before.
+    """Installs the converter in front of every op of `CURES` that this torch has a kernel for and that we have not
+    replaced.
 
     With `warn` the op warns (`UnimplementedWarning`, once per op) and runs as it is.
     """
@@ -106,16 +107,18 @@ def refuse(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: boo
     for key in CURES:
         for name in kernels(key):
             if cure_of(name, key) is not None and (name, key) not in replaced:
-                objection = partial(object_to, name, key, warn=warn)
-                overrides.put(name, key, lambda kernel, objection=objection: _converting(kernel, objection))
+                objection = partial(raise_or_warn, name, key, warn=warn)
+                overrides.put(
+                    name, key, lambda kernel, objection=objection: _convert_errors(kernel, objection)
+                )
 
 
-def object_to(name: str, key: str, *, warn: bool) -> None:
-    """Raises the error that says what to use instead of the overload; with `warn`, warns of it once."""
+def raise_or_warn(name: str, key: str, *, warn: bool) -> None:
+    """Raises the error with the replacement for the overload; with `warn`, warns of it once."""
     message = _explain(name, key)
     if not warn:
         raise UnimplementedError(
-            f"{message} enable_op_determinism(on_unimplemented='warn') runs it all the same and says so in the record."
+            f"{message} enable_op_determinism(on_unimplemented='warn') runs it all the same and notes it in the record."
         )
     warn_once(name, f"{message} It runs all the same (on_unimplemented='warn').", UnimplementedWarning)
 
@@ -124,7 +127,7 @@ def _explain(name: str, key: str) -> str:
     text = (
         f"{name} on {key} at {calling_line()} has no deterministic implementation. Use {cure_of(name, key)}."
     )
-    if key == "CUDA" and cuda_loading.computes(name, cuda_loading.written()):
+    if key == "CUDA" and cuda_loading.computes(name, cuda_loading.all_formulations()):
         text += (
             " samebits has a formulation of it in deterministic ops, which no GPU has verified, so it is not used: "
             "`samebits selfcheck --part switch` and then `samebits selfcheck --record` run it on this GPU, and install it "
@@ -133,7 +136,7 @@ def _explain(name: str, key: str) -> str:
     return text
 
 
-def _converting(kernel: Kernel, objection: Callable[[], None]) -> Kernel:
+def _convert_errors(kernel: Kernel, objection: Callable[[], None]) -> Kernel:
     def converted(*args: Any, **kwargs: Any) -> Any:
         try:
             return kernel(*args, **kwargs)
@@ -147,7 +150,9 @@ def _converting(kernel: Kernel, objection: Callable[[], None]) -> Kernel:
 
 
 def _with_alerts_as_warnings(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """For this call only: torch's warn_only for a whole program also gives up deterministic paths that exist."""
+    """Calls a kernel with torch's warn_only for this call: for a whole program it also gives up deterministic paths
+    that exist.
+    """
     torch._C._set_deterministic_algorithms(True, warn_only=True)
     try:
         return kernel(*args, **kwargs)

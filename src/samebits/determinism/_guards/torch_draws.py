@@ -1,7 +1,7 @@
 """A draw from torch's default generator before any seed was set raises at the draw.
 
-The guard stands in front of every aten op that draws (tag `nondeterministic_seeded`, 31 on the CPU in torch 2.13)
-and removes itself at the first draw after seeding, so that later draws cost what they did before.
+The guard is in front of every aten op that draws (tag `nondeterministic_seeded`, 31 on the CPU in torch 2.13) and
+removes itself at the first draw after seeding, so that later draws cost what they did before.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _DRAW_NOTHING = {
     "aten::_nested_tensor_softmax_with_shape",
     "aten::_scaled_dot_product_flash_attention_for_cpu",  # refuses a dropout
 }
-"""Have the tag all the same."""
+"""Ops that have the tag although they draw nothing."""
 
 
 class SeedGuard:
-    """Installed while the switch is on and nobody has seeded torch."""
+    """A guard that is installed while the switch is on and torch has no seed."""
 
     def __init__(self) -> None:
         self._overrides: KernelOverrides | None = None
@@ -40,13 +40,13 @@ class SeedGuard:
         """Warns, once, when unseeded draws have already happened."""
         if not torch_was_seeded() and _has_drawn():
             text = (
-                "enable_op_determinism() was called after torch's default generator, which nobody seeded, had been drawn "
-                f"from: what was made so far (initial weights?) is another one in every run. {_CURE}"
+                "enable_op_determinism() was called after torch's default generator, which has no seed, had been drawn "
+                f"from: values made so far (initial weights?) differ in every run. {_CURE}"
             )
             warn_once("unseeded draws", text, UnseededWarning)
 
     def install(self) -> None:
-        """Guards every drawing op. Last of all overrides: it removes itself, and must have nothing on top of it."""
+        """Guards every drawing op. Installed as the last override: it removes itself, and must have nothing on top of it."""
         if torch_was_seeded():
             return
         self._overrides = KernelOverrides()
@@ -55,7 +55,7 @@ class SeedGuard:
                 self._overrides.put(name, key, functools.partial(self._guarded, name, _IS_SEEDED[key]))
 
     def remove(self) -> None:
-        """Takes the guard away; harmless when it is not there."""
+        """Removes the guard; harmless when it is not installed."""
         if self._overrides is not None:
             self._overrides.remove()
             self._overrides = None
@@ -75,7 +75,7 @@ class SeedGuard:
 
 
 class DrawRule:
-    """Whether a call of an op with the tag `nondeterministic_seeded` draws from a default generator."""
+    """Decides if a call of an op with the tag `nondeterministic_seeded` draws from a default generator."""
 
     def __init__(self, schema: Any) -> None:
         self._arguments = {argument.name: place for place, argument in enumerate(schema.arguments)}
@@ -87,7 +87,7 @@ class DrawRule:
         ]
 
     def draws_from_default(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Not with a generator of its own, not outside training, and not for a dropout of nothing."""
+        """Returns True unless the call has its own generator, is outside of training, or is a dropout of nothing."""
         if self._never or _is_own(self._value("generator", args, kwargs)):
             return False
         return all(self._value(name, args, kwargs) is not False for name in self._flags) and all(
@@ -102,7 +102,7 @@ class DrawRule:
 
 
 def _is_own(generator: Any) -> bool:
-    """Not a default one, which `random_split` passes by name, and not None."""
+    """Returns True for a generator that is neither None nor a default one, which `random_split` passes by name."""
     if not isinstance(generator, torch.Generator):
         return generator is not None  # TorchScript: a value that only a call can tell
     defaults = (torch.default_generator, *torch.cuda.default_generators)
@@ -114,26 +114,26 @@ def _address(generator: Any) -> int:
     return generator._cdata
 
 
-def refuse(name: str, what: str) -> NoReturn:
-    """Raises for the op of that name; `what` says where it is called, or captured.
+def refuse(name: str, event: str) -> NoReturn:
+    """Raises for the op of that name; `event` describes where it is called, or captured.
 
     Raises:
         UnseededError: always.
     """
-    raise UnseededError(unseeded(name, what))
+    raise UnseededError(unseeded_message(name, event))
 
 
-def unseeded(name: str, what: str) -> str:
-    """The message for an op that draws without a seed."""
+def unseeded_message(name: str, event: str) -> str:
+    """Returns the message for an op that draws without a seed."""
     return (
-        f"{name} {what} draws from torch's default generator, and nobody has set a seed: "
+        f"{name} {event} draws from torch's default generator, and no seed was set: "
         f"the next run would draw other numbers. {_CURE}"
     )
 
 
 @functools.cache
 def _drawing_ops(key: str) -> list[str]:
-    """By their tag, read without making a Python object for each of 3,000 ops (50 ms)."""
+    """Returns the drawing ops by their tag, read without making a Python object for each of 3,000 ops (50 ms)."""
     drawing = []
     for name in kernels(key):
         if name.startswith("aten::"):
@@ -145,7 +145,7 @@ def _drawing_ops(key: str) -> list[str]:
 
 
 def _cuda_was_seeded() -> bool:
-    """`torch.manual_seed` seeds CUDA, too; `torch.cuda.manual_seed` alone is enough there. (No GPU has run this yet.)"""
+    """Returns True if `torch.manual_seed` or `torch.cuda.manual_seed` has seeded CUDA. (No GPU has run this yet.)"""
     return torch_was_seeded() or torch.cuda.initial_seed() < 2**32
 
 
@@ -153,7 +153,7 @@ _IS_SEEDED = {"CPU": torch_was_seeded, "CUDA": _cuda_was_seeded}
 
 
 def _has_drawn() -> bool:
-    """Whether the default generator stands elsewhere than where its (operating system's) seed put it."""
+    """Returns True if the state of the default generator is no longer that of its (operating system's) seed."""
     fresh = torch.Generator()
     fresh.manual_seed(torch.default_generator.initial_seed())
     return not torch.equal(fresh.get_state(), torch.default_generator.get_state())

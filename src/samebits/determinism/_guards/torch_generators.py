@@ -1,8 +1,8 @@
 """`torch.Generator` under the switch: no seed from the operating system, and a warning for one that is never seeded.
 
-A generator starts with a constant of torch's. Drawing from it is reproducible, but surely not meant: every such
-generator gives the same numbers, whatever the program's seed. Draws cannot be watched for nothing, so the last few
-generators that a program made are kept until they are seeded, and looked at between two steps and when another is made.
+A generator starts with a constant of torch's. Drawing from it is reproducible, but surely not intended: every such
+generator gives the same numbers, whatever the program's seed. Watching draws would cost time, so the last few
+generators that a program made are kept until they are seeded, and checked between two steps and when another is made.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from samebits.determinism._guards.random_sources import (
     GENERATOR_SEED,
     TORCH_SEED,
     RandomSource,
-    asking,
-    place,
+    drawing_frame,
+    line_of_frame,
 )
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnseededError, UnseededWarning
@@ -39,7 +39,7 @@ _made: deque[tuple[torch.Generator, str]] = deque(maxlen=8)
 """Generators without a seed, and the lines that made them."""
 
 
-def look() -> None:
+def check() -> None:
     """Warns, once per line, of generators that were drawn from and never seeded. 0.1 us when a program has made none."""
     if not _made:
         return
@@ -64,12 +64,12 @@ def _has_drawn(generator: torch.Generator) -> bool:
 
 
 @contextmanager
-def watched() -> Iterator[None]:
-    """While the block runs, generators are noted when they are made, and refuse `seed()`."""
+def watch_generators() -> Iterator[None]:
+    """Notes generators when they are made, and refuses `seed()`, while the block runs."""
     patches = Patches()
     try:
         if type(torch.Generator) is not type:  # since torch 2.12 its class has a class of torch's own
-            patches.put(type(torch.Generator), "__call__", _noting(type(torch.Generator).__call__))
+            patches.put(type(torch.Generator), "__call__", _note_generators(type(torch.Generator).__call__))
         for module in (
             torch,
             torch.random,
@@ -81,34 +81,34 @@ def watched() -> Iterator[None]:
         ):
             for name in ("seed", "seed_all"):
                 if hasattr(module, name):
-                    patches.put(module, name, _refusing(getattr(module, name), TORCH_SEED))
+                    patches.put(module, name, _refuse_seed(getattr(module, name), TORCH_SEED))
         if torch.distributed.is_available():
             patches.when_imported(
                 "torch.utils.data.distributed",
                 lambda module: _watch_sampler(patches, module.DistributedSampler),
             )
-        with _refused_method("seed"):
+        with _refuse_seed_method("seed"):
             yield
     finally:
         patches.undo()
-        look()
+        check()
         _made.clear()
 
 
-def _noting(make: Callable[..., Any]) -> Callable[..., Any]:
+def _note_generators(make: Callable[..., Any]) -> Callable[..., Any]:
     def noted(kind: type, *args: Any, **kwargs: Any) -> Any:
         made = make(kind, *args, **kwargs)
         if kind is torch.Generator:
-            frame = asking()
+            frame = drawing_frame()
             if frame is not None:
-                look()
-                _made.append((made, place(frame)))
+                check()
+                _made.append((made, line_of_frame(frame)))
         return made
 
     return noted
 
 
-def _refusing(seed: Callable[..., Any], source: RandomSource) -> Callable[..., Any]:
+def _refuse_seed(seed: Callable[..., Any], source: RandomSource) -> Callable[..., Any]:
     @functools.wraps(seed)
     def refused(*_: Any) -> NoReturn:
         raise UnseededError(
@@ -120,14 +120,14 @@ def _refusing(seed: Callable[..., Any], source: RandomSource) -> Callable[..., A
 
 
 @contextmanager
-def _refused_method(name: str) -> Iterator[None]:
-    """`torch.Generator.seed` raises inside the block: for all generators, however they were made.
+def _refuse_seed_method(name: str) -> Iterator[None]:
+    """Makes `torch.Generator.seed` raise inside the block: for all generators, however they were made.
 
-    The class is immutable, but its dictionary is not; Python has to be told, or it goes on with what it remembers.
+    The class is immutable, but its dictionary is not; Python must be notified, or it continues with its cached lookup.
     """
     attributes: Any = gc.get_referents(torch.Generator.__dict__)[0]
     original = attributes[name]
-    attributes[name] = _refusing(original, GENERATOR_SEED)
+    attributes[name] = _refuse_seed(original, GENERATOR_SEED)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(torch.Generator))
     try:
         yield
@@ -144,13 +144,13 @@ def _watch_sampler(patches: Patches, sampler: Any) -> None:
     def noted(*args: Any, **kwargs: Any) -> None:
         init(*args, **kwargs)
         given = parameters.bind(*args, **kwargs).arguments
-        frame = asking()
+        frame = drawing_frame()
         if frame is not None and given.get("shuffle", True) and "seed" not in given:
             source = DISTRIBUTED_SAMPLER
-            text = f"{source.name}, at {place(frame)}, shuffles by the seed 0. Use {source.instead}."
-            warn_once(f"sampler {place(frame)}", text, UnseededWarning)
+            text = f"{source.name}, at {line_of_frame(frame)}, shuffles by the seed 0. Use {source.instead}."
+            warn_once(f"sampler {line_of_frame(frame)}", text, UnseededWarning)
 
     patches.put(sampler, "__init__", noted)
 
 
-atexit.register(look)
+atexit.register(check)

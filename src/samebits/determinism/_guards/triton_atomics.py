@@ -17,24 +17,24 @@ _ATOMIC = re.compile(r"\batomic_\w+")
 
 
 def watch(patches: Patches, jit: ModuleType) -> None:
-    """Looks at each kernel of a user's at its first launch; `jit` is `triton.runtime.jit`, once it is imported."""
-    patches.put(jit.JITFunction, "run", _looking(jit.JITFunction.run))
+    """Checks each kernel of a user's at its first launch; `jit` is `triton.runtime.jit`, once it is imported."""
+    patches.put(jit.JITFunction, "run", _check_at_launch(jit.JITFunction.run))
 
 
-def _looking(run: Callable[..., Any]) -> Callable[..., Any]:
+def _check_at_launch(run: Callable[..., Any]) -> Callable[..., Any]:
     seen: set[int] = set()
 
     @functools.wraps(run)
     def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
         if id(self) not in seen:
             seen.add(id(self))
-            _look(self)
+            _check_kernel(self)
         return run(self, *args, **kwargs)
 
     return launched
 
 
-def _look(kernel: Any) -> None:
+def _check_kernel(kernel: Any) -> None:
     atomics = sorted({name for source in _sources(kernel, set()) for name in _ATOMIC.findall(source)})
     if atomics:
         name = f"{kernel.fn.__module__}.{kernel.fn.__qualname__}"
@@ -47,7 +47,7 @@ def _look(kernel: Any) -> None:
 
 
 def _sources(kernel: Any, seen: set[int]) -> Iterator[str]:
-    """The sources of a kernel and of the jitted functions that it calls by a global name."""
+    """Yields the sources of a kernel and of the jitted functions that it calls by a global name."""
     if id(kernel) in seen:
         return
     seen.add(id(kernel))

@@ -1,4 +1,4 @@
-"""Ops that read memory nobody wrote: they get it filled. Filling everywhere costs about 15% on large runs."""
+"""Ops that read memory before it is written: they get it filled. Filling everywhere costs about 15% on large runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ memory_fill: Any = torch.utils.deterministic  # its flag is a property of the mo
 
 
 def _with_memory_filled(kernel: Kernel) -> Kernel:
-    """The kernel, with every tensor that it allocates filled."""
+    """Returns the kernel, with every tensor that it allocates filled."""
 
     def filled(*args: Any, **kwargs: Any) -> Any:
         memory_fill.fill_uninitialized_memory = True
@@ -27,7 +27,7 @@ def _with_memory_filled(kernel: Kernel) -> Kernel:
 
 
 def _serial(kernel: Kernel) -> Kernel:
-    """On one thread, as all of LAPACK."""
+    """Returns the kernel on one thread, as all of LAPACK."""
     return on_single_thread(_with_memory_filled(kernel))
 
 

@@ -30,7 +30,7 @@ _ELEMENT = 6e-4
 _PRODUCT = 5e-6
 """A multiply-add, for each byte of an element."""
 _MORE = 1.25
-"""What all parts together may cost, relative to the whole."""
+"""The cost of all parts together, relative to the whole, at most."""
 _THREADS = (1, 2, 8)
 """The thread counts whose times count."""
 _COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -179,7 +179,7 @@ class _Call:
 
     @property
     def reads_unwritten(self) -> bool:
-        """Whether oneDNN's weight gradient (`jit_bf16:avx512_core_bf16`) may read memory that nobody wrote.
+        """True if oneDNN's weight gradient (`jit_bf16:avx512_core_bf16`) may read memory that was not written.
 
         Seen for bfloat16 in channels_last with dilation, rows of 40 and more: errors of 100% to 1e35, new ones each run.
         """

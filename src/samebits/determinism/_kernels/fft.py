@@ -36,14 +36,14 @@ def _make(name: str, kernel: Kernel) -> Kernel:
 
 
 def _is_short(name: str, shape: torch.Size, dim: Sequence[int], last: Any) -> bool:
-    """Whether MKL has other code on one thread than on several for the real side: found over all lengths to 140."""
+    """Returns True if MKL has other code on one thread than on several for the real side: found over all lengths to 140."""
     if name == "_fft_c2r":
         return last <= 16 or last in (32, 64)
     return name == "_fft_r2c" and len(dim) == 1 and shape[dim[0]] in (8, 16, 32, 64)
 
 
 def _is_alone(shape: torch.Size, dim: Sequence[int]) -> bool:
-    """Whether this is one transform of one dimension (other dimensions have one element)."""
+    """Returns True if this is one transform of one dimension (other dimensions have one element)."""
     return len(dim) > 0 and math.prod(shape) == max(shape[d] for d in dim)
 
 

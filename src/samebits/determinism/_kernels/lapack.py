@@ -64,7 +64,7 @@ _OPS = (
     "triangular_solve",
     "triangular_solve.X",
 )
-"""What calls LAPACK itself. `solve`, `inv`, `det`, `slogdet`, `lu`, `pinv` and the rest are made of these."""
+"""Ops that call LAPACK themselves. `solve`, `inv`, `det`, `slogdet`, `lu`, `pinv` and the rest are made of these."""
 _REASON = "blocked factorisations and solves differ between thread counts (to 2e-4): run on one thread"
 
 REPLACEMENTS = (

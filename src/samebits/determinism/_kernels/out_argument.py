@@ -1,4 +1,4 @@
-"""What torch does with `out=`: the right dtype or an error, and the right shape, with a warning if it had another."""
+"""torch's rules for `out=`: the right dtype or an error, and the right shape, with a warning if it had another."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ _FEW = 16384
 
 
 class Cut(NamedTuple):
-    """How the operands of an op are cut: torch's grain, whether never at rows (`Pieces`), and of copies in one layout."""
+    """The way in which the operands of an op are cut: torch's grain, whether never at rows (`Pieces`), and of copies in
+    one layout.
+    """
 
     grain: int = GRAIN
     flat: bool = False
@@ -215,7 +217,7 @@ _EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: tor
 
 
 def _overlaps(result: Tensor, args: Sequence[Any]) -> bool:
-    """Whether a dense operand lies partly in the memory of the dense result: torch's kernel raises."""
+    """Returns True if a dense operand is partly in the memory of the dense result: torch's kernel raises."""
     start, stop = result.data_ptr(), result.data_ptr() + result.nbytes
     for a in args:
         if isinstance(a, Tensor) and a.data_ptr() < stop and start < a.data_ptr() + a.nbytes:

@@ -78,7 +78,8 @@ class Pieces:
         return torch.empty_strided(self.shape, self.strides, dtype=dtype)
 
     def head(self, grain: int) -> int:
-        """How many elements make the head: all of them where one thread does the work, or every share is whole blocks.
+        """Returns the number of elements of the head: all of them where one thread does the work, or every share is
+        whole blocks.
 
         One element is never left alone: oneDNN, which has its own rounding, does not take it.
         """
@@ -134,12 +135,12 @@ def head_of(elements: int, block: int, grain: int = GRAIN) -> int:
 
 
 def _is_uniform(tensor: Tensor) -> bool:
-    """Whether it is one element, perhaps expanded."""
+    """Returns True if it is one element, perhaps expanded."""
     return tensor.numel() == 1 or not any(tensor.stride())
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one run of memory, in any order of the dimensions."""
+    """Returns True if the elements fill one run of memory, in any order of the dimensions."""
     if tensor.is_contiguous():
         return True
     expected = 1

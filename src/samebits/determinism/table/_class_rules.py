@@ -1,6 +1,6 @@
-"""Class rules: a verdict for every overload that has none of its own in `own.toml`. The first that matches counts.
+"""Class rules: a verdict for every overload that has no line in `own.toml`. The first that matches counts.
 
-A rule looks at the facts in the snapshot only. What was measured raises or lowers its verdict afterwards.
+A rule looks at the facts in the snapshot only. A measurement raises or lowers its verdict afterwards.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Rule:
     """Or one of these traits."""
     verdict: str = DETERMINISTIC
     evidence: str = "none"
-    """`source`: torch's own tag or schema says it, or it follows from what the op is. `none`: nobody looked."""
+    """`source`: torch's own tag or schema says it, or it follows from the definition of the op. `none`: not checked."""
 
     def matches(self, name: str, traits: frozenset[str]) -> bool:
-        """Whether an op of this name, with these traits, is of this class."""
+        """Returns True if an op of this name, with these traits, is of this class."""
         return not self.traits.isdisjoint(traits) or _pattern(self.names).fullmatch(name) is not None
 
 
@@ -38,7 +38,7 @@ def _pattern(names: str) -> re.Pattern[str]:
 
 
 def rule_of(row: OverloadRow, functional: OverloadRow) -> Rule:
-    """The class of an overload; an in-place or out form has the traits of the functional form too."""
+    """Returns the class of an overload; an in-place or out form has the traits of the functional form too."""
     packet = functional.name.partition(".")[0]
     name = packet if packet.startswith("__") else packet.rstrip("_")
     traits = frozenset((*row.traits, *functional.traits))

@@ -1,4 +1,4 @@
-"""Which overloads a GPU has run again and again with the same bits under the switch: the evidence of CUDA entries.
+"""Evidence of CUDA entries: the overloads that a GPU has run again and again with the same bits under the switch.
 
 One block per GPU and version of torch in `gpus.toml`; `samebits selfcheck --record` writes it from a report.
 """
@@ -19,7 +19,7 @@ _WIDTH = 110
 
 @dataclass(frozen=True)
 class GpuEvidence:
-    """What one GPU has shown with one torch."""
+    """The evidence of one GPU with one torch."""
 
     gpu: str
     torch: str
@@ -32,7 +32,7 @@ class GpuEvidence:
 
 
 def read(file: Path = FILE) -> list[GpuEvidence]:
-    """The blocks of the file."""
+    """Returns the blocks of the file."""
     with file.open("rb") as stream:
         blocks = tomllib.load(stream).get("seen", ())
     return [
@@ -41,8 +41,8 @@ def read(file: Path = FILE) -> list[GpuEvidence]:
 
 
 @cache
-def seen() -> tuple[GpuEvidence, ...]:
-    """Those of this package."""
+def gpu_evidence() -> tuple[GpuEvidence, ...]:
+    """Returns the blocks of this package."""
     return tuple(read())
 
 

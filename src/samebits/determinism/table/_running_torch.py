@@ -1,4 +1,4 @@
-"""The overloads of the torch that is running, and how they differ from the reviewed ones."""
+"""The overloads of the torch that is running, and their differences from the reviewed ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from samebits.determinism.table._snapshot import ReviewedOverloads
 
 _TAGS = {"nondeterministic_seeded", "pointwise", "reduction", "view_copy", "inplace_view"}
 _INPLACE = re.compile(r"aten::(__i\w+__|\w*[^_]_)")
-"""Names of what writes to its first argument; torch has a tag for it since 2.13."""
+"""Names of ops that write to their first argument; torch has a tag for it since 2.13."""
 
 
 @dataclass(frozen=True)
-class Live:
-    """What the running torch says of one overload."""
+class LiveOverload:
+    """The facts of the running torch about one overload."""
 
     name: str
     schema: str
@@ -28,12 +28,12 @@ class Live:
     form_of: str
 
 
-def live_overloads() -> dict[str, Live]:
-    """Every aten overload of the running torch, by name without `aten::`."""
+def live_overloads() -> dict[str, LiveOverload]:
+    """Returns every aten overload of the running torch, by name without `aten::`."""
     ops = list(aten_ops())
     functional = _functional_forms(ops)
     found = (
-        Live(
+        LiveOverload(
             _name(op), schema_digest(str(op._schema)), _traits(op), functional.get(_signature(op), _name(op))
         )
         for op in ops
@@ -41,8 +41,8 @@ def live_overloads() -> dict[str, Live]:
     return {one.name: one for one in found}
 
 
-def unreviewed(snapshot: ReviewedOverloads, live: dict[str, Live]) -> Iterator[str]:
-    """One line for each overload that is new, gone or changed since the review, as `new: aten::sum.dim_IntList`."""
+def unreviewed(snapshot: ReviewedOverloads, live: dict[str, LiveOverload]) -> Iterator[str]:
+    """Yields one line for each overload that is new, gone or changed since the review, as `new: aten::sum.dim_IntList`."""
     for name in sorted({*live, *snapshot.rows}):
         now, then = live.get(name), snapshot.rows.get(name)
         if then is None:
@@ -74,7 +74,7 @@ def _traits(op: torch._ops.OpOverload) -> tuple[str, ...]:
 
 
 def _functional_forms(ops: list[torch._ops.OpOverload]) -> dict[tuple[str, ...], str]:
-    """The functional overload of each signature that in-place and out forms share with it."""
+    """Returns the functional overload of each signature that in-place and out forms share with it."""
     names = defaultdict(list)
     for op in ops:
         if not op._schema.is_mutable:

@@ -1,7 +1,7 @@
-"""The reviewed overloads: what the table knows of each, from text files. Reading them executes nothing.
+"""The reviewed overloads and the table's facts about each, from text files. Reading them executes nothing.
 
-One line per overload in `snapshot.csv`, as the pinned version of torch has it, which its first line names; what other
-versions have otherwise stands in `versions.csv`. `update` writes them.
+One line per overload in `snapshot.csv`, as the pinned version of torch has it, which its first line names; the
+differences of other versions are in `versions.csv`. `update` writes them.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ from dataclasses import astuple, dataclass, fields
 from functools import cache
 from pathlib import Path
 
-from samebits.determinism._reviewed_schemas import FILES, running
+from samebits.determinism._reviewed_schemas import FILES, running_version
 
 FILE, FILE_OTHERS = FILES
 
 
 @dataclass(frozen=True)
 class OverloadRow:
-    """One overload: facts of torch (the first five) and what was measured. Empty: not known."""
+    """One overload: facts of torch (the first five) and measurements. Empty: not known."""
 
     name: str
     """Without `aten::`, as `sum.dim_IntList`."""
     schema: str
     """First 12 digits of the SHA-256 of its schema."""
     traits: tuple[str, ...]
-    """torch's tags that matter here, and what its schema says: `view`, `factory`, `inplace`, `out`."""
+    """torch's tags that matter here, and the facts of its schema: `view`, `factory`, `inplace`, `out`."""
     kernels: tuple[str, ...]
-    """Dispatch keys of CPU and CUDA with a kernel of their own, or `composite` or `explicit` (one for all devices)."""
+    """Dispatch keys of CPU and CUDA with a kernel, or `composite` or `explicit` (one for all devices)."""
     form_of: str
     """The functional overload whose in-place or out form this is; its own name when it is that one."""
     calls: tuple[str, ...] = ()
-    """What a composite was seen to call."""
+    """The ops that a composite called."""
     source: str = ""
-    """Who measured it: `battery` or `opinfo`."""
+    """The source of the measurement: `battery` or `opinfo`."""
     runs: str = ""
     """`equal` or `varies`, from run to run."""
     threads: str = ""
     """`equal` or `varies`, over thread counts; empty where no tensor was large enough to be split."""
     kernel: str = ""
-    """Whose kernel was measured: `ours` or `torch`."""
+    """The kernel that was measured: `ours` or `torch`."""
     tested: str = ""
     """The version of torch it was measured with."""
 
     @property
     def generated(self) -> bool:
-        """Whether it may be one that torch generates: it calls the functional form, and copies."""
+        """True if it may be one that torch generates: it calls the functional form, and copies."""
         return self.kernels == ("explicit",) and self.form_of != self.name
 
     def has_kernel(self, device: str) -> bool:
-        """Whether it runs on `device` (`cpu` or `cuda`), for some layout."""
+        """Returns True if it runs on `device` (`cpu` or `cuda`), for some layout."""
         return any(key in {"composite", "explicit"} or key.endswith(device.upper()) for key in self.kernels)
 
 
 NOTHING = ("nothing",)
-"""The calls of a composite that was seen to call no other kernel."""
+"""The calls of a composite that called no other kernel."""
 
 _LISTS = ("traits", "kernels", "calls")
 _TITLE = "# torch "
@@ -73,17 +73,17 @@ class ReviewedOverloads:
 
 
 @cache
-def every_review() -> dict[str, ReviewedOverloads]:
-    """All reviewed versions of torch, the pinned one first."""
+def all_reviews() -> dict[str, ReviewedOverloads]:
+    """Returns all reviewed versions of torch, the pinned one first."""
     pinned = read(FILE)
     return {pinned.torch: pinned, **read_others(FILE_OTHERS, pinned)}
 
 
 @cache
 def reviewed() -> ReviewedOverloads:
-    """The review of the running torch; where there is none, that of the newest version before it, or of the oldest."""
-    found = sorted(every_review().values(), key=lambda one: numbers(one.torch))
-    before = [one for one in found if numbers(one.torch) <= numbers(running())]
+    """Returns the review of the running torch; where there is none, that of the newest version before it, or of the oldest."""
+    found = sorted(all_reviews().values(), key=lambda one: version_numbers(one.torch))
+    before = [one for one in found if version_numbers(one.torch) <= version_numbers(running_version())]
     return (before or found)[-1 if before else 0]
 
 
@@ -102,7 +102,7 @@ def write(snapshot: ReviewedOverloads, path: Path) -> None:
 
 
 def read_others(path: Path, pinned: ReviewedOverloads) -> dict[str, ReviewedOverloads]:
-    """The other reviewed versions: a line is an overload as one version has it; without a schema, that it is gone there."""
+    """Reads the other reviewed versions: a line is an overload as one version has it; without a schema, it is gone there."""
     rows: dict[str, dict[str, OverloadRow]] = {}
     with path.open(encoding="ascii", newline="") as file:
         file.readline()
@@ -117,17 +117,17 @@ def read_others(path: Path, pinned: ReviewedOverloads) -> dict[str, ReviewedOver
 
 
 def write_others(others: Iterable[ReviewedOverloads], path: Path, pinned: ReviewedOverloads) -> None:
-    """Writes how the other versions differ from the pinned one, sorted by version and name."""
+    """Writes the differences of the other versions from the pinned one, sorted by version and name."""
     lines = [
         (one.name, one.schema, other.torch, *_cells(one)[2:])
-        for other in sorted(others, key=lambda other: numbers(other.torch))
+        for other in sorted(others, key=lambda other: version_numbers(other.torch))
         for one in _changes(other, pinned)
     ]
     _write(path, "# what other versions of torch have otherwise than the pinned one", _COLUMNS_OTHERS, lines)
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """`2.13.0` as numbers, for sorting."""
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Returns `2.13.0` as numbers, for sorting."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 

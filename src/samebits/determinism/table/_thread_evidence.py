@@ -1,4 +1,4 @@
-"""Which cases say that an overload has the same bits over threads: only cases that could have differed. `update` writes it.
+"""Cases that show the same bits of an overload over threads: only cases that could have differed. `update` writes it.
 
 One line per overload in `seen.csv`: its name, and at most three names of cases (`samebits ops --review`), apart by ";".
 """
@@ -17,7 +17,7 @@ _APART = "; "
 
 @cache
 def seen_cases() -> dict[str, tuple[str, ...]]:
-    """The cases of each overload, by its name without `aten::`."""
+    """Returns the cases of each overload, by its name without `aten::`."""
     return read(FILE)
 
 

@@ -1,4 +1,4 @@
-"""The words of the table: what a person filters by, from the best to the worst."""
+"""The verdicts of the table, by which a person filters, from the best to the worst."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ OVER_THREADS = "deterministic over threads"
 DETERMINISTIC = "deterministic"
 """Equal from run to run at a fixed thread count. On CUDA, where CPU threads do not count, the best there is."""
 ALTERNATIVE = "has an alternative here"
-"""The switch puts a kernel of ours in front of torch's."""
+"""The switch installs a kernel of ours in front of torch's."""
 SERIAL = "serial"
 """The same, and ours runs the whole op on one thread."""
 UNWRITTEN = "unwritten"
-"""Gives memory that nobody wrote: its values are not reproducible until an op writes them."""
+"""Returns memory that was not written: its values are not reproducible until an op writes them."""
 REFUSED = "refused"
-"""Raises under the switch, for at least one ordinary argument: the reason says which."""
+"""Raises under the switch, for at least one ordinary argument: the reason names it."""
 VARIES = "varies"
-"""Was seen to vary from run to run, and nothing stands in front of it: a gap."""
+"""Varied from run to run, and nothing is in front of it: a gap."""
 NO_KERNEL = "no kernel"
 """The op does not run on that device."""
 
 NOT_REVIEWED = "not reviewed"
-"""The running torch has the op, or a schema of it, and the table has never seen it."""
+"""The running torch has the op, or a schema of it, and the table does not."""
 
 VERDICTS = (
     OVER_THREADS,
@@ -34,5 +34,5 @@ VERDICTS = (
     NO_KERNEL,
 )
 EVIDENCE = ("battery", "opinfo", "source", "none")
-"""Measured by the battery or with OpInfo's samples; read in torch's documentation, tags or kernels; nobody looked."""
+"""Measured by the battery or with OpInfo's samples; read in torch's documentation, tags or kernels; not checked."""
 DEVICES = ("cpu", "cuda")

@@ -1,4 +1,4 @@
-"""The verdict of one overload on one device: from our replacements, its own line, its class, and what was measured."""
+"""The verdict of one overload on one device: from our replacements, its line in `own.toml`, its class, and measurements."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from samebits.determinism import _replacements as catalogue
 from samebits.determinism._replacement import Replacement
-from samebits.determinism._reviewed_schemas import not_reviewed, running, schemas
+from samebits.determinism._reviewed_schemas import not_reviewed, running_version, schemas
 from samebits.determinism.table._class_rules import rule_of
-from samebits.determinism.table._gpu_evidence import GpuEvidence, seen
+from samebits.determinism.table._gpu_evidence import GpuEvidence, gpu_evidence
 from samebits.determinism.table._snapshot import OverloadRow, ReviewedOverloads, reviewed
 from samebits.determinism.table._thread_evidence import seen_cases
 from samebits.determinism.table._verdict_names import (
@@ -33,7 +33,7 @@ from samebits.errors import InvalidArgumentError
 
 OWN_FILE = Path(__file__).with_name("own.toml")
 OWN, REPLACED, COMPOSITE, ABSENT = "own", "replacement", "composite", "no kernel"
-"""What decides where no class rule does."""
+"""The deciding rule where no class rule decides."""
 
 
 @dataclass(frozen=True)
@@ -50,42 +50,42 @@ class Entry:
     torch: str
     """The version of torch it was reviewed (or measured) with."""
     rule: str
-    """What decided: a class of `rules`, `own`, `replacement`, `composite` or `no kernel`."""
+    """The rule that decided: a class of `rules`, `own`, `replacement`, `composite` or `no kernel`."""
     threads: str = ""
-    """`equal` or `varies` over thread counts, as measured; empty where nobody measured."""
+    """`equal` or `varies` over thread counts, as measured; empty where it was not measured."""
     measured_as: str = ""
     """The form that was measured, where it is another one with the same kernel."""
 
     @property
     def deterministic(self) -> bool:
-        """Whether equal inputs give equal bits under the switch, at a fixed thread count."""
+        """True if equal inputs give equal bits under the switch, at a fixed thread count."""
         return self.verdict in {OVER_THREADS, DETERMINISTIC, ALTERNATIVE, SERIAL}
 
 
 class OpTable:
-    """The entries of a snapshot, with the replacements, the own verdicts (lines of `own.toml`), cases and GPUs there are."""
+    """The entries of a snapshot, with the replacements, the lines of `own.toml`, cases and GPUs."""
 
     def __init__(
         self,
         snapshot: ReviewedOverloads,
         replacements: Iterable[Replacement],
-        own: Iterable[Mapping[str, Any]],
+        lines: Iterable[Mapping[str, Any]],
         cases: Mapping[str, tuple[str, ...]],
         gpus: Iterable[GpuEvidence] = (),
     ) -> None:
         self.snapshot, self._cases, self._gpus = snapshot, cases, tuple(gpus)
         self._ours = {(one.op.removeprefix("aten::"), one.device.lower()): one for one in replacements}
-        self._own = {(name, line["device"]): line for line in own for name in line["ops"]}
+        self._own = {(name, line["device"]): line for line in lines for name in line["ops"]}
         self._forms: dict[str, list[OverloadRow]] = {}
         for row in snapshot.rows.values():
             self._forms.setdefault(row.form_of, []).append(row)
         self._entries: dict[tuple[str, str], Entry] = {}
 
     def lookup(self, op: str, device: str) -> Entry:
-        """As the function `lookup`."""
+        """Returns the same as the function `lookup`."""
         name = op.removeprefix("aten::")
         if device in DEVICES and name in _not_reviewed():
-            return _unseen(name, device)
+            return _not_reviewed_entry(name, device)
         if name not in self.snapshot.rows or device not in DEVICES:
             raise InvalidArgumentError(
                 f"lookup({op!r}, {device!r}): the op table has the aten overloads of torch {self.snapshot.torch}, by "
@@ -96,7 +96,7 @@ class OpTable:
         return self._entries[name, device]
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry, by name and device; last those that are not reviewed."""
+        """Yields every entry, by name and device; last those that are not reviewed."""
         names = dict.fromkeys((*self.snapshot.rows, *_not_reviewed()))
         return (self.lookup(name, device) for name in names for device in DEVICES)
 
@@ -114,10 +114,12 @@ class OpTable:
             return self._composite(row, device)
         else:
             rule = rule_of(row, functional)
-            entry = self._new(row, device, _on(device, rule.verdict), rule.reason, rule.evidence, rule.name)
+            entry = self._new(
+                row, device, _verdict_on(device, rule.verdict), rule.reason, rule.evidence, rule.name
+            )
         if entry.verdict in {UNWRITTEN, REFUSED}:
             return entry
-        return self._measured(entry, row) if device == "cpu" else self._on_a_gpu(entry, row)
+        return self._with_measurement(entry, row) if device == "cpu" else self._with_gpu(entry, row)
 
     def _new(
         self, row: OverloadRow, device: str, verdict: str, reason: str, evidence: str, rule: str
@@ -125,7 +127,7 @@ class OpTable:
         return Entry(f"aten::{row.name}", device, verdict, reason, evidence, self.snapshot.torch, rule)
 
     def _replacement(self, row: OverloadRow, device: str) -> Replacement | None:
-        """Ours for this overload, or for another form of it where torch's one kernel for all devices calls that."""
+        """Returns ours for this overload, or for another form of it where torch's one kernel for all devices calls that."""
         forms = [row, *self._forms[row.form_of]] if row.kernels == ("explicit",) else [row]
         return next((self._ours[one.name, device] for one in forms if (one.name, device) in self._ours), None)
 
@@ -138,10 +140,10 @@ class OpTable:
             reason = f"{ours.reason}; ran on {ours.verified}"
             return self._new(row, device, ALTERNATIVE, reason, "battery", REPLACED)
         entry = self._new(row, device, SERIAL if ours.serial else ALTERNATIVE, ours.reason, "none", REPLACED)
-        return self._measured(entry, row)
+        return self._with_measurement(entry, row)
 
     def _composite(self, row: OverloadRow, device: str) -> Entry:
-        """As deterministic as what it calls: the worst of its parts."""
+        """Returns the entry of a composite, as deterministic as the ops that it calls: the worst of its parts."""
         if not row.calls:
             reason = "composite: as deterministic as the ops that it calls, which nobody has looked at"
             return self._new(row, device, DETERMINISTIC, reason, "none", COMPOSITE)
@@ -149,7 +151,7 @@ class OpTable:
         parts = [part for part in parts if part.verdict not in {NO_KERNEL, UNWRITTEN}]
         if not parts:
             reason = "composite: calls nothing that computes"
-            return self._new(row, device, _on(device, OVER_THREADS), reason, "source", COMPOSITE)
+            return self._new(row, device, _verdict_on(device, OVER_THREADS), reason, "source", COMPOSITE)
         worst = max(parts, key=lambda part: VERDICTS.index(part.verdict))
         evidence = "none" if any(part.evidence == "none" for part in parts) else "source"
         entry = self._new(row, device, worst.verdict, f"composite: calls {worst.op}", evidence, COMPOSITE)
@@ -159,8 +161,8 @@ class OpTable:
         reason = f"{entry.reason}; bits of {varying.op} change with the thread count"
         return replace(entry, reason=reason, threads="varies")
 
-    def _on_a_gpu(self, entry: Entry, row: OverloadRow) -> Entry:
-        """The entry, with the last GPU that has run the overload."""
+    def _with_gpu(self, entry: Entry, row: OverloadRow) -> Entry:
+        """Returns the entry, with the last GPU that has run the overload."""
         found = [one for one in self._gpus if row.name in one.ops]
         if not found:
             return entry
@@ -168,36 +170,36 @@ class OpTable:
         torch = last.torch.split("+")[0]
         return replace(entry, evidence="battery", torch=torch, reason=f"{entry.reason}; seen equal on {last}")
 
-    def _measured(self, entry: Entry, row: OverloadRow) -> Entry:
-        """The entry, with what was measured of the overload, or else of another form of it, with the same kernel."""
+    def _with_measurement(self, entry: Entry, row: OverloadRow) -> Entry:
+        """Returns the entry, with the measurement of the overload, or else of another form of it, with the same kernel."""
         kernel = "ours" if entry.rule == REPLACED else "torch"
-        seen = row if row.runs and row.kernel == kernel else self._seen_form(row.form_of, kernel)
-        if seen is None:
+        measured = row if row.runs and row.kernel == kernel else self._measured_form(row.form_of, kernel)
+        if measured is None:
             return entry
-        here = seen is row
+        here = measured is row
         entry = replace(
             entry,
-            evidence=seen.source if here else "source",
-            torch=seen.tested,
-            threads=seen.threads,
-            measured_as="" if here else f"aten::{seen.name}",
+            evidence=measured.source if here else "source",
+            torch=measured.tested,
+            threads=measured.threads,
+            measured_as="" if here else f"aten::{measured.name}",
         )
-        if seen.runs == "varies":
+        if measured.runs == "varies":
             return replace(entry, verdict=VARIES, reason=f"{entry.reason}; bits differ from run to run")
-        if seen.threads == "varies":
+        if measured.threads == "varies":
             verdict = DETERMINISTIC if entry.verdict == OVER_THREADS else entry.verdict
             return replace(
                 entry, verdict=verdict, reason=f"{entry.reason}; bits change with the thread count"
             )
-        if seen.threads == "equal" and entry.verdict == DETERMINISTIC and entry.rule != OWN:
-            cases = ", ".join(self._cases.get(seen.name, ()))
-            if cases:  # that could have differed; without any, nobody has seen it
+        if measured.threads == "equal" and entry.verdict == DETERMINISTIC and entry.rule != OWN:
+            cases = ", ".join(self._cases.get(measured.name, ()))
+            if cases:  # cases that could have differed; without any there is no evidence
                 return replace(entry, verdict=OVER_THREADS, reason=f"{entry.reason}; seen equal in {cases}")
             return replace(entry, threads="")
         return entry
 
-    def _seen_form(self, functional: str, kernel: str) -> OverloadRow | None:
-        """A measured form of the same op: one that varies, if there is one."""
+    def _measured_form(self, functional: str, kernel: str) -> OverloadRow | None:
+        """Returns a measured form of the same op: one that varies, if there is one."""
         measured = [row for row in self._forms.get(functional, ()) if row.runs and row.kernel == kernel]
         worst = [row for row in measured if "varies" in (row.runs, row.threads)]
         return next(iter(worst or measured), None)
@@ -208,30 +210,30 @@ def _not_reviewed() -> tuple[str, ...]:
     return tuple(full.removeprefix("aten::") for full in not_reviewed())
 
 
-def _unseen(name: str, device: str) -> Entry:
+def _not_reviewed_entry(name: str, device: str) -> Entry:
     what = "another schema than the reviewed one" if name in schemas() else "new, or of an extension"
     reason = f"{what}: nobody knows whether its bits repeat; a call of it is told once"
-    return Entry(f"aten::{name}", device, NOT_REVIEWED, reason, "none", running(), NOT_REVIEWED)
+    return Entry(f"aten::{name}", device, NOT_REVIEWED, reason, "none", running_version(), NOT_REVIEWED)
 
 
-def _on(device: str, verdict: str) -> str:
-    """CPU threads do not count on CUDA."""
+def _verdict_on(device: str, verdict: str) -> str:
+    """Returns the verdict on a device: CPU threads do not count on CUDA."""
     return DETERMINISTIC if device == "cuda" and verdict == OVER_THREADS else verdict
 
 
 def own_lines() -> list[dict[str, Any]]:
-    """The lines of `own.toml`."""
+    """Returns the lines of `own.toml`."""
     return tomllib.loads(OWN_FILE.read_text(encoding="ascii"))["op"]
 
 
 @cache
 def op_table() -> OpTable:
-    """The table of this package."""
-    return OpTable(reviewed(), catalogue.every(), own_lines(), seen_cases(), seen())
+    """Returns the table of this package."""
+    return OpTable(reviewed(), catalogue.all_replacements(), own_lines(), seen_cases(), gpu_evidence())
 
 
 def lookup(op: str, device: str) -> Entry:
-    """The entry of an overload (`aten::sum.dim_IntList`, as `OpOverload.name()` gives it) on `cpu` or `cuda`.
+    """Returns the entry of an overload (`aten::sum.dim_IntList`, as `OpOverload.name()` returns it) on `cpu` or `cuda`.
 
     Raises:
         InvalidArgumentError: the reviewed torch has no such overload (TorchScript's own are not in the table), or
@@ -241,5 +243,5 @@ def lookup(op: str, device: str) -> Entry:
 
 
 def entries() -> Iterator[Entry]:
-    """Every entry, by name and device."""
+    """Yields every entry, by name and device."""
     return op_table().entries()

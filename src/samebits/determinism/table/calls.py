@@ -1,4 +1,4 @@
-"""What composites call, as the profiler sees it: it names every overload that goes through the dispatcher."""
+"""The calls of composites, as the profiler sees them: it names every overload that goes through the dispatcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits.determinism.table._snapshot import reviewed
 
 
 def calls_of(run: Callable[[], Any]) -> dict[str, set[str]]:
-    """What each composite overload called while `run` ran: the overloads below it that are not composite."""
+    """Returns the calls of each composite overload while `run` ran: the overloads below it that are not composite."""
     rows = reviewed().rows
     config = torch._C._profiler._ExperimentalConfig(capture_overload_names=True)
     profiler: Any = torch.autograd.profiler.profile(experimental_config=config)
@@ -32,12 +32,12 @@ def calls_of(run: Callable[[], Any]) -> dict[str, set[str]]:
     return found
 
 
-def _attribute(found: dict[str, set[str]], name: str, above: list[str]) -> None:
+def _attribute(calls: dict[str, set[str]], name: str, above: list[str]) -> None:
     rows = reviewed().rows
     if "composite" in rows[name].kernels:
-        found.setdefault(name, set())  # known, even if it calls nothing
+        calls.setdefault(name, set())  # known, even if it calls nothing
         return
     for caller in reversed(above):
         if "composite" not in rows[caller].kernels:
             return  # inside of a kernel: that one answers for it
-        found[caller].add(name)
+        calls[caller].add(name)

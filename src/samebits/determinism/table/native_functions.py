@@ -1,6 +1,6 @@
-"""Which kernels torch has for which device, from the `native_functions.yaml` that every torch package brings.
+"""The kernels that torch has for each device, from the `native_functions.yaml` that every torch package brings.
 
-The running torch knows only the devices it was built for; a torch for the CPU does not know what CUDA has. The file
+The running torch knows only the devices it was built for; a torch for the CPU does not know those of CUDA. The file
 is read line by line: it keeps one shape, and a YAML parser would be a dependency for one maintainer's command.
 """
 
@@ -22,7 +22,7 @@ COMPOSITES = {
 
 
 def kernels(text: str) -> dict[str, tuple[str, ...]]:
-    """Dispatch keys per overload (name without `aten::`) of the text of `native_functions.yaml`."""
+    """Returns the dispatch keys per overload (name without `aten::`) of the text of `native_functions.yaml`."""
     blocks = [_Block(block) for block in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]]
     by_name = {block.name: block for block in blocks}
     found = {block.name: _keys(by_name.get(block.delegate, block)) for block in blocks}

@@ -18,18 +18,18 @@ from samebits.determinism.table._snapshot import reviewed
 THREADS = (2, 2, 1, 3)
 LARGE = 200_003
 SPLIT = 100_000
-"""Elements from which equal bits over threads say something: torch splits element-wise work at 32,768."""
+"""Elements from which equal bits over threads prove something: torch splits element-wise work at 32,768."""
 REPLAYS = 8
-"""Of one overload in one OpInfo, at most so many."""
+"""Replays of one overload in one OpInfo, at most."""
 KINDS = 6
-"""Of arguments with which an overload runs on large tensors, at most so many."""
+"""Kinds of arguments with which an overload runs on large tensors, at most."""
 
 Outcome = tuple[bool, bool | None]
 """Equal from run to run; equal over threads, None where nothing was large enough to be split."""
 
 
 class Replay(TorchDispatchMode):
-    """Runs each dispatched overload again at several thread counts, and keeps whether the bytes were equal."""
+    """Runs each dispatched overload again at several thread counts, and notes whether the bytes were equal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Replay(TorchDispatchMode):
         self.found[func.name()].append((runs, len(set(seen)) == 1 if large else None))
 
     def _enlarge(self, func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-        """The call on large tensors, once for each kind of arguments."""
+        """Yields the call on large tensors, once for each kind of arguments."""
         kind = (func, tuple(_kind(leaf) for leaf in pytree.tree_leaves((args, kwargs))))
         if kind in self.enlarged or sum(one[0] is func for one in self.enlarged) >= KINDS:
             return
@@ -117,7 +117,7 @@ def _positive(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.d
 
 
 def _large(leaf: Any, draw: Callable[[tuple[int, ...]], torch.Tensor]) -> Any:
-    """A tensor of as many dimensions, all of size 1 but a long last one; what is no dense tensor stays."""
+    """Returns a tensor of as many dimensions, all of size 1 but a long last one; anything but a dense tensor stays."""
     if (
         not isinstance(leaf, torch.Tensor)
         or leaf.layout is not torch.strided

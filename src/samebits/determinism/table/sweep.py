@@ -31,11 +31,13 @@ from samebits.determinism.table.replay import Outcome, Replay
 _OPINFO = "torch.testing._internal.common_methods_invocations"
 _FOREACH = ("unary", "binary", "pointwise", "reduce", "other")
 SAMPLES = 12
-"""Of each OpInfo, at most so many."""
+"""Samples of each OpInfo, at most."""
 
 
 def _opinfos() -> list[Any]:
-    """Those of single tensors and those of lists. Imported late: it forbids to set cuDNN's flags, as the switch does."""
+    """Returns those of single tensors and those of lists. Imported late: it forbids to set cuDNN's flags, as the switch
+    does.
+    """
     module = importlib.import_module(_OPINFO)
     return [*module.op_db, *(op for kind in _FOREACH for op in getattr(module, f"foreach_{kind}_op_db"))]
 
@@ -60,7 +62,7 @@ def _forward_backward(op: Any, sample: Any) -> None:
 
 
 def sweep(part: str = "") -> dict[str, Any]:
-    """The evidence: what was measured of each overload, and what composites called."""
+    """Returns the evidence: the measurements of each overload, and the calls of composites."""
     replay = Replay()
     calls: dict[str, set[str]] = defaultdict(set)
     raised = 0
@@ -94,9 +96,9 @@ def _each(samples: Iterator[Callable[[], Any]]) -> Iterator[Callable[[], Any]]:
         print(f"no samples: {error}", file=sys.stderr)
 
 
-def _words(found: list[Outcome]) -> dict[str, str]:
-    words = {"source": "opinfo", "runs": "equal" if all(runs for runs, _ in found) else "varies"}
-    threads = [over for _, over in found if over is not None]
+def _words(outcomes: list[Outcome]) -> dict[str, str]:
+    words = {"source": "opinfo", "runs": "equal" if all(runs for runs, _ in outcomes) else "varies"}
+    threads = [over for _, over in outcomes if over is not None]
     if threads:
         words["threads"] = "equal" if all(threads) else "varies"
     return words

@@ -1,12 +1,13 @@
 """For maintainers: `python -m samebits.determinism.table.update [--pin] [EVIDENCE.json ...]` reviews the running torch.
 
-It writes `snapshot.csv` where that is the pinned version, or `--pin` makes it so, else its lines of `versions.csv`. It takes the overloads from the torch that is running, what other devices have from torch's `native_functions.yaml`,
-and what was measured from the given files and from the snapshot that there was. What changed is printed: a person
-looks at each, and adds to `own.toml` where a class rule does not hold.
+It writes `snapshot.csv` where that is the pinned version, or `--pin` makes it so, else its lines of `versions.csv`. It
+takes the overloads from the torch that is running, the kernels of other devices from torch's `native_functions.yaml`,
+and measurements from the given files and from the snapshot before. Changes are printed: a person checks each, and adds
+to `own.toml` where a class rule does not hold.
 
 A file of evidence: `{"torch": "2.13.0", "overloads": {"aten::sum.dim_IntList": {"source": "battery" | "opinfo",
 "runs": "equal" | "varies", "threads": "equal" | "varies"}}, "calls": {"aten::matmul": ["aten::mm"]}}`. `threads` is
-absent where no tensor was large enough to be split; `calls` says what composites were seen to call.
+absent where no tensor was large enough to be split; `calls` has the calls of composites.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ import torch
 from samebits.determinism._replacements import REPLACEMENTS
 from samebits.determinism.table import _thread_evidence as thread_evidence
 from samebits.determinism.table import native_functions
-from samebits.determinism.table._running_torch import Live, live_overloads, unreviewed
+from samebits.determinism.table._running_torch import LiveOverload, live_overloads, unreviewed
 from samebits.determinism.table._snapshot import (
     FILE,
     FILE_OTHERS,
     NOTHING,
     OverloadRow,
     ReviewedOverloads,
-    every_review,
+    all_reviews,
     reviewed,
     write,
     write_others,
@@ -39,17 +40,17 @@ from samebits.determinism.table._snapshot import (
 _CPU_KEYS = ("CPU", "MkldnnCPU", "NestedTensorCPU", "QuantizedCPU", "SparseCPU", "SparseCsrCPU")
 
 
-def updated(
-    before: ReviewedOverloads, live: Mapping[str, Live], evidence: Iterable[Mapping[str, Any]] = ()
+def update_snapshot(
+    before: ReviewedOverloads, live: Mapping[str, LiveOverload], evidence: Iterable[Mapping[str, Any]] = ()
 ) -> ReviewedOverloads:
-    """The snapshot of the live overloads. What a file measured replaces what was known of that overload.
+    """Returns the snapshot of the live overloads. A file's measurement replaces the known one of that overload.
 
-    What was measured of an overload whose schema changed since is dropped.
+    A measurement of an overload whose schema changed since is dropped.
     """
     kernels = native_functions.kernels(native_functions.FILE.read_text(encoding="utf-8"))
     rows = {name: _row(one, kernels.get(name, ()), before.rows.get(name)) for name, one in live.items()}
     files = list(evidence)
-    for name, measured in _together(files).items():
+    for name, measured in _merge_measurements(files).items():
         if name in rows:
             rows[name] = replace(rows[name], **measured)
     for full, called in ((full, called) for file in files for full, called in file.get("calls", {}).items()):
@@ -60,7 +61,7 @@ def updated(
     return ReviewedOverloads(torch.__version__.split("+")[0], rows)
 
 
-def _row(live: Live, listed: tuple[str, ...], before: OverloadRow | None) -> OverloadRow:
+def _row(live: LiveOverload, listed: tuple[str, ...], before: OverloadRow | None) -> OverloadRow:
     here = {key for key in _CPU_KEYS if _has(live.name, key)}
     if not listed:
         here |= {word for key, word in native_functions.COMPOSITES.items() if _has(live.name, key)}
@@ -76,8 +77,8 @@ def _has(name: str, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
 
 
-def _together(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The measured columns per overload: what varies in one file varies; the battery counts before OpInfo."""
+def _merge_measurements(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Merges the measured columns per overload: one that varies in one file varies; the battery counts before OpInfo."""
     ours = {one.op.removeprefix("aten::") for one in REPLACEMENTS}
     merged: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -97,7 +98,7 @@ def cases(
     reviews: Iterable[ReviewedOverloads],
     files: Iterable[Mapping[str, Any]],
 ) -> dict[str, tuple[str, ...]]:
-    """The cases by which each overload was seen equal over threads: those of the files, else those of before."""
+    """Returns the cases by which each overload was equal over threads: those of the files, else those of before."""
     known = dict(before)
     for file in files:
         for full, found in file["overloads"].items():
@@ -107,17 +108,19 @@ def cases(
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the review of the running torch from it and the files of evidence, and prints what is new or changed."""
+    """Writes the review of the running torch from it and the files of evidence, and prints the new and the changed
+    overloads.
+    """
     live, before = live_overloads(), reviewed()
     for line in unreviewed(before, live):
         print(line)
     paths = [argument for argument in arguments if argument != "--pin"]
     files = [json.loads(Path(path).read_text()) for path in paths]
-    after = updated(before, live, files)
-    every = {**every_review(), after.torch: after}
+    after = update_snapshot(before, live, files)
+    every = {**all_reviews(), after.torch: after}
     pinned = after if "--pin" in arguments else every[next(iter(every))]
     write(pinned, FILE)
-    if "--pin" in arguments or after is not pinned:  # else what the others have otherwise is as it was
+    if "--pin" in arguments or after is not pinned:  # else the differences of the others stay
         write_others((one for one in every.values() if one is not pinned), FILE_OTHERS, pinned)
     thread_evidence.write(
         cases(thread_evidence.read(thread_evidence.FILE), every.values(), files), thread_evidence.FILE

@@ -1,4 +1,4 @@
-"""What all passes over a step share: layouts, plans, the outcomes of bodies, and what was found on the way."""
+"""The state that all passes over a step share: layouts, plans, outcomes of bodies and findings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samebits.replica._capture.captured_step import CapturedStep
 
 @dataclass(frozen=True)
 class AnalysisFinding:
-    """Something the analysis found beside what varies."""
+    """A finding of the analysis besides the values that vary."""
 
     kind: str
     """`hang`: a collective that not all members reach; `unknown`: an op of which nothing is known; `call sites`: calls of
@@ -26,7 +26,7 @@ class AnalysisFinding:
 
 
 class AnalysisContext:
-    """What all passes share: the graphs with their layouts and plans, and bodies that were run before."""
+    """The state that all passes share: the graphs with their layouts and plans, and the bodies that were run before."""
 
     def __init__(self, step: CapturedStep) -> None:
         self.step = step
@@ -36,24 +36,24 @@ class AnalysisContext:
         self._plans: dict[Node, OpEffects] = {}
         self.literals = {node: self._literal(values) for node, values in step.by_rank.items()}
         self.outcomes: dict[object, tuple[BodyOutcome, Any]] = {}
-        """What each body gave for each of its inputs, and the frame of that run."""
+        """The outcome of each body for each of its inputs, and the frame of that run."""
 
     def layout(self, module: GraphModule) -> StorageLayout:
-        """Where the values of a graph live."""
+        """Returns the storages and byte ranges of the values of a graph."""
         if module not in self._layouts:
             self._layouts[module] = StorageLayout(module)
         return self._layouts[module]
 
     def plan(self, node: Node, layout: StorageLayout) -> OpEffects:
-        """What a node does."""
+        """Returns the effects of a node."""
         if node not in self._plans:
             self._plans[node] = plan_of(node, layout)
         return self._plans[node]
 
-    def find(self, kind: str, node: Node, text: str, site: Node | None = None) -> None:
-        """Notes a finding, once; `site` is the higher-order op in whose body the node is."""
+    def add_finding(self, kind: str, node: Node, text: str, site: Node | None = None) -> None:
+        """Adds a finding, once; `site` is the higher-order op in whose body the node is."""
         self.findings.setdefault((kind, node), AnalysisFinding(kind, site or node, text))
 
     def _literal(self, values: tuple[Any, ...] | None) -> int:
         known = self.partitions
-        return known.distinct if values is None else known.of_values([str(value) for value in values])
+        return known.distinct if values is None else known.from_values([str(value) for value in values])

@@ -1,6 +1,7 @@
 """Bodies that are called at several sites with values that are not equal on the same ranks.
 
-Each site has a result of its own here. Whoever outlines or merges such a body, or gives it one rounding method, has to know.
+The analysis gives each site its own result. A tool that outlines or merges such a body, or gives it one rounding
+method, needs to know.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NAMED = 8
 
 
 def disagreements(frame: Interpreter) -> Iterator[AnalysisFinding]:
-    """One finding for each input of a body on which two call sites disagree; it has both lines."""
+    """Yields one finding for each input of a body on which two call sites disagree; it has both lines."""
     sites: dict[object, list[tuple[Node, Interpreter]]] = {}
     for node, body in _calls(frame):
         sites.setdefault(node.args[1] or id(body.layout.module), []).append((node, body))
@@ -47,16 +48,20 @@ def _inputs(body: Interpreter) -> list[Node]:
 
 
 def _text(
-    name: object, given: Node, first: tuple[Node, Interpreter], second: tuple[Node, Interpreter], index: int
+    name: object,
+    placeholder: Node,
+    first: tuple[Node, Interpreter],
+    second: tuple[Node, Interpreter],
+    index: int,
 ) -> str:
     (site, one), (_, other) = first, second
     text = one.known.text
-    here, there = text(one.numbers[given][0]), text(other.numbers[_inputs(other)[index]][0])
+    here, there = text(one.numbers[placeholder][0]), text(other.numbers[_inputs(other)[index]][0])
     later = {node.name: held for node, (held, _) in other.defined.items() if node.op == "call_function"}
     apart = [node.name for node, (held, _) in one.defined.items() if later.get(node.name, held) != held]
     named = ", ".join(apart[:_NAMED]) + (", ..." if len(apart) > _NAMED else "")
     where = f"the call at {line_of_node(site)}" if site.meta.get("stack_trace") else f"the call {site.name}"
     return (
-        f"the calls of {name} disagree on {given.name}: {here} in {where}, {there} in this one; "
+        f"the calls of {name} disagree on {placeholder.name}: {here} in {where}, {there} in this one; "
         f"values inside that differ: {named or 'none'}"
     )

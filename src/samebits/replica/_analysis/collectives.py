@@ -1,4 +1,4 @@
-"""Collectives: who gets whose bits.
+"""Collectives: the ranks whose bits each member gets.
 
 Assumed of a backend: the result of a reduction has equal bits on all members of its group, and equal inputs in equal
 order give equal bits in two groups of one size. Order counts: (a + b) + c is not (b + c) + a.
@@ -16,50 +16,50 @@ from samebits.replica._analysis.op_schemas import argument, signature_of
 from samebits.replica._analysis.partitions import Groups, Partitions
 
 TOGETHER, PARTS, FROM_ROOT, AT_ROOT = "together", "parts", "from root", "at root"
-"""All members get the same; each member gets its own part; all get the root's; the root gets it, nobody else."""
+"""All members get the same; each member gets its own part; all get the root's; only the root gets it."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One op: what its members get, the names of the arguments that are read and written (functional: none written)."""
+    """One op: the result of its members, the names of the arguments that are read and written (functional: none written)."""
 
     move: str
     reads: str
     writes: str = ""
     root: str = ""
-    each: bool = False
-    """Whether tensor i of a list of results depends on tensor i of the inputs only."""
+    per_tensor: bool = False
+    """True if tensor i of a list of results depends on tensor i of the inputs only."""
 
 
 _REDUCED = Collective(TOGETHER, "input")
 _FUNCTIONAL = {
     "all_reduce": _REDUCED,
     "all_reduce_": Collective(TOGETHER, "input", "input"),
-    "all_reduce_coalesced": Collective(TOGETHER, "inputs", each=True),
-    "all_reduce_coalesced_": Collective(TOGETHER, "inputs", "inputs", each=True),
+    "all_reduce_coalesced": Collective(TOGETHER, "inputs", per_tensor=True),
+    "all_reduce_coalesced_": Collective(TOGETHER, "inputs", "inputs", per_tensor=True),
     "all_gather_into_tensor": _REDUCED,
     "all_gather_into_tensor_out": Collective(TOGETHER, "input", "out"),
-    "all_gather_into_tensor_coalesced": Collective(TOGETHER, "inputs", each=True),
+    "all_gather_into_tensor_coalesced": Collective(TOGETHER, "inputs", per_tensor=True),
     "reduce_scatter_tensor": Collective(PARTS, "input"),
     "reduce_scatter_tensor_out": Collective(PARTS, "input", "out"),
-    "reduce_scatter_tensor_coalesced": Collective(PARTS, "inputs", each=True),
+    "reduce_scatter_tensor_coalesced": Collective(PARTS, "inputs", per_tensor=True),
     "all_to_all_single": Collective(PARTS, "input"),
     "broadcast": Collective(FROM_ROOT, "input", root="src"),
     "broadcast_": Collective(FROM_ROOT, "input", "input", root="src"),
 }
 _IN_PLACE = {
-    "allreduce_": Collective(TOGETHER, "tensors", "tensors", each=True),
-    "allreduce_coalesced_": Collective(TOGETHER, "tensors", "tensors", each=True),
-    "broadcast_": Collective(FROM_ROOT, "tensors", "tensors", root="root_rank", each=True),
+    "allreduce_": Collective(TOGETHER, "tensors", "tensors", per_tensor=True),
+    "allreduce_coalesced_": Collective(TOGETHER, "tensors", "tensors", per_tensor=True),
+    "broadcast_": Collective(FROM_ROOT, "tensors", "tensors", root="root_rank", per_tensor=True),
     "_allgather_base_": Collective(TOGETHER, "input_tensor", "output_tensor"),
     "allgather_": Collective(TOGETHER, "input_tensors", "output_tensors"),
-    "allgather_into_tensor_coalesced_": Collective(TOGETHER, "inputs", "outputs", each=True),
+    "allgather_into_tensor_coalesced_": Collective(TOGETHER, "inputs", "outputs", per_tensor=True),
     "_reduce_scatter_base_": Collective(PARTS, "input_tensor", "output_tensor"),
     "reduce_scatter_": Collective(PARTS, "input_tensors", "output_tensors"),
-    "reduce_scatter_tensor_coalesced_": Collective(PARTS, "inputs", "outputs", each=True),
+    "reduce_scatter_tensor_coalesced_": Collective(PARTS, "inputs", "outputs", per_tensor=True),
     "alltoall_base_": Collective(PARTS, "input", "output"),
     "alltoall_": Collective(PARTS, "input_tensors", "output_tensors"),
-    "reduce_": Collective(AT_ROOT, "tensors", "tensors", root="root_rank", each=True),
+    "reduce_": Collective(AT_ROOT, "tensors", "tensors", root="root_rank", per_tensor=True),
     "gather_": Collective(AT_ROOT, "input_tensors", "output_tensors", root="root_rank"),
     "scatter_": Collective(PARTS, "input_tensors", "output_tensors"),
 }
@@ -70,7 +70,7 @@ COLLECTIVES = {
 }
 
 
-def moved(
+def result_partition(
     collective: Collective,
     node: Node,
     groups: Groups,
@@ -78,13 +78,15 @@ def moved(
     by_rank: Sequence[Node] | None,
     known: Partitions,
 ) -> int:
-    """The partition of a result from that of the inputs [groups: every rank in one]. `by_rank`: the splits of each rank."""
+    """Returns the partition of a result from that of the inputs [groups: every rank is in one]. `by_rank`: the splits
+    of each rank.
+    """
     splits = _splits(node, by_rank, known.ranks)
     if collective.move == PARTS and by_rank is not None and splits is None:
         return known.distinct
     root = argument(node, collective.root) if collective.root else 0
     key = (collective.move, id(groups), inputs, root, splits)
-    return known.moved(
+    return known.cached(
         key, lambda: list(_symbols(collective.move, groups, known.labels(inputs).tolist(), root, splits))
     )
 
@@ -101,14 +103,16 @@ def _symbols(move: str, groups: Groups, labels: list[int], root: int, splits: An
             elif move == AT_ROOT:
                 symbols[rank] = held if position == root else ("not the root", rank)
             elif splits is not None:
-                symbols[rank] = tuple(_received(group, held, position, splits))
+                symbols[rank] = tuple(_received_parts(group, held, position, splits))
             else:
                 symbols[rank] = (held, position) if len(group) > 1 else held[0]
     yield from symbols
 
 
-def _received(group: Sequence[int], held: Sequence[int], position: int, splits: Any) -> Iterator[object]:
-    """The parts that one member gets: whose, from where, how long."""
+def _received_parts(
+    group: Sequence[int], held: Sequence[int], position: int, splits: Any
+) -> Iterator[object]:
+    """Yields the parts that one member gets: the sender's label, the offset, the length."""
     for sender, label in zip(group, held, strict=True):
         sent = splits[sender]
         if sent[position]:
@@ -116,7 +120,7 @@ def _received(group: Sequence[int], held: Sequence[int], position: int, splits: 
 
 
 def _splits(node: Node, by_rank: Sequence[Any] | None, ranks: int) -> Any:
-    """How each rank cuts what it sends; None where all cut alike or the lengths are not known."""
+    """Returns the sizes of the parts that each rank sends; None where all ranks have the same or the lengths are not known."""
     own = argument(node, "input_split_sizes") or ()
     if not own or by_rank is None or not all(isinstance(size, int) for size in own):
         return None

@@ -1,7 +1,8 @@
-"""Higher-order ops: branches, loops, scans and calls. What decides which way a rank goes decides what it holds.
+"""Higher-order ops: branches, loops, scans and calls. The value that decides which branch a rank takes decides what it
+holds.
 
-Where PopART's If looks at the branches only and its Loop runs its body once, here outputs meet the partition of the
-predicate (of every trip), and what a loop carries is refined until nothing changes.
+Where PopART's If reads only the branches and its Loop runs its body once, here outputs meet the partition of the
+predicate (of every trip), and the carry of a loop is refined until nothing changes.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ Generators = Mapping[str, int]
 
 @dataclass(frozen=True)
 class BodyOutcome:
-    """What one run of a body, or of the whole op, gives."""
+    """The outcome of one run of a body, or of the whole op."""
 
     outputs: tuple[int, ...]
     operands: tuple[int, ...]
-    """What the operands hold afterwards."""
+    """The partitions of the operands afterwards."""
     generators: Generators
     drawn: frozenset[str] = frozenset()
     """The generators that were drawn from."""
     reason: str = ""
-    """The first thing in the body that varies by itself."""
+    """The first thing in the body that varies although its inputs are equal."""
 
 
 class Caller(Protocol):
-    """The frame that a higher-order op stands in."""
+    """The frame that runs a higher-order op."""
 
     control: int
 
     def meet(self, *partitions: int) -> int:
-        """Equal where all are."""
+        """Returns the partition that is equal where all are."""
         ...
 
     def read_all(self, operands: Sequence[Any]) -> tuple[int, ...]:
-        """The partition of each operand; a plain number is equal."""
+        """Returns the partition of each operand; a plain number is equal."""
         ...
 
     def body(self, graph: Any, operands: Sequence[int], control: int, generators: Generators) -> BodyOutcome:
@@ -72,18 +73,18 @@ def _while_loop(frame: Caller, node: Node, generators: Generators) -> BodyOutcom
     carry = frame.read_all(carried)  # type: ignore[arg-type]
     before, state, inside = (*carry, *fixed), dict(generators), frame.control
     while True:
-        asked = frame.body(test, (*carry, *fixed), inside, state)
-        (going,) = asked.outputs
-        inside, previous = frame.meet(inside, going), inside
-        trip = frame.body(body, (*carry, *fixed), inside, asked.generators)
-        refined = tuple(frame.meet(a, b, going) for a, b in zip(carry, trip.outputs, strict=True))
-        drawn = asked.drawn | trip.drawn
+        tested = frame.body(test, (*carry, *fixed), inside, state)
+        (continues,) = tested.outputs
+        inside, previous = frame.meet(inside, continues), inside
+        trip = frame.body(body, (*carry, *fixed), inside, tested.generators)
+        refined = tuple(frame.meet(a, b, continues) for a, b in zip(carry, trip.outputs, strict=True))
+        drawn = tested.drawn | trip.drawn
         after = {
-            name: frame.meet(state[name], trip.generators[name], going) if name in drawn else state[name]
+            name: frame.meet(state[name], trip.generators[name], continues) if name in drawn else state[name]
             for name in state
         }
         if (refined, after, inside) == (carry, state, previous):
-            return BodyOutcome(carry, before, state, drawn, asked.reason or trip.reason)
+            return BodyOutcome(carry, before, state, drawn, tested.reason or trip.reason)
         carry, state = refined, after
 
 
@@ -126,11 +127,11 @@ HANDLERS: dict[str, Handler] = {
     "associative_scan": _associative_scan,
     "invoke_subgraph": _call,
 }
-"""By the name of the op. Any other one: its outputs vary, and the report says so."""
+"""Handlers by the name of the op. The outputs of any other op vary, and the report names it."""
 
 
 def operands_of(node: Node) -> list[Any]:
-    """The operands of a higher-order op, in the order in which its body takes them."""
+    """Returns the operands of a higher-order op, in the order in which its body takes them."""
     name, args = str(node.target), node.args
     if name == "invoke_subgraph":
         return list(args[2:])

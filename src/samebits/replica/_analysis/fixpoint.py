@@ -1,6 +1,6 @@
-"""Which values of a captured step hold the same bits on which ranks, at every step of a run.
+"""The fixpoint of a captured step: which values hold the same bits on which ranks, at every step of a run.
 
-Variables start as declared and are refined by what a step leaves in them, until nothing changes: the greatest fixpoint.
+Variables start as declared and are refined by the values after a step, until nothing changes: the greatest fixpoint.
 Every round refines some variable or is the last, and costs time linear in the graph.
 """
 
@@ -24,7 +24,7 @@ from samebits.replica._analysis.events import Events
 from samebits.replica._analysis.interpreter import Interpreter
 from samebits.replica._analysis.storage_layout import constant_place
 from samebits.replica._capture.captured_step import CONSTANT, GENERATOR, STATE, CapturedStep, check_step
-from samebits.replica._declarations import Declaration, Equal, Partition, PerReplica, number_of
+from samebits.replica._declarations import Declaration, Equal, Partition, PerReplica, partition_number
 from samebits.replica._report.report import Report, Value
 
 
@@ -45,29 +45,30 @@ def analyze(
     inputs: Mapping[str, Declaration] | None = None,
     feedback: Mapping[str, str] | None = None,
     *,
-    looked: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Says of every value of a step on which ranks it has equal bits.
+    """Determines, for every value of a step, the ranks on which it has equal bits.
 
     `inputs` declares inputs by name or pattern (`model.*`), later ones over earlier ones: `Equal()`, `PerReplica()` or
     `Partition(groups)`. By default what is written or is a parameter is equal, other tensors and generators are per
     replica. `feedback` names outputs that are an input of the next step (`{"params.w": "output.w"}`); what is written
-    in place needs none. `looked` is told now and then how many nodes of how many a pass has seen; a pass per refinement.
+    in place needs none. `on_progress(done, total)` is called every 1,000 nodes of a pass; there is one pass per
+    refinement.
 
     Assumed: op determinism on, one kind of processor and one number of threads on all ranks (the op table knows the
-    ops that vary even so), and collectives as `samebits.replica._analysis.collectives` says.
+    ops that vary even so), and collectives as in `samebits.replica._analysis.collectives`.
 
     Raises:
-        InvalidArgumentError: it is no captured step, no input or output has such a name, or groups overlap.
+        InvalidArgumentError: `step` is no captured step, no input or output has such a name, or groups overlap.
     """
     check_step("analyze", step)
     program = AnalysisContext(step)
-    start = _declared(step, {} if inputs is None else inputs, program)
+    start = _declared_partitions(step, {} if inputs is None else inputs, program)
     declared = dict(start)
-    fed = _checked(step, {} if feedback is None else feedback)
-    with _no_collection():
+    fed = _check_feedback(step, {} if feedback is None else feedback)
+    with _without_garbage_collection():
         while True:
-            found = _round(program, start, looked)
+            found = _round(program, start, on_progress)
             after = {}
             for name, partition in start.items():
                 end = found.outputs[fed[name]] if name in fed else found.ends[name]
@@ -78,8 +79,8 @@ def analyze(
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Nothing here makes cycles, and walking over all that was made so far again and again takes half of the time."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Disables the garbage collector: the analysis makes no cycles, and collections take half of its time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -89,7 +90,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _declared(
+def _declared_partitions(
     step: CapturedStep, inputs: Mapping[str, Declaration], program: AnalysisContext
 ) -> dict[str, int]:
     usual = {STATE: Equal(), CONSTANT: Equal()}
@@ -106,7 +107,7 @@ def _declared(
                 f"analyze(inputs={{{pattern!r}: ...}}): no input has this name; there are {', '.join(step.kinds)}."
             )
         declarations.update(dict.fromkeys(names, declaration))
-    start = {name: number_of(one, program.partitions) for name, one in declarations.items()}
+    start = {name: partition_number(one, program.partitions) for name, one in declarations.items()}
     for node, literal in program.literals.items():
         if node.op == "get_attr" and str(node.target) in start:
             name = str(node.target)
@@ -114,10 +115,10 @@ def _declared(
     return start
 
 
-def _checked(step: CapturedStep, feedback: Mapping[str, str]) -> Mapping[str, str]:
+def _check_feedback(step: CapturedStep, feedback: Mapping[str, str]) -> Mapping[str, str]:
     if not isinstance(feedback, Mapping):
         raise InvalidArgumentError(
-            f'analyze: feedback says which output an input takes, {{"params.w": "output.w"}}, not {feedback!r}.'
+            f'analyze: feedback names the output that an input takes, {{"params.w": "output.w"}}, not {feedback!r}.'
         )
     for name, output in feedback.items():
         if name not in step.kinds or output not in step.output_names:
@@ -129,7 +130,7 @@ def _checked(step: CapturedStep, feedback: Mapping[str, str]) -> Mapping[str, st
 
 
 def _round(
-    program: AnalysisContext, start: Mapping[str, int], looked: Callable[[int, int], None] | None
+    program: AnalysisContext, start: Mapping[str, int], on_progress: Callable[[int, int], None] | None
 ) -> _Round:
     step, events = program.step, Events(program.partitions)
     first = {name: events.add(name, partition, ()) for name, partition in start.items()}
@@ -149,7 +150,7 @@ def _round(
         else:
             nodes[name] = next(placeholders)
             frame.bind(nodes[name], start[name], first[name])
-    frame.run(looked)
+    frame.run(on_progress)
     ends: dict[str, Any] = {name: frame.read(node) for name, node in nodes.items()}
     for name, kind in step.kinds.items():
         if kind == GENERATOR:
@@ -167,28 +168,28 @@ def _round(
 
 def _report(
     program: AnalysisContext,
-    found: _Round,
+    last_round: _Round,
     start: dict[str, int],
     declared: dict[str, int],
     fed: Mapping[str, str],
 ) -> Report:
     for name, partition in start.items():
-        if partition != declared[name]:  # what the step before left in it
-            _, made = found.outputs[fed[name]] if name in fed else found.ends[name]
-            event = found.events.log[found.first[name]]
+        if partition != declared[name]:  # the state that the step before left
+            _, made = last_round.outputs[fed[name]] if name in fed else last_round.ends[name]
+            event = last_round.events.log[last_round.first[name]]
             event.parents = tuple(one for one in made if one)
-    starts = {name: Value(one, (found.first[name],)) for name, one in start.items()}
-    ends = {name: Value(*one) for name, one in found.ends.items()}
-    outputs = {name: Value(*one) for name, one in found.outputs.items()}
-    defined = {node.name: Value(*one) for node, one in found.frame.defined.items()}
+    starts = {name: Value(one, (last_round.first[name],)) for name, one in start.items()}
+    ends = {name: Value(*one) for name, one in last_round.ends.items()}
+    outputs = {name: Value(*one) for name, one in last_round.outputs.items()}
+    defined = {node.name: Value(*one) for node, one in last_round.frame.defined.items()}
     return Report(
         program.step,
         program.partitions,
-        found.events,
+        last_round.events,
         starts,
         ends,
         {**defined, **outputs},
-        (*program.findings.values(), *disagreements(found.frame)),
+        (*program.findings.values(), *disagreements(last_round.frame)),
         declared,
-        found.frame,
+        last_round.frame,
     )

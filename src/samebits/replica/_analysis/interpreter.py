@@ -12,15 +12,15 @@ from torch.utils import _pytree as pytree
 
 from samebits.errors import InvalidArgumentError
 from samebits.replica._analysis.analysis_context import AnalysisContext
-from samebits.replica._analysis.collectives import PARTS, moved
+from samebits.replica._analysis.collectives import PARTS, result_partition
 from samebits.replica._analysis.control_flow_ops import HANDLERS, BodyOutcome, Generators, operands_of
 from samebits.replica._analysis.events import Events
 from samebits.replica._analysis.memory import ByteRange, Memory
 from samebits.replica._analysis.op_rules import SEED, Flow, OpEffects
 from samebits.replica._analysis.storage_layout import tensors
 
-_TOLD_EVERY = 1000
-"""Nodes; a pass over so many takes some milliseconds."""
+_PROGRESS_EVERY = 1000
+"""Nodes between two progress calls; so many take some milliseconds."""
 
 
 class Interpreter:
@@ -33,16 +33,16 @@ class Interpreter:
         self.memory = Memory(self.known)
         self.numbers: dict[Node, tuple[int, int]] = {}
         self.skew: dict[Node, tuple[int, int]] = {}
-        """Views that look at other bytes on other ranks: how, and the event that says why."""
+        """Views that read other bytes on other ranks: the partition of their offsets, and the event that gives the reason."""
         self.site: Node | None = None
         """The higher-order op whose body this is."""
         self.defined: dict[Node, tuple[int, tuple[int, ...]]] = {}
         self.computed: dict[Node, tuple[int, ...]] = {}
-        """What each op computed, wherever it went: one partition, or one for each tensor of an op over lists."""
+        """The result of each op, wherever it is stored: one partition, or one for each tensor of an op over lists."""
         self.consumed: dict[Node, dict[Node, int]] = {}
-        """What each op read of its operands, at the time."""
+        """The partition of each operand of each op when the op read it."""
         self.bodies: dict[Node, dict[Node, Interpreter]] = {}
-        """Of each higher-order op: the last run, which is the finest, of each body, by the node that names it."""
+        """The last run, which is the finest, of each body of each higher-order op, by the node that names the body."""
         self.calling: Node | None = None
         self.generators: dict[str, tuple[int, int]] = {}
         self.drawn: set[str] = set()
@@ -55,19 +55,19 @@ class Interpreter:
             self.fill(place, partition, event)
 
     def fill(self, place: ByteRange, partition: int, event: int) -> None:
-        """Gives a storage its value; where two inputs share it, it is as equal as both."""
+        """Gives a storage its value; where two inputs share it, the value is equal where both are."""
         whole = ByteRange(place.storage)
-        if self.memory.known(whole):
+        if self.memory.is_written(whole):
             held, made = self.memory.read(whole)
             partition = self.known.meet(partition, held)
             event = self.events.add("memory that inputs share", partition, (event, *made))
         self.memory.write(whole, partition, event)
 
-    def run(self, looked: Callable[[int, int], None] | None = None) -> None:
-        """Visits every node; placeholders are bound already. `looked` is told the number of nodes done, and of all."""
+    def run(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Visits every node; placeholders must be bound. `on_progress(done, total)` counts nodes."""
         for index, node in enumerate(self.layout.nodes):
-            if looked is not None and index % _TOLD_EVERY == 0:
-                looked(index, len(self.layout.nodes))
+            if on_progress is not None and index % _PROGRESS_EVERY == 0:
+                on_progress(index, len(self.layout.nodes))
             if node.op == "call_function":
                 self._call(node)
             elif node.op == "get_attr":
@@ -80,7 +80,7 @@ class Interpreter:
                 self.defined[node] = self.read(node)
 
     def read(self, node: Node) -> tuple[int, tuple[int, ...]]:
-        """What a node holds now, and the events that made it so."""
+        """Returns the partition that a node holds now, and the events that made it."""
         places = self.layout.places[node]
         if not places:
             partition, event = self.numbers.get(node, (self.known.equal, 0))
@@ -97,11 +97,11 @@ class Interpreter:
         return found, events
 
     def read_all(self, operands: Sequence[Any]) -> tuple[int, ...]:
-        """The partition of each operand; a plain number is equal."""
+        """Returns the partition of each operand; a plain number is equal."""
         return tuple(self.read(one)[0] if isinstance(one, Node) else self.known.equal for one in operands)
 
     def meet(self, *partitions: int) -> int:
-        """Equal where all are."""
+        """Returns the partition that is equal where all are."""
         found = self.known.equal
         for one in partitions:
             found = self.known.meet(found, one)
@@ -110,37 +110,37 @@ class Interpreter:
     def _constant(self, node: Node) -> None:
         for place in self.layout.places[node]:
             whole = ByteRange(place.storage)
-            if not self.memory.known(whole):
+            if not self.memory.is_written(whole):
                 self._write(node, whole, self.program.literals.get(node, self.known.equal), ())
 
     def _write(
         self, node: Node, place: ByteRange, partition: int, parents: tuple[int, ...], reason: str = ""
     ) -> None:
-        if self.memory.known(place) and not place.dense:
-            held, made = self.memory.read(place)  # what lies in the gaps stays
+        if self.memory.is_written(place) and not place.dense:
+            held, made = self.memory.read(place)  # the bytes in the gaps stay
             partition, parents = self.known.meet(partition, held), parents + made
-        elif not self.memory.known(place):
+        elif not self.memory.is_written(place):
             place = ByteRange(place.storage)
         self.memory.write(place, partition, self.events.add(node, partition, parents, reason))
 
     def _call(self, node: Node) -> None:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            self._higher(node)
+            self._call_higher_order(node)
             return
         plan = self.program.plan(node, self.layout)
         literal = self._literal(node, plan)
         if plan.is_view:
-            self._look(node, plan, literal)
+            self._note_skew(node, plan, literal)
             return
-        own, parents = self._own(node, plan, literal)
+        own, parents = self._own_partition(node, plan, literal)
         results = [self._flow(node, plan, flow, own) for flow in plan.flows]
         self.computed[node] = tuple(
             [one for flow, (one, _) in zip(plan.flows, results, strict=True) if flow.writes]
         )
-        reason = self._why(node, plan)
+        reason = self._reason(node, plan)
         for flow, (partition, made) in zip(plan.flows, results, strict=True):
             self._store(node, flow, partition, made + parents, reason)
-        self._inherit(node)
+        self._inherit_skew(node)
         if not self.layout.places[node]:
             partition = self.meet(own, *(one for one, _ in results))
             made = tuple(itertools.chain(parents, *(one for _, one in results)))
@@ -163,25 +163,24 @@ class Interpreter:
                 self._write(node, place, partition, parents, reason)
 
     def _literal(self, node: Node, plan: OpEffects) -> int:
-        """What the code made of the rank: other arguments on other ranks."""
+        """Returns the partition of the arguments that the Python code made of the rank: other literals on other ranks."""
         if (
             plan.collective is not None
             and plan.collective.move == PARTS
             and self.program.step.by_rank.get(node)
         ):
-            return (
-                self.known.equal
-            )  # every rank has its own split sizes, of which `moved` makes what they mean
+            # every rank has its own split sizes, which `result_partition` evaluates
+            return self.known.equal
         return self.program.literals.get(node, self.known.equal)
 
-    def _own(self, node: Node, plan: OpEffects, literal: int) -> tuple[int, tuple[int, ...]]:
-        """What an op adds to its inputs: literals, nondeterminism, the generator."""
+    def _own_partition(self, node: Node, plan: OpEffects, literal: int) -> tuple[int, tuple[int, ...]]:
+        """Returns the op's own contribution to its result: literals, nondeterminism, the generator."""
         own, parents = literal, ()
-        if plan.breaks:
+        if plan.nondeterminism:
             own = self.known.distinct
         if plan.unknown:
-            self.program.find(
-                "unknown", node, f"{node.target}: {plan.breaks or 'nothing is known of this op'}"
+            self.program.add_finding(
+                "unknown", node, f"{node.target}: {plan.nondeterminism or 'nothing is known of this op'}"
             )
         if plan.generator is not None:
             state, parents = self._draw(node, plan, literal)
@@ -189,7 +188,7 @@ class Interpreter:
         return own, parents
 
     def _draw(self, node: Node, plan: OpEffects, literal: int) -> tuple[int, tuple[int, ...]]:
-        """The state that an op draws from; afterwards it is as equal as what decides how much was drawn."""
+        """Returns the state that an op draws from; afterwards it is equal where the number of draws is decided equally."""
         name = str(plan.generator.storage)  # type: ignore[union-attr]
         state, event = self.generators[name]
         if name == SEED:
@@ -204,8 +203,10 @@ class Interpreter:
             self.generators[name] = (after, self.events.add(node, after, made, reason))
         return state, (event,)
 
-    def _flow(self, node: Node, plan: OpEffects, flow: Flow, own: int) -> tuple[int, tuple[int, ...]]:
-        partition, parents = own, ()
+    def _flow(
+        self, node: Node, plan: OpEffects, flow: Flow, own_partition: int
+    ) -> tuple[int, tuple[int, ...]]:
+        partition, parents = own_partition, ()
         consumed = self.consumed.setdefault(node, {})
         for one in (*flow.reads, *plan.indices):
             held, made = self.read(one)
@@ -213,18 +214,18 @@ class Interpreter:
             partition, parents = self.known.meet(partition, held), parents + made
         if plan.collective is not None:
             groups = self.program.step.groups[node]
-            self._reach(node)
+            self._check_reached(node)
             by_rank = self.program.step.by_rank.get(node)
             partition = self.known.meet(
-                own, moved(plan.collective, node, groups, partition, by_rank, self.known)
+                own_partition, result_partition(plan.collective, node, groups, partition, by_rank, self.known)
             )
         if partition != self.known.equal and not self.reason:
-            self.reason = self._why(node, plan)
+            self.reason = self._reason(node, plan)
         return partition, parents
 
-    def _why(self, node: Node, plan: OpEffects) -> str:
-        if plan.breaks:
-            return plan.breaks
+    def _reason(self, node: Node, plan: OpEffects) -> str:
+        if plan.nondeterminism:
+            return plan.nondeterminism
         if node in self.program.literals and (plan.collective is None or plan.collective.move != PARTS):
             return "the Python code makes this argument from the rank"
         if plan.generator is not None:
@@ -233,35 +234,35 @@ class Interpreter:
             return "gives every member of the group its own part"
         return ""
 
-    def _reach(self, node: Node) -> None:
-        """A collective that some members of a group do not reach never ends."""
+    def _check_reached(self, node: Node) -> None:
+        """Reports a collective that some members of a group do not reach: it never ends."""
         if self.control == self.known.equal:
             return
         labels = self.known.labels(self.control)
         for group in self.program.step.groups[node]:
             if len({int(labels[rank]) for rank in group}) > 1:
-                text = f"{node.target} over ranks {list(group)} stands in a branch that not all of them take: it hangs"
-                self.program.find("hang", node, text, self.site)
+                text = f"{node.target} over ranks {list(group)} is in a branch that not all of them take: it hangs"
+                self.program.add_finding("hang", node, text, self.site)
                 return
 
-    def _look(self, node: Node, plan: OpEffects, literal: int) -> None:
-        """A view writes nothing; where it looks may differ."""
+    def _note_skew(self, node: Node, plan: OpEffects, literal: int) -> None:
+        """Notes a view whose offsets differ from rank to rank. A view writes nothing."""
         read = [self.read(one) for one in plan.indices]
         where = self.meet(literal, *(one for one, _ in read))
         if where != self.known.equal:
             made = tuple(itertools.chain(*(one for _, one in read)))
             self.skew[node] = (
                 where,
-                self.events.add(node, where, made, "looks at other bytes on other ranks"),
+                self.events.add(node, where, made, "reads other bytes on other ranks"),
             )
-        self._inherit(node)
+        self._inherit_skew(node)
         seen = self.read(node)[0]  # and not all of the list, or of the buffer, that it is a part of
         self.consumed[node] = {
             one: seen if self.layout.places[one] else self.read(one)[0] for one in node.all_input_nodes
         }
 
-    def _inherit(self, node: Node) -> None:
-        """What is a view of a skewed view, or was written through one, looks where that one does."""
+    def _inherit_skew(self, node: Node) -> None:
+        """Passes the skew on to a view of a skewed view, and to a tensor that was written through one."""
         if not self.skew:
             return
         storages = self.layout.storages(node)
@@ -271,7 +272,7 @@ class Interpreter:
                 self.skew[node] = (self.known.meet(where, self.skew[one][0]), event or self.skew[one][1])
 
     def body(self, graph: Any, operands: Sequence[int], control: int, generators: Generators) -> BodyOutcome:
-        """Runs the body that a node names; the same inputs once only."""
+        """Runs the body that a node names; for the same inputs once only."""
         module = self.layout.constant(graph)
         key = (id(module), tuple(operands), control, tuple(generators.items()))
         if key not in self.program.outcomes:
@@ -298,23 +299,25 @@ class Interpreter:
         )
         return outcome, frame
 
-    def _higher(self, node: Node) -> None:
+    def _call_higher_order(self, node: Node) -> None:
         name = str(node.target)
         generators = {one: state for one, (state, _) in self.generators.items()}
         operands = node.all_input_nodes
         self.consumed[node] = {one: self.read(one)[0] for one in operands if self.layout.places[one]}
         parents = tuple(itertools.chain(*(self.read(one)[1] for one in operands)))
         if name not in HANDLERS:
-            self.program.find("unknown", node, f"{name}: nothing is known of this op, so its results vary")
-            self._opaque(node, parents, "a higher-order op of which nothing is known")
+            self.program.add_finding(
+                "unknown", node, f"{name}: nothing is known of this op, so its results vary"
+            )
+            self._call_opaque(node, parents, "a higher-order op of which nothing is known")
             return
         given = operands_of(node)
         self.calling = node
         outcome = HANDLERS[name](self, node, generators)
         literal = self.program.literals.get(node, self.known.equal)
         if self._mutated_aliases(given, outcome):
-            self.program.find("unknown", node, f"{name} writes to operands that share memory")
-            self._opaque(node, parents, "writes to operands that share memory")
+            self.program.add_finding("unknown", node, f"{name} writes to operands that share memory")
+            self._call_opaque(node, parents, "writes to operands that share memory")
             return
         reason = outcome.reason
         for one in outcome.drawn:
@@ -332,13 +335,13 @@ class Interpreter:
     def _results(self, node: Node, outputs: tuple[int, ...], parents: tuple[int, ...], reason: str) -> None:
         leaves = [isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(node.meta.get("val"))]
         every = self.meet(*outputs)
-        each = outputs if len(leaves) == len(outputs) else (every,) * len(leaves)
-        mine = [one for one, is_tensor in zip(each, leaves, strict=True) if is_tensor]
+        per_tensor = outputs if len(leaves) == len(outputs) else (every,) * len(leaves)
+        mine = [one for one, is_tensor in zip(per_tensor, leaves, strict=True) if is_tensor]
         for place, one in zip(self.layout.places[node], mine, strict=True):
             self._write(node, place, one, parents, reason)
         self.numbers[node] = (every, self.events.add(node, every, parents, reason))
 
-    def _opaque(self, node: Node, parents: tuple[int, ...], reason: str) -> None:
+    def _call_opaque(self, node: Node, parents: tuple[int, ...], reason: str) -> None:
         for one in (node, *node.all_input_nodes):
             if one is node or tensors(one):
                 for place in self.layout.places[one]:
@@ -351,8 +354,8 @@ class Interpreter:
         distinct = self.known.distinct
         self.numbers[node] = (distinct, self.events.add(node, distinct, parents, reason))
 
-    def _mutated_aliases(self, given: Sequence[Any], outcome: BodyOutcome) -> bool:
-        nodes = [one for one in given if isinstance(one, Node)]
+    def _mutated_aliases(self, operands: Sequence[Any], outcome: BodyOutcome) -> bool:
+        nodes = [one for one in operands if isinstance(one, Node)]
         storages = [place.storage for one in nodes for place in self.layout.places[one]]
-        before = self.read_all(given)
+        before = self.read_all(operands)
         return len(set(storages)) < len(storages) and before != outcome.operands

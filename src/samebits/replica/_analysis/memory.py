@@ -1,6 +1,6 @@
-"""What the bytes of each storage hold at one time of the program: a partition per range of bytes.
+"""The bits of each storage at one time of the program: a partition per range of bytes.
 
-A tensor is a view of a storage; two tensors that share bytes share their fate. So a value is known by its storage and
+A tensor is a view of a storage; two tensors that share bytes change together. So a value is known by its storage and
 the time of the last write, never by the name of the tensor that it was written through.
 """
 
@@ -24,10 +24,10 @@ class ByteRange(NamedTuple):
     low: int = 0
     high: int = _END
     dense: bool = True
-    """Whether it covers every byte from `low` to `high`, once."""
+    """True if it covers every byte from `low` to `high`, once."""
 
     def anywhere(self) -> ByteRange:
-        """Somewhere in the same storage: where ranks do not look at the same bytes."""
+        """Returns the whole storage, not dense: the place of a view whose offsets differ from rank to rank."""
         return ByteRange(self.storage, dense=False)
 
 
@@ -41,9 +41,9 @@ class Cell(NamedTuple):
 
 
 class Memory:
-    """Storages and what they hold. Bytes that nobody wrote differ on every rank.
+    """Storages and the partitions of their bytes. Bytes that were never written differ on every rank.
 
-    The cells of a storage lie side by side, in order, so that a view of a large buffer costs no walk over all of it.
+    The cells of a storage are sorted and do not overlap, so that a view of a large buffer costs no walk over all of it.
     """
 
     def __init__(self, partitions: Partitions) -> None:
@@ -51,7 +51,7 @@ class Memory:
         self._cells: dict[Hashable, list[Cell]] = {}
 
     def read(self, place: ByteRange) -> tuple[int, tuple[int, ...]]:
-        """The partition of the bytes of a place, and the events that wrote them."""
+        """Returns the partition of the bytes of a place, and the events that wrote them."""
         cells = self._cells[place.storage]
         first, last = _span(cells, place)
         if last - first == 1:
@@ -62,12 +62,14 @@ class Memory:
             found = self._partitions.meet(found, partition)
         return found, tuple(cell.event for cell in cells[first:last])
 
-    def known(self, place: ByteRange) -> bool:
-        """Whether anything was written to the storage of a place."""
+    def is_written(self, place: ByteRange) -> bool:
+        """Returns True if the storage of a place was written to."""
         return place.storage in self._cells
 
     def write(self, place: ByteRange, partition: int, event: int) -> None:
-        """Makes the bytes from `low` to `high` hold `partition`. Where a place has gaps, the caller mixes in what was there."""
+        """Makes the bytes from `low` to `high` hold `partition`. Where a place has gaps, the caller mixes in the value
+        before.
+        """
         cells = self._cells.setdefault(place.storage, [])
         if place.low == place.high:
             return
@@ -79,11 +81,11 @@ class Memory:
                 new.insert(0, before._replace(high=place.low))
             if after.high > place.high:
                 new.append(after._replace(low=place.high))
-        cells[first:last] = new if len(new) == 1 else _joined(new)
+        cells[first:last] = new if len(new) == 1 else _join_cells(new)
 
 
 def _span(cells: Sequence[Cell], place: ByteRange) -> tuple[int, int]:
-    """The cells that share bytes with a place: from the first number, up to the second."""
+    """Returns the first and the end index of the cells that share bytes with a place."""
     if place.low == place.high:
         return 0, 0
     if len(cells) == 1 and cells[0].low <= place.low and place.high <= cells[0].high:
@@ -93,8 +95,10 @@ def _span(cells: Sequence[Cell], place: ByteRange) -> tuple[int, int]:
     return first - (first > 0 and cells[first - 1].high > place.low), last
 
 
-def _joined(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells, those that one event wrote as one: what is equal everywhere stays one, however often it is written."""
+def _join_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Joins adjacent cells that one event wrote: bytes that are equal everywhere stay one cell, however often they are
+    written.
+    """
     joined = [cells[0]]
     for cell in cells[1:]:
         last = joined[-1]
@@ -106,7 +110,7 @@ def _joined(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def place_of(tensor: torch.Tensor, storage: Hashable) -> ByteRange:
-    """The bytes of a (fake) tensor; the whole storage, not dense, where the shape is not known."""
+    """Returns the bytes of a (fake) tensor; the whole storage, not dense, where the shape is not known."""
     if tensor._has_symbolic_sizes_strides or tensor.layout is not torch.strided:
         return ByteRange(storage).anywhere()
     size, count = tensor.element_size(), tensor.numel()

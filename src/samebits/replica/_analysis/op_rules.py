@@ -1,4 +1,6 @@
-"""What each op reads, writes and draws: from its schema, its tags, the op table and the few exceptions listed here."""
+"""The rules of each op: its reads, writes and draws, from its schema, its tags, the op table and the few exceptions
+listed here.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _SHAPE_ONLY = frozenset(
     new_empty_strided zero_ fill_ uniform_ normal_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ copy_
     _philox_uniform_ _philox_normal_""".split()  # noqa: SIM905
 )
-"""Of their first argument they need the shape only: where they write it, nothing of what was there is left."""
+"""Ops that need only the shape of their first argument: where they write it, nothing of its value remains."""
 _COUNTED = frozenset(
     """rand rand_like randn randn_like randint randint_like randperm uniform_ normal_ normal bernoulli bernoulli_ random_
     exponential_ geometric_ cauchy_ log_normal_ native_dropout dropout multinomial""".split()  # noqa: SIM905
@@ -39,9 +41,9 @@ _SILENT_WRITES = {
     f"aten::{name}": ("running_mean", "running_var")
     for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 }
-"""Written in training, though the schema does not say it."""
+"""Arguments that are written in training, though the schema does not say so."""
 _UNTRACKED = frozenset({"set_", "resize_", "resize_as_", "set_data"})
-"""They give a tensor another storage."""
+"""Ops that give a tensor another storage."""
 _SILENT_NAMESPACES = frozenset({"profiler"})
 
 
@@ -51,28 +53,28 @@ class Flow(NamedTuple):
     reads: tuple[Node, ...]
     writes: tuple[ByteRange, ...]
     writers: tuple[Node, ...] = ()
-    """The arguments that the op is known to write to. `writes` may hold more: what it could reach, and nobody follows."""
+    """The arguments that the op is known to write to. `writes` may hold more: what the op could reach."""
 
 
 @dataclass(slots=True)
 class OpEffects:
-    """What an op does, as far as equality goes."""
+    """The effects of an op on equality."""
 
     flows: list[Flow]
     collective: Collective | None = None
-    breaks: str = ""
-    """Why equal inputs need not give equal outputs."""
+    nondeterminism: str = ""
+    """The reason why equal inputs need not give equal outputs."""
     generator: ByteRange | None = None
     counted: bool = True
     unknown: bool = False
-    """Whether nothing is known of the op, which is reported."""
+    """True if nothing is known of the op, which is reported."""
     indices: tuple[Node, ...] = field(default=())
-    """Numbers that come from tensors: of a view, they say where it looks."""
+    """Numbers that come from tensors: the offsets of a view."""
     is_view: bool = False
 
 
 def plan_of(node: Node, layout: StorageLayout) -> OpEffects:
-    """The plan of a `call_function` node that is no higher-order op."""
+    """Returns the effects of a `call_function` node that is no higher-order op."""
     operands = tuple(node.all_input_nodes)
     numbers = tuple([one for one in operands if not layout.places[one]])
     outputs = layout.places[node]
@@ -86,11 +88,13 @@ def plan_of(node: Node, layout: StorageLayout) -> OpEffects:
     known = signature(target)
     collective = COLLECTIVES.get(known.name)
     if collective is not None:
-        return OpEffects(_apart(list(_collective_flows(node, layout, collective)), layout), collective)
+        return OpEffects(
+            _merge_overlapping(list(_collective_flows(node, layout, collective)), layout), collective
+        )
     written = {one: None for name in written_names(node, known) for one in _nodes(known.argument(node, name))}
     plan = OpEffects(
-        _apart(list(_flows(node, known, layout, operands, written, given)), layout),
-        breaks=_breaks(node, target) if outputs or known.written else "",
+        _merge_overlapping(list(_flows(node, known, layout, operands, written, given)), layout),
+        nondeterminism=_nondeterminism(node, target) if outputs or known.written else "",
         generator=_generator(node, known),
         counted=known.packet in _COUNTED and all(map(_static, operands)),
         indices=numbers,
@@ -100,7 +104,7 @@ def plan_of(node: Node, layout: StorageLayout) -> OpEffects:
     if sparse or is_sparse(node):  # its values and indices are tensors with memory that others share
         touched = tuple(place.anywhere() for one in (*sparse, *written) for place in layout.places[one])
         plan.flows = [Flow(operands, (*touched, *outputs), tuple(written))]
-        plan.breaks, plan.unknown, plan.is_view = (
+        plan.nondeterminism, plan.unknown, plan.is_view = (
             f"{target.name()}: sparse tensors are not followed",
             True,
             False,
@@ -109,19 +113,21 @@ def plan_of(node: Node, layout: StorageLayout) -> OpEffects:
         everything = tuple(place.anywhere() for one in operands for place in layout.places[one])
         writers = operands if known.packet in _UNTRACKED or known.packet.endswith("_") else ()
         plan.flows = [Flow(operands, (*everything, *outputs), writers)]
-        plan.breaks, plan.unknown = f"{target.name()} is not followed", True
+        plan.nondeterminism, plan.unknown = f"{target.name()} is not followed", True
     return plan
 
 
 def _storages(operands: tuple[Node, ...], layout: StorageLayout) -> AbstractSet[Hashable]:
-    """The memory of the operands. That of one operand is not copied: each item of a list asks for all of the list's."""
+    """Returns the memory of the operands. That of one operand is not copied: each item of a list needs that of the
+    whole list.
+    """
     if len(operands) == 1:
         return layout.storages(operands[0])
     return {place.storage for one in operands for place in layout.places[one]}
 
 
-def _apart(flows: list[Flow], layout: StorageLayout) -> list[Flow]:
-    """Flows that share memory which one of them writes are one: nobody says which goes first."""
+def _merge_overlapping(flows: list[Flow], layout: StorageLayout) -> list[Flow]:
+    """Merges flows that share memory which one of them writes: their order is not known."""
     if len(flows) < 2:
         return flows
     users: dict[Any, set[int]] = {}
@@ -142,9 +148,9 @@ def _flows(
     layout: StorageLayout,
     operands: tuple[Node, ...],
     written: Collection[Node],
-    given: AbstractSet[Hashable],
+    operand_storages: AbstractSet[Hashable],
 ) -> Iterator[Flow]:
-    fresh = [place for place in layout.places[node] if place.storage not in given]
+    fresh = [place for place in layout.places[node] if place.storage not in operand_storages]
     rows = _rows(node) if known.packet.startswith(("_foreach_", "_fused_")) else None
     if rows is not None and len(fresh) in {0, len(rows)}:
         listed = {one for row in rows for one in row}
@@ -156,7 +162,11 @@ def _flows(
         return
     places = [place for one in written for place in layout.places[one]]
     if known.outs:  # the result is longer than an `out` that the op made room in
-        places += [place for place in layout.places[node] if place.storage in given and place not in places]
+        places += [
+            place
+            for place in layout.places[node]
+            if place.storage in operand_storages and place not in places
+        ]
     yield Flow(_read(node, known, operands), (*places, *fresh), tuple(written))
 
 
@@ -165,7 +175,7 @@ def _collective_flows(node: Node, layout: StorageLayout, collective: Collective)
     targets = _nodes(argument(node, collective.writes)) if collective.writes else []
     results = [(place,) for place in layout.places[node]] if not targets else []
     written = [layout.places[one] for one in targets] or results
-    if collective.each and len(sources) == len(written):
+    if collective.per_tensor and len(sources) == len(written):
         for index, (source, places) in enumerate(zip(sources, written, strict=True)):
             yield Flow((source,), places, tuple(targets[index : index + 1]))
     else:
@@ -173,7 +183,7 @@ def _collective_flows(node: Node, layout: StorageLayout, collective: Collective)
 
 
 def written_names(node: Node, known: Signature) -> tuple[str, ...]:
-    """The arguments that the op of a node writes to, by name."""
+    """Returns the names of the arguments that the op of a node writes to."""
     if (collective := COLLECTIVES.get(known.name)) is not None:
         return (collective.writes,) if collective.writes else ()
     if known.name in _SILENT_WRITES:
@@ -182,7 +192,7 @@ def written_names(node: Node, known: Signature) -> tuple[str, ...]:
 
 
 def _read(node: Node, known: Signature, operands: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The operands whose content counts."""
+    """Returns the operands whose content the op reads."""
     outs = {one for name in known.outs for one in _nodes(known.argument(node, name))}
     if outs:
         again = [one for name, one in node.kwargs.items() if name not in known.outs]
@@ -195,7 +205,7 @@ def _read(node: Node, known: Signature, operands: tuple[Node, ...]) -> tuple[Nod
 
 
 def _rows(node: Node) -> list[list[Node]] | None:
-    """The i-th tensors of all lists, of an op over lists."""
+    """Returns the i-th tensors of all lists, for an op over lists."""
     lists = [
         given
         for given in (*node.args, *node.kwargs.values())
@@ -234,12 +244,12 @@ def _device(node: Node) -> str:
     return "cpu"
 
 
-def _breaks(node: Node, target: torch._ops.OpOverload) -> str:
-    """Why the op gives other bits for equal inputs; empty if it does not."""
+def _nondeterminism(node: Node, target: torch._ops.OpOverload) -> str:
+    """Returns the reason why the op gives other bits for equal inputs; empty if it does not."""
     if target.namespace == "aten":
-        on_cpu, elsewhere = _in_table(target.name())
+        on_cpu, elsewhere = _table_reason(target.name())
         return on_cpu if on_cpu == elsewhere or _device(node) == "cpu" else elsewhere
-    declared = custom_ops.declared(target._schema.name)
+    declared = custom_ops.declaration_of(target._schema.name)
     if declared:
         return ""
     said = "nondeterministic" if declared is False else "of unknown determinism: samebits.declare_op says"
@@ -247,8 +257,8 @@ def _breaks(node: Node, target: torch._ops.OpOverload) -> str:
 
 
 @cache
-def _in_table(name: str) -> tuple[str, str]:
-    """What `_breaks` says of an op of torch's, on the CPU and elsewhere."""
+def _table_reason(name: str) -> tuple[str, str]:
+    """Returns the reason of `_nondeterminism` for an op of torch's, on the CPU and elsewhere."""
     return _entry(name, "cpu"), _entry(name, "cuda")
 
 
@@ -260,12 +270,12 @@ def _entry(name: str, device: str) -> str:
     if entry.deterministic:
         return ""
     if entry.verdict == UNWRITTEN:
-        return f"{name} gives memory that nobody wrote"
+        return f"{name} returns memory that was never written"
     return f"{name} on {device} is {entry.verdict}: {entry.reason}"
 
 
 def generator_names(module: torch.fx.GraphModule) -> list[str]:
-    """The generators that a graph and its bodies draw from."""
+    """Returns the generators that a graph and its bodies draw from."""
     parts = (part for part in module.modules() if isinstance(part, torch.fx.GraphModule))
     nodes = (node for part in parts for node in part.graph.nodes)
     places = (
@@ -277,7 +287,7 @@ def generator_names(module: torch.fx.GraphModule) -> list[str]:
 
 
 def written_inputs(module: torch.fx.GraphModule) -> set[int]:
-    """The placeholders of a graph, by index, that an op writes to, in the graph or in a body that it calls."""
+    """Returns the indices of the placeholders that an op writes to, in the graph or in a body that it calls."""
     layout = StorageLayout(module)
     inputs = [node for node in layout.nodes if node.op == "placeholder"]
     written = written_storages(layout)
@@ -287,7 +297,7 @@ def written_inputs(module: torch.fx.GraphModule) -> set[int]:
 
 
 def written_storages(layout: StorageLayout) -> set[Hashable]:
-    """The memory that ops of a graph, and bodies that it calls, write to."""
+    """Returns the memory that the ops of a graph, and the bodies that it calls, write to."""
     calls = [node for node in layout.nodes if isinstance(node.target, torch._ops.OpOverload)]
     plans = (plan_of(node, layout) for node in calls)
     writers = [one for plan in plans for flow in plan.flows for one in flow.writers]

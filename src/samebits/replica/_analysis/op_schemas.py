@@ -1,4 +1,4 @@
-"""Schemas of ops, read once per op: asking torch costs more than the analysis of a node."""
+"""Schemas of ops, read once per op: reading them from torch costs more than the analysis of a node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.fx import Node
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What the schema of an op says of its arguments."""
+    """The facts of an op's schema about its arguments."""
 
     name: str
     """Name with namespace and overload."""
@@ -22,17 +22,19 @@ class Signature:
     position: dict[str, int]
     default: dict[str, Any]
     written: tuple[str, ...]
-    """Arguments that the op writes to; `outs` are those of which it does not read what was there."""
+    """Arguments that the op writes to; `outs` are those whose value it does not read."""
     outs: tuple[str, ...]
     returned: tuple[tuple[int, str], ...]
     """(result, argument) where a result is an argument that was written to."""
     draws: bool
-    """Whether it takes random numbers from a generator."""
+    """True if it takes random numbers from a generator."""
     views: bool
-    """Whether its results are views of its first argument, always."""
+    """True if its results are always views of its first argument."""
 
     def argument(self, node: Node, name: str) -> Any:
-        """What a node of this op gives for an argument, by the name in the schema; None if there is no such argument."""
+        """Returns the value of an argument of a node of this op, by the name in the schema; None if there is no such
+        argument.
+        """
         if name in node.kwargs:
             return node.kwargs[name]
         position = self.position.get(name)
@@ -43,7 +45,7 @@ class Signature:
 
 @cache
 def signature(target: OpOverload) -> Signature:
-    """The signature of an op."""
+    """Returns the signature of an op."""
     schema = target._schema
     written = [one for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
     returned = [
@@ -67,10 +69,10 @@ def signature(target: OpOverload) -> Signature:
 
 
 def signature_of(node: Node) -> Signature:
-    """The signature of the op of a node."""
+    """Returns the signature of the op of a node."""
     return signature(node.target)  # type: ignore[arg-type]
 
 
 def argument(node: Node, name: str) -> Any:
-    """`Signature.argument` of the op of a node."""
+    """Returns `Signature.argument` of the op of a node."""
     return signature_of(node).argument(node, name)

@@ -1,4 +1,4 @@
-"""The domain: which ranks hold the same bits, as one label per rank. Interned: a partition is a small integer.
+"""The domain: the ranks that hold the same bits, as one label per rank. Interned: a partition is a small integer.
 
 Ranks r and s are in one class where the analysis claims that they hold equal bits. Finer says less, so `meet` (the
 coarsest partition finer than both) is what an op does with its inputs, and values only ever go down.
@@ -18,7 +18,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class Partitions:
-    """The partitions of `ranks` ranks that were met so far. The same classes have the same number."""
+    """The partitions of `ranks` ranks that have occurred so far. The same classes have the same number."""
 
     def __init__(self, ranks: int) -> None:
         if ranks < 1:
@@ -28,11 +28,11 @@ class Partitions:
         self._labels: list[NDArray[np.int32]] = []
         self._met: dict[tuple[int, int], int] = {}
         self._moved: dict[object, int] = {}
-        self.equal = self.of(np.zeros(ranks, np.int64))
-        self.distinct = self.of(np.arange(ranks))
+        self.equal = self.from_symbols(np.zeros(ranks, np.int64))
+        self.distinct = self.from_symbols(np.arange(ranks))
 
-    def of(self, symbols: NDArray[np.int64]) -> int:
-        """The partition with one integer symbol per rank [ranks]: equal symbol, equal bits."""
+    def from_symbols(self, symbols: NDArray[np.int64]) -> int:
+        """Returns the partition with one integer symbol per rank [ranks]: equal symbol, equal bits."""
         _, first, inverse = np.unique(symbols, return_index=True, return_inverse=True)
         order = np.argsort(np.argsort(first)).astype(np.int32)
         labels = order[
@@ -44,13 +44,13 @@ class Partitions:
             self._labels.append(labels)
         return self._numbers[key]
 
-    def of_values(self, values: Sequence[object]) -> int:
-        """The partition with one hashable value per rank [ranks]."""
+    def from_values(self, values: Sequence[object]) -> int:
+        """Returns the partition with one hashable value per rank [ranks]."""
         seen: dict[object, int] = {}
-        return self.of(np.array([seen.setdefault(value, len(seen)) for value in values], np.int64))
+        return self.from_symbols(np.array([seen.setdefault(value, len(seen)) for value in values], np.int64))
 
-    def of_groups(self, groups: Iterable[Iterable[int]]) -> int:
-        """The partition into `groups`; a rank in none of them is alone.
+    def from_groups(self, groups: Iterable[Iterable[int]]) -> int:
+        """Returns the partition into `groups`; a rank in none of them is alone.
 
         Raises:
             InvalidArgumentError: a rank is in two groups, or there is no such rank.
@@ -64,46 +64,48 @@ class Partitions:
                 )
             seen |= set(group)
             symbols[list(group)] = min(group, default=0)
-        return self.of(symbols)
+        return self.from_symbols(symbols)
 
     def labels(self, number: int) -> NDArray[np.int32]:
-        """One class label per rank [ranks], classes numbered by their lowest rank. Not to be written to."""
+        """Returns one class label per rank [ranks], classes numbered by their lowest rank. Not to be written to."""
         return self._labels[number]
 
     def classes(self, number: int) -> Groups:
-        """The classes, by their lowest rank."""
+        """Returns the classes, by their lowest rank."""
         members: dict[int, list[int]] = {}
         for rank, label in enumerate(self._labels[number].tolist()):
             members.setdefault(label, []).append(rank)
         return tuple(map(tuple, members.values()))
 
     def meet(self, one: int, other: int) -> int:
-        """Equal where both are equal."""
+        """Returns the partition that is equal where both are."""
         if other in {one, self.equal}:
             return one
         if one == self.equal:
             return other
         key = (one, other) if one < other else (other, one)
         if key not in self._met:
-            self._met[key] = self.of(self._labels[one].astype(np.int64) * self.ranks + self._labels[other])
+            self._met[key] = self.from_symbols(
+                self._labels[one].astype(np.int64) * self.ranks + self._labels[other]
+            )
         return self._met[key]
 
     def holds_over(self, number: int, over: int) -> bool:
-        """Whether ranks that are together in `over` hold equal bits by `number`."""
+        """Returns True if ranks that are together in `over` hold equal bits by `number`."""
         return self.meet(number, over) == over
 
     def apart_over(self, number: int, over: int) -> bool:
-        """Whether no two ranks that are together in `over` are together in `number`."""
+        """Returns True if no two ranks that are together in `over` are together in `number`."""
         return self.meet(number, over) == self.distinct
 
-    def moved(self, key: object, symbols: Callable[[], Sequence[object]]) -> int:
-        """The partition with `symbols()`, computed once per `key`."""
+    def cached(self, key: object, symbols: Callable[[], Sequence[object]]) -> int:
+        """Returns the partition with `symbols()`, computed once per `key`."""
         if key not in self._moved:
-            self._moved[key] = self.of_values(symbols())
+            self._moved[key] = self.from_values(symbols())
         return self._moved[key]
 
     def text(self, number: int) -> str:
-        """Classes as `0-3 | 4-7`."""
+        """Returns the classes as text, `0-3 | 4-7`."""
         if number == self.equal:
             return "equal"
         if number == self.distinct:

@@ -1,4 +1,4 @@
-"""Where the values of a graph live: the bytes of every tensor, by what tracing with fake tensors saw.
+"""The storages of a graph: the bytes of every tensor, as tracing with fake tensors found them.
 
 The fake tensors of a captured graph share storages as the real ones will, through views, `.data`, `detach`, and
 reshapes that copy or do not; so aliases need no rules of their own. Two things tracing does not show are added: an
@@ -36,11 +36,11 @@ class StorageLayout:
             self.places[node] = tuple(self._places(node))
 
     def constant(self, node: Node) -> Any:
-        """What a `get_attr` node names."""
+        """Returns the object that a `get_attr` node names."""
         return attrgetter(str(node.target))(self.module)
 
     def storages(self, node: Node) -> AbstractSet[Hashable]:
-        """The memory of a node. That of a list is kept, as every tensor that is taken out of it asks."""
+        """Returns the memory of a node. That of a list is cached, as every tensor that is taken out of the list needs it."""
         places = self.places[node]
         if len(places) < 2:
             return {place.storage for place in places}
@@ -73,7 +73,7 @@ class StorageLayout:
             self._same[key] = storage
 
     def _alias_by_schema(self, node: Node) -> None:
-        """An output that the schema calls an input, whatever tracing did with it."""
+        """Makes an output that the schema calls an input an alias of it, whatever tracing did with it."""
         returned = _returned_inputs(node)
         found = tensors(node) if returned else []
         for index, operand in returned:
@@ -84,7 +84,7 @@ class StorageLayout:
                 self._alias(leaf, viewed.storage)
 
     def _viewed_constant(self, node: Node) -> tuple[ByteRange, ...]:
-        """The constant that a view op looks at: each use of one is traced as a tensor of its own."""
+        """Returns the constant that a view op reads: each use of one is traced as another tensor."""
         given = node.args[0] if node.args else None
         if not isinstance(given, Node) or given.op != "get_attr":
             return ()
@@ -93,12 +93,12 @@ class StorageLayout:
 
 
 def constant_place(value: torch.Tensor) -> ByteRange:
-    """The bytes of a tensor that the code closes over: by its real storage, which other constants may share."""
+    """Returns the bytes of a tensor that the code closes over: by its real storage, which other constants may share."""
     return place_of(value, ("constant", _key(value)))
 
 
 def tensors(node: Node) -> list[torch.Tensor]:
-    """The fake tensors that a node gave."""
+    """Returns the fake tensors of a node's result."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return [value]
@@ -108,7 +108,7 @@ def tensors(node: Node) -> list[torch.Tensor]:
 
 
 def is_sparse(node: Node) -> bool:
-    """Whether a node gave a sparse tensor."""
+    """Returns True if the result of a node is a sparse tensor."""
     return any(leaf.layout is not torch.strided for leaf in tensors(node))
 
 

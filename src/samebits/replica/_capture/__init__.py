@@ -1,1 +1,1 @@
-"""A training step becomes one graph."""
+"""The capture of a training step as one graph."""

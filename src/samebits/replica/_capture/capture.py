@@ -29,40 +29,41 @@ from samebits.replica._analysis.partitions import Groups
 from samebits.replica._analysis.storage_layout import constant_place
 from samebits.replica._capture.captured_step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep
 from samebits.replica._capture.closures import Closure
-from samebits.replica._capture.compile_regions import kept_calls
-from samebits.replica._capture.lifting import Lifted, dotted, names_of
+from samebits.replica._capture.compile_regions import preserve_compile_regions
+from samebits.replica._capture.lifting import LiftedArguments, dotted_path, names_of
 from samebits.replica._capture.per_rank import (
     PerRank,
-    built,
     check_fresh,
     check_makers,
-    known,
-    left_over,
+    existing_objects,
+    make_argument,
     name_constants,
+    zero_leftovers,
 )
-from samebits.replica._capture.rank_differences import RankTrace, compared, groups_of, trace_of
-from samebits.replica._capture.restored_objects import kept_generators, kept_objects
-from samebits.replica._capture.tracing_errors import told_in_the_users_words
+from samebits.replica._capture.rank_differences import RankTrace, compare_ranks, groups_of, trace_of
+from samebits.replica._capture.restored_objects import restore_generators, restore_objects
+from samebits.replica._capture.tracing_errors import translate_tracing_errors
 from samebits.replica._capture.tracing_patches import (
-    launched_as,
-    no_known_numbers,
-    no_seeds,
-    no_swaps,
-    no_writes,
+    disable_constant_folding,
+    forbid_data_assignment,
+    forbid_seeding,
+    torchrun_environment,
+    trace_writes_to_constants,
 )
 from samebits.replica._capture.undeclared_state import (
     check_closures,
-    check_next,
     check_optimizers,
+    check_second_step,
     constant_of,
-    read_only,
+    unwritten_batch_tensors,
 )
 
 ALL_RANKS = 64
-"""Up to so many ranks the code runs as each of them; beyond, as the corners of the mesh and a sample."""
+"""Up to so many ranks the code is run as each of them; beyond, as the corners of the mesh and a sample."""
 _SAMPLED = 16
 MOST_RANKS = 16_384
-"""A group of all ranks is written down rank by rank. So many took 1.3 s to capture and analyze, four times as many more than a minute."""
+"""A group of all ranks is stored rank by rank. So many took 1.3 s to capture and analyze, four times as many more than
+a minute."""
 
 
 def capture(
@@ -70,22 +71,22 @@ def capture(
     *args: Any,
     world_size: int | None = None,
     mesh: Mapping[str, int] | None = None,
-    looked: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> CapturedStep:
-    """Captures `step(*args)` as it would run on `world_size` ranks, or on a mesh (`{"dp": 2, "tp": 4}`); at most 16,384 ranks.
+    """Captures `step(*args)` as it would run on `world_size` ranks, or on a mesh (`{"dp": 2, "tp": 4}`); at most 16,384
+    ranks.
 
-    `args` are tensors in any tree, modules and optimizers; copies of them are traced with fake tensors, so nothing of
-    the caller's is changed and nothing is computed. What the step changes in what it closes over is put back: gradients,
-    modes, optimizers, schedulers, generators, counters; not the place of an iterator, nor NumPy arrays. A step with an
-    argument `mesh` gets the `DeviceMesh`. Names of the inputs: `model.fc.weight`,
-    `optimizer.model.fc.weight.exp_avg`, `params.w` for `params["w"]`. `looked` is told after each rank as how many the
-    code was run, of how many.
+    `args` are tensors in any tree, modules and optimizers; copies of them are traced with fake tensors, so the caller's
+    objects stay as they are. The objects that the step closes over are restored: gradients, modes, optimizers,
+    schedulers, generators, counters; not the position of an iterator, nor NumPy arrays. A step with an argument `mesh`
+    gets the `DeviceMesh`. Names of the inputs: `model.fc.weight`, `optimizer.model.fc.weight.exp_avg`, `params.w` for
+    `params["w"]`. `on_progress(done, total)` is called after each rank as which the code was run.
 
     `DistributedDataParallel` reduces in C++, which no graph shows: wrap the module in `samebits.replica.DataParallel`.
 
     Raises:
         RankDependentError: the code does other things on other ranks.
-        ConflictError: a process group is there already.
+        ConflictError: a process group exists already.
         UnimplementedError: a module of FSDP2 that is not made by a `PerRank`, or one of torch.compile; the code reads
             the value of a tensor.
         InvalidArgumentError: neither or both of `world_size` and `mesh`, more ranks than are followed, or an optimizer
@@ -119,45 +120,53 @@ def capture(
             f"capture: the step takes a mesh; instead of world_size={world_size}, give mesh={{'dp': {world_size}}}."
         )
     check_makers(args)
-    lifted = Lifted(names, args)
+    lifted = LiftedArguments(names, args)
     closure = Closure(step, dict(zip(names, lifted.args, strict=True)))
     traces, outputs = [], pytree.tree_structure(None)
     shards: dict[str, set[tuple[int, ...]]] = {}
-    seen = known(closure)
-    chosen = _looked_at(ranks, axes)
-    with kept_generators(closure.objects()):
+    seen = existing_objects(closure)
+    chosen = _ranks_to_run(ranks, axes)
+    with restore_generators(closure.objects()):
         for rank in chosen:
-            with _fake_world(rank, ranks), launched_as(rank, ranks), kept_objects(closure.objects()):
-                own = lifted.again()
-                with told_in_the_users_words():
-                    traced = _traced(step, own, axes, closure, seen)
+            with (
+                _fake_world(rank, ranks),
+                torchrun_environment(rank, ranks),
+                restore_objects(closure.objects()),
+            ):
+                arguments = lifted.copy_objects()
+                with translate_tracing_errors():
+                    traced = _trace_as_rank(step, arguments, axes, closure, seen)
                 check_closures(traced.module, args)
                 traces.append(trace_of(rank, traced.module))
                 if len(traces) == 1:
-                    outputs, left = traced.outputs, own.left_over()
+                    outputs, left = traced.outputs, arguments.zero_leftovers()
                     check_optimizers(closure)
-                    with told_in_the_users_words():
-                        following = _traced(step, own, axes, closure, seen, traced.made)
-                    check_next(traces[0], following.module, {**left, **following.left})
+                    with translate_tracing_errors():
+                        following = _trace_as_rank(step, arguments, axes, closure, seen, traced.made)
+                    check_second_step(traces[0], following.module, {**left, **following.left})
             for name, groups in traced.shards.items():
                 shards.setdefault(name, set()).update(groups)
-            if looked is not None:
-                looked(len(traces), len(chosen))
-    found = _assembled(traces, lifted, outputs, ranks, axes)
+            if on_progress is not None:
+                on_progress(len(traces), len(chosen))
+    found = _assemble(traces, lifted, outputs, ranks, axes)
     found.shards.update((n, tuple(sorted(groups))) for n, groups in shards.items() if n in found.kinds)
     found.shards.update(
         (name, tuple((rank,) for rank in range(ranks)))
-        for name in read_only(found.module, lifted.hidden())
+        for name in unwritten_batch_tensors(found.module, lifted.tensors_outside_trees())
         if name in found.kinds
     )
     return found
 
 
-def _assembled(
-    traces: list[RankTrace], lifted: Lifted, outputs: pytree.TreeSpec, ranks: int, axes: dict[str, int]
+def _assemble(
+    traces: list[RankTrace],
+    lifted: LiftedArguments,
+    outputs: pytree.TreeSpec,
+    ranks: int,
+    axes: dict[str, int],
 ) -> CapturedStep:
     module = traces[0].module
-    by_rank = compared(traces, ranks)
+    by_rank = compare_ranks(traces, ranks)
     kinds = {slot.name: slot.kind for slot in lifted.slots}
     places = written_inputs(module)
     written = tuple(name for index, name in enumerate(kinds) if index in places and kinds[name] == BATCH)
@@ -182,65 +191,65 @@ def _assembled(
 
 def _names(outputs: pytree.TreeSpec) -> list[str]:
     paths = pytree.tree_flatten_with_path(pytree.tree_unflatten([0] * outputs.num_leaves, outputs))[0]
-    return ["output" + ("." + dotted(path) if path else "") for path, _ in paths]
+    return ["output" + ("." + dotted_path(path) if path else "") for path, _ in paths]
 
 
-class _Traced(NamedTuple):
+class _RankRun(NamedTuple):
     """One run of the code as one rank."""
 
     module: GraphModule
     outputs: pytree.TreeSpec
     """The tree of what the step returns."""
     shards: dict[str, Groups]
-    """Who holds the shards among the constants."""
+    """The ranks that hold each shard among the constants."""
     made: dict[str, Any]
-    """What each `PerRank` gave."""
+    """The result of each `PerRank`."""
     left: dict[str, torch.Tensor]
-    """Zeros for what the run `before` has left in it."""
+    """Zeros for the tensors that the run `before` has left in the objects."""
 
 
-def _traced(
+def _trace_as_rank(
     step: Callable[..., Any],
-    lifted: Lifted,
+    lifted: LiftedArguments,
     axes: dict[str, int],
     closure: Closure,
     seen: dict[int, ref[Any]],
     before: Mapping[str, Any] | None = None,
-) -> _Traced:
+) -> _RankRun:
     makers = {n: one for n, one in zip(lifted.names, lifted.args, strict=True) if isinstance(one, PerRank)}
     mesh: dict[str, Any] = {}
     if axes and any(map(_takes_mesh, (step, *(one.make for one in makers.values())))):
         mesh["mesh"] = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
     extra = mesh if _takes_mesh(step) else {}
     found: list[pytree.TreeSpec] = []
-    made, left = {name: built(one, mesh) for name, one in makers.items()}, {}
+    made, left = {name: make_argument(one, mesh) for name, one in makers.items()}, {}
     for name, one in made.items():
         check_fresh(name, one, seen)
-        left |= left_over(name, before[name], one) if before else {}
+        left |= zero_leftovers(name, before[name], one) if before else {}
 
-    def own(*args: Any, **kwargs: Any) -> Any:
+    def step_on_rank(*args: Any, **kwargs: Any) -> Any:
         return step(
             *(made.get(name, given) for name, given in zip(lifted.names, args, strict=True)), **kwargs
         )
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        leaves, outputs = pytree.tree_flatten(lifted.call(own, list(tensors), **extra))
+        leaves, outputs = pytree.tree_flatten(lifted.call(step_on_rank, list(tensors), **extra))
         found[:] = [outputs]
         return leaves
 
     traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)
     with (
-        replaced(PythonKeyTracer, "_filter_traceback_frames", _of_the_user),
+        replaced(PythonKeyTracer, "_filter_traceback_frames", _select_user_frames),
         # torch.cond and while_loop compile: after other shapes they would take sizes for symbols, in one trace and not in another
         torch._dynamo.config.patch(automatic_dynamic_shapes=False),
-        kept_calls(),
-        no_known_numbers(),
-        no_writes(),
-        no_seeds(),
-        no_swaps(),
+        preserve_compile_regions(),
+        disable_constant_folding(),
+        trace_writes_to_constants(),
+        forbid_seeding(),
+        forbid_data_assignment(),
     ):
         module = traced(*(slot.tensor for slot in lifted.slots))
-    return _Traced(module, found[0], name_constants(module, made, closure), made, left)
+    return _RankRun(module, found[0], name_constants(module, made, closure), made, left)
 
 
 def _takes_mesh(function: Callable[..., Any]) -> bool:
@@ -263,12 +272,12 @@ def _fake_world(rank: int, ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _of_the_user(tracer: PythonKeyTracer, frames: Any) -> Any:
-    """In place of the tracer's own filter, which keeps of itself the lines of functions named `forward`."""
+def _select_user_frames(tracer: PythonKeyTracer, frames: Any) -> Any:
+    """Replaces the tracer's own filter of stack frames, which keeps only the lines of functions named `forward`."""
     return type(frames).from_list(user_frames(frames)[-4:])
 
 
-def _looked_at(ranks: int, axes: Mapping[str, int]) -> list[int]:
+def _ranks_to_run(ranks: int, axes: Mapping[str, int]) -> list[int]:
     if ranks <= ALL_RANKS:
         return list(range(ranks))
     sizes = tuple(axes.values()) or (ranks,)
@@ -278,7 +287,9 @@ def _looked_at(ranks: int, axes: Mapping[str, int]) -> list[int]:
 
 
 def _constants(module: GraphModule) -> list[str]:
-    """The names of the constants, one for each that is read through several tensors of the same bytes (FSDP2's flat shards)."""
+    """Returns the names of the constants, one for each that is read through several tensors of the same bytes (FSDP2's
+    flat shards).
+    """
     names: dict[ByteRange | str, str] = {}
     for node in module.graph.nodes:
         if (held := constant_of(node, module)) is not None:

@@ -1,4 +1,4 @@
-"""A captured training step: one graph, its named inputs and outputs, and what differs from rank to rank."""
+"""A captured training step: one graph, its named inputs and outputs, and the values that differ from rank to rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE, BATCH, GENERATOR, CONSTANT = "state", "batch", "generator", "constant"
 
 @dataclass
 class CapturedStep:
-    """What `capture` gives. Prints itself as the graph with the names of its inputs."""
+    """The result of `capture`. Prints itself as the graph with the names of its inputs."""
 
     module: GraphModule
     """The graph of rank 0."""
@@ -27,9 +27,9 @@ class CapturedStep:
     """Kind of each input, in the order of the graph's placeholders; generators and constants follow."""
     output_names: list[str]
     groups: dict[Node, Groups] = field(default_factory=dict)
-    """Of each collective: all groups, over all ranks."""
+    """All groups of each collective, over all ranks."""
     by_rank: dict[Node, tuple[Any, ...] | None] = field(default_factory=dict)
-    """Arguments [ranks] of the nodes that have other ones on other ranks; None where not all ranks were looked at."""
+    """Arguments [ranks] of the nodes that have other ones on other ranks; None where the code was not run as all ranks."""
     mesh: Mapping[str, int] = field(default_factory=dict)
     """Axes and their sizes, first axis slowest."""
     captured: tuple[int, ...] = (0,)
@@ -39,17 +39,17 @@ class CapturedStep:
     outputs: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure(None))
     """The tree of what the step returns."""
     shards: dict[str, Groups] = field(default_factory=dict)
-    """Of each constant that is a shard of a DTensor: the ranks that hold the same shard."""
+    """The ranks that hold the same shard, for each constant that is a shard of a DTensor."""
 
     numbers: dict[str, Any] = field(default_factory=dict)
-    """What the graph holds of the arguments besides tensors, by path: learning rates, modes, flags."""
+    """The numbers among the arguments that the graph holds, by path: learning rates, modes, flags."""
 
     written: tuple[str, ...] = ()
-    """Arguments that are no parameters, and that the step writes: they count as state."""
+    """Arguments that are no parameters and that the step writes: they count as state."""
 
     @property
     def input_names(self) -> list[str]:
-        """Names of the inputs; of tensors as `model.fc.weight`, of generators as `generator:cpu`."""
+        """The names of the inputs; of tensors as `model.fc.weight`, of generators as `generator:cpu`."""
         return list(self.kinds)
 
     def __str__(self) -> str:
@@ -64,15 +64,15 @@ class CapturedStep:
         )
 
 
-def check_step(what: str, step: Any) -> None:
-    """Raises `InvalidArgumentError`, for the function `what`, unless it was given a captured step."""
+def check_step(caller: str, step: Any) -> None:
+    """Raises `InvalidArgumentError`, with the name of the function `caller`, unless `step` is a captured step."""
     if not isinstance(step, CapturedStep):
         raise InvalidArgumentError(
-            f"{what} takes a captured step, what samebits.replica.capture(...) gives, not {named(step)}."
+            f"{caller} takes a captured step, the result of samebits.replica.capture(...), not {describe(step)}."
         )
 
 
-def named(given: Any) -> str:
-    """What was given instead, for a message: a class or a function by its name, any other object by its class."""
-    name = getattr(given, "__name__", None)
-    return name if isinstance(name, str) else f"{type(given).__name__}"
+def describe(value: Any) -> str:
+    """Returns the name of a wrong argument for a message: of a class or a function its name, of any other object its class."""
+    name = getattr(value, "__name__", None)
+    return name if isinstance(name, str) else f"{type(value).__name__}"

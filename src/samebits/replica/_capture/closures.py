@@ -1,4 +1,6 @@
-"""What a step reaches without being given it, by the names in its code: the constants of its graph are called by these."""
+"""The objects that a step reaches without an argument, by the names in its code: the constants of its graph are called
+by these.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from samebits._inspect.user_code import owner_of_module
 from samebits.replica._analysis.memory import ByteRange
 from samebits.replica._analysis.storage_layout import constant_place
 
-_MOST = 20_000
-"""Objects that are looked at, nearest first: what a step computes with is near, a list of a million samples is not read."""
+_MAX_OBJECTS = 20_000
+"""Objects that are visited, nearest first: the tensors of a computation are near, a list of a million samples is not read."""
 _PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
-"""A key that is a part of a path."""
+"""A key that can be a part of a path."""
 
 
 class Closure:
@@ -32,12 +34,12 @@ class Closure:
         self._names: dict[int, str] = {}
         self._places: dict[ByteRange, str] = {}
         self._generators: dict[int, str] = {}
-        """By what is in C++: a graph has another Python object of it."""
+        """By the address of the C++ object: a graph has another Python object of it."""
         self._seen: dict[int, Any] = {}
-        """Kept, so that no other object gets the identity of one that is named."""
+        """References that are kept, so that no other object gets the identity of one that is named."""
         self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
         start = [*_variables(step), *arguments.items()]
-        for name, one in _reached(start, self._seen):
+        for name, one in _walk(start, self._seen):
             if isinstance(one, torch.Tensor) and not isinstance(one, DTensor):
                 self._note(name, one)
             elif isinstance(one, torch.Generator):
@@ -53,11 +55,13 @@ class Closure:
                         self._note(f"{name}.{own}.{key}", one)
 
     def objects(self) -> Iterator[Any]:
-        """All that the step reaches, each object once."""
+        """Yields all objects that the step reaches, each once."""
         yield from self._seen.values()
 
     def name_of(self, held: Any) -> str | None:
-        """The path of a generator, of a tensor, or of another one of the same bytes; None if the step has it from nowhere."""
+        """Returns the path of a generator, of a tensor, or of another tensor of the same bytes; None if the step does
+        not reach it.
+        """
         if isinstance(held, torch.Generator):
             return self._generators.get(held._cdata)  # type: ignore[attr-defined]
         return self._names.get(id(held)) or self._places.get(constant_place(held))
@@ -68,10 +72,10 @@ class Closure:
             self._places.setdefault(constant_place(tensor), name)
 
 
-def _reached(start: list[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    """Every object once, in the order of distance; `seen` holds them."""
+def _walk(start: list[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields every object once, in the order of distance; `seen` holds them."""
     waiting = deque(start)
-    while waiting and len(seen) < _MOST:
+    while waiting and len(seen) < _MAX_OBJECTS:
         name, one = waiting.popleft()
         if id(one) in seen or isinstance(
             one, (type, ModuleType, str, bytes, int, float, complex, type(None))
@@ -82,28 +86,30 @@ def _reached(start: list[tuple[str, Any]], seen: dict[int, Any]) -> Iterator[tup
         waiting.extend((f"{name}.{key}", child) for key, child in _children(one))
 
 
-def _children(one: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(one, torch.Tensor):
-        if isinstance(one, DTensor):
-            yield "local", one.to_local()
-        if one.is_leaf and one.grad is not None:
-            yield "grad", one.grad
-    elif isinstance(one, dict):
-        yield from ((str(key), value) for key, value in one.items() if _PATH.fullmatch(str(key)))
-    elif isinstance(one, (list, tuple)):
-        yield from ((str(index), value) for index, value in enumerate(one))
-    elif isinstance(one, nn.Module):
-        yield from (*one._parameters.items(), *one._buffers.items(), *one._modules.items())
-        yield from ((key, value) for key, value in vars(one).items() if not key.startswith("_"))
-    elif isinstance(one, (FunctionType, MethodType, functools.partial)):
-        if is_followed(one):
-            yield from _variables(one)
-    elif not isinstance(one, torch.optim.Optimizer) and hasattr(one, "__dict__"):
-        yield from ((key, value) for key, value in vars(one).items() if _PATH.fullmatch(key))
+def _children(item: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(item, torch.Tensor):
+        if isinstance(item, DTensor):
+            yield "local", item.to_local()
+        if item.is_leaf and item.grad is not None:
+            yield "grad", item.grad
+    elif isinstance(item, dict):
+        yield from ((str(key), value) for key, value in item.items() if _PATH.fullmatch(str(key)))
+    elif isinstance(item, (list, tuple)):
+        yield from ((str(index), value) for index, value in enumerate(item))
+    elif isinstance(item, nn.Module):
+        yield from (*item._parameters.items(), *item._buffers.items(), *item._modules.items())
+        yield from ((key, value) for key, value in vars(item).items() if not key.startswith("_"))
+    elif isinstance(item, (FunctionType, MethodType, functools.partial)):
+        if is_followed(item):
+            yield from _variables(item)
+    elif not isinstance(item, torch.optim.Optimizer) and hasattr(item, "__dict__"):
+        yield from ((key, value) for key, value in vars(item).items() if _PATH.fullmatch(key))
 
 
 def _variables(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function finds by name besides its arguments: free variables, globals, defaults; `self`; what a partial has bound."""
+    """Yields the objects that a function finds by name besides its arguments: free variables, globals, defaults;
+    `self`; the arguments that a partial has bound.
+    """
     if isinstance(function, functools.partial):
         bound = inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
         yield from bound.arguments.items()
@@ -133,6 +139,6 @@ def _variables(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, one.default
 
 
-def is_followed(one: Any) -> bool:
-    """True for a function or a class that may reach what is the user's: those of torch, NumPy and samebits do not."""
-    return owner_of_module(str(getattr(one, "__module__", ""))) not in ("samebits", "framework")
+def is_followed(value: Any) -> bool:
+    """Returns True for a function or a class that may reach objects of the user's: those of torch, NumPy and samebits do not."""
+    return owner_of_module(str(getattr(value, "__module__", ""))) not in ("samebits", "framework")

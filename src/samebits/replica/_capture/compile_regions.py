@@ -22,11 +22,12 @@ _MODULE: Any = sys.modules[
 
 
 @contextlib.contextmanager
-def kept_calls() -> Iterator[None]:
-    """While it runs, a region becomes one `invoke_subgraph` in the graph; its tensors, and its modules', are operands.
+def preserve_compile_regions() -> Iterator[None]:
+    """Makes a region one `invoke_subgraph` of the graph; its tensors, and its modules', are operands.
 
     The backward of `invoke_subgraph` computes the forward again. So a region that draws random numbers or writes to its
-    operands, reads tensors that it closes over, or gives what is no tensor of its own, is run as the plain function, as eager code runs it.
+    operands, reads tensors that it closes over, or returns anything but new tensors, is run as a plain function, as
+    eager code runs it.
     """
     original, names = _MODULE.invoke_subgraph_placeholder, dict[Any, str]()
 
@@ -57,7 +58,7 @@ class _Region:
     outputs: pytree.TreeSpec
 
     def run(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
-        """Calls the function with other operands; its outputs, flat."""
+        """Calls the function with other operands and returns its outputs, flat."""
         given = iter(tensors)
         filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
         with contextlib.ExitStack() as stack:
@@ -86,14 +87,13 @@ def _closed_over(function: Callable[..., Any]) -> Iterator[Any]:
 
 
 class _Probe(TorchDispatchMode):
-    """Sees whether ops draw, write to given memory, or read tensors that are no operands: those would get no gradient."""
+    """Notes whether ops draw, write to given memory, or read tensors that are no operands: those would get no gradient."""
 
-    def __init__(self, given: list[torch.Tensor]) -> None:
+    def __init__(self, operands: list[torch.Tensor]) -> None:
         super().__init__()
-        self._given = {_storage(one) for one in given}
-        self._known = dict(
-            zip(map(_storage, given), given, strict=True)
-        )  # kept alive: a storage's number is used again
+        self._given = {_storage(one) for one in operands}
+        # kept alive: a storage's number is used again
+        self._known = dict(zip(map(_storage, operands), operands, strict=True))
         self.pure = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -107,7 +107,7 @@ class _Probe(TorchDispatchMode):
         return outputs
 
     def shares(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in given memory."""
+        """Returns True if a tensor is in given memory."""
         return _storage(tensor) in self._given
 
 
@@ -120,7 +120,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _is_pure(region: _Region) -> bool:
-    """Runs a region once on fake tensors of its own, outside of the trace."""
+    """Runs a region once on its own fake tensors, outside of the trace; returns True if it is pure."""
     if len(set(map(_storage, region.operands))) < len(region.operands):
         return False
     try:
@@ -131,7 +131,6 @@ def _is_pure(region: _Region) -> bool:
             return probe.pure and all(
                 isinstance(one, torch.Tensor) and not probe.shares(one) for one in outputs
             )
-    except (
-        Exception
-    ):  # an op that this mode cannot look into, or the user's own mistake, which the plain call shows
+    # an op that this mode cannot run, or the user's own mistake, which the plain call shows
+    except Exception:
         return False

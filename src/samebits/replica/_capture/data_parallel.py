@@ -1,4 +1,6 @@
-"""Data parallelism that a graph can show: what `DistributedDataParallel` does in C++, as functional collectives."""
+"""Data parallelism that a graph can show: the reductions of `DistributedDataParallel`, which are C++, as functional
+collectives.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class DataParallel(nn.Module):
         self.broadcast_buffers = broadcast_buffers
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module's."""
+        """Calls the module."""
         if dist.is_initialized() and dist.get_backend() == "fake":
             self._reduce_gradients()
             if self.broadcast_buffers and self.training:

@@ -1,7 +1,7 @@
 """Turns modules and optimizers among the arguments of a step into named tensors, and back inside of the trace.
 
-A trace sees inputs as inputs only if they are arguments. So parameters, buffers and optimizer state are taken out of
-(copies of) the objects, and for the time of the trace the objects hold the traced tensors instead.
+A trace takes only arguments as inputs. So parameters, buffers and optimizer state are taken out of (copies of) the
+objects, and during the trace the objects hold the traced tensors instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from samebits.replica._capture.captured_step import BATCH, STATE
 
 @dataclass(frozen=True)
 class _TensorInput:
-    """One tensor input: where it is kept."""
+    """One tensor input and its location."""
 
     name: str
     kind: str
@@ -35,11 +35,11 @@ class _TensorInput:
 
 
 _PLAIN = (bool, int, float, str, tuple)
-"""Of param_groups and arguments: what a graph takes as it is."""
+"""Values of param_groups and arguments that a graph takes as they are."""
 
 
-class Lifted:
-    """The tensors of a step's arguments, by name. The objects are copies unless `copied` is off: to be read only."""
+class LiftedArguments:
+    """The tensors of a step's arguments, by name. The objects are copies unless `copied` is off: then only read them."""
 
     def __init__(self, names: Sequence[str], args: tuple[Any, ...], *, copied: bool = True) -> None:
         copies: dict[int, Any] = {}
@@ -67,12 +67,12 @@ class Lifted:
         for name, optimizer in self._optimizers.items():
             self._check(name, optimizer)
             if copied:
-                fill(optimizer)
+                create_state(optimizer)
         self._leaves, self._spec = pytree.tree_flatten(self._plain)
         self.slots = [*self._of_modules(), *self._of_optimizers(), *self._of_plain()]
 
     def numbers(self) -> dict[str, Any]:
-        """What a captured graph holds of the arguments besides tensors: learning rates, modes, flags; by path."""
+        """Returns the numbers among the arguments that a captured graph holds, by path: learning rates, modes, flags."""
         found = {
             f"{name}.{path}.training".replace("..", "."): child.training
             for name, module in self._modules.items()
@@ -83,10 +83,12 @@ class Lifted:
                 given = {key: value for key, value in group.items() if isinstance(value, _PLAIN)}
                 found |= {f"{name}.param_groups.{index}.{key}": value for key, value in given.items()}
         leaves = pytree.tree_flatten_with_path(self._plain)[0]
-        return found | {dotted(path): leaf for path, leaf in leaves if isinstance(leaf, _PLAIN)}
+        return found | {dotted_path(path): leaf for path, leaf in leaves if isinstance(leaf, _PLAIN)}
 
-    def again(self) -> Lifted:
-        """The same tensors in objects of their own: what one rank's run counts, a scheduler say, no other rank sees."""
+    def copy_objects(self) -> LiftedArguments:
+        """Returns the same tensors in new objects: a counter of one rank's run, of a scheduler say, is not seen by
+        other ranks.
+        """
         return copy.deepcopy(
             self,
             {id(kept): kept for kept in (self._spec, *self._tensors, *(slot.tensor for slot in self.slots))},
@@ -103,7 +105,7 @@ class Lifted:
             for own, module in zip(swapped.values(), self._modules.values(), strict=True):
                 stack.enter_context(_reparametrize_module(module, own, tie_weights=True))
             for name, optimizer in self._optimizers.items():
-                stack.enter_context(self._swapped(name, optimizer, given))
+                stack.enter_context(self._with_tensors(name, optimizer, given))
             traced = iter(tensors[len(tensors) - sum(map(_is_tensor, self._leaves)) :])
             leaves = [next(traced) if _is_tensor(leaf) else leaf for leaf in self._leaves]
             plain = pytree.tree_unflatten(leaves, self._spec)
@@ -114,19 +116,21 @@ class Lifted:
             self.left = {name: one.grad for name, one in given.items() if one.grad is not None}
         for name, own in swapped.items():
             before = {key: given[f"{name}.{key}"] for key in own}
-            _same({**_added(self._modules[name], own), **own}, before, name)
+            _check_same_names({**_added_tensors(self._modules[name], own), **own}, before, name)
         return found
 
-    def left_over(self) -> dict[str, torch.Tensor]:
-        """Puts zeros in place of what the last trace left in `.grad` and in attributes of modules; names and zeros."""
+    def zero_leftovers(self) -> dict[str, torch.Tensor]:
+        """Puts zeros in place of the tensors that the last trace left in `.grad` and in attributes of modules; returns
+        names and zeros.
+        """
         self.left = {name: _zeros(one) for name, one in self.left.items()}
         found = {f"{name}.grad": one for name, one in self.left.items()}
         for name, module in self._modules.items():
             found |= zeros_in_attributes(name, module, module)
         return found
 
-    def hidden(self) -> list[torch.Tensor]:
-        """Tensors of arguments that are no tree of tensors: of a batch with a class of its own."""
+    def tensors_outside_trees(self) -> list[torch.Tensor]:
+        """Returns the tensors of arguments that are no tree of tensors: of a batch with its own class."""
         copies: dict[int, Any] = {}
         for leaf in self._leaves:
             if not _is_tensor(leaf):
@@ -150,7 +154,7 @@ class Lifted:
         for path, leaf in pytree.tree_flatten_with_path(self._plain)[0]:
             if isinstance(leaf, torch.Tensor):
                 kind = STATE if isinstance(leaf, nn.Parameter) else BATCH
-                yield _TensorInput(dotted(path), kind, leaf)
+                yield _TensorInput(dotted_path(path), kind, leaf)
 
     def _check(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -160,22 +164,24 @@ class Lifted:
                 )
 
     @contextmanager
-    def _swapped(self, name: str, optimizer: Any, given: dict[str, torch.Tensor]) -> Iterator[None]:
+    def _with_tensors(self, name: str, optimizer: Any, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
         groups, state = [group["params"] for group in optimizer.param_groups], optimizer.state
         for group in optimizer.param_groups:
-            group["params"] = [given[self._known[id(p)]] for p in group["params"]]
+            group["params"] = [tensors[self._known[id(p)]] for p in group["params"]]
         optimizer.state = defaultdict(dict)
         for parameter, entries in state.items():
             own = self._known[id(parameter)]
-            optimizer.state[given[own]] = {k: given.get(f"{name}.{own}.{k}", v) for k, v in entries.items()}
+            optimizer.state[tensors[own]] = {
+                k: tensors.get(f"{name}.{own}.{k}", v) for k, v in entries.items()
+            }
         try:
             yield
-            names = {id(one): key for key, one in given.items()}
+            names = {id(one): key for key, one in tensors.items()}
             for parameter, entries in optimizer.state.items():
                 own = names[id(parameter)]
-                _same(
+                _check_same_names(
                     {key: one for key, one in entries.items() if isinstance(one, torch.Tensor)},
-                    {key: given.get(f"{name}.{own}.{key}") for key in entries},
+                    {key: tensors.get(f"{name}.{own}.{key}") for key in entries},
                     f"{name}.{own}",
                 )
         finally:
@@ -184,14 +190,14 @@ class Lifted:
             optimizer.state = state
 
 
-def dotted(path: tuple[Any, ...]) -> str:
-    """A path in a tree as `params.w.0`."""
+def dotted_path(path: tuple[Any, ...]) -> str:
+    """Returns a path in a tree as `params.w.0`."""
     parts = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path)
     return ".".join(map(str, parts))
 
 
 def names_of(step: Callable[..., Any], count: int) -> list[str]:
-    """The names of the first `count` arguments of a step.
+    """Returns the names of the first `count` arguments of a step.
 
     Raises:
         InvalidArgumentError: it takes fewer, or needs more (a `mesh` it may be given), or has no names.
@@ -210,17 +216,19 @@ def names_of(step: Callable[..., Any], count: int) -> list[str]:
         elif one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}:
             names.append(one.name)
     if len(names) < count:
-        raise InvalidArgumentError(f"capture: {_called(step)} takes {len(names)} arguments, not {count}.")
+        raise InvalidArgumentError(
+            f"capture: {_function_name(step)} takes {len(names)} arguments, not {count}."
+        )
     known, star = {*names[:count], "mesh"}, {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     required = (one.name for one in parameters if one.default is one.empty and one.kind not in star)
     if missing := [name for name in required if name not in known]:
         raise InvalidArgumentError(
-            f"capture: {_called(step)} also takes {', '.join(missing)}; give these, too."
+            f"capture: {_function_name(step)} also takes {', '.join(missing)}; give these, too."
         )
     return names[:count]
 
 
-def _called(step: Callable[..., Any]) -> str:
+def _function_name(step: Callable[..., Any]) -> str:
     return f"{getattr(step, '__name__', step)}()"
 
 
@@ -228,7 +236,7 @@ def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _added(module: nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _added_tensors(module: nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: one for key, one in _tensors_of(module).items() if key not in before}
 
 
@@ -252,7 +260,7 @@ def _check_copies(args: tuple[Any, ...]) -> None:
 
 
 def _check_hooks(names: Sequence[str], args: tuple[Any, ...]) -> None:
-    """What hangs on a tensor or an optimizer stays behind when it is copied."""
+    """Refuses hooks on tensors and optimizers: a copy does not have them."""
     for name, one in zip(names, args, strict=True):
         held: dict[str, Any] = dict(one.named_parameters()) if isinstance(one, nn.Module) else {}
         hooked = [key for key, p in held.items() if p._backward_hooks or p._post_accumulate_grad_hooks]
@@ -268,7 +276,9 @@ def _check_hooks(names: Sequence[str], args: tuple[Any, ...]) -> None:
             )
 
 
-def _same(after: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor | None], where: str) -> None:
+def _check_same_names(
+    after: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor | None], where: str
+) -> None:
     for key, one in after.items():
         if one is not before.get(key):
             raise UnimplementedError(
@@ -277,7 +287,7 @@ def _same(after: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor |
             )
 
 
-def fill(optimizer: torch.optim.Optimizer) -> None:
+def create_state(optimizer: torch.optim.Optimizer) -> None:
     """Makes the state that the first step would make: without it there is nothing to follow over steps."""
     parameters = [
         p for group in optimizer.param_groups for p in group["params"] if not optimizer.state.get(p)
@@ -287,7 +297,7 @@ def fill(optimizer: torch.optim.Optimizer) -> None:
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     step: Any = type(optimizer).step
-    if getattr(step, "hooked", False):  # nobody is told of a step: nothing was trained
+    if getattr(step, "hooked", False):  # the hooks of a step are not called: nothing was trained
         step = step.__wrapped__
     try:
         step(optimizer)
@@ -302,7 +312,9 @@ def fill(optimizer: torch.optim.Optimizer) -> None:
 
 
 def zeros_in_attributes(name: str, traced: nn.Module, other: nn.Module) -> dict[str, torch.Tensor]:
-    """Puts zeros into the attributes of `other` in which a trace has left something in those of `traced`; names and zeros."""
+    """Puts zeros into the attributes of `other` in which a trace has left tensors in those of `traced`; returns names
+    and zeros.
+    """
     found: dict[str, torch.Tensor] = {}
     parts = zip(traced.named_modules(prefix=name), other.modules(), strict=True)
     for (path, part), same in parts:

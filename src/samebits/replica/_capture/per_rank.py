@@ -20,19 +20,20 @@ from torch.utils import _pytree as pytree
 from samebits.errors import InvalidArgumentError
 from samebits.replica._analysis.partitions import Groups
 from samebits.replica._capture.closures import Closure
-from samebits.replica._capture.lifting import dotted, fill, zeros_in_attributes
+from samebits.replica._capture.lifting import create_state, dotted_path, zeros_in_attributes
 
 _STAR = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 @dataclass(frozen=True)
 class PerRank:
-    """What `make()`, or `make(mesh)`, gives on each rank: modules wrapped by `fully_shard`, and their optimizers.
+    """Objects that `make()`, or `make(mesh)`, makes on each rank: modules wrapped by `fully_shard`, and their
+    optimizers.
 
     capture(step, PerRank(lambda mesh: sharded_model_and_optimizer(mesh)), x, mesh={"dp": 4})
 
-    Every rank makes it in a process group of its own, from the same generator states, and the step gets it: new
-    objects, not those of the rank before. What it holds are constants of the captured step: shards of a DTensor start
+    Every rank makes them in a process group of its own, from the same generator states, and the step gets them: new
+    objects, not those of the rank before. Their tensors are constants of the captured step: shards of a DTensor start
     equal on the ranks that replicate them, if they were made so.
     """
 
@@ -46,19 +47,21 @@ class PerRank:
 
 
 def check_makers(args: tuple[Any, ...]) -> None:
-    """Raises `InvalidArgumentError` for a `PerRank` inside of an argument: nobody would call its function."""
+    """Raises `InvalidArgumentError` for a `PerRank` inside of an argument: its function would not be called."""
     for one in args:
         if not isinstance(one, PerRank) and any(
             isinstance(leaf, PerRank) for leaf in pytree.tree_leaves(one)
         ):
             raise InvalidArgumentError(
-                "capture: a PerRank stands inside of a list or a dict; it must be an argument of the step itself, and may make "
+                "capture: a PerRank is inside of a list or a dict; it must be an argument of the step itself, and may make "
                 "a tuple: PerRank(lambda mesh: (model, optimizer))."
             )
 
 
-def built(argument: Any, extra: dict[str, Any]) -> Any:
-    """The argument of a step on the current rank. Raises `InvalidArgumentError` if its function takes what nobody gives."""
+def make_argument(argument: Any, extra: dict[str, Any]) -> Any:
+    """Returns the argument of a step on the current rank. Raises `InvalidArgumentError` if its function needs another
+    argument.
+    """
     if not isinstance(argument, PerRank):
         return argument
     takes = inspect.signature(argument.make).parameters
@@ -71,41 +74,44 @@ def built(argument: Any, extra: dict[str, Any]) -> Any:
     return argument.make(**{name: value for name, value in extra.items() if name in takes})
 
 
-def known(closure: Closure) -> dict[int, ref[Any]]:
-    """The modules, parameters and optimizers that are there before anything is made."""
+def existing_objects(closure: Closure) -> dict[int, ref[Any]]:
+    """Returns the modules, parameters and optimizers that exist before anything is made."""
     kinds = (nn.Module, nn.Parameter, torch.optim.Optimizer)
     return {id(one): ref(one) for one in closure.objects() if isinstance(one, kinds)}
 
 
 def check_fresh(argument: str, made: Any, seen: dict[int, ref[Any]]) -> None:
-    """Adds what a rank has made to what was `seen` before, and has its optimizers make their state.
+    """Adds the objects that a rank has made to those `seen` before, and has its optimizers make their state.
 
     Raises:
-        InvalidArgumentError: it was there before: it has what the step did to it as another rank, or as the same in a trace before.
+        InvalidArgumentError: an object existed before: it has what the step did to it as another rank, or as the same in
+            a trace before.
     """
     for path, leaf in pytree.tree_flatten_with_path(made)[0]:
         own = [*leaf.modules(), *leaf.parameters()] if isinstance(leaf, nn.Module) else [leaf]
         for one in own if hasattr(leaf, "state_dict") else ():
             if id(one) in seen and seen[id(one)]() is one:
-                name = ".".join(filter(None, (argument, dotted(path))))
+                name = ".".join(filter(None, (argument, dotted_path(path))))
                 raise InvalidArgumentError(
-                    f"capture: PerRank's function gave {name} ({type(leaf).__name__}), or a part of it, which was there before, "
+                    f"capture: PerRank's function gave {name} ({type(leaf).__name__}), or a part of it, which existed before, "
                     "so it would have what the step did to it as another rank. Make it inside of the function: PerRank(lambda mesh: make(mesh))."
                 )
             seen[id(one)] = ref(one)
     for leaf in pytree.tree_leaves(made):
         if isinstance(leaf, torch.optim.Optimizer):
-            fill(leaf)
+            create_state(leaf)
 
 
-def left_over(argument: str, before: Any, made: Any) -> dict[str, torch.Tensor]:
-    """Puts zeros into what was `made`, where a step has left something in what was made `before`; names and zeros."""
+def zero_leftovers(argument: str, before: Any, made: Any) -> dict[str, torch.Tensor]:
+    """Puts zeros into the objects that were `made`, where a step has left tensors in those made `before`; returns names
+    and zeros.
+    """
     found: dict[str, torch.Tensor] = {}
     pairs = zip(pytree.tree_flatten_with_path(before)[0], pytree.tree_leaves(made), strict=True)
     for (path, old), new in pairs:
         if not isinstance(old, nn.Module):
             continue
-        name = ".".join(filter(None, (argument, dotted(path))))
+        name = ".".join(filter(None, (argument, dotted_path(path))))
         for (key, was), now in zip(old.named_parameters(), new.parameters(), strict=True):
             if was.grad is not None:
                 now.grad = torch.zeros_like(now)
@@ -117,9 +123,9 @@ def left_over(argument: str, before: Any, made: Any) -> dict[str, torch.Tensor]:
 
 
 def name_constants(module: GraphModule, made: dict[str, Any], closure: Closure) -> dict[str, Groups]:
-    """Gives the constants and generators of a graph the names of what is `made`, or of the `closure`.
+    """Gives the constants and generators of a graph the names of the objects that were `made`, or of the `closure`.
 
-    Returns, of each that is of a DTensor, the ranks that hold the same shard.
+    Returns the ranks that hold the same shard, for each constant of a DTensor.
     """
     shards: dict[int, Groups] = {}
     names: dict[int, str] = {}
@@ -128,9 +134,10 @@ def name_constants(module: GraphModule, made: dict[str, Any], closure: Closure) 
             for name, tensor in _tensors(leaf, tree):
                 local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 if isinstance(tensor, DTensor):
-                    shards[local.untyped_storage()._cdata] = holders(tensor)
+                    shards[local.untyped_storage()._cdata] = replica_groups(tensor)
                 names.setdefault(
-                    local.untyped_storage()._cdata, ".".join(filter(None, (argument, dotted(path), name)))
+                    local.untyped_storage()._cdata,
+                    ".".join(filter(None, (argument, dotted_path(path), name))),
                 )
     renamed: dict[str, str] = {}
     for node in module.graph.nodes:
@@ -141,7 +148,7 @@ def name_constants(module: GraphModule, made: dict[str, Any], closure: Closure) 
         if not isinstance(held, (torch.Tensor, torch.Generator)):
             continue
         if name := (_is_dense(held) and names.get(held.untyped_storage()._cdata)) or closure.name_of(held):
-            renamed[str(node.target)] = node.target = _put(module, name, held)
+            renamed[str(node.target)] = node.target = _register(module, name, held)
     kept = {name: attrgetter(name)(module) for name in renamed.values()} if shards else {}
     memory = {name: one.untyped_storage()._cdata for name, one in kept.items() if _is_dense(one)}
     return {name: shards[one] for name, one in memory.items() if one in shards}
@@ -151,12 +158,14 @@ def _is_dense(held: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(held, torch.Tensor) and held.layout is torch.strided
 
 
-def _put(module: nn.Module, name: str, held: torch.Tensor | torch.Generator) -> str:
-    """Makes a tensor or generator the attribute `a.b.c` of a module; the name, with a number where several look at one memory."""
+def _register(module: nn.Module, name: str, held: torch.Tensor | torch.Generator) -> str:
+    """Makes a tensor or generator the attribute `a.b.c` of a module; returns the name, numbered where several have the
+    same memory.
+    """
     *path, last = name.split(".")
     taken = []
     for part in path:
-        taken.append(_free(module, part))
+        taken.append(_free_name(module, part))
         if not hasattr(module, taken[-1]):
             module.add_module(taken[-1], nn.Module())
         module = getattr(module, taken[-1])
@@ -166,15 +175,15 @@ def _put(module: nn.Module, name: str, held: torch.Tensor | torch.Generator) -> 
     return ".".join([*taken, free])
 
 
-def _free(module: nn.Module, part: str) -> str:
-    """A name for what holds tensors, which is no other attribute of the module: not `graph`, but `graph_`."""
+def _free_name(module: nn.Module, part: str) -> str:
+    """Returns a name for an object that holds tensors, which is no other attribute of the module: not `graph`, but `graph_`."""
     while hasattr(module, part) and not isinstance(getattr(module, part), nn.Module):
         part += "_"
     return part
 
 
-def holders(tensor: DTensor) -> Groups:
-    """The ranks of a DTensor's mesh in groups that hold the same shard."""
+def replica_groups(tensor: DTensor) -> Groups:
+    """Returns the ranks of a DTensor's mesh in groups that hold the same shard."""
     mesh = tensor.device_mesh.mesh
     along = [axis for axis, one in enumerate(tensor.placements) if isinstance(one, Replicate)]
     apart = [axis for axis in range(mesh.ndim) if axis not in along]
@@ -183,15 +192,15 @@ def holders(tensor: DTensor) -> Groups:
 
 
 def _tensors(leaf: Any, tree: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of one leaf; the state of an optimizer by the names of the parameters in the same tree."""
+    """Yields names and tensors of one leaf; the state of an optimizer by the names of the parameters in the same tree."""
     if isinstance(leaf, nn.Module):
         yield from leaf.named_parameters()
         yield from leaf.named_buffers()
     elif isinstance(leaf, torch.optim.Optimizer):
         modules = (one for one in pytree.tree_leaves(tree) if isinstance(one, nn.Module))
-        known: dict[torch.Tensor, str] = {
+        names: dict[torch.Tensor, str] = {
             parameter: name for one in modules for name, parameter in one.named_parameters()
         }
         for index, (parameter, state) in enumerate(leaf.state.items()):
-            name = known.get(parameter, str(index))
+            name = names.get(parameter, str(index))
             yield from ((f"{name}.{key}", one) for key, one in state.items() if isinstance(one, torch.Tensor))

@@ -1,4 +1,4 @@
-"""One capture per rank, compared: what the Python code makes of the rank is found here, and nowhere else."""
+"""One capture per rank, compared: values that the Python code computes from the rank are found here, and nowhere else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from samebits.replica._analysis.partitions import Groups
 
 @dataclass
 class RankTrace:
-    """What one rank does, line by line: comparable with other ranks."""
+    """The ops that one rank runs, line by line: comparable with other ranks."""
 
     rank: int
     module: GraphModule
@@ -38,7 +38,7 @@ class RankTrace:
 
 
 def trace_of(rank: int, module: GraphModule) -> RankTrace:
-    """Reads a graph while the process group that it was captured with is there."""
+    """Reads a graph while the process group that it was captured with exists."""
     trace = RankTrace(rank, module)
     for node, owner in _all_nodes(module):
         group = _group(node, owner)
@@ -49,15 +49,15 @@ def trace_of(rank: int, module: GraphModule) -> RankTrace:
     return trace
 
 
-def compared(traces: list[RankTrace], world_size: int) -> dict[Node, tuple[Any, ...] | None]:
-    """The nodes (of the first trace) whose arguments depend on the rank, each with the arguments [ranks].
+def compare_ranks(traces: list[RankTrace], world_size: int) -> dict[Node, tuple[Any, ...] | None]:
+    """Returns the nodes (of the first trace) whose arguments depend on the rank, each with the arguments [ranks].
 
     Raises:
         RankDependentError: the ranks do not run the same ops; the message has both lines.
     """
     first = traces[0]
     for other in traces[1:]:
-        _same_shape(first, other)
+        _check_same_shape(first, other)
     found: dict[Node, tuple[Any, ...] | None] = {}
     for index, node in enumerate(first.nodes):
         values = tuple(trace.literals[index] for trace in traces)
@@ -67,7 +67,7 @@ def compared(traces: list[RankTrace], world_size: int) -> dict[Node, tuple[Any, 
 
 
 def groups_of(traces: list[RankTrace], world_size: int, mesh: dict[str, int]) -> dict[Node, Groups]:
-    """All groups of each collective. Of ranks that were not captured, groups are what the mesh says.
+    """Returns all groups of each collective. The groups of ranks that were not captured follow from the mesh.
 
     Raises:
         RankDependentError: a group of one rank is not that of another member, or no axes of the mesh make it.
@@ -80,13 +80,13 @@ def groups_of(traces: list[RankTrace], world_size: int, mesh: dict[str, int]) ->
         seen = {trace.rank: trace.groups[index] for trace in traces}
         if len(traces) < world_size:
             seen = _along_mesh(seen, world_size, mesh, node)
-        groups = _checked(seen, node)
+        groups = _check_groups(seen, node)
         found[node] = interned.setdefault(groups, groups)
     return found
 
 
-def _checked(seen: dict[int, tuple[int, ...] | None], node: Node) -> Groups:
-    """The groups of all ranks, each once. Of many ranks one object says it for all of a group: it is read once."""
+def _check_groups(seen: dict[int, tuple[int, ...] | None], node: Node) -> Groups:
+    """Returns the groups of all ranks, each once. Many ranks share one object for their group: it is read once."""
     callers: dict[int, list[int]] = {}
     for rank, group in seen.items():
         callers.setdefault(id(group), []).append(rank)
@@ -103,7 +103,7 @@ def _checked(seen: dict[int, tuple[int, ...] | None], node: Node) -> Groups:
 
 
 def _along_mesh(seen: dict[int, Any], world_size: int, mesh: dict[str, int], node: Node) -> dict[int, Any]:
-    """The groups of all ranks, from those of some: along the axes in which the first one extends."""
+    """Returns the groups of all ranks, from those of some: along the axes in which the first one extends."""
     sizes = tuple(mesh.values()) or (world_size,)
     places = torch.arange(world_size).reshape(sizes)
     example = next(iter(seen.values()))
@@ -118,13 +118,13 @@ def _along_mesh(seen: dict[int, Any], world_size: int, mesh: dict[str, int], nod
     found = {rank: row for row in map(tuple, rows.tolist()) for rank in row}
     if any(found.get(rank) != group for rank, group in seen.items()):
         raise RankDependentError(
-            f"capture: {node.target} at {line_of_node(node)}: the group {example} lies along no axes of the mesh {mesh}, so "
+            f"capture: {node.target} at {line_of_node(node)}: the group {example} is along no axes of the mesh {mesh}, so "
             f"the groups of {world_size - len(seen)} ranks that were not captured are not known; capture all ranks."
         )
     return found
 
 
-def same_over_steps(first: RankTrace, module: GraphModule) -> None:
+def check_same_over_steps(first: RankTrace, module: GraphModule) -> None:
     """Raises `UnimplementedError`, with the line, if the graph of a rank's second step does not run the ops of the first."""
     second = trace_of(first.rank, module)
     for index, one in enumerate(second.shape):
@@ -136,7 +136,7 @@ def same_over_steps(first: RankTrace, module: GraphModule) -> None:
             )
 
 
-def _same_shape(first: RankTrace, other: RankTrace) -> None:
+def _check_same_shape(first: RankTrace, other: RankTrace) -> None:
     for index in range(max(len(first.shape), len(other.shape))):
         one, two = (trace.shape[index] if index < len(trace.shape) else "nothing" for trace in (first, other))
         if one != two:
@@ -171,12 +171,12 @@ def _literals(node: Node, owner: GraphModule, is_collective: bool) -> Any:
     return (*kept, *(_plain(given, owner) for given in node.kwargs.values()))
 
 
-def _plain(given: Any, owner: GraphModule) -> Any:
-    return pytree.tree_map(lambda leaf: _reduction(leaf, owner) if isinstance(leaf, Node) else leaf, given)
+def _plain(value: Any, owner: GraphModule) -> Any:
+    return pytree.tree_map(lambda leaf: _reduction(leaf, owner) if isinstance(leaf, Node) else leaf, value)
 
 
 def _reduction(node: Node, owner: GraphModule) -> str | None:
-    """How a collective of c10d reduces, which is an object of the graph; None for a value."""
+    """Returns the reduction of a collective of c10d, which is an object of the graph; None for a value."""
     found = attrgetter(str(node.target))(owner) if node.op == "get_attr" else None
     if not isinstance(found, torch.ScriptObject) or not found._type().str().endswith(".ReduceOp"):  # type: ignore[attr-defined]
         return None

@@ -1,4 +1,4 @@
-"""What a step changes in the objects that it closes over, put back: it is run to be read, and has not happened."""
+"""Restores the objects that a step closes over: a capture runs the step to read it, and must leave no trace."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch
 from torch import nn
 
 from samebits._inspect._program import bytecode
-from samebits._inspect.rng_states import RESTORABLE, put_state, state_of
+from samebits._inspect.rng_states import RESTORABLE, restore_state, state_of
 from samebits.random._process import generator_states
 from samebits.replica._capture.closures import is_followed
 
 
 @contextmanager
-def kept_generators(objects: Iterable[Any]) -> Iterator[None]:
-    """Puts back the generators of the process and those among `objects`.
+def restore_generators(objects: Iterable[Any]) -> Iterator[None]:
+    """Restores the generators of the process and those among `objects`.
 
-    Once, at the end: between the runs as other ranks they go on, so that what Python draws is not taken for equal.
+    Once, at the end: they advance between the runs as other ranks, so that a draw of Python's is not taken for equal.
     """
     states = [(one, state_of(one)) for one in objects if isinstance(one, RESTORABLE)]
     with generator_states.preserve_states():
@@ -31,112 +31,114 @@ def kept_generators(objects: Iterable[Any]) -> Iterator[None]:
             yield
         finally:
             for one, state in states:
-                put_state(one, state)
+                restore_state(one, state)
 
 
 @contextmanager
-def kept_objects(objects: Iterable[Any]) -> Iterator[None]:
-    """Puts back what `objects` hold: `.grad`, modes and attributes, optimizer state, counters, variables of functions."""
+def restore_objects(objects: Iterable[Any]) -> Iterator[None]:
+    """Restores the contents of `objects`: `.grad`, modes and attributes, optimizer state, counters, variables of functions."""
     with ExitStack() as stack:
         seen: set[int] = set()
         for one in objects:
             for part in _parts(one):
-                if id(part) not in seen and (put := _as_it_is(part)) is not None:
+                if id(part) not in seen and (put := _restorer(part)) is not None:
                     seen.add(id(part))
                     stack.callback(put)
         yield
 
 
-def _parts(one: Any) -> Iterator[Any]:
-    """An object and what belongs to it alone: the tables of a module, the states of an optimizer, cells and globals."""
-    if isinstance(one, MethodType):
-        one = one.__func__
-    yield one
-    yield from _methods(one)
-    if isinstance(one, nn.Module):
-        yield from (value for value in vars(one).values() if isinstance(value, dict))
-    elif isinstance(one, torch.optim.Optimizer):
-        yield one.state
-        yield from one.state.values()
-        yield one.param_groups
-        for group in one.param_groups:
+def _parts(owner: Any) -> Iterator[Any]:
+    """Yields an object and the parts that belong to it alone: the tables of a module, the states of an optimizer, cells
+    and globals.
+    """
+    if isinstance(owner, MethodType):
+        owner = owner.__func__
+    yield owner
+    yield from _methods(owner)
+    if isinstance(owner, nn.Module):
+        yield from (value for value in vars(owner).values() if isinstance(value, dict))
+    elif isinstance(owner, torch.optim.Optimizer):
+        yield owner.state
+        yield from owner.state.values()
+        yield owner.param_groups
+        for group in owner.param_groups:
             yield group
             yield group["params"]
             yield from group["params"]
-    elif isinstance(one, FunctionType):  # what decorates one is looked through
-        yield from one.__closure__ or ()
-        if one is not (inner := inspect.unwrap(one)):
+    elif isinstance(owner, FunctionType):  # a decorated function has the original one
+        yield from owner.__closure__ or ()
+        if owner is not (inner := inspect.unwrap(owner)):
             yield from _parts(inner)
 
 
-def _methods(one: Any) -> Iterator[FunctionType]:
-    """The functions of an object's class, which may set globals; none of a library's classes."""
-    for kind in type(one).__mro__:
+def _methods(owner: Any) -> Iterator[FunctionType]:
+    """Yields the functions of an object's class, which may set globals; none of a library's classes."""
+    for kind in type(owner).__mro__:
         if is_followed(kind):
             yield from (value for value in vars(kind).values() if isinstance(value, FunctionType))
 
 
-def _as_it_is(one: Any) -> Callable[[], None] | None:
-    """What puts an object back to what it is now; None for one that holds nothing of its own."""
-    if isinstance(one, torch.Tensor):
-        return _tensor(one)
-    if isinstance(one, (dict, set)):
-        return _refill(one, one.update, dict(one) if isinstance(one, dict) else set(one))
-    if isinstance(one, (list, deque)):
-        return _refill(one, one.extend, list(one))
-    if isinstance(one, CellType):
-        return _cell(one)
-    if isinstance(one, FunctionType):
-        return _globals(one)
-    if isinstance(one, random.Random) or not hasattr(one, "__dict__"):
+def _restorer(value: Any) -> Callable[[], None] | None:
+    """Returns a function that restores an object; None for an object without content."""
+    if isinstance(value, torch.Tensor):
+        return _tensor(value)
+    if isinstance(value, (dict, set)):
+        return _refill(value, value.update, dict(value) if isinstance(value, dict) else set(value))
+    if isinstance(value, (list, deque)):
+        return _refill(value, value.extend, list(value))
+    if isinstance(value, CellType):
+        return _cell(value)
+    if isinstance(value, FunctionType):
+        return _globals(value)
+    if isinstance(value, random.Random) or not hasattr(value, "__dict__"):
         return None
-    return _attributes(one)
+    return _attributes(value)
 
 
-def _tensor(one: torch.Tensor) -> Callable[[], None] | None:
-    if not one.is_leaf:
+def _tensor(tensor: torch.Tensor) -> Callable[[], None] | None:
+    if not tensor.is_leaf:
         return None
-    grad, required = one.grad, one.requires_grad
+    grad, required = tensor.grad, tensor.requires_grad
 
     def put() -> None:
-        if one.grad is not grad:
-            one.grad = grad
-        if one.is_leaf and one.requires_grad != required:
-            one.requires_grad_(required)
+        if tensor.grad is not grad:
+            tensor.grad = grad
+        if tensor.is_leaf and tensor.requires_grad != required:
+            tensor.requires_grad_(required)
 
     return put
 
 
-def _refill(one: Any, fill: Callable[[Any], None], held: Any) -> Callable[[], None]:
+def _refill(container: Any, fill: Callable[[Any], None], held: Any) -> Callable[[], None]:
     def put() -> None:
-        if not _same(one, held):
-            one.clear()
+        if not _same(container, held):
+            container.clear()
             fill(held)
 
     return put
 
 
-def _same(one: Any, held: Any) -> bool:
-    """Whether a container holds these very objects: what was not changed is not touched."""
+def _same(container: Any, held: Any) -> bool:
+    """Returns True if a container holds these very objects: unchanged containers are not touched."""
     if isinstance(held, dict):
-        return one.keys() == held.keys() and all(one[key] is value for key, value in held.items())
+        return container.keys() == held.keys() and all(container[key] is value for key, value in held.items())
     if isinstance(held, set):
-        return one == held
-    return len(one) == len(held) and all(a is b for a, b in zip(one, held, strict=True))
+        return container == held
+    return len(container) == len(held) and all(a is b for a, b in zip(container, held, strict=True))
 
 
-def _cell(one: CellType) -> Callable[[], None] | None:
+def _cell(cell: CellType) -> Callable[[], None] | None:
     try:
-        held = one.cell_contents
+        held = cell.cell_contents
     except ValueError:  # a variable that is set later
         return None
-    return lambda: _setter(one, "cell_contents")(held)
+    return lambda: _setter(cell, "cell_contents")(held)
 
 
-def _globals(one: FunctionType) -> Callable[[], None]:
-    """Of its module's, the names that a function may set."""
-    table = one.__globals__
-    held = {name: table[name] for name in bytecode.names(one.__code__) if name in table}
+def _globals(function: FunctionType) -> Callable[[], None]:
+    """Returns a function that restores the globals of its module that a function may set."""
+    table = function.__globals__
+    held = {name: table[name] for name in bytecode.names(function.__code__) if name in table}
 
     def put() -> None:
         for name, value in held.items():
@@ -146,17 +148,17 @@ def _globals(one: FunctionType) -> Callable[[], None]:
     return put
 
 
-def _attributes(one: Any) -> Callable[[], None]:
-    table, kind = vars(one), type(one)
+def _attributes(owner: Any) -> Callable[[], None]:
+    table, kind = vars(owner), type(owner)
     refill = _refill(table, table.update, dict(table))
 
     def put() -> None:
-        if type(one) is not kind:  # fully_shard makes a module one of another class
-            one.__class__ = kind
+        if type(owner) is not kind:  # fully_shard makes a module one of another class
+            owner.__class__ = kind
         refill()
 
     return put
 
 
-def _setter(one: Any, name: str) -> Callable[[Any], None]:
-    return lambda value: setattr(one, name, value)
+def _setter(owner: Any, name: str) -> Callable[[Any], None]:
+    return lambda value: setattr(owner, name, value)

@@ -1,4 +1,4 @@
-"""What torch raises where a trace cannot follow a step, in the user's words: the call, the line, the way out."""
+"""Translates torch's tracing errors into the user's terms: the call, the line, the cure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OBJECTS = (
     "the step what came out; or send tensors: all_gather_into_tensor, broadcast."
 )
 _COALESCED = (
-    "nothing says what {op} gives, which collectives that are coalesced become [{line}]. Call them one after the other: "
+    "the result of {op}, which coalesced collectives become, is not known [{line}]. Call them one after the other: "
     "which ranks are equal does not depend on it."
 )
 _NESTED = (
@@ -44,7 +44,7 @@ _GROUP = (
     "the step makes the process group [{line}], and a capture runs it in one of its own. Call init_process_group outside of "
     "the step, after the capture."
 )
-_AXES = "the step or its PerRank asks the mesh for what it does not have [{line}]: {error}. The mesh is that of capture(..., mesh=...)."
+_AXES = "the step or its PerRank uses an axis that the mesh does not have [{line}]: {error}. The mesh is that of capture(..., mesh=...)."
 _UNKNOWN = (
     "torch does not know the shape of what {op} gives [{line}]. An op of your own: torch.library.register_fake; else compute "
     "it before the step, and give the step what came out."
@@ -52,8 +52,8 @@ _UNKNOWN = (
 
 
 @contextlib.contextmanager
-def told_in_the_users_words() -> Iterator[None]:
-    """Refuses what a trace cannot follow; what the user's own code raises goes through as it is.
+def translate_tracing_errors() -> Iterator[None]:
+    """Refuses steps that a trace cannot follow; exceptions of the user's own code pass unchanged.
 
     Raises:
         UnimplementedError, InvalidArgumentError, ConflictError: instead of torch's, with the line in the step.
@@ -72,7 +72,9 @@ def told_in_the_users_words() -> Iterator[None]:
 
 
 def _refusal(error: Exception, frames: traceback.StackSummary) -> tuple[type[SamebitsError], str] | None:
-    """The class and the text for what torch raised, by its kind and by the functions of torch's that it came through."""
+    """Returns the class and the text for an exception of torch's, by its kind and by the functions of torch's in its
+    traceback.
+    """
     torchs = [frame for frame in frames if owner_of_file(frame.filename) == "framework"]
     through = {(Path(frame.filename).name, frame.name) for frame in torchs}
     files = {file for file, _ in through}
@@ -94,7 +96,7 @@ def _refusal(error: Exception, frames: traceback.StackSummary) -> tuple[type[Sam
 
 
 def _reads(error: Exception) -> bool:
-    """Ways of reading a value that end before torch asks for it."""
+    """Returns True for reads of a value that fail before torch raises its own error."""
     said = (
         ".numpy() is not supported for tensor subclasses",
         "FakeTensor.__format__",

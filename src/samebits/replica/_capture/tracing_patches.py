@@ -1,4 +1,4 @@
-"""What a trace does not show, refused or put right while it runs: seeds that the step sets, constants that it writes to."""
+"""Patches for the time of a trace: seeds that the step sets are refused, writes to constants are traced."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from samebits.errors import UnimplementedError
 
 
 @contextlib.contextmanager
-def no_known_numbers() -> Iterator[None]:
-    """Has `.item()` of a `torch.tensor(3)` be a value of the graph, as of any other tensor.
+def disable_constant_folding() -> Iterator[None]:
+    """Makes `.item()` of a `torch.tensor(3)` a value of the graph, as of any other tensor.
 
-    Tracing keeps the number, and misses that collectives, ops over lists and writes through views change it.
+    Tracing would keep the number, and misses that collectives, ops over lists and writes through views change it.
     """
     with (
         replaced(fake_tensor, "CONSTANT_NUMEL_LIMIT", -1),
@@ -31,8 +31,8 @@ def no_known_numbers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_writes() -> Iterator[None]:
-    """Has `counter.add_(1)` of a tensor that the step closes over be traced; fake tensors would run it on the tensor."""
+def trace_writes_to_constants() -> Iterator[None]:
+    """Has `counter.add_(1)` of a tensor that the step closes over traced; fake tensors would run it on the tensor."""
     original = fake_tensor.should_allow_numbers_as_tensors
     with replaced(
         fake_tensor,
@@ -43,8 +43,8 @@ def no_writes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_seeds() -> Iterator[None]:
-    """Refuses a step that seeds the generator of the process: draws on fake tensors leave it where it is.
+def forbid_seeding() -> Iterator[None]:
+    """Refuses a step that seeds the generator of the process: draws on fake tensors do not move it.
 
     Raises:
         UnimplementedError: at the first op after the seeding, and at the end of the step.
@@ -71,10 +71,10 @@ def _seeded(where: str) -> UnimplementedError:
 
 
 @contextlib.contextmanager
-def no_swaps() -> Iterator[None]:
-    """Refuses `x.data = y`, which gives a tensor other memory and is no op that a trace shows."""
+def forbid_data_assignment() -> Iterator[None]:
+    """Refuses `x.data = y`, which gives a tensor other memory and is no op of a trace."""
 
-    def swap(tensor: torch.Tensor, given: torch.Tensor) -> None:
+    def swap(tensor: torch.Tensor, value: torch.Tensor) -> None:
         raise UnimplementedError(
             f"capture: the step sets x.data of a tensor of shape {tuple(tensor.shape)}, which a trace does not show; "
             "write x.data.copy_(y)."
@@ -86,8 +86,8 @@ def no_swaps() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def launched_as(rank: int, ranks: int) -> Iterator[None]:
-    """The environment that `torchrun` gives a process of one host."""
+def torchrun_environment(rank: int, ranks: int) -> Iterator[None]:
+    """Sets the environment that `torchrun` gives a process of one host."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     before = {name: os.environ.get(name) for name in names}
     os.environ.update({name: str(value) for name, value in names.items()})

@@ -1,4 +1,4 @@
-"""What a step has beside its arguments: state that it leaves in objects, tensors that it closes over or that a batch hides."""
+"""The inputs of a step besides its arguments: state in objects, tensors that it closes over or that a batch hides."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.replica._analysis.op_rules import written_storages
 from samebits.replica._analysis.storage_layout import StorageLayout, constant_place
 from samebits.replica._capture.closures import Closure
-from samebits.replica._capture.rank_differences import RankTrace, same_over_steps
+from samebits.replica._capture.rank_differences import RankTrace, check_same_over_steps
 
 
-def check_next(first: RankTrace, module: GraphModule, zeros: Mapping[str, torch.Tensor]) -> None:
-    """`module` is the step after the `first`, by which `zeros` stand for what that left in objects: not to be read.
+def check_second_step(first: RankTrace, module: GraphModule, zeros: Mapping[str, torch.Tensor]) -> None:
+    """Checks that the second step, `module`, does not read what the `first` left in objects; `zeros` replace it.
 
     Raises:
-        UnimplementedError: they are read, or the second step does other things than the first.
+        UnimplementedError: the second step reads it, or runs other ops than the first.
     """
     left = {_memory(one): name for name, one in zeros.items()}
     cleared: set[str] = set()
@@ -41,7 +41,7 @@ def check_next(first: RankTrace, module: GraphModule, zeros: Mapping[str, torch.
                     "optimizer.zero_grad() at the end of the step, or at its start."
                 )
     if not cleared:
-        same_over_steps(first, module)
+        check_same_over_steps(first, module)
 
 
 def check_optimizers(closure: Closure) -> None:
@@ -55,7 +55,9 @@ def check_optimizers(closure: Closure) -> None:
 
 
 def check_closures(module: GraphModule, args: tuple[Any, ...]) -> None:
-    """A step that reaches for an argument past its parameter would train the caller's, and the analysis the copy: `InvalidArgumentError`."""
+    """Raises `InvalidArgumentError` for a step that closes over a tensor of its arguments: it would train the caller's,
+    not the copy.
+    """
     given = {_memory(one) for one in pytree.tree_leaves(args) if isinstance(one, torch.Tensor)}
     for one in args:
         if isinstance(one, nn.Module):
@@ -70,8 +72,10 @@ def check_closures(module: GraphModule, args: tuple[Any, ...]) -> None:
             )
 
 
-def read_only(module: GraphModule, tensors: Iterable[torch.Tensor]) -> list[str]:
-    """Constants that are tensors of a batch with a class of its own, and nothing writes to: nobody says that they are equal."""
+def unwritten_batch_tensors(module: GraphModule, tensors: Iterable[torch.Tensor]) -> list[str]:
+    """Returns the constants that are tensors of a batch with its own class and that nothing writes to: they are not
+    assumed equal.
+    """
     hidden = {_memory(one) for one in tensors}
     layout = StorageLayout(module)
     written = written_storages(layout) if hidden else set()
@@ -84,7 +88,7 @@ def read_only(module: GraphModule, tensors: Iterable[torch.Tensor]) -> list[str]
 
 
 def constant_of(node: Node, module: GraphModule) -> torch.Tensor | None:
-    """The tensor that a node names; None for any other node."""
+    """Returns the tensor that a node names; None for any other node."""
     value = attrgetter(str(node.target))(module) if node.op == "get_attr" else None
     return value if isinstance(value, torch.Tensor) else None
 

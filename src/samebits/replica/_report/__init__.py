@@ -1,1 +1,1 @@
-"""The answers of an analysis: text, listing, picture."""
+"""The results of an analysis: text, listing, picture."""

@@ -1,7 +1,8 @@
-"""What the picture of a report shows: boxes for values and ops, and lines for what flows between them.
+"""The picture of a report: boxes for values and ops, and lines for the flow between them.
 
-A step of more than `LIMIT` nodes is drawn by lines of code: consecutive ops of one line that are equally equal are one
-box. If that is still too much, only the ways to what drifts are drawn, up to the limit; the page says what was left out.
+A step of more than `LIMIT` nodes is drawn by lines of code: consecutive ops of one line that are equal on the same
+ranks are one box. If that is still too much, only the paths to drifting values are drawn, up to the limit; the page
+says what was left out.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from samebits.replica._capture.captured_step import CONSTANT, GENERATOR, STATE
 from samebits.replica._report.report import Report
 
 LIMIT = 200
-"""Boxes: more than that, and nobody finds anything in the picture."""
+"""Boxes in a picture; with more it is unreadable."""
 _WAYS = 20
-"""Of so many drifting values the way is looked up."""
+"""Drifting values whose path is computed."""
 
 
 @dataclass
@@ -33,8 +34,8 @@ class Box:
     where: str = ""
     """The source line."""
     members: list[str] = field(default_factory=list)
-    on_the_way: bool = False
-    """Whether it lies on the way from a source to something that drifts."""
+    on_path: bool = False
+    """True if it is on a path from a source to a value that drifts."""
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Picture:
 
     boxes: list[Box]
     lines: dict[tuple[int, int], bool]
-    """(from, to) by index, and whether what flows there varies."""
+    """(from, to) by index; True if the value that flows there varies."""
     note: str
 
 
@@ -77,13 +78,13 @@ class _Drawing:
         self._last = None
         for name, node in given.items():
             if self.report.step.kinds[name] == STATE:
-                self._end(name, node)
+                self._add_state_after(name, node)
         leaves = torch.utils._pytree.tree_leaves(list(self.index)[-1].args[0])
         for name, leaf in zip(self.report.step.output_names, leaves, strict=True):
             if isinstance(leaf, Node):
                 partition = self.report.values[name].partition
                 self._line(
-                    self._source(leaf), self._box(Box(name, partition, "output"), ("output", partition))
+                    self._producer(leaf), self._box(Box(name, partition, "output"), ("output", partition))
                 )
 
     def _input(self, node: Node, name: str, kind: str) -> None:
@@ -98,21 +99,21 @@ class _Drawing:
         )
         self.of[node] = self._box(Box(title, partition, "op", where), (where, partition))
         for one in node.all_input_nodes:
-            self._line(self._source(one), self.of[node])
+            self._line(self._producer(one), self.of[node])
         if isinstance(node.target, torch._ops.OpOverload):
             frame = self.report.frame
             for flow in frame.program.plan(node, frame.layout).flows:
                 self.writer.update((place.storage, node) for place in flow.writes)
 
-    def _end(self, name: str, node: Node) -> None:
-        """A box for what the step leaves in a variable, if it writes to it."""
-        source = self._source(node)
+    def _add_state_after(self, name: str, node: Node) -> None:
+        """Adds a box for the value of a variable after the step, if the step writes to it."""
+        source = self._producer(node)
         if source is not node:
             partition = self.report.ends[name].partition
             self._line(source, self._box(Box(name, partition, "state after"), ("end", partition)))
 
-    def _source(self, node: Node) -> Node:
-        """Who made what a node holds now: itself, or the last op that wrote to its memory."""
+    def _producer(self, node: Node) -> Node:
+        """Returns the node that made the value of a node: itself, or the last op that wrote to its memory."""
         writers = [
             self.writer[p.storage] for p in self.report.frame.layout.places[node] if p.storage in self.writer
         ]
@@ -125,7 +126,7 @@ class _Drawing:
             self.lines[key] = self.lines.get(key, False) or varies
 
     def _box(self, box: Box, alike: Hashable) -> int:
-        """The number of a new box, or of the last one if this is drawn together with it."""
+        """Returns the number of a new box, or of the last one if this is drawn together with it."""
         box.members = [box.title]
         if self.by_line and alike == self._last:
             self.boxes[-1].members.append(box.title)
@@ -136,7 +137,7 @@ class _Drawing:
 
 
 def picture_of(report: Report) -> Picture:
-    """The boxes and lines of a report, at most `LIMIT`."""
+    """Returns the boxes and lines of a report, at most `LIMIT`."""
     nodes = len(report.frame.layout.nodes)
     drawing = _Drawing(report, by_line=nodes > LIMIT)
     drawing.draw()
@@ -146,7 +147,7 @@ def picture_of(report: Report) -> Picture:
     note = f"{nodes} nodes: consecutive ops of one source line are one box"
     boxes, lines = drawing.boxes, drawing.lines
     if len(boxes) > LIMIT:
-        ranked = sorted(range(len(boxes)), key=lambda i: (not boxes[i].on_the_way, boxes[i].kind == "op", i))
+        ranked = sorted(range(len(boxes)), key=lambda i: (not boxes[i].on_path, boxes[i].kind == "op", i))
         kept = {old: new for new, old in enumerate(sorted(ranked[:LIMIT]))}
         note += f"; {LIMIT} of {len(boxes)} boxes are drawn, first those on the way to what drifts"
         boxes = [boxes[old] for old in kept]
@@ -155,17 +156,17 @@ def picture_of(report: Report) -> Picture:
 
 
 def _mark(drawing: _Drawing) -> None:
-    """Marks the boxes on the shortest ways from a first varying source to what drifts."""
+    """Marks the boxes on the shortest paths from a first varying source to a value that drifts."""
     report = drawing.report
     inputs = dict(_inputs(drawing))
     for name in report.drifting[:_WAYS]:
         for event in report.way(name, report.over_declared(name)):
             at = inputs.get(event.what) if isinstance(event.what, str) else drawing.of.get(event.what)
             if at is not None:
-                drawing.boxes[at].on_the_way = True
+                drawing.boxes[at].on_path = True
     for box in drawing.boxes:
         if box.kind == "state after" and set(box.members) & set(report.drifting):
-            box.on_the_way = True
+            box.on_path = True
 
 
 def _inputs(drawing: _Drawing) -> Iterator[tuple[str, int]]:

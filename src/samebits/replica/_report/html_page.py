@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: the graph as SVG, what varies in red, and the explanations."""
+"""A report as one self-contained HTML page: the graph as SVG, varying values in red, and the explanations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samebits.replica._report.graph_picture import Box, Picture, picture_of
 from samebits.replica._report.report import Report, check_report
 
 WIDTH, HEIGHT, GAP_X, GAP_Y = 210, 38, 18, 30
-"""Of a box, and between boxes, in pixels."""
+"""Sizes of a box, and distances between boxes, in pixels."""
 _LETTERS = 32
 _SWEEPS = 6
 _EXPLAINED = 20
@@ -29,10 +29,10 @@ table { border-collapse: collapse } td, th { text-align: left; padding: .1rem .9
 
 
 def write_html(report: Report, file: str | os.PathLike[str]) -> None:
-    """Writes a report as a page: verdict, explanations, the graph (see `picture_boxes.LIMIT`), and the table of values.
+    """Writes a report as a page: verdict, explanations, the graph (see `graph_picture.LIMIT`), and the table of values.
 
     Raises:
-        InvalidArgumentError: it is no report.
+        InvalidArgumentError: `report` is no report.
         OSError: the file cannot be written.
     """
     check_report("write_html(report, file)", report)
@@ -74,63 +74,63 @@ def _rows(report: Report) -> Iterator[str]:
 
 
 def _svg(picture: Picture, report: Report) -> Iterator[str]:
-    places = _placed(picture)
+    places = _box_positions(picture)
     width = max((x for x, _ in places), default=0) + WIDTH + GAP_X
     height = max((y for _, y in places), default=0) + HEIGHT + GAP_Y
     yield f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}">'
     for (one, other), varies in picture.lines.items():
         (x, y), (u, v) = places[one], places[other]
-        way = varies and picture.boxes[one].on_the_way and picture.boxes[other].on_the_way
+        way = varies and picture.boxes[one].on_path and picture.boxes[other].on_path
         classes = "varying way" if way else "varying" if varies else ""
         x, y, u, bend = x + WIDTH / 2, y + HEIGHT, u + WIDTH / 2, min((v - y - HEIGHT) / 2, 60)
         yield f'<path class="{classes}" d="M{x:.0f} {y:.0f}C{x:.0f} {y + bend:.0f} {u:.0f} {v - bend:.0f} {u:.0f} {v:.0f}"/>'
     for box, (x, y) in zip(picture.boxes, places, strict=True):
-        yield _drawn(box, x, y, report)
+        yield _box_svg(box, x, y, report)
     yield "</svg>"
 
 
-def _drawn(box: Box, x: float, y: float, report: Report) -> str:
+def _box_svg(box: Box, x: float, y: float, report: Report) -> str:
     varies = box.partition != report.partitions.equal
-    classes = ["box", *["varying"] * varies, *["way"] * box.on_the_way]
+    classes = ["box", *["varying"] * varies, *["way"] * box.on_path]
     classes += ["input"] * (box.kind in report.step.kinds.values())
     ranks, count = report.partitions.text(box.partition), len(box.members)
     title = box.title if count == 1 else f"{box.title} +{count - 1}"
     below = f"{box.kind}: {ranks}" if box.kind != "op" else box.where or ranks
     members = ", ".join(box.members[:30]) + (", ..." if count > 30 else "")
-    told = escape("\n".join(filter(None, (members, box.kind, ranks, box.where))))
+    tooltip = escape("\n".join(filter(None, (members, box.kind, ranks, box.where))))
     return (
-        f'<g><title>{told}</title><rect class="{" ".join(classes)}" x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" '
-        f'rx="4"/><text x="{x + 8:.0f}" y="{y + 16:.0f}">{escape(_cut(title, _LETTERS - 4))}</text>'
-        f'<text class="small" x="{x + 8:.0f}" y="{y + 30:.0f}">{escape(_cut(below, _LETTERS + 4))}</text></g>'
+        f'<g><title>{tooltip}</title><rect class="{" ".join(classes)}" x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" '
+        f'rx="4"/><text x="{x + 8:.0f}" y="{y + 16:.0f}">{escape(_shorten(title, _LETTERS - 4))}</text>'
+        f'<text class="small" x="{x + 8:.0f}" y="{y + 30:.0f}">{escape(_shorten(below, _LETTERS + 4))}</text></g>'
     )
 
 
-def _cut(text: str, letters: int) -> str:
+def _shorten(text: str, letters: int) -> str:
     return text if len(text) <= letters else text[: letters - 2] + ".."
 
 
-def _placed(picture: Picture) -> list[tuple[float, float]]:
-    """The upper left corner of each box: rows by depth (Sugiyama), each row in the order of what it is joined to."""
+def _box_positions(picture: Picture) -> list[tuple[float, float]]:
+    """Returns the upper left corner of each box: rows by depth (Sugiyama), each row in the order of its neighbours."""
     count = len(picture.boxes)
     before: list[list[int]] = [[] for _ in range(count)]
-    behind: list[list[int]] = [[] for _ in range(count)]
+    after: list[list[int]] = [[] for _ in range(count)]
     for one, other in picture.lines:
         before[other].append(one)
-        behind[one].append(other)
+        after[one].append(other)
     depth = [0] * count
     for box in range(count):
         depth[box] = max((depth[one] + 1 for one in before[box]), default=0)
     for box in range(count):
-        if not before[box] and behind[box]:  # an input stands right above its first use
-            depth[box] = min(depth[one] for one in behind[box]) - 1
+        if not before[box] and after[box]:  # an input is right above its first use
+            depth[box] = min(depth[one] for one in after[box]) - 1
     rows: dict[int, list[int]] = {}
     for box in range(count):
         rows.setdefault(depth[box], []).append(box)
     at = {box: float(index) for row in rows.values() for index, box in enumerate(row)}
     for sweep in range(_SWEEPS):
-        joined = behind if sweep % 2 else before
+        joined = after if sweep % 2 else before
         for level in sorted(rows, reverse=bool(sweep % 2)):
-            _ordered(rows[level], joined, at)
+            _order_row(rows[level], joined, at)
     least = min(at.values(), default=0.0)
     return [
         (GAP_X + (at[box] - least) * (WIDTH + GAP_X), GAP_Y + depth[box] * (HEIGHT + GAP_Y))
@@ -138,8 +138,8 @@ def _placed(picture: Picture) -> list[tuple[float, float]]:
     ]
 
 
-def _ordered(row: list[int], joined: list[list[int]], at: dict[int, float]) -> None:
-    """Moves the boxes of a row below (above) the middle of what they are joined to, at least one place apart."""
+def _order_row(row: list[int], joined: list[list[int]], at: dict[int, float]) -> None:
+    """Moves the boxes of a row below (above) the middle of their neighbours, at least one place apart."""
     wanted = {
         box: sum(at[one] for one in joined[box]) / len(joined[box]) if joined[box] else at[box] for box in row
     }

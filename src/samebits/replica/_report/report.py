@@ -1,4 +1,4 @@
-"""The answers: is it equal, over which ranks, and if not, why not and what to do."""
+"""The report of an analysis: which values are equal, over which ranks, and if not, why not and the cure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from samebits.replica._analysis.events import Event, Events
 from samebits.replica._analysis.interpreter import Interpreter
 from samebits.replica._analysis.op_rules import SEED
 from samebits.replica._analysis.partitions import Partitions
-from samebits.replica._capture.captured_step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep, named
+from samebits.replica._capture.captured_step import BATCH, CONSTANT, GENERATOR, STATE, CapturedStep, describe
 
 Over = str | Iterable[str] | Iterable[Iterable[int]] | None
 """Ranks to compare: all (None), those along mesh axes (`"dp"`, `("dp", "tp")`), or within groups of ranks."""
 
 
 class Value(NamedTuple):
-    """What a value is at one time, and the events that made it so."""
+    """The partition of a value at one time, and the events that made it."""
 
     partition: int
     events: tuple[int, ...]
@@ -33,7 +33,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What the analysis of a step found. Prints itself as a table."""
+    """The results of the analysis of a step. Prints itself as a table."""
 
     step: CapturedStep
     partitions: Partitions
@@ -44,26 +44,26 @@ class Report:
     """Outputs by name, and every value of the graph by the name of its node, when it was made."""
     findings: tuple[AnalysisFinding, ...]
     declared: dict[str, int]
-    """The partition that was declared of each input, or is the default of its kind."""
+    """The declared partition of each input, or the default of its kind."""
     frame: Interpreter = field(repr=False)
-    """The last pass, with what every op of the step and of its bodies computed."""
+    """The last pass, with the result of every op of the step and of its bodies."""
 
     def partition(self, name: str, when: Literal["start", "end"] = "end") -> tuple[tuple[int, ...], ...]:
-        """The classes of ranks with equal bits: of an input at the start or end of a step, of an output or a node."""
+        """Returns the classes of ranks with equal bits: of an input at the start or end of a step, of an output or a node."""
         return self.partitions.classes(self._value(name, when).partition)
 
     def is_replica_equal(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> bool:
-        """Whether a value has equal bits on all ranks, or on those that are together in `over`."""
+        """Returns True if a value has equal bits on all ranks, or on those that are together in `over`."""
         return self.partitions.holds_over(self._value(name, when).partition, self._over(over))
 
     def way(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> list[Event]:
-        """The writes on the shortest path from the first varying source to a value; none if it is equal over `over`."""
+        """Returns the writes on the shortest path from the first varying source to a value; none if it is equal over `over`."""
         value, within = self._value(name, when), self._over(over)
         paths = [self.events.path(event, within) for event in value.events if self._differs(event, within)]
         return min(paths, key=len, default=[])
 
     def explain(self, name: str, over: Over = None, when: Literal["start", "end"] = "end") -> str:
-        """The shortest path from the first varying source to a value, with source lines, and the cure."""
+        """Returns the shortest path from the first varying source to a value, with source lines, and the cure."""
         value, within = self._value(name, when), self._over(over)
         if self.partitions.holds_over(value.partition, within):
             return f"{name} is replica-equal{_over_text(over)}."
@@ -74,7 +74,7 @@ class Report:
 
     @property
     def drifting(self) -> tuple[str, ...]:
-        """The state, and constants that are written to, that a step leaves less equal than declared."""
+        """The state, and constants that are written to, that are less equal after a step than declared."""
         return tuple(
             name
             for name, kind in self.step.kinds.items()
@@ -84,7 +84,7 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """What the answers rest on besides the rules."""
+        """The assumptions of the results besides the rules."""
         taken = [name for name in self.step.written if self.declared[name] == self.partitions.equal]
         return [
             f"code run as {len(self.step.captured)} of {self.step.world_size} ranks",
@@ -95,25 +95,25 @@ class Report:
         ]
 
     def explain_drift(self, name: str) -> str:
-        """`explain` over the ranks on which `name` was declared equal."""
+        """Returns `explain` over the ranks on which `name` was declared equal."""
         return self.explain(name, self.over_declared(name))
 
     def over_declared(self, name: str) -> Over:
-        """The ranks on which an input was declared equal, as an `over`."""
+        """Returns the ranks on which an input was declared equal, as an `over`."""
         self._value(name, "start")
         declared = self.declared[name]
         return None if declared == self.partitions.equal else self.partitions.classes(declared)
 
     def expect_equal(self, *names: str, over: Over = None) -> None:
         """Raises an AssertionError with the explanation unless all are replica-equal at the end of a step."""
-        _check_given("expect_equal", names)
+        _check_names("expect_equal", names)
         wrong = [self.explain(name, over) for name in names if not self.is_replica_equal(name, over)]
         if wrong:
             raise AssertionError("\n".join(wrong))
 
     def expect_varying(self, *names: str, over: Over = None) -> None:
-        """Raises an AssertionError if one is equal within any pair of ranks of `over`: too equal is a bug too."""
-        _check_given("expect_varying", names)
+        """Raises an AssertionError if a value is equal within any pair of ranks of `over`: too equal is a bug too."""
+        _check_names("expect_varying", names)
         within = self._over(over)
         for name in names:
             partition = self._value(name, "end").partition
@@ -140,7 +140,7 @@ class Report:
     def _value(self, name: str, when: str) -> Value:
         if not isinstance(name, str) or when not in {"start", "end"}:
             raise InvalidArgumentError(
-                f"report: {named(name) if not isinstance(name, str) else name!r}, when={when!r}: give names of values, one "
+                f"report: {describe(name) if not isinstance(name, str) else name!r}, when={when!r}: give names of values, one "
                 "by one, expect_equal('model.weight', 'model.bias'); when is 'start' or 'end'."
             )
         inputs = self.starts if when == "start" else self.ends
@@ -168,13 +168,13 @@ class Report:
                 f"over={over!r}: give axes of the mesh {dict(mesh)}, over='dp', or groups of ranks, over=[[0, 1], [2, 3]]."
             )
         if kinds == {Iterable}:
-            return self.partitions.of_groups(names)
+            return self.partitions.from_groups(names)
         if unknown := set(names) - set(mesh):
             raise InvalidArgumentError(f"over={over!r}: the mesh has the axes {list(mesh)}, not {unknown}.")
         places = np.indices(tuple(mesh.values())).reshape(len(mesh), -1)
         kept = [places[index] for index, axis in enumerate(mesh) if axis not in names]
         return (
-            self.partitions.of_values(list(map(tuple, np.array(kept).T.tolist())))
+            self.partitions.from_values(list(map(tuple, np.array(kept).T.tolist())))
             if kept
             else self.partitions.equal
         )
@@ -224,18 +224,18 @@ class Report:
         )
 
 
-def check_report(what: str, report: Any) -> None:
-    """Raises `InvalidArgumentError`, for the function `what`, unless it was given a report."""
+def check_report(caller: str, report: Any) -> None:
+    """Raises `InvalidArgumentError`, with the name of the function `caller`, unless `report` is a report."""
     if not isinstance(report, Report):
         raise InvalidArgumentError(
-            f"{what} takes a report, what samebits.replica.analyze(step) gives, not {named(report)}."
+            f"{caller} takes a report, the result of samebits.replica.analyze(step), not {describe(report)}."
         )
 
 
-def _check_given(what: str, names: tuple[str, ...]) -> None:
+def _check_names(caller: str, names: tuple[str, ...]) -> None:
     if not names:  # a list that came out empty would pass, and prove nothing
         raise InvalidArgumentError(
-            f"{what}: no name was given, so nothing is checked; give names, {what}('model.weight')."
+            f"{caller}: no name was given, so nothing is checked; give names, {caller}('model.weight')."
         )
 
 

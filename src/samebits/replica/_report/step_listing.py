@@ -1,4 +1,4 @@
-"""A step as text: every op in the order of time, with the ranks on which what it read and gave holds the same bits."""
+"""A step as text: every op in the order of time, with the ranks on which its operands and results hold the same bits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from samebits.replica._report.report import Report, check_report
 
 
 def listing(report: Report) -> str:
-    """One line per input, `w (state): equal`, then one per op, in the order in which they run, bodies indented:
+    """Returns one line per input, `w (state): equal`, then one per op, in the order in which they run, bodies indented.
 
         all_reduce = _c10d_functional.all_reduce.default(mm_1: all differ) -> equal
 
-    An operand shows what it held when the op read it, that of a view what the view sees of it; one of which the op takes
-    the shape only is not shown.
-    A body is listed once for each of its call sites, with what is true on every trip.
+    An operand is shown with its value when the op read it, a view with the value of its bytes; an operand of which the
+    op reads only the shape is not shown. A body is listed once for each of its call sites, with what is true on every
+    trip.
     """
     check_report("listing", report)
     step, frame = report.step, report.frame

@@ -15,7 +15,7 @@ from samebits.random import _int_keys as int_keys
 from samebits.random._process import seeds
 from samebits.replica._analysis.fixpoint import analyze
 from samebits.replica._capture.captured_step import CONSTANT, GENERATOR, CapturedStep, check_step
-from samebits.replica._capture.lifting import Lifted
+from samebits.replica._capture.lifting import LiftedArguments
 from samebits.rounding._transform.lowering import Lowering
 from samebits.rounding._transform.lowering_rules import Rule, check_rules
 from samebits.rounding._transform.process_groups import rank_of
@@ -120,7 +120,7 @@ class LoweredStep:
                 f"the lowered step takes {len(self._captured.arguments)} arguments, "
                 f"{', '.join(self._captured.arguments)}; got {len(args)}."
             )
-        lifted = Lifted(self._captured.arguments, args, copied=False)
+        lifted = LiftedArguments(self._captured.arguments, args, copied=False)
         names = [slot.name for slot in lifted.slots]
         if names != self._names:
             odd = sorted(set(names) ^ set(self._names))

@@ -1,4 +1,4 @@
-"""The parts, in the order of their worth: a GPU is at hand for minutes."""
+"""The parts, in the order of their value: a GPU is available for minutes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ NAMES = ("random", "switch", "training", "compiled", "commits", "rounding", "pro
 """A part's name is that of its file."""
 
 
-def named(name: str) -> Part:
-    """The part of that name, from its file; with a dot in it, the `PART` of a module of the user's."""
+def part_named(name: str) -> Part:
+    """Returns the part of that name, from its file; with a dot in it, the `PART` of a module of the user's."""
     if "." in name:
         return import_module(name).PART
     if name not in NAMES:

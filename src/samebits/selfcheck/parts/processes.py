@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 from samebits.selfcheck.agreement import same
 from samebits.selfcheck.case import Case, Measured, Part, Results, Target
-from samebits.selfcheck.programs.job import TrainingJob, killed_and_resumed
+from samebits.selfcheck.programs.job import TrainingJob, run_killed_and_resumed
 
 _STEPS, _KILLED = 24, 13
 _LIMIT_S = 90.0
-"""Of one job's processes."""
+"""The limit of one job's processes."""
 
 
-def ranks_resumed(backend: str, ranks: int, place: Target) -> Measured:
-    """Bits of each rank, of a run that nobody stops and of one that is killed on all ranks and started again."""
-    job = TrainingJob(device=place.device, steps=_STEPS, small=True, backend=backend)
-    whole, resumed = killed_and_resumed(job, place.folder, _KILLED, _LIMIT_S, ranks=ranks)
+def measure_ranks(backend: str, ranks: int, target: Target) -> Measured:
+    """Measures the bits of each rank, of an uninterrupted run and of one that is killed on all ranks and started again."""
+    job = TrainingJob(device=target.device, steps=_STEPS, small=True, backend=backend)
+    whole, resumed = run_killed_and_resumed(job, target.folder, _KILLED, _LIMIT_S, ranks=ranks)
     results: Results = {}
-    for kind, told in (("uninterrupted", whole), ("killed and resumed", resumed)):
-        for rank, one in enumerate(told):
+    for kind, outcome in (("uninterrupted", whole), ("killed and resumed", resumed)):
+        for rank, one in enumerate(outcome):
             results[f"rank {rank}, {kind}"] = [one["model"], one["optimizer"]]
     if not all(one["resumed"] for one in resumed):
         results["resumed"] = ["it began anew", ""]
@@ -31,7 +31,9 @@ def _case(backend: str, ranks: int) -> Case:
     kinds = ("uninterrupted", "killed and resumed")
     example = {f"rank {rank}, {kind}": bits for kind in kinds for rank in range(ranks)}
     name = f"Run with DistributedDataParallel, {backend}, {ranks} rank{'s' * (ranks > 1)}"
-    return Case(name, lambda place: ranks_resumed(backend, ranks, place), same, limit_s=280, example=example)
+    return Case(
+        name, lambda target: measure_ranks(backend, ranks, target), same, limit_s=280, example=example
+    )
 
 
 def _cases() -> Iterator[Case]:

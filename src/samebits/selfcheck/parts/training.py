@@ -1,4 +1,4 @@
-"""Training on the GPU: `samebits verify` of the examples, the same weights in another process, what the switch costs."""
+"""Training on the GPU: `samebits verify` of the examples, the same weights in another process, the cost of the switch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from samebits.errors import VerifyError
 from samebits.random import set_random_seed
 from samebits.selfcheck.agreement import same
 from samebits.selfcheck.case import Case, Measured, Part, Results, Target, expected
-from samebits.selfcheck.programs.job import TrainingJob, fresh
+from samebits.selfcheck.programs.job import TrainingJob, run_in_fresh_processes
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
-"""In a clone; an installed samebits has none."""
+"""The folder in a clone; an installed samebits has none."""
 _ROWS = (
     "run again",
     "killed mid-epoch, resumed",
@@ -37,23 +37,23 @@ _ROWS = (
     "3 threads",
 )
 VERIFIED: Results = {"exit": 0, "verdict": "VERIFIED", "rows": dict.fromkeys(_ROWS, "equal")}
-"""What `verify` finds out about the examples."""
+"""The results of `verify` for the examples."""
 _JOBS = 3
 """Runs at a time: the examples need little of a GPU's memory."""
 _LIMIT_S = 280.0
 
 
-def verified(script: str, place: Target, *options: str, limit_s: float = _LIMIT_S) -> Measured:
-    """`samebits verify` of an example, in a process of its own."""
-    file, began = place.folder / "verify.json", time.monotonic()
-    ended = _verify(script, ["--json", str(file), "--jobs", str(_JOBS), *options], place.device, limit_s)
+def verify_example(script: str, target: Target, *options: str, limit_s: float = _LIMIT_S) -> Measured:
+    """Runs `samebits verify` of an example in a process."""
+    file, began = target.folder / "verify.json", time.monotonic()
+    ended = _verify(script, ["--json", str(file), "--jobs", str(_JOBS), *options], target.device, limit_s)
     if not file.exists():
         raise VerifyError(f"verify {script} ended with {ended.returncode}: {_why(ended.stderr)}")
-    told = json.loads(file.read_text(encoding="utf-8"))
-    rows = {row["check"]: _of_row(row) for row in told["rows"] if row["promised"]}
-    results = {"exit": ended.returncode, "verdict": told["verdict"].split(":")[0], "rows": rows}
-    steps, seconds = told["rows"][0]["steps_compared"], time.monotonic() - began
-    return Measured(results, {"digest": told["final"], "steps": steps, "seconds": seconds})
+    outcome = json.loads(file.read_text(encoding="utf-8"))
+    rows = {row["check"]: _of_row(row) for row in outcome["rows"] if row["promised"]}
+    results = {"exit": ended.returncode, "verdict": outcome["verdict"].split(":")[0], "rows": rows}
+    steps, seconds = outcome["rows"][0]["steps_compared"], time.monotonic() - began
+    return Measured(results, {"digest": outcome["final"], "steps": steps, "seconds": seconds})
 
 
 def _verify(script: str, options: list[str], device: str, limit_s: float) -> subprocess.CompletedProcess[str]:
@@ -73,15 +73,17 @@ def _verify(script: str, options: list[str], device: str, limit_s: float) -> sub
 
 
 def _environment() -> dict[str, str]:
-    """With these very sources, in whatever folder a process runs: `PYTHONPATH=src` would be another folder there."""
+    """Returns the environment with these very sources for any working folder: `PYTHONPATH=src` would be another folder
+    there.
+    """
     paths = [str(Path(__file__).resolve().parents[3]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths if path)}
 
 
-def _why(said: str) -> str:
-    """Its last line without the path in it; all of it, and the script's own output, go to the report's output.txt."""
-    print(said)
-    line = next(iter(said.strip().splitlines()[-1:]), "(it printed nothing)")
+def _why(output: str) -> str:
+    """Returns its last line without the path in it; all of it, and the script's own output, go to the report's output.txt."""
+    print(output)
+    line = next(iter(output.strip().splitlines()[-1:]), "(it printed nothing)")
     found = re.search(r" \(its output: (.*)\)$", line)
     if found is None:
         return line
@@ -102,7 +104,7 @@ def _example(script: str, *needs: str) -> Case:
     here = (EXAMPLES / script).exists()
     return Case(
         f"samebits verify {script}",
-        lambda place: verified(script, place),
+        lambda target: verify_example(script, target),
         expected(**VERIFIED),
         limit_s=_LIMIT_S + 10,
         needs=needs if here else ("the folder examples of a clone",),
@@ -110,13 +112,13 @@ def _example(script: str, *needs: str) -> Case:
     )
 
 
-def trained_twice(task: str, dtype: str, place: Target, *, limit_s: float = 100.0) -> Measured:
-    """The weights of two processes with the switch; and times beside two without, one after the other."""
+def train_twice(task: str, dtype: str, target: Target, *, limit_s: float = 100.0) -> Measured:
+    """Measures the weights of two processes with the switch; and times with and without it, in turn."""
     found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     for switch in (True, False, True, False):
-        timed = 10 if place.small else 50
-        job = TrainingJob(task, place.device, dtype, timed=timed, switch=switch, small=place.small)
-        found[switch] += fresh(job, limit_s)
+        timed = 10 if target.small else 50
+        job = TrainingJob(task, target.device, dtype, timed=timed, switch=switch, small=target.small)
+        found[switch] += run_in_fresh_processes(job, limit_s)
     on, off = (statistics.median(one["ms"] for one in found[switch]) for switch in (True, False))
     first, second = found[True]
     digests = {name: (first[name], second[name]) for name in ("model", "optimizer")}
@@ -131,7 +133,7 @@ def trained_twice(task: str, dtype: str, place: Target, *, limit_s: float = 100.
 
 
 def _twice(task: str, dtype: str) -> Case:
-    measure: Callable[[Target], Measured] = lambda place: trained_twice(task, dtype, place)  # noqa: E731
+    measure: Callable[[Target], Measured] = lambda target: train_twice(task, dtype, target)  # noqa: E731
     digests = ["xxh3-128:0", "xxh3-128:1"]
     example = {"one process": digests, "another": digests}
     return Case(f"{task}, {dtype}, 20 steps", measure, same, limit_s=200, example=example)
@@ -140,8 +142,8 @@ def _twice(task: str, dtype: str) -> Case:
 PRECISIONS: Results = {"float32_matmul_precision": "high", "cudnn": True, "16-bit sums": True}
 
 
-def precisions(place: Target) -> Measured:
-    """Whether the fingerprint tells of TensorFloat-32 in products and cuDNN, and of 16-bit sums."""
+def measure_precisions(target: Target) -> Measured:
+    """Measures that the fingerprint names TensorFloat-32 in products and cuDNN, and 16-bit sums."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (
         torch.get_float32_matmul_precision(),
@@ -167,11 +169,11 @@ def precisions(place: Target) -> Measured:
     )
 
 
-def brought(place: Target) -> Measured:
-    """Batches that a Pipeline has copied to the device while that was behind with its work, beside those of the CPU."""
+def measure_batches(target: Target) -> Measured:
+    """Measures batches that a Pipeline has copied to a device that is behind with its work, against those of the CPU."""
     set_random_seed(7)
-    rows, width, busy = 32, (8 if place.small else 1 << 18), (8 if place.small else 4096)
-    product = torch.full((busy, busy), 0.5, device=place.device)
+    rows, width, busy = 32, (8 if target.small else 1 << 18), (8 if target.small else 4096)
+    product = torch.full((busy, busy), 0.5, device=target.device)
 
     def row(number: int) -> torch.Tensor:
         return torch.arange(float(width)) + 1000 * number
@@ -180,7 +182,7 @@ def brought(place: Target) -> Measured:
     results: Results = {"on the CPU": [batch + 1 for batch in pipeline]}
     for workers in (0, 2):
         moved = []
-        for batch in pipeline.with_options(num_parallel_calls=workers).prefetch(2, device=place.device):
+        for batch in pipeline.with_options(num_parallel_calls=workers).prefetch(2, device=target.device):
             product = (product @ product).tanh()
             moved.append(batch + 1)  # and its memory is free for the next ones
         results[f"on the device, {workers} workers"] = [one.cpu() for one in moved]
@@ -188,14 +190,16 @@ def brought(place: Target) -> Measured:
 
 
 def _cases() -> Iterator[Case]:
-    yield Case("the record tells of TensorFloat-32", precisions, expected(**PRECISIONS), example=PRECISIONS)
+    yield Case(
+        "the record tells of TensorFloat-32", measure_precisions, expected(**PRECISIONS), example=PRECISIONS
+    )
     yield _example("digits.py", "sklearn")
     yield _twice("transformer", "float32")
     yield _twice("convnet", "float32")
     yield _example("language_model.py")
     names = ("on the CPU", "on the device, 0 workers", "on the device, 2 workers")
     few: Results = {name: [torch.ones(4)] for name in names}
-    yield Case("batches copied beside the computation", brought, same, limit_s=120, example=few)
+    yield Case("batches copied beside the computation", measure_batches, same, limit_s=120, example=few)
     yield _twice("transformer", "bfloat16")
     yield _twice("convnet", "bfloat16")
 

@@ -1,1 +1,1 @@
-"""Training runs in processes of their own, for parts that ask whether another process ends with the same bits."""
+"""Training runs in separate processes, for parts that compare the bits of two processes."""

@@ -1,4 +1,4 @@
-"""A training run in a process of its own: what it is to do, how it is started, and what it tells."""
+"""A training run in a separate process: its task, its start, and its results."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any
 
 from samebits.errors import VerifyError
 
-TOLD = "samebits-told "
-"""In front of the line of JSON that a process tells."""
+RESULT_PREFIX = "samebits-told "
+"""The prefix of the line of JSON that a process prints."""
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What one process trains."""
+    """The training of one process."""
 
     task: str = "transformer"
-    """Or "convnet"."""
+    """"transformer" or "convnet"."""
     device: str = "cuda"
     dtype: str = "float32"
-    """Without TensorFloat-32; "bfloat16" by autocast."""
+    """The dtype, without TensorFloat-32; "bfloat16" by autocast."""
     steps: int = 20
     timed: int = 0
-    """Steps that follow, whose time is taken."""
+    """Steps that follow and are timed."""
     seed: int = 1
     switch: bool = True
     small: bool = False
@@ -40,27 +40,29 @@ class TrainingJob:
     run_dir: str = ""
     """With it, the loop is that of a `samebits.Run` that commits at each step."""
     kill_at: int = -1
-    """The process kills itself behind the optimizer of this step."""
+    """The process kills itself after the optimizer of this step."""
     backend: str = ""
     """With it, the model is a DistributedDataParallel."""
 
-    def told(self) -> str:
-        """It in a few words."""
+    def description(self) -> str:
+        """The job in a few words."""
         switch = "" if self.switch else "without the switch"
         return " ".join(filter(None, (self.task, self.dtype, self.compiled, self.backend, switch)))
 
 
-def fresh(
+def run_in_fresh_processes(
     job: TrainingJob, limit_s: float, environment: Mapping[str, str] | None = None, *, ranks: int = 1
 ) -> list[dict[str, Any]]:
-    """What the job's processes tell, one for each rank. Raises `VerifyError` where one fails, or takes too long."""
+    """Returns the results of the job's processes, one for each rank. Raises `VerifyError` where one fails, or takes too
+    long.
+    """
     port = _free_port()
     own = environment or {}
     processes = [_start(job, rank, {**own, **_rendezvous(rank, ranks, port)}) for rank in range(ranks)]
     try:
         outputs = [process.communicate(timeout=limit_s)[0] for process in processes]
     except subprocess.TimeoutExpired:
-        raise VerifyError(f"{job.told()} took more than {limit_s:g} s") from None
+        raise VerifyError(f"{job.description()} took more than {limit_s:g} s") from None
     finally:
         for process in processes:
             process.kill()
@@ -69,26 +71,26 @@ def fresh(
     if job.kill_at >= 0:
         if codes != [-signal.SIGKILL] * ranks:
             raise VerifyError(
-                f"{job.told()} was to be killed, and ended with {codes}: {_last_lines(outputs)}"
+                f"{job.description()} was to be killed, and ended with {codes}: {_last_lines(outputs)}"
             )
         return []
     if any(codes):
-        raise VerifyError(f"{job.told()} ended with {codes}: {_last_lines(outputs)}")
-    return [_told(output) for output in outputs]
+        raise VerifyError(f"{job.description()} ended with {codes}: {_last_lines(outputs)}")
+    return [_parse_results(output) for output in outputs]
 
 
-def killed_and_resumed(
+def run_killed_and_resumed(
     job: TrainingJob, folder: Path, kill_at: int, limit_s: float, *, ranks: int = 1
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What a run tells that nobody stops, and what one tells that is killed in a step and started again."""
-    whole = fresh(replace(job, run_dir=str(folder / "whole")), limit_s, ranks=ranks)
+    """Returns the results of an uninterrupted run, and of one that is killed in a step and started again."""
+    whole = run_in_fresh_processes(replace(job, run_dir=str(folder / "whole")), limit_s, ranks=ranks)
     cut = replace(job, run_dir=str(folder / "killed"))
-    fresh(replace(cut, kill_at=kill_at), limit_s, ranks=ranks)
-    return whole, fresh(cut, limit_s, ranks=ranks)
+    run_in_fresh_processes(replace(cut, kill_at=kill_at), limit_s, ranks=ranks)
+    return whole, run_in_fresh_processes(cut, limit_s, ranks=ranks)
 
 
 def _start(job: TrainingJob, rank: int, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """In this process's group: who ends that ends these, too."""
+    """Starts a process in this process's group: the signal that ends the group ends it, too."""
     command = [sys.executable, "-m", "samebits.selfcheck.programs.train", json.dumps(asdict(job))]
     return subprocess.Popen(
         command,
@@ -112,14 +114,14 @@ def _free_port() -> int:
         return one.getsockname()[1]
 
 
-def _told(output: str) -> dict[str, Any]:
-    lines = [line for line in output.splitlines() if line.startswith(TOLD)]
+def _parse_results(output: str) -> dict[str, Any]:
+    lines = [line for line in output.splitlines() if line.startswith(RESULT_PREFIX)]
     if not lines:
-        raise VerifyError(f"a training process told nothing: {output.strip()[-300:]}")
-    return json.loads(lines[-1].removeprefix(TOLD))
+        raise VerifyError(f"a training process printed no results: {output.strip()[-300:]}")
+    return json.loads(lines[-1].removeprefix(RESULT_PREFIX))
 
 
 def _last_lines(outputs: list[str]) -> str:
-    """For an error; all of it goes to the report's output.txt."""
+    """Returns the last lines for an error; all of it goes to the report's output.txt."""
     print(*outputs, sep="\n")
     return " | ".join(" / ".join(output.strip().splitlines()[-2:]) for output in outputs)

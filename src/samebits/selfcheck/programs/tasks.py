@@ -1,4 +1,4 @@
-"""What is trained: a small transformer and a small convolutional network, with batches that are the same in each process."""
+"""The tasks: a small transformer and a small convolutional network, with batches that are the same in each process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Block(nn.Module):
-    """Attention and two layers, both added to what came in."""
+    """Attention and two layers, both added to their inputs."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width) as it came."""
+        """Maps (batch, length, width) to the same shape."""
         batch, length, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Bytes in, logits of 256 bytes out."""
+    """A network of bytes to logits of 256 bytes."""
 
     def __init__(self, width: int, heads: int, layers: int, length: int, dropout: float) -> None:
         super().__init__()
@@ -37,13 +37,13 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length) of bytes to (batch, length, 256)."""
+        """Maps (batch, length) of bytes to (batch, length, 256)."""
         x = self.bytes(x) + self.places(torch.arange(x.shape[1], device=x.device))
         return self.head(self.norm(self.blocks(x)))
 
 
 def convnet(width: int, dropout: float) -> nn.Module:
-    """RGB images of 32x32 to 10 logits."""
+    """Returns a network from RGB images of 32x32 to 10 logits."""
     layers: list[nn.Module] = []
     channels = 3
     for step in range(3):
@@ -58,14 +58,14 @@ def convnet(width: int, dropout: float) -> nn.Module:
 
 
 def model(task: str, *, small: bool, dropout: float) -> nn.Module:
-    """A "transformer" or a "convnet"."""
+    """Returns a "transformer" or a "convnet"."""
     if task == "convnet":
         return convnet(4 if small else 64, dropout)
     return Transformer(32, 2, 1, 16, dropout) if small else Transformer(512, 8, 6, 256, dropout)
 
 
 def data(task: str, *, small: bool, batches: int) -> torch.utils.data.TensorDataset:
-    """So many batches of inputs and targets, on the CPU, drawn from a generator of their own."""
+    """Returns so many batches of inputs and targets, on the CPU, drawn from their own generator."""
     own = torch.Generator().manual_seed(11)
     count = batches * batch_size(task, small=small)
     if task == "convnet":
@@ -80,14 +80,14 @@ def data(task: str, *, small: bool, batches: int) -> torch.utils.data.TensorData
 
 
 def batch_size(task: str, *, small: bool) -> int:
-    """Rows of a batch."""
+    """Returns the rows of a batch."""
     if small:
         return 4
     return 256 if task == "convnet" else 32
 
 
 def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy; the logits flat, since CUDA's kernel for planes adds in no fixed order."""
+    """Returns the mean cross entropy; the logits flat, since CUDA's kernel for planes adds in no fixed order."""
     if outputs.dim() == 3:
         outputs, targets = outputs.flatten(0, 1), targets.flatten()
     return F.cross_entropy(outputs.float(), targets)

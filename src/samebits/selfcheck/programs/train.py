@@ -1,4 +1,4 @@
-"""`python -m samebits.selfcheck.programs.train JOB`: trains as the JSON of a `TrainingJob` says, and tells digests and times."""
+"""`python -m samebits.selfcheck.programs.train JOB`: trains by the JSON of a `TrainingJob`, and prints digests and times."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from samebits.data import DataLoader
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 from samebits.selfcheck.programs import tasks
-from samebits.selfcheck.programs.job import TOLD, TrainingJob
+from samebits.selfcheck.programs.job import RESULT_PREFIX, TrainingJob
 from samebits.train import Run
 
 EPOCH = 10
-"""Batches."""
+"""Batches of an epoch."""
 _BLOCK = 5
 """Steps that are timed as one."""
 
@@ -48,13 +48,13 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Autocast for bfloat16."""
+        """Returns autocast for bfloat16."""
         if self.job.dtype == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Forward, backward, update; the loss."""
+        """Makes forward, backward and update, and returns the loss."""
         if self.job.compiled:
             torch.compiler.cudagraph_mark_step_begin()
         with self.precision():
@@ -64,8 +64,8 @@ class Training:
         self.optimizer.zero_grad()  # the next graph writes where these lie
         return loss.detach()
 
-    def tell(self, **more: Any) -> dict[str, Any]:
-        """Digests of what was trained."""
+    def results(self, **more: Any) -> dict[str, Any]:
+        """Returns the digests of the trained objects."""
         return {
             "model": digest.of_value(self.model.state_dict()),
             "optimizer": digest.of_value(self.optimizer.state_dict()),
@@ -73,24 +73,24 @@ class Training:
         }
 
 
-def plain(job: TrainingJob) -> dict[str, Any]:
-    """A loop without a `Run`, over batches that lie on the device."""
+def train_plain(job: TrainingJob) -> dict[str, Any]:
+    """Trains in a loop without a `Run`, over batches that are on the device."""
     training = Training(job)
     batches = list(_endless(job, training.device, EPOCH))
     for number in range(job.steps):
         training.step(*batches[number % EPOCH])
-    told = training.tell()
-    return {**told, "ms": _milliseconds(training, batches, job.timed), "skipped graphs": _skipped_graphs()}
+    outcome = training.results()
+    return {**outcome, "ms": _milliseconds(training, batches, job.timed), "skipped graphs": _skipped_graphs()}
 
 
 def _skipped_graphs() -> int:
-    """How often torch.compile made no CUDA graph where it was asked for one."""
+    """Returns how often torch.compile made no CUDA graph where it should have."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else dynamo.counters["inductor"]["cudagraph_skips"]
 
 
-def in_run(job: TrainingJob) -> dict[str, Any]:
-    """A `samebits.Run` that commits at each step, and may kill its own process."""
+def train_in_run(job: TrainingJob) -> dict[str, Any]:
+    """Trains in a `samebits.Run` that commits at each step, and may kill its process."""
     training = Training(job)
     loader = DataLoader(
         tasks.data(job.task, small=job.small, batches=EPOCH), tasks.batch_size(job.task, small=job.small), shuffle=True
@@ -104,7 +104,7 @@ def in_run(job: TrainingJob) -> dict[str, Any]:
                 os.kill(os.getpid(), signal.SIGKILL)
             if step.number == job.steps - 1:
                 run.stop()
-    return training.tell(resumed=bool(resumed))
+    return training.results(resumed=bool(resumed))
 
 
 def _endless(
@@ -118,13 +118,13 @@ def _endless(
 
 
 def _milliseconds(training: Training, batches: list[Any], steps: int) -> float:
-    """The median over blocks of steps, per step; 0 where none are asked for."""
+    """Returns the median over blocks of steps, per step; 0 where none are timed."""
     found = []
     for begin in range(0, steps, _BLOCK):
         started = _clock(training.device)
         for number in range(begin, begin + _BLOCK):
             training.step(*batches[number % len(batches)])
-        found.append(_passed(started, _clock(training.device)) / _BLOCK)
+        found.append(_elapsed(started, _clock(training.device)) / _BLOCK)
     return statistics.median(found) if found else 0.0
 
 
@@ -136,8 +136,8 @@ def _clock(device: torch.device) -> Any:
     return event
 
 
-def _passed(begin: Any, end: Any) -> float:
-    """Milliseconds."""
+def _elapsed(begin: Any, end: Any) -> float:
+    """Returns milliseconds."""
     if isinstance(begin, float):
         return (end - begin) * 1e3
     end.synchronize()
@@ -145,7 +145,7 @@ def _passed(begin: Any, end: Any) -> float:
 
 
 def main(text: str) -> None:
-    """Does the job, and prints what it tells."""
+    """Does the job, and prints its results."""
     die_with_parent()
     job = TrainingJob(**json.loads(text))
     if job.dtype == "float32":
@@ -156,8 +156,10 @@ def main(text: str) -> None:
         enable_op_determinism()
     if job.backend:
         dist.init_process_group(job.backend)
-    told = in_run(job) if job.run_dir else plain(job)
-    print(f"\n{TOLD}{json.dumps(told)}", flush=True)  # a line of its own, whatever a library has printed
+    outcome = train_in_run(job) if job.run_dir else train_plain(job)
+    print(
+        f"\n{RESULT_PREFIX}{json.dumps(outcome)}", flush=True
+    )  # a line of its own, whatever a library has printed
     if job.backend:
         dist.destroy_process_group()
 

@@ -130,7 +130,7 @@ class Completeness:
                 **self._before.structure,
                 "": {**settings, **assigned_attributes.values(frames, self._program)},
             }
-            loop_locals.let_go(frames)
+            loop_locals.release_locals(frames)
         else:
             modules = [(name, one) for name, one in objects.items() if isinstance(one, torch.nn.Module)]
             now = {**structure.of_modules(modules), "": {**self._structure[""], **settings}}

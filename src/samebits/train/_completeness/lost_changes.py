@@ -144,8 +144,8 @@ class LostChanges:
     ) -> tuple[ReadBeforeWrite, NameUse]:
         """What reads and writes in which order; made anew when the program has more functions than before."""
         for kind in taken.kinds:
-            own.add_kind(kind)
-        asking = loop_locals.asking(frame)
+            own.add_class(kind)
+        asking = loop_locals.fetching_frames(frame)
         made_from = asking, set(taken.callables), set(taken.fetching), set(taken.steps), own.size
         if self._known is None or self._known[0] != made_from:
             order = ReadBeforeWrite(own, asking, taken.callables, _fetches(taken.fetching), taken.steps)

@@ -237,7 +237,7 @@ class StateSnapshot(Walk):
         if frame is None or id(frame.f_locals.get("loader")) not in self._given:
             super().iterator(path, value, depth)
         if frame is not None:
-            loop_locals.let_go([frame])
+            loop_locals.release_locals([frame])
 
     def optimizer(self, path: str, value: torch.optim.Optimizer, depth: int) -> None:
         """One leaf: whether its state or its rates have changed."""
@@ -278,7 +278,7 @@ def take(
                 walk.root("global", name, value)
         walk.hooks()
     finally:
-        loop_locals.let_go(frames)
+        loop_locals.release_locals(frames)
     return walk
 
 

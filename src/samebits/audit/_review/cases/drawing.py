@@ -1,4 +1,4 @@
-"""Random numbers of a seeded generator: how they are shared out to threads must not show."""
+"""Random numbers of a seeded generator: the way they are distributed over threads must not matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and writes through indices with many duplicates: what six of torch's run-to-run differences come from."""
+"""Reads and writes through indices with many duplicates: six of torch's run-to-run differences come from these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in a folder, and what stands around a copy of it."""
+"""The contents of a folder, and the surroundings of a copy of it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 NOT_COPIED = frozenset({".git", ".hg", "__pycache__"})
 SOURCES = (".py", ".pyi", ".json", ".toml", ".yaml", ".yml", ".cfg", ".ini", ".sh")
 MOST_SOURCE_BYTES, MOST_SEEN = 10**6, 50_000
-"""A source is no larger than this; the search for sources ends behind so many files and folders."""
+"""A source file is no larger than this; the search for sources ends after so many files and folders."""
 
 
 def entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Everything in `folder`, outer folders first, but for histories, caches and what an environment holds."""
+    """Yields everything in `folder`, outer folders first, except histories, caches and environments."""
     waiting = deque([str(folder)])
     while waiting:
         with contextlib.suppress(PermissionError), os.scandir(waiting.popleft()) as found:
@@ -29,14 +29,14 @@ def entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def is_environment(folder: str) -> bool:
-    """Whether a folder is a virtual environment, or what npm installed."""
+    """Returns True if a folder is a virtual environment, or was installed by npm."""
     return os.path.exists(os.path.join(folder, "pyvenv.cfg")) or os.path.basename(folder) == "node_modules"
 
 
 def copy_sources(folder: Path, target: Path) -> None:
-    """Copies programs and settings, and the folders that they are in, so that the user may go on editing.
+    """Copies programs and settings, and the folders that they are in, so that the user may continue editing.
 
-    In a folder of very many files those far down may be missing: they are seen as they are.
+    In a folder of very many files those far down may be missing: the script sees the user's.
     """
     target.mkdir()
     made = {}
@@ -56,10 +56,11 @@ def copy_sources(folder: Path, target: Path) -> None:
             shutil.copystat(folder / made_folder.relative_to(target), made_folder)
 
 
-def stand_in(folder: Path, place: Path) -> Path:
-    """The path of `folder` below `place`: beside it, and at each level above, stand links to what stands there.
+def mirror_neighbours(folder: Path, place: Path) -> Path:
+    """Returns the path of `folder` below `place`; beside it, and at each level above, are links to the neighbours of
+    `folder`.
 
-    So `../data` and `../../data` are what they are in `folder`. It is not made itself.
+    So `../data` and `../../data` are the same as in `folder`. The path itself is not made.
     """
     copy = place / folder.relative_to(folder.anchor)
     if copy.parent.is_dir():
@@ -75,8 +76,8 @@ def stand_in(folder: Path, place: Path) -> Path:
     return copy
 
 
-def script_below(folder: Path, copy: Path, script: str) -> str:
-    """The word that starts in `copy` what `script` starts in `folder`; what lies outside stays where it is."""
+def script_path_in_copy(folder: Path, copy: Path, script: str) -> str:
+    """Returns the path that starts in `copy` what `script` starts in `folder`; a script outside of `folder` keeps its path."""
     path = Path(script)
     if not path.is_absolute():
         return script

@@ -1,4 +1,4 @@
-"""The current folder where no overlay can be mounted: copies of what is written, guarded links to what is only read."""
+"""The current folder where no overlay can be mounted: copies of files that are written, guarded links to those only read."""
 
 from __future__ import annotations
 
@@ -15,20 +15,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samebits.audit._verify import reaper
-from samebits.audit._verify.folder.folder_contents import entries, is_environment, script_below, stand_in
+from samebits.audit._verify.folder.folder_contents import (
+    entries,
+    is_environment,
+    mirror_neighbours,
+    script_path_in_copy,
+)
 from samebits.audit._verify.process_start import Start
 from samebits.errors import VerifyError
 
 MOST_BYTES, MOST_FILES = 200 * 10**6, 20_000
-"""A folder up to this size is copied as a whole; of a larger one, what has to be copied may be as large."""
+"""A folder up to this size is copied as a whole; of a larger one, the files that must be copied may be as large."""
 FEW_BYTES, FEW_FILES = 20 * 10**6, 2_000
 """Of a larger one, the smallest files are copied up to this size: programs, settings, logs."""
 _SPARE = 64
-"""Descriptors that a process which guards files needs besides."""
+"""Descriptors that a process which guards files needs for itself."""
 
 
 class WrittenError(Exception):
-    """The script wanted to write `files`, to which it had links; it was stopped before."""
+    """Raised when the script opened `files`, to which it had links, for writing; it was stopped before."""
 
     def __init__(self, files: Collection[str]) -> None:
         super().__init__(", ".join(sorted(files)))
@@ -43,21 +48,21 @@ class Links:
     scratch: Path
     copied: list[str] = field(default_factory=list)
     linked: dict[str, os.stat_result] = field(default_factory=dict)
-    """Files that all processes read from the user's folder, and what they looked like."""
+    """Files that all processes read from the user's folder, and their original stat."""
     folders: list[str] = field(default_factory=list)
     symlinks: dict[str, str] = field(default_factory=dict)
-    """Links of the user's, and whole environments: where they lead."""
+    """Links of the user's, and whole environments: their targets."""
 
     @classmethod
     @contextmanager
     def of(cls, user: Path, scratch: Path, written: Collection[str], reason: str) -> Iterator[Links]:
-        """Takes the snapshot, and guards what is linked for as long as the block lasts.
+        """Takes the snapshot, and guards the linked files until the block ends.
 
-        `written` names files that the script is known to write. Raises `VerifyError` where what has to be copied is
-        too much; `reason` says why there is no overlay.
+        `written` names files that the script is known to write. Raises `VerifyError` where too much must be copied;
+        `reason` explains why there is no overlay.
         """
         links = cls(user, scratch)
-        files = links._look()
+        files = links._scan()
         links._divide(files, written)
         with contextlib.ExitStack() as guards:
             refused = [
@@ -71,17 +76,17 @@ class Links:
             yield links
 
     def start(self, layer: Path, script: str, *, moved: bool) -> Start:
-        """The tree of `layer`, made by the first process that works in it. It always lies under another path."""
-        copy = stand_in(self.user, layer)
+        """Makes the tree of `layer` for the first process that works in it. It always is under another path."""
+        copy = mirror_neighbours(self.user, layer)
         if not copy.is_dir():
             self._fill(copy, self.scratch / "snapshot")
             for name in self.linked:
                 os.symlink(f"{self.user}/{name}", f"{copy}/{name}")  # a Path for each takes twice as long
-        inside = script_below(self.user, copy, script)
+        inside = script_path_in_copy(self.user, copy, script)
         return Start((), copy, inside if (copy / inside).exists() else str(Path(script).absolute()))
 
     def check(self) -> None:
-        """Raises `WrittenError` for linked files that a process wanted to write; gives back their modes and times."""
+        """Raises `WrittenError` for linked files that a process opened for writing; restores their modes and times."""
         found = set()
         note = self.scratch / reaper.WRITTEN
         if note.exists():
@@ -95,7 +100,7 @@ class Links:
         if found:
             raise WrittenError(found)
 
-    def _look(self) -> dict[str, os.stat_result]:
+    def _scan(self) -> dict[str, os.stat_result]:
         """Notes folders and links, and returns the files."""
         files = {}
         for entry in entries(self.user):
@@ -111,7 +116,7 @@ class Links:
         return files
 
     def _divide(self, files: dict[str, os.stat_result], written: Collection[str]) -> None:
-        """The smallest files are copied, and those that are written; all where all are little."""
+        """Chooses the files to copy: the smallest, and those that are written; all where all are small."""
         small = sum(found.st_size for found in files.values()) <= MOST_BYTES and len(files) <= MOST_FILES
         most_bytes, most_files = (MOST_BYTES, MOST_FILES) if small else (FEW_BYTES, FEW_FILES)
         size = 0
@@ -123,7 +128,7 @@ class Links:
                 self.linked[name] = found
 
     def _parts(self) -> list[list[str]]:
-        """The paths to guard, as many to a process as it may have open. What we cannot write needs no guard."""
+        """Returns the paths to guard, as many to a process as it may open. A file that we cannot write needs no guard."""
         paths = [path for name in self.linked if os.access(path := f"{self.user}/{name}", os.W_OK)]
         each = max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - _SPARE)
         return [paths[at : at + each] for at in range(0, len(paths), each)]
@@ -135,13 +140,13 @@ class Links:
         for name, leads_to in self.symlinks.items():
             (target / name).symlink_to(leads_to)
         for name in self.copied:
-            with contextlib.suppress(FileNotFoundError):  # the user's programs go on meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the user's programs continue meanwhile
                 shutil.copy2(source / name, target / name)
 
 
 @contextmanager
 def _guard(scratch: Path, paths: list[str]) -> Iterator[list[str]]:
-    """Guards the files as long as the block, or this process, lasts; gives those that cannot be guarded."""
+    """Guards the files as long as the block, or this process, lasts; yields those that cannot be guarded."""
     names = scratch / f"guarded from {len(list(scratch.glob('guarded from *')))}"
     names.write_bytes(b"\0".join(map(os.fsencode, paths)))
     command = [sys.executable, "-I", "-S", reaper.__file__, str(scratch), "hold", str(names)]
@@ -157,7 +162,7 @@ def _guard(scratch: Path, paths: list[str]) -> Iterator[list[str]]:
 
 
 def _changed(path: str, was: os.stat_result) -> bool:
-    """Whether a file is not what it was. A changed mode is put back: it can be changed through a link."""
+    """Returns True if a file changed. A changed mode is restored: it can be changed through a link."""
     try:
         now = os.stat(path)
     except OSError:
@@ -185,7 +190,7 @@ def _check_size(user: Path, copied: list[os.stat_result], reason: str) -> None:
 
 
 def _destination(user: Path, link: Path) -> str:
-    """Where the copy of a link leads: to the copy of what is in the folder, else to the very thing."""
+    """Returns the target for the copy of a link: the copy of a file in the folder, else the original target."""
     leads_to = Path(os.path.normpath(link.parent / os.readlink(link)))
     inside = leads_to.is_relative_to(user)
     return os.path.relpath(leads_to, link.parent) if inside else str(leads_to)

@@ -18,19 +18,19 @@ import time
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 32, 4096, 16384, 1 << 18
 PATIENCE_S = 5.0
-"""How long the processes of a killed run, whose view holds the same layer, may take to be gone."""
+"""The time that the processes of a killed run, whose view holds the same layer, may take to end."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Becomes the command, in the view."""
+    """Executes the command in the view, in place of this process."""
     folder, snapshot, layer, alias, *command = sys.argv[1:]
     try:
         _enter_namespace()
         below = [(path, os.open(path, os.O_PATH)) for path in _mounts_below(folder)]
         _overlay(folder, [os.open(path, os.O_PATH) for path in (snapshot, folder)], os.path.join(layer, "0"))
         for number, (path, original) in enumerate(below, 1):
-            _protected(path, original, os.path.join(layer, str(number)))
+            _protect_mount(path, original, os.path.join(layer, str(number)))
         if alias:
             _mount(folder, alias, None, _BIND | _RECURSIVE)
         os.chdir(alias or folder)
@@ -40,12 +40,12 @@ def main() -> None:
 
 
 def _enter_namespace() -> None:
-    """A mount namespace; for who may not have one, in a user namespace in which the ids stay what they are."""
+    """Enters a mount namespace; without the right to one, in a user namespace with unchanged ids."""
     user, group = os.getuid(), os.getgid()
     try:
-        _done(_libc.unshare(_NEWNS), "unshare")
+        _check_result(_libc.unshare(_NEWNS), "unshare")
     except PermissionError:
-        _done(_libc.unshare(_NEWUSER | _NEWNS), "a user namespace")
+        _check_result(_libc.unshare(_NEWUSER | _NEWNS), "a user namespace")
         _write("setgroups", "deny")
         _write("uid_map", f"{user} {user} 1")
         _write("gid_map", f"{group} {group} 1")
@@ -63,7 +63,7 @@ def _write(name: str, text: str) -> None:
 
 
 def _overlay(target: str, lower: list[int], layer: str) -> None:
-    """Mounts an overlay of the folders `lower` over `target`; by descriptors, for a path may hold any sign."""
+    """Mounts an overlay of the folders `lower` over `target`; by descriptors, because a path may contain any character."""
     for name in ("upper", "work"):
         os.makedirs(os.path.join(layer, name), exist_ok=True)
     upper, work = (os.open(os.path.join(layer, name), os.O_PATH) for name in ("upper", "work"))
@@ -73,20 +73,22 @@ def _overlay(target: str, lower: list[int], layer: str) -> None:
     last = OSError(errno.EINVAL, "no options", target)
     for options in _options():
         try:
-            return _mount_patiently(target, f"{places},{options}")
+            return _mount_with_retries(target, f"{places},{options}")
         except OSError as error:
             last = error
     raise last
 
 
 def _options() -> list[str]:
-    """Renaming a folder that was there before works for root only; a user namespace writes no trusted attributes."""
+    """Returns mount options. Renaming a folder of the lower layer works for root only; a user namespace writes no
+    trusted attributes.
+    """
     with open("/proc/self/uid_map") as file:
         everybody = file.read().split() == ["0", "0", "4294967295"]
     return ["index=off,redirect_dir=on", "index=off"] if everybody else ["index=off,userxattr"]
 
 
-def _mount_patiently(target: str, options: str) -> None:
+def _mount_with_retries(target: str, options: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -97,8 +99,8 @@ def _mount_patiently(target: str, options: str) -> None:
         time.sleep(0.02)
 
 
-def _protected(path: str, original: int, layer: str) -> None:
-    """A mount below the folder is not part of its overlay: it gets one of its own, or is read-only."""
+def _protect_mount(path: str, original: int, layer: str) -> None:
+    """Gives a mount below the folder, which is not part of its overlay, its own overlay, or makes it read-only."""
     try:
         _overlay(path, [original], layer)
     except OSError:
@@ -107,7 +109,7 @@ def _protected(path: str, original: int, layer: str) -> None:
 
 
 def _mounts_below(folder: str) -> list[str]:
-    """The mount points below `folder`, outer ones first."""
+    """Returns the mount points below `folder`, outer ones first."""
     with open("/proc/self/mountinfo", "rb") as file:
         points = [line.split()[4].decode("unicode_escape").encode("latin-1") for line in file]
     found = {os.fsdecode(point) for point in points}
@@ -116,13 +118,15 @@ def _mounts_below(folder: str) -> list[str]:
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, options)]
-    _done(_libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), f"mount {target}")
+    _check_result(
+        _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), f"mount {target}"
+    )
 
 
-def _done(result: int, what: str) -> None:
+def _check_result(result: int, call: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
+        raise OSError(number, os.strerror(number), call)
 
 
 if __name__ == "__main__":

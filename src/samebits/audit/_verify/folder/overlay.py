@@ -1,4 +1,4 @@
-"""The current folder under an overlay: the script finds everything at its own path, and what it writes stays apart."""
+"""The current folder under an overlay: the script finds everything at its own path, and its writes are stored elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samebits.audit._verify.folder import mounts
-from samebits.audit._verify.folder.folder_contents import copy_sources, script_below, stand_in
+from samebits.audit._verify.folder.folder_contents import copy_sources, mirror_neighbours, script_path_in_copy
 from samebits.audit._verify.process_start import Start
 
 _PROBE = """
@@ -18,7 +18,7 @@ os.rmdir(".samebits-probe")
 os.mkdir(".samebits-probe")
 assert os.listdir(".samebits-probe") == []
 """
-"""An overlay whose upper file system keeps no attributes shows again what was removed."""
+"""An overlay whose upper file system keeps no attributes shows removed files again."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Overlay:
         return cls(user, scratch / "snapshot")
 
     def start(self, layer: Path, script: str, *, moved: bool) -> Start:
-        """What is written goes to `layer`, which is made; `moved`: the script finds itself under another path."""
+        """Returns the start of a process that writes to `layer`, which is made; `moved`: the script runs under another path."""
         layer.mkdir(exist_ok=True)
-        alias = stand_in(self.user, layer / "moved") if moved else None
+        alias = mirror_neighbours(self.user, layer / "moved") if moved else None
         if alias is not None:
             alias.mkdir(exist_ok=True)
-            script = script_below(self.user, alias, script)
+            script = script_path_in_copy(self.user, alias, script)
         return Start(_words(self.user, self.snapshot, layer, alias), alias or self.user, script)
 
     def check(self) -> None:
-        """Nothing can have been written to the user's folder."""
+        """Does nothing: no process can have written to the user's folder."""
 
 
 def _words(user: Path, snapshot: Path, layer: Path, alias: Path | None = None) -> tuple[str, ...]:
@@ -53,11 +53,11 @@ def _words(user: Path, snapshot: Path, layer: Path, alias: Path | None = None) -
     return (sys.executable, "-I", "-S", mounts.__file__, *places)
 
 
-def _try(user: Path, place: Path) -> None:
-    """Mounts one and uses it: whether that is allowed, and works, nothing else can tell."""
-    (place / "lower" / ".samebits-probe").mkdir(parents=True)
-    (place / "lower" / ".samebits-probe" / "file").touch()
-    words = _words(user, place / "lower", place / "layer")
+def _try(user: Path, scratch: Path) -> None:
+    """Mounts one and uses it: only this shows that it is allowed and works."""
+    (scratch / "lower" / ".samebits-probe").mkdir(parents=True)
+    (scratch / "lower" / ".samebits-probe" / "file").touch()
+    words = _words(user, scratch / "lower", scratch / "layer")
     done = subprocess.run(
         [*words, sys.executable, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""The user's working directory as each check sees it: what a script writes there leaves the user's own files alone."""
+"""The user's working directory as each check sees it: the script's writes do not reach the user's files."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from samebits.audit._verify.process_start import Start
 
 
 class WorkingFolder(Protocol):
-    """The folder as it was when the check began: what each run root sees, and changes for itself alone."""
+    """The folder when the check began: each run root sees it, and changes it for itself alone."""
 
     def start(self, layer: Path, script: str, *, moved: bool) -> Start:
-        """How a process begins that sees the folder with the changes in `layer`."""
+        """Returns the start of a process that sees the folder with the changes in `layer`."""
         ...
 
     def check(self) -> None:
-        """Raises `WrittenError` when a process reached for what it shares with the user."""
+        """Raises `WrittenError` when a process opened a file for writing that it shares with the user."""
         ...
 
 
 @contextmanager
 def working_folder(
-    user: Path, scratch: Path, written: Collection[str], tell: Callable[[str], None]
+    user: Path, scratch: Path, written: Collection[str], notify: Callable[[str], None]
 ) -> Iterator[WorkingFolder]:
-    """An overlay of `user` where one can be mounted, else copies and guarded links; `tell` is told of the latter.
+    """Makes an overlay of `user` where one can be mounted, else copies and guarded links; `notify` is called with a
+    text then.
 
     `written` names files that the script is known to write, relative to `user`.
 
     Raises:
         VerifyError: there can be no overlay, and too much would have to be copied.
-
     """
     overlay, reason = None, ""
     try:
@@ -46,5 +46,5 @@ def working_folder(
         return
     with Links.of(user, scratch, written, reason) as links:
         if links.linked:
-            tell(f"{len(links.linked)} files of {user} are linked, not copied ({reason})")
+            notify(f"{len(links.linked)} files of {user} are linked, not copied ({reason})")
         yield links

@@ -140,7 +140,7 @@ def _histogramdd(kernel: Kernel) -> Kernel:
 
 
 def _is_exact(points: Tensor, weight: Tensor | None, shape: torch.Size) -> bool:
-    """Whether torch's kernel adds nothing but small counts, or will raise."""
+    """Returns True if torch's kernel adds nothing but small counts, or will raise."""
     return points.numel() < _EXACT_COUNT if weight is None else weight.shape != shape
 
 

@@ -26,7 +26,7 @@ _SMALL = 1 << 18
 
 
 def _fits(*tensors: Tensor) -> bool:
-    """Whether the libraries are ours to call: one dtype that they have, something to multiply, sizes that they hold."""
+    """Returns True if the libraries are ours to call: one dtype that they have, something to multiply, sizes that they hold."""
     dtype = tensors[0].dtype
     return (dtype in TILED or low_precision.by_onednn(dtype)) and all(
         x.dtype == dtype and 0 < x.numel() < 1 << 31 and x.layout == torch.strided for x in tensors
@@ -97,18 +97,20 @@ def _activated(_: Kernel) -> Kernel:
 
 
 def _small(a: Tensor, b: Tensor) -> bool:
-    """Whether a product is too small to be cut; first of all questions, since small products are counted in us."""
+    """Returns True if a product is too small to be cut; checked first, since small products are counted in us."""
     work = a.numel() * (b.shape[-1] if b.dim() else 1)
     return work <= _SMALL or work < low_precision.smallest(a.dtype)
 
 
 def _is_varying(a: Tensor, b: Tensor) -> bool:
-    """Whether torch's product may look at the thread count: its own loops do not, but for a vector of a short type."""
+    """Returns True if torch's product may depend on the thread count: its own loops do not, except for a vector of a
+    short type.
+    """
     return a.dtype in TILED or low_precision.by_onednn(a.dtype) or (b.dim() == 1 and a.is_floating_point())
 
 
 def _tiled(a: Tensor, b: Tensor) -> bool:
-    """Whether a product of matrices (or of equal batches of them) is ours to cut."""
+    """Returns True if a product of matrices (or of equal batches of them) is ours to cut."""
     return (
         a.dim() == b.dim()
         and a.dim() in (2, 3)

@@ -49,7 +49,7 @@ def _with_onednn() -> frozenset[torch.dtype]:
 
 
 def by_onednn(dtype: torch.dtype) -> bool:
-    """Whether torch leaves products of matrices of this type to oneDNN."""
+    """Returns True if torch leaves products of matrices of this type to oneDNN."""
     return dtype in _with_onednn() and torch._C._get_mkldnn_enabled()
 
 
@@ -57,8 +57,8 @@ def by_onednn(dtype: torch.dtype) -> bool:
 def _matmul() -> Any:
     """`at::native::mkldnn_matmul(a, b, out, beta, alpha)`, None in a torch without it.
 
-    What torch's own kernels call. Those cannot be called from several threads: under an override of ours they hold
-    the GIL, and what a dispatcher's call finds is the override.
+    Returns the function that torch's own kernels call. Those cannot be called from several threads: under an override
+    of ours they hold the GIL, and what a dispatcher's call finds is the override.
     """
     function = getattr(torch_cpu, "_ZN2at6native13mkldnn_matmulERKNS_6TensorES3_S3_ff", None)
     if function is not None:
@@ -82,7 +82,7 @@ def smallest(dtype: torch.dtype) -> int:
 
 
 def _parts(m: int, n: int, k: int, batch: int, dtype: torch.dtype) -> tuple[int, int]:
-    """How many parts, and which dimension of the result is cut: items of a batch, else columns, else rows."""
+    """Returns the number of parts, and the dimension of the result that is cut: items of a batch, else columns, else rows."""
     parts = min(_PARTS, batch * m * n * k // _part(dtype))
     if batch > 1:
         return min(parts, batch), -3
@@ -92,7 +92,8 @@ def _parts(m: int, n: int, k: int, batch: int, dtype: torch.dtype) -> tuple[int,
 
 
 def _is_swapped(a: Tensor, b: Tensor) -> bool:
-    """Whether the transposed product is faster: oneDNN transposes the first factor for each part, better the smaller one.
+    """Returns True if the transposed product is faster: oneDNN transposes the first factor for each part, better the
+    smaller one.
 
     It costs a transposed copy of the result.
     """
@@ -103,7 +104,7 @@ def _is_swapped(a: Tensor, b: Tensor) -> bool:
 
 
 def is_cut(a: Tensor, b: Tensor) -> bool:
-    """Whether a product of matrices of one type (or of equal batches of them) is worth cutting."""
+    """Returns True if a product of matrices of one type (or of equal batches of them) is worth cutting."""
     if _is_swapped(a, b):
         a, b = b.t(), a.t()
     batch = a.shape[0] if a.dim() == 3 else 1

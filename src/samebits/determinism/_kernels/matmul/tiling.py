@@ -1,4 +1,4 @@
-"""How a product of matrices is cut: into tiles and parts of the inner dimension, from its sizes and layout alone."""
+"""The tiles of a product of matrices, and the parts of the inner dimension, from its sizes and layout alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FEW = 256 * 256
 
 @lru_cache(maxsize=4096)
 def plan(m: int, n: int, k: int, batch: int, deep: bool) -> Plan:
-    """How a product is cut, from its sizes and layout alone.
+    """Returns the plan of a product, from its sizes and layout alone.
 
     `deep`: the larger factor's memory runs along the output, so that a contiguous piece of it is a part of `k`.
     """
@@ -49,7 +49,7 @@ def plan(m: int, n: int, k: int, batch: int, deep: bool) -> Plan:
 
 
 class Plan(NamedTuple):
-    """What `multiply` needs to know."""
+    """The facts that `multiply` needs."""
 
     chunks: int
     sizes: tuple[int, ...]

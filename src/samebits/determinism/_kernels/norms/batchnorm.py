@@ -54,7 +54,7 @@ def _backward(kernel: Kernel) -> Kernel:
 
 
 def _is_by_channel(x: Tensor) -> bool:
-    """Whether torch takes `x` one channel after the other."""
+    """Returns True if torch takes `x` one channel after the other."""
     return x.dim() > 2 and x.is_contiguous() and x.shape[2:].numel() > 1
 
 

@@ -17,7 +17,7 @@ REASON = (
 
 
 def is_ours(x: Tensor, dims: Sequence[int] | None, kind: torch.dtype) -> bool:
-    """Whether `x` has many elements, the result is no integer, and `dims` are what torch takes: there, each once."""
+    """Returns True if `x` has many elements, the result is no integer, and `dims` are valid for torch: existing, each once."""
     if x.numel() <= _GRAIN or not (kind.is_floating_point or kind.is_complex):
         return False
     rank = x.dim()

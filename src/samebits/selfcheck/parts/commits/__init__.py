@@ -1,4 +1,4 @@
-"""Commits of what lies in GPU memory: their bits, what a snapshot costs per step, and how long a restore takes."""
+"""Commits of state in GPU memory: their bits, the cost of a snapshot per step, and the time of a restore."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from samebits.random import set_random_seed
 from samebits.selfcheck.agreement import same
 from samebits.selfcheck.case import Case, Measured, Part, Results, Target, expected
 from samebits.selfcheck.parts.commits import beside
-from samebits.selfcheck.programs.job import TrainingJob, killed_and_resumed
+from samebits.selfcheck.programs.job import TrainingJob, run_killed_and_resumed
 from samebits.train import Run
 
 _SAVES: dict[str, Any] = {"none": "explicit", "every 10": 10, "each step": 1, "3%": "3%"}
@@ -41,7 +41,7 @@ class TrainingTask:
         self.data = torch.utils.data.TensorDataset(inputs.to(device), targets.to(device))
 
     def step(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        """One update; the loss."""
+        """Makes one update and returns the loss."""
         loss = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
         self.optimizer.zero_grad()
         loss.backward()
@@ -49,7 +49,7 @@ class TrainingTask:
         return loss.detach()
 
     def bits(self) -> str:
-        """A digest of weights and moments."""
+        """Returns a digest of weights and moments."""
         return digest.of_value([self.model.state_dict(), self.optimizer.state_dict()])
 
 
@@ -58,7 +58,7 @@ def _run(task: TrainingTask, folder: Path, save: Any) -> Any:
 
 
 def _trained(task: TrainingTask, folder: Path, save: Any, steps: int) -> float:
-    """Milliseconds per step, the device waited for, without the first steps."""
+    """Returns milliseconds per step, after waiting for the device, without the first steps."""
     set_random_seed(7)
     batches = [task.data[begin : begin + 32] for begin in range(0, len(task.data), 32)]
     warm, began, ended = steps // 4, 0.0, 0.0
@@ -79,16 +79,16 @@ def _now(task: TrainingTask) -> float:
     return time.perf_counter()
 
 
-def cost(hidden: int, place: Target) -> Measured:
-    """Milliseconds per step at four cadences, in turn; and the bits of the newest commit beside those of the model."""
-    hidden, steps = (8, 8) if place.small else (hidden, 200)
+def measure_cost(hidden: int, target: Target) -> Measured:
+    """Measures milliseconds per step at four cadences, in turn; and the bits of the newest commit and of the model."""
+    hidden, steps = (8, 8) if target.small else (hidden, 200)
     times: dict[str, list[float]] = {name: [] for name in _SAVES}
     results: Results = {}
-    for _ in range(1 if place.small else _ROUNDS):
+    for _ in range(1 if target.small else _ROUNDS):
         for name, save in _SAVES.items():
-            folder = place.folder / "run"
+            folder = target.folder / "run"
             shutil.rmtree(folder, ignore_errors=True)
-            task = TrainingTask(hidden, place.device)
+            task = TrainingTask(hidden, target.device)
             times[name].append(_trained(task, folder, save, steps))
             _, saved = CommitStore(folder).newest() or (None, {})
             objects = saved["objects"]
@@ -103,15 +103,15 @@ def cost(hidden: int, place: Target) -> Measured:
     return Measured(results, {"MiB": size, **figures})
 
 
-def restored(place: Target) -> Measured:
-    """The bits of a state of 600 MB before and after a restore, and how long that takes."""
-    hidden, folder = (8 if place.small else 7000), place.folder / "run"
+def measure_restore(target: Target) -> Measured:
+    """Measures the bits of a state of 600 MB before and after a restore, and the time of the restore."""
+    hidden, folder = (8 if target.small else 7000), target.folder / "run"
     set_random_seed(7)
-    task = TrainingTask(hidden, place.device)
+    task = TrainingTask(hidden, target.device)
     with _run(task, folder, "explicit") as run:
         for _, batch in run.steps([task.data[:32]], epochs=1):
             task.step(batch)
-    began, other = time.perf_counter(), TrainingTask(hidden, place.device)
+    began, other = time.perf_counter(), TrainingTask(hidden, target.device)
     made = time.perf_counter() - began
     began = time.perf_counter()
     with _run(other, folder, "explicit"):
@@ -132,14 +132,14 @@ PINNED: Results = {
 }
 
 
-def pinned(place: Target) -> Measured:
-    """Copies into memory that grows, for states that change: it stays pinned, the bits are right, and kernels go on."""
+def measure_pinned(target: Target) -> Measured:
+    """Copies into memory that grows, for states that change: it stays pinned, the bits are right, and kernels continue."""
     slot, copies, originals, rates = SnapshotMemory(), [], [], []
-    unit = 10 if place.small else 10**6
+    unit = 10 if target.small else 10**6
     for count in (unit, unit + 1, 100 * unit):
         state = {
-            "x": torch.arange(count, device=place.device),
-            "y": torch.ones(count, 2, device=place.device).t(),
+            "x": torch.arange(count, device=target.device),
+            "y": torch.ones(count, 2, device=target.device).t(),
         }
         plan = StateLayout(state)
         for _ in range(3):
@@ -162,14 +162,14 @@ def pinned(place: Target) -> Measured:
         "pinned": bool(slot._pinned),
         "copies": copies,
         "originals": originals,
-        "a kernel behind them": float(torch.ones(4, device=place.device).sum()),
+        "a kernel behind them": float(torch.ones(4, device=target.device).sum()),
     }
     slot.close()
     return Measured(results, {"GB/s": rates[-1], "GB/s, small": rates[2]})
 
 
-def pinned_right(results: Results) -> Iterator[str]:
-    """The memory was pinned, and what was copied is what there was."""
+def judge_pinned(results: Results) -> Iterator[str]:
+    """Yields an error unless the memory was pinned and the copy is equal."""
     yield from expected(**{**PINNED, "copies": results["copies"], "originals": results["copies"]})(results)
 
 
@@ -177,13 +177,13 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
     return x.cpu().contiguous().view(-1).view(torch.uint8)
 
 
-def resumed(place: Target) -> Measured:
-    """The bits of a run that nobody stops, and of one that is killed and resumed; both commit at each step."""
-    job = TrainingJob("convnet", place.device, steps=24, small=True)
-    (whole,), (cut,) = killed_and_resumed(job, place.folder, 13, 90.0)
+def measure_resume(target: Target) -> Measured:
+    """Measures the bits of an uninterrupted run, and of one that is killed and resumed; both commit at each step."""
+    job = TrainingJob("convnet", target.device, steps=24, small=True)
+    (whole,), (cut,) = run_killed_and_resumed(job, target.folder, 13, 90.0)
     results = {
-        name: [told["model"], told["optimizer"]]
-        for name, told in (("uninterrupted", whole), ("resumed", cut))
+        name: [outcome["model"], outcome["optimizer"]]
+        for name, outcome in (("uninterrupted", whole), ("resumed", cut))
     }
     if not cut["resumed"]:
         results["began anew"] = []
@@ -191,21 +191,25 @@ def resumed(place: Target) -> Measured:
 
 
 def _cases() -> Iterator[Case]:
-    yield Case("memory for snapshots", pinned, pinned_right, limit_s=120, example=PINNED)
+    yield Case("memory for snapshots", measure_pinned, judge_pinned, limit_s=120, example=PINNED)
     bits = ["xxh3-128:0", "xxh3-128:1"]
     yield Case(
-        "killed and resumed", resumed, same, limit_s=250, example={"uninterrupted": bits, "resumed": bits}
+        "killed and resumed",
+        measure_resume,
+        same,
+        limit_s=250,
+        example={"uninterrupted": bits, "resumed": bits},
     )
     for name, hidden in (("0.3 MB", 128), ("13 MB", 1024), ("200 MB", 4096)):
         yield Case(
             f"a snapshot per step, {name}",
-            lambda place, hidden=hidden: cost(hidden, place),
+            lambda target, hidden=hidden: measure_cost(hidden, target),
             same,
             limit_s=150,
         )
     judge = expected(**beside.EXPECTED)
-    yield Case("a copy beside the training, 100 MB", beside.measured, judge, example=beside.EXPECTED)
-    yield Case("restore", restored, same, limit_s=120)
+    yield Case("a copy beside the training, 100 MB", beside.measure, judge, example=beside.EXPECTED)
+    yield Case("restore", measure_restore, same, limit_s=120)
 
 
 PART = Part(

@@ -1,4 +1,4 @@
-"""Two ways to take a snapshot of 100 MB behind each step: as commits do it, and beside the training. Only times, to choose by."""
+"""Two ways to take a snapshot of 100 MB after each step: as commits do it, and asynchronously. Only times, to choose by."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from samebits.selfcheck.case import Measured, Results, Target
 
 STEPS = 40
 _PRODUCTS = 20
-"""Of 2048 x 2048 matrices: a step of some milliseconds."""
+"""Products of 2048 x 2048 matrices: a step of some milliseconds."""
 EXPECTED: Results = {"waiting": [float(STEPS)] * 2, "beside": [float(STEPS)] * 2, "torn": 0}
 
 
@@ -19,36 +19,36 @@ class Way(Protocol):
     """Takes snapshots of one tensor."""
 
     host: torch.Tensor
-    """The last one, once it is there."""
+    """The last snapshot, once it is complete."""
 
     def take(self) -> None:
-        """A snapshot of now; what is written after the return is not in it."""
+        """Takes a snapshot; writes after the return are not in it."""
         ...
 
     def settle(self) -> None:
-        """Returns when the last one is there."""
+        """Waits for the last snapshot."""
         ...
 
 
 class Waiting:
-    """The training waits: for the device, then for the copy."""
+    """A way in which the training waits: for the device, then for the copy."""
 
     def __init__(self, state: torch.Tensor) -> None:
         self._state = state
         self.host = torch.empty_like(state, device="cpu", pin_memory=True)
 
     def take(self) -> None:
-        """Copies; all of it is done at the return."""
+        """Copies; the copy is complete at the return."""
         torch.cuda.synchronize()
         self.host.copy_(self._state, non_blocking=True)
         torch.cuda.synchronize()
 
     def settle(self) -> None:
-        """It is there."""
+        """Returns at once."""
 
 
 class Beside:
-    """A copy on the device, which a stream of its own brings over while the next step runs."""
+    """A way with a copy on the device, which a stream transfers while the next step runs."""
 
     def __init__(self, state: torch.Tensor) -> None:
         self._state, self._kept = state, torch.empty_like(state)
@@ -69,10 +69,12 @@ class Beside:
         self._there.synchronize()
 
 
-def measured(place: Target) -> Measured:
-    """Milliseconds per step without snapshots and in both ways; what the last snapshots hold, and how many were torn."""
-    state = torch.zeros(25_000_000, device=place.device)
-    work = torch.randn(2048, 2048, device=place.device)
+def measure(target: Target) -> Measured:
+    """Measures milliseconds per step without snapshots and in both ways; the values of the last snapshots, and how many
+    were torn.
+    """
+    state = torch.zeros(25_000_000, device=target.device)
+    work = torch.randn(2048, 2048, device=target.device)
     ways: dict[str, Way] = {"waiting": Waiting(state), "beside": Beside(state)}
     figures: dict[str, float | str] = {"ms/step, none": _trained(state, work, None)}
     results: Results = {}
@@ -106,13 +108,13 @@ def _trained(state: torch.Tensor, work: torch.Tensor, way: Way | None) -> float:
 
 
 def _torn(state: torch.Tensor, work: torch.Tensor, way: Way) -> int:
-    """How many of some snapshots are not of one moment, or of another one, with the next step under way meanwhile."""
+    """Returns how many snapshots are not of one moment, or of another one, while the next step runs."""
     state.zero_()
     found = 0
     for number in range(1, 6):
         _step(state, work)
         way.take()
-        state += 100  # what comes behind
+        state += 100  # the next step
         way.settle()
         found += not bool((way.host == number).all())
         state -= 100

@@ -13,54 +13,59 @@ from samebits.determinism import enable_op_determinism
 from samebits.errors import SamebitsError
 from samebits.selfcheck.agreement import same
 from samebits.selfcheck.case import Case, Measured, Part, Results, Target, expected
-from samebits.selfcheck.programs.job import TrainingJob, fresh
+from samebits.selfcheck.programs.job import TrainingJob, run_in_fresh_processes
 
 _LIMIT_S = 140.0
-"""Of one process that compiles."""
+"""The limit of one process that compiles."""
 _BITS = {"model": "xxh3-128:0", "optimizer": "xxh3-128:1"}
 
 
-def trained(place: Target, job: TrainingJob, cache: str) -> dict[str, Any]:
-    """What a process tells that compiles everything anew, in caches of its own."""
+def train_in_process(target: Target, job: TrainingJob, cache: str) -> dict[str, Any]:
+    """Returns the results of a process that compiles everything anew, in its own caches."""
     caches = {
-        name: str(place.folder / cache / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+        name: str(target.folder / cache / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     }
-    (told,) = fresh(job, _LIMIT_S, caches)
-    return told
+    (outcome,) = run_in_fresh_processes(job, _LIMIT_S, caches)
+    return outcome
 
 
-def alike(jobs: dict[str, TrainingJob], place: Target) -> Measured:
-    """The weights that each of the jobs ends with, and its milliseconds per step."""
+def measure_jobs(jobs: dict[str, TrainingJob], target: Target) -> Measured:
+    """Measures the final weights of each job, and its milliseconds per step."""
     results: Results = {}
     figures: dict[str, float | str] = {}
     for name, job in jobs.items():
-        told = trained(place, job, name.replace(" ", "-"))
-        results[name] = {part: told[part] for part in _BITS}
-        figures[f"ms/step, {name}"] = told["ms"]
-        if told["skipped graphs"]:
-            figures[f"graphs not made, {name}"] = float(told["skipped graphs"])
+        outcome = train_in_process(target, job, name.replace(" ", "-"))
+        results[name] = {part: outcome[part] for part in _BITS}
+        figures[f"ms/step, {name}"] = outcome["ms"]
+        if outcome["skipped graphs"]:
+            figures[f"graphs not made, {name}"] = float(outcome["skipped graphs"])
     return Measured(results, figures)
 
 
 def _alike(name: str, jobs: Callable[[Target], dict[str, TrainingJob]], names: Iterable[str]) -> Case:
     example = dict.fromkeys(names, _BITS)
     return Case(
-        name, lambda place: alike(jobs(place), place), same, limit_s=290, needs=("triton",), example=example
+        name,
+        lambda target: measure_jobs(jobs(target), target),
+        same,
+        limit_s=290,
+        needs=("triton",),
+        example=example,
     )
 
 
 def _again(**options: Any) -> Callable[[Target], dict[str, TrainingJob]]:
-    def jobs(place: Target) -> dict[str, TrainingJob]:
-        job = TrainingJob(device=place.device, timed=20, small=place.small, **options)
+    def jobs(target: Target) -> dict[str, TrainingJob]:
+        job = TrainingJob(device=target.device, timed=20, small=target.small, **options)
         return {"one process": job, "another": job}
 
     return jobs
 
 
 def _with_graphs(dropout: float) -> Callable[[Target], dict[str, TrainingJob]]:
-    def jobs(place: Target) -> dict[str, TrainingJob]:
+    def jobs(target: Target) -> dict[str, TrainingJob]:
         common: dict[str, Any] = {
-            "device": place.device, "timed": 20, "small": place.small, "dropout": dropout
+            "device": target.device, "timed": 20, "small": target.small, "dropout": dropout
         }  # fmt: skip
         return {
             "without": TrainingJob(compiled="default", **common),
@@ -71,7 +76,7 @@ def _with_graphs(dropout: float) -> Callable[[Target], dict[str, TrainingJob]]:
 
 
 def _scatters(device: str) -> dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]:
-    """Functions whose sums Inductor makes with atomics, or by waiting for other blocks, if nobody stops it."""
+    """Returns functions whose sums Inductor makes with atomics, or by waiting for other blocks, if nothing stops it."""
     own = torch.Generator().manual_seed(3)
     count = 200_000
     at = torch.randint(500, (count,), generator=own).to(device)
@@ -110,21 +115,23 @@ SCATTERS: Results = dict.fromkeys(
 )
 
 
-def scattered(place: Target) -> Measured:
-    """Of each function: refused, or with equal bits in all repeats; beside it, what it does without the switch."""
+def measure_scatters(target: Target) -> Measured:
+    """Measures each function: refused, or with equal bits in all repeats; and without the switch for comparison."""
     results: Results = {}
     figures: dict[str, float | str] = {}
-    for name, (function, inputs) in _scatters(place.device).items():
+    for name, (function, inputs) in _scatters(target.device).items():
         with enable_op_determinism():
-            results[name] = repeated(torch.compile(function, fullgraph=False), inputs)
+            results[name] = repeat_calls(torch.compile(function, fullgraph=False), inputs)
         torch.compiler.reset()
-        figures[f"{name}, without the switch"] = repeated(torch.compile(function, fullgraph=False), inputs)
+        figures[f"{name}, without the switch"] = repeat_calls(
+            torch.compile(function, fullgraph=False), inputs
+        )
         torch.compiler.reset()
     return Measured(results, figures)
 
 
-def repeated(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> str:
-    """What calling it again and again gives."""
+def repeat_calls(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> str:
+    """Returns in a word the results of repeated calls."""
     try:
         seen = {digest.of_value(function(*inputs)) for _ in range(REPEATS)}
     except SamebitsError:
@@ -132,8 +139,8 @@ def repeated(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, 
     return EQUAL if len(seen) == 1 else f"{len(seen)} results in {REPEATS} calls"
 
 
-def held(results: Results) -> Iterator[str]:
-    """What is wrong: a function that varies, or that was not tried."""
+def judge_scatters(results: Results) -> Iterator[str]:
+    """Yields a function that varies, or that was not measured."""
     for name in SCATTERS:
         if results.get(name) not in {REFUSED, EQUAL}:
             yield f"{name} under the switch, compiled: {results.get(name)}"
@@ -142,12 +149,12 @@ def held(results: Results) -> Iterator[str]:
 AUTOTUNED: Results = {"first call": 64, "another size": 64}
 
 
-def autotuned(place: Target) -> Measured:
-    """Which of two configurations a user's kernel gets under the switch; and what timing them chooses."""
+def measure_autotuning(target: Target) -> Measured:
+    """Measures which of two configurations a user's kernel gets under the switch; and which one timing them chooses."""
     kernel = import_module("samebits.selfcheck.parts.compiled.kernel")
 
     def block(count: int) -> int:
-        out = torch.zeros(count, dtype=torch.int32, device=place.device)
+        out = torch.zeros(count, dtype=torch.int32, device=target.device)
         kernel.which[lambda meta: (-(-count // meta["BLOCK"]),)](out, count)
         return int(out[0])
 
@@ -157,8 +164,12 @@ def autotuned(place: Target) -> Measured:
 
 
 def _cases() -> Iterator[Case]:
-    yield Case("sums by atomics", scattered, held, limit_s=240, needs=("triton",), example=SCATTERS)
-    yield Case("triton.autotune", autotuned, expected(**AUTOTUNED), needs=("triton",), example=AUTOTUNED)
+    yield Case(
+        "sums by atomics", measure_scatters, judge_scatters, limit_s=240, needs=("triton",), example=SCATTERS
+    )
+    yield Case(
+        "triton.autotune", measure_autotuning, expected(**AUTOTUNED), needs=("triton",), example=AUTOTUNED
+    )
     pair = ("one process", "another")
     yield _alike("transformer, compiled", _again(compiled="default"), pair)
     yield _alike("CUDA graphs, without dropout", _with_graphs(0.0), ("without", "with graphs"))

@@ -12,6 +12,6 @@ FIRST = 64
 )
 @triton.jit
 def which(out, count, BLOCK: tl.constexpr):
-    """Every place gets BLOCK."""
+    """Stores BLOCK into every element."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.full([BLOCK], BLOCK, tl.int32), mask=at < count)

@@ -35,11 +35,11 @@ _LARGE: dict[str, dict[str, Callable[[torch.Tensor, int], torch.Tensor]]] = {
         ),
     },
 }
-"""By function, of (key, number): what `DRAWS` has in small sizes only, as Triton's interpreter runs it too."""
+"""By function, of (key, number): functions that `DRAWS` has in small sizes only, as Triton's interpreter runs it too."""
 
 
 def cases() -> Iterator[Case]:
-    """One for each function, and two controls."""
+    """Yields one case for each function, and two controls."""
     for function, names in by_function().items():
         yield Case(function, partial(_measure, function, names), agree, limit_s=200)
     yield Case("another key draws other numbers", _control, expected(other=False, again=True))
@@ -48,54 +48,54 @@ def cases() -> Iterator[Case]:
 
 
 def by_function() -> dict[str, list[str]]:
-    """The names of `DRAWS` by their first word."""
+    """Returns the names of `DRAWS` by their first word."""
     found: dict[str, list[str]] = {}
     for name in DRAWS:
         found.setdefault(name.split()[0], []).append(name)
     return found
 
 
-def _measure(function: str, names: list[str], place: Target) -> Measured:
+def _measure(function: str, names: list[str], target: Target) -> Measured:
     results = {}
     for name in names:
         for kind, (batch, shape) in KEYS.items():
-            results[f"{name}, {kind}"] = _compared(DRAWS[name], key_of(batch), shape, place)
+            results[f"{name}, {kind}"] = _compared(DRAWS[name], key_of(batch), shape, target)
         if function not in _WITHOUT_SIZE:
-            sizes = _FEW_SIZES if place.small else _SIZES
+            sizes = _FEW_SIZES if target.small else _SIZES
             sizes = (1, *sizes) if name == names[0] else sizes
             results[f"{name}, sizes"] = _compared(
                 lambda key, sizes, draw=DRAWS[name]: [draw(key, (size,)) for size in sizes],
                 key_of(()),
                 sizes,
-                place,
+                target,
             )
     for name, draw in _LARGE.get(function, {}).items():
-        number = 1000 if place.small else _MANY
-        results[f"{function} {name}"] = _compared(draw, key_of(()), number, place)
+        number = 1000 if target.small else _MANY
+        results[f"{function} {name}"] = _compared(draw, key_of(()), number, target)
     return Measured(results)
 
 
-def _compared(draw: Callable, key: torch.Tensor, shape: object, place: Target) -> dict[str, object]:
-    there = key.to(place.device)
+def _compared(draw: Callable, key: torch.Tensor, shape: object, target: Target) -> dict[str, object]:
+    there = key.to(target.device)
     return {
         "the CPU": draw(key, shape),
-        "the GPU": _here(draw(there, shape), place),
-        "the GPU again": _here(draw(there, shape), place),
+        "the GPU": _here(draw(there, shape), target),
+        "the GPU again": _here(draw(there, shape), target),
     }
 
 
-def _here(drawn: torch.Tensor | list[torch.Tensor], place: Target) -> torch.Tensor | list[torch.Tensor]:
-    """On the CPU; raises if it was not drawn where it should be."""
+def _here(drawn: torch.Tensor | list[torch.Tensor], target: Target) -> torch.Tensor | list[torch.Tensor]:
+    """Returns the numbers on the CPU; raises if they were drawn on another device than expected."""
     if isinstance(drawn, list):
-        return [one for each in drawn if isinstance(one := _here(each, place), torch.Tensor)]
-    if drawn.device.type != torch.device(place.device).type:
-        raise AssertionError(f"the key is on {place.device}, and the result on {drawn.device}")
+        return [one for each in drawn if isinstance(one := _here(each, target), torch.Tensor)]
+    if drawn.device.type != torch.device(target.device).type:
+        raise AssertionError(f"the key is on {target.device}, and the result on {drawn.device}")
     return drawn.cpu()
 
 
-def _control(place: Target) -> Measured:
-    """A key that differs in one bit."""
-    key, other = random.key(3, device=place.device), random.key(2, device="cpu")
+def _control(target: Target) -> Measured:
+    """Measures a key that differs in one bit."""
+    key, other = random.key(3, device=target.device), random.key(2, device="cpu")
     drawn = random.normal(key, 100).cpu()
     return Measured({
         "other": equal(drawn, random.normal(other, 100)),
@@ -103,13 +103,15 @@ def _control(place: Target) -> Measured:
     })  # fmt: skip
 
 
-def _fusing(place: Target) -> Measured:
-    """Without `enable_fp_fusion=False` the GPU contracts products and sums, and the comparison with the CPU sees it."""
+def _fusing(target: Target) -> Measured:
+    """Shows that without `enable_fp_fusion=False` the GPU contracts products and sums, and the comparison with the CPU
+    sees it.
+    """
     kernel, number, results = launchers("normal").fill.normal_32, 4096, {}
     key = random.key(3, device="cpu")
     for name, fused in (("as launched", False), ("fused", True)):
-        out = torch.empty(number, device=place.device)
-        given = key.to(place.device), out, 1, number, 0.0, 1.0
+        out = torch.empty(number, device=target.device)
+        given = key.to(target.device), out, 1, number, 0.0, 1.0
         kernel[(number // 1024,)](*given, BLOCKS=256, ONE_KEY=True, enable_fp_fusion=fused)
         results[name] = equal(out.cpu(), random.normal(key, number))
     return Measured(results)

@@ -1,4 +1,4 @@
-"""What holds randomness: generators, layers, the process's own generators on CUDA, compiled code."""
+"""Objects that hold randomness: generators, layers, the process's own generators on CUDA, compiled code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
 
 
 def cases() -> Iterator[Case]:
-    """Those that need the device itself have results as they should be."""
+    """Yields the cases; those that need the device itself have examples of correct results."""
     yield Case("Generator", _generator, agree)
     yield Case("layers of samebits.nn", _layers, agree)
     yield Case("layers initialised again", _initialised, agree)
@@ -40,12 +40,12 @@ def cases() -> Iterator[Case]:
     yield Case("torch.compile", _compiled, agree, limit_s=150, example={"step": step})
 
 
-def _generator(place: Target) -> Measured:
-    """One that was made on the CPU and moved goes on with the same numbers."""
+def _generator(target: Target) -> Measured:
+    """Measures a generator that was made on the CPU and moved: it continues with the same numbers."""
     here, there = random.Generator.from_seed(5, device="cpu"), random.Generator.from_seed(5, device="cpu")
     here.uniform(3), there.uniform(3)
-    there.to(place.device)
-    made = random.Generator.from_seed(5, device=place.device)
+    there.to(target.device)
+    made = random.Generator.from_seed(5, device=target.device)
     made.uniform(3)
     results: Results = {}
     for name, draw in _METHODS.items():
@@ -75,12 +75,12 @@ _METHODS: dict[str, Callable[[random.Generator], torch.Tensor]] = {
 }
 
 
-def _layers(place: Target) -> Measured:
-    """Outputs of two calls, and the gradient of their input."""
+def _layers(target: Target) -> Measured:
+    """Measures the outputs of two calls, and the gradient of their input."""
     return Measured({
         name: {
             "the CPU": _stepped(make(), shape, "cpu"),
-            "the GPU": _stepped(make(), shape, place.device),
+            "the GPU": _stepped(make(), shape, target.device),
         }
         for name, (make, shape) in _LAYERS.items()
     })  # fmt: skip
@@ -98,13 +98,13 @@ def _stepped(layer: torch.nn.Module, shape: tuple[int, ...], device: str) -> lis
     return [one.detach().cpu() for one in found if one is not None]
 
 
-def _initialised(place: Target) -> Measured:
-    """Weights of a key, on one device, whatever was drawn in between."""
+def _initialised(target: Target) -> Measured:
+    """Measures the weights of a key, on one device, whatever was drawn in between."""
 
     def made(drawn: int) -> dict[str, torch.Tensor]:
-        torch.rand(drawn, device=place.device)
+        torch.rand(drawn, device=target.device)
         model = torch.nn.Sequential(torch.nn.Linear(33, 17), torch.nn.Conv1d(3, 5, 3), torch.nn.LSTM(5, 7))
-        model.to(place.device)
+        model.to(target.device)
         nn.reset_parameters(model, random.key(8, device="cpu"))
         return {name: value.detach().cpu() for name, value in model.state_dict().items()}
 
@@ -112,13 +112,13 @@ def _initialised(place: Target) -> Measured:
         return Measured({"weights": {"once": made(1), "again": made(1000)}})
 
 
-def _process(place: Target) -> Measured:
-    """Filled from a key, saved and put back, CUDA's give the same numbers again."""
+def _process(target: Target) -> Measured:
+    """Measures that CUDA's generators, filled from a key, saved and restored, give the same numbers again."""
 
     def draw() -> list[torch.Tensor]:
-        return [torch.rand(1001, device=place.device).cpu(), torch.randn(77, device=place.device).cpu()]
+        return [torch.rand(1001, device=target.device).cpu(), torch.randn(77, device=target.device).cpu()]
 
-    torch.zeros(1, device=place.device)  # CUDA's generators are filled once it is initialised
+    torch.zeros(1, device=target.device)  # CUDA's generators are filled once it is initialised
     with generator_states.preserve_states() as before:
         generator_states.fill((3, 4))
         filled = {"once": draw()}
@@ -149,13 +149,13 @@ def _process(place: Target) -> Measured:
     return Measured({**results, "states afterwards": after} if before.cuda else results)
 
 
-def _counted(place: Target) -> Measured:
-    """`draws()` reads the offset of a CUDA generator."""
-    torch.zeros(1, device=place.device)
+def _counted(target: Target) -> Measured:
+    """Measures that `draws()` reads the offset of a CUDA generator."""
+    torch.zeros(1, device=target.device)
     with generator_states.preserve_states():
         draw_counts.begin((1, 2))
         results: Results = {"at first": draw_counts.draws()["cuda:0"]}
-        torch.rand(5, device=place.device)
+        torch.rand(5, device=target.device)
         counted = draw_counts.draws()["cuda:0"]
         results["after a draw"] = "more" if isinstance(counted, int) and counted > 0 else counted
         torch.cuda.manual_seed(3)
@@ -164,7 +164,7 @@ def _counted(place: Target) -> Measured:
 
 
 def _step(key: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
-    """What a compiled function draws; each number below comes from a kernel of ours."""
+    """Returns the numbers that a compiled function draws; each comes from a kernel of ours."""
     own = random.fold_in(key, 3)
     return [
         random.dropout(own, x, 0.3),
@@ -175,11 +175,14 @@ def _step(key: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-def _compiled(place: Target) -> Measured:
-    """Compiled by Inductor, for the device: the numbers of a plain call on the CPU."""
-    key, x = random.key(2, device=place.device), numbers((33, 37), torch.device(place.device), torch.float32)
+def _compiled(target: Target) -> Measured:
+    """Measures a function compiled by Inductor for the device: the numbers of a plain call on the CPU."""
+    key, x = (
+        random.key(2, device=target.device),
+        numbers((33, 37), torch.device(target.device), torch.float32),
+    )
     drawn = torch.compile(_step)(key, x)
-    results = _plain(torch.device(place.device))
+    results = _plain(torch.device(target.device))
     results["step"]["compiled"] = [one.cpu() for one in drawn]
     return Measured(results)
 

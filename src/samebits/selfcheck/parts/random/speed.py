@@ -1,4 +1,4 @@
-"""Against torch's generators: microseconds of a call and ns per number, with what a launch costs."""
+"""The speed against torch's generators: microseconds of a call and ns per number, with the cost of a launch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.nn import functional as F
 
 from samebits import random
 from samebits.selfcheck.case import Case, Measured, Target, expected
-from samebits.selfcheck.timing import Call, against, captured
+from samebits.selfcheck.timing import Call, capture_graph, compare
 
 _SIZES = {"2**10": 1 << 10, "2**20": 1 << 20, "2**26": 1 << 26}
 _REPLAYED = 10
 _JUDGED = ("2**20", "2**26")
-"""Sizes for which it is a goal to be at least as fast; the smallest one shows what a launch costs."""
+"""Sizes for which it is a goal to be at least as fast; the smallest one shows the cost of a launch."""
 
 
 def cases() -> Iterator[Case]:
-    """One for each size."""
+    """Yields one case for each size."""
     for size, number in _SIZES.items():
         measure = partial(_measure, size, number)
         yield Case(f"ns per number, {size}", measure, expected(timed=list(_ROWS)), limit_s=150)
@@ -27,12 +27,12 @@ def cases() -> Iterator[Case]:
     yield Case("ns per number, 2**20, kernels alone", _kernels_alone, alone, limit_s=150)
 
 
-def _measure(size: str, number: int, place: Target) -> Measured:
-    number = min(number, 1 << 10) if place.small else number
+def _measure(size: str, number: int, target: Target) -> Measured:
+    number = min(number, 1 << 10) if target.small else number
     figures: dict[str, float | str] = {}
     goals = {}
     for name, make in _ROWS.items():
-        ours, theirs, faster = against(*make(number, place.device), place)
+        ours, theirs, faster = compare(*make(number, target.device), target)
         figures[name] = f"{ours / number:.4g} (torch {theirs / number:.4g})"
         if size in _JUDGED:
             goals[f"{name} at least as fast ({faster:.2f}x)"] = faster >= 1
@@ -41,16 +41,16 @@ def _measure(size: str, number: int, place: Target) -> Measured:
     return Measured({"timed": list(figures)}, figures, goals)
 
 
-def _kernels_alone(place: Target) -> Measured:
-    """As CUDA graphs: without what a launch costs, which is most of a call of a million numbers."""
-    number = 1 << 10 if place.small else 1 << 20
+def _kernels_alone(target: Target) -> Measured:
+    """Measures CUDA graphs: without the cost of a launch, which is most of a call of a million numbers."""
+    number = 1 << 10 if target.small else 1 << 20
     figures: dict[str, float | str] = {}
     goals = {}
     for name, make in _ROWS.items():
         if name in _NOT_CAPTURED:
             continue
-        calls = [captured(call, _REPLAYED, place.device) for call in make(number, place.device)]
-        ours, theirs, faster = against(calls[0], calls[1], place)
+        calls = [capture_graph(call, _REPLAYED, target.device) for call in make(number, target.device)]
+        ours, theirs, faster = compare(calls[0], calls[1], target)
         each = number * _REPLAYED
         figures[name] = f"{ours / each:.4g} (torch {theirs / each:.4g})"
         goals[f"{name} at least as fast ({faster:.2f}x)"] = faster >= 1
@@ -61,7 +61,7 @@ Row = Callable[[int, str], tuple[Call, Call]]
 
 
 def _drawn(ours: Callable[..., object], theirs: Callable[..., object], **given: object) -> Row:
-    """`ours(key, n)` against `theirs` of a size and device."""
+    """Returns `ours(key, n)` against `theirs` of a size and device."""
 
     def make(n: int, device: str) -> tuple[Call, Call]:
         key = random.key(1, device=device)
@@ -71,7 +71,7 @@ def _drawn(ours: Callable[..., object], theirs: Callable[..., object], **given: 
 
 
 def _filled(ours: Callable[..., object], theirs: Callable[[torch.Tensor], object]) -> Row:
-    """`ours(key, n)` against what fills an empty tensor."""
+    """Returns `ours(key, n)` against a function that fills an empty tensor."""
 
     def make(n: int, device: str) -> tuple[Call, Call]:
         key = random.key(1, device=device)

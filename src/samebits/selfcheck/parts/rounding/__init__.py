@@ -1,4 +1,4 @@
-"""Stochastic rounding: the kernels' bits, the optimizers for 16-bit weights, a lowered step, and what they take."""
+"""Stochastic rounding: the kernels' bits, the optimizers for 16-bit weights, a lowered step, and their cost."""
 
 from __future__ import annotations
 

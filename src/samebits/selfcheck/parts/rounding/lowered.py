@@ -17,7 +17,7 @@ _STEPS = 3
 
 
 def cases() -> Iterator[Case]:
-    """A capture takes seconds of imports."""
+    """Yields the case; a capture takes seconds of imports."""
     example = {"the captured step": {"plain": [torch.ones(3)], "lowered": [torch.ones(3)]}}
     example["every op rounded"] = {"once": [torch.ones(3)], "again": [torch.ones(3)]}
     yield Case("a lowered step", _lowered, agree, limit_s=120, example=example)
@@ -26,7 +26,7 @@ def cases() -> Iterator[Case]:
 def train(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
-    """One step."""
+    """Makes one step."""
     loss = F.cross_entropy(model(x).float(), y)
     loss.backward()
     optimizer.step()
@@ -35,7 +35,7 @@ def train(
 
 
 def arguments(width: int, batch: int, device: str) -> tuple[Any, ...]:
-    """Of `train`: a model in bfloat16, AdamW with state, and a batch; the same ones each time."""
+    """Returns the arguments of `train`: a model in bfloat16, AdamW with state, and a batch; the same ones each time."""
     with generator_states.preserve_states():
         torch.manual_seed(3)
         layers = torch.nn.Linear(width, width), torch.nn.LayerNorm(width), torch.nn.ReLU()
@@ -49,25 +49,25 @@ def arguments(width: int, batch: int, device: str) -> tuple[Any, ...]:
     return model, optimizer, x, y
 
 
-def lower(given: tuple[Any, ...], *, rounded: bool) -> Callable[..., Any]:
-    """The step captured with these arguments, as it is or with every op rounded."""
-    captured = replica.capture(train, *given, world_size=1)
+def lower(args: tuple[Any, ...], *, rounded: bool) -> Callable[..., Any]:
+    """Returns the step captured with these arguments, as it is or with every op rounded."""
+    captured = replica.capture(train, *args, world_size=1)
     if not rounded:
         return rounding.lower(captured, rounding=False)
     rounding.assign_methods(captured, replica.analyze(captured))
     return rounding.lower(captured, seed=1)
 
 
-def _lowered(place: Target) -> Measured:
-    width, batch = (16, 8) if place.small else (256, 64)
+def _lowered(target: Target) -> Measured:
+    width, batch = (16, 8) if target.small else (256, 64)
 
     def ran(step: Callable[..., Any]) -> list[torch.Tensor]:
-        given = arguments(width, batch, place.device)
+        given = arguments(width, batch, target.device)
         losses = [step(*given).cpu() for _ in range(_STEPS)]
         return losses + [weight.detach().cpu() for weight in given[0].parameters()]
 
     def made(*, rounded: bool) -> Callable[..., Any]:
-        return lower(arguments(width, batch, place.device), rounded=rounded)
+        return lower(arguments(width, batch, target.device), rounded=rounded)
 
     return Measured({
         "the captured step": {"plain": ran(train), "lowered": ran(made(rounded=False))},

@@ -25,7 +25,7 @@ _FAR = 5.0
 
 
 def cases() -> Iterator[Case]:
-    """Two for each dtype."""
+    """Yields two cases for each dtype."""
     for name, dtype in DTYPES.items():
         yield Case(f"to {name}", partial(_measure, dtype), agree, limit_s=120)
     for name, dtype in DTYPES.items():
@@ -33,7 +33,9 @@ def cases() -> Iterator[Case]:
 
 
 def inputs(dtype: torch.dtype, count: int = 20_000) -> torch.Tensor:
-    """float32 of every size and both signs: any bits, and around the subnormal numbers and the largest one of a dtype."""
+    """Returns float32 of every size and both signs: any bits, and around the subnormal numbers and the largest one of a
+    dtype.
+    """
     generator = torch.Generator().manual_seed(1)
     anything = random.bits(random.key(11), count).view(torch.float32)
     info = torch.finfo(dtype)
@@ -46,7 +48,7 @@ def inputs(dtype: torch.dtype, count: int = 20_000) -> torch.Tensor:
 
 
 def special() -> torch.Tensor:
-    """Infinities, NaNs with payloads, zeros and subnormal numbers of float32."""
+    """Returns infinities, NaNs with payloads, zeros and subnormal numbers of float32."""
     words = torch.tensor(
         [0x7F800000, 0x7F800001, 0x7FFFFFFF, 0x7FA50000, 0, 1, 0x7FFFFF, 0x33000001], dtype=torch.int32
     )
@@ -54,17 +56,17 @@ def special() -> torch.Tensor:
 
 
 def codes(x: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor, on the CPU: payloads of NaN count."""
+    """Returns the bits of a tensor, on the CPU: payloads of NaN count."""
     x = x.detach().cpu().clone(memory_format=torch.contiguous_format)
     return x.view(torch.uint8 if x.itemsize == 1 else torch.int16)
 
 
-def _measure(dtype: torch.dtype, place: Target) -> Measured:
-    x, wrapping = inputs(dtype, 2_000 if place.small else 200_000), _key(2**64 - 1, 2**64 - 100)
+def _measure(dtype: torch.dtype, target: Target) -> Measured:
+    x, wrapping = inputs(dtype, 2_000 if target.small else 200_000), _key(2**64 - 1, 2**64 - 100)
     given = {
         "numbers of every size": x,
         "what is special": special(),
-        "normal numbers": random.normal(_key(4), 1000 if place.small else 1 << 20),
+        "normal numbers": random.normal(_key(4), 1000 if target.small else 1 << 20),
         "not contiguous": random.normal(_key(5), 33, 70).t()[:, ::2],
         "of bfloat16": random.normal(_key(6), 1001).bfloat16(),
         "of float16": random.normal(_key(6), 1001).half(),
@@ -73,44 +75,44 @@ def _measure(dtype: torch.dtype, place: Target) -> Measured:
     results: Results = {}
     for name, one in given.items():
         here = codes(stochastic_round(one, dtype, wrapping))
-        there, key = one.to(place.device), wrapping.to(place.device)
+        there, key = one.to(target.device), wrapping.to(target.device)
         results[name] = {
             "the CPU": here,
             "the GPU": codes(stochastic_round(there, dtype, key)),
             "the GPU again": codes(stochastic_round(there, dtype, key)),
-            "the GPU, out=": codes(stochastic_round(there, dtype, key, out=_empty(one, dtype, place))),
+            "the GPU, out=": codes(stochastic_round(there, dtype, key, out=_empty(one, dtype, target))),
         }
-    return Measured({**results, "gradient": _gradient(dtype, place)})
+    return Measured({**results, "gradient": _gradient(dtype, target)})
 
 
 def _key(seed: int, offset: int = 0) -> torch.Tensor:
     return torch.tensor([seed, offset], dtype=torch.uint64, device="cpu")
 
 
-def _empty(like: torch.Tensor, dtype: torch.dtype, place: Target) -> torch.Tensor:
-    """Where the elements do not lie side by side."""
-    return torch.empty(*like.shape, 2, dtype=dtype, device=place.device)[..., 0]
+def _empty(like: torch.Tensor, dtype: torch.dtype, target: Target) -> torch.Tensor:
+    """Returns an empty tensor whose elements are not adjacent."""
+    return torch.empty(*like.shape, 2, dtype=dtype, device=target.device)[..., 0]
 
 
-def _gradient(dtype: torch.dtype, place: Target) -> dict[str, torch.Tensor]:
+def _gradient(dtype: torch.dtype, target: Target) -> dict[str, torch.Tensor]:
     def of(device: str) -> torch.Tensor:
         x = random.normal(_key(7), 1001).to(device).requires_grad_()
         rounded = stochastic_round(x, dtype, _key(8).to(device))
         (gradient,) = torch.autograd.grad(rounded.float().square().sum(), x)
         return gradient.cpu()
 
-    return {"the CPU": of("cpu"), "the GPU": of(place.device)}
+    return {"the CPU": of("cpu"), "the GPU": of(target.device)}
 
 
-def _mean(dtype: torch.dtype, place: Target) -> Measured:
-    """How far the share that goes up is from its chance, in standard deviations."""
-    count, key, results = 1 << 12 if place.small else 1 << 22, _key(9).to(place.device), {}
+def _mean(dtype: torch.dtype, target: Target) -> Measured:
+    """Measures the distance of the share that is rounded up from its probability, in standard deviations."""
+    count, key, results = 1 << 12 if target.small else 1 << 22, _key(9).to(target.device), {}
     step = torch.finfo(dtype).eps
     for number, part in enumerate((0.001, 0.3, 0.5, 0.97)):
         x = torch.tensor(1 + part * step, dtype=torch.float32)
         chance = (x.item() - 1) / step
         own = random.fold_in(key, number)
-        rounded = stochastic_round(x.to(place.device).expand(count), dtype, own)
+        rounded = stochastic_round(x.to(target.device).expand(count), dtype, own)
         up = int((rounded.float() > 1).sum())
         results[f"{part} of a step"] = (up - count * chance) / math.sqrt(count * chance * (1 - chance))
     return Measured(results, dict(results))

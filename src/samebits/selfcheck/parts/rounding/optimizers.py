@@ -1,7 +1,7 @@
 """`SGD` and `AdamW` for 16-bit weights on CUDA: the same weights again, in another process and after a resume.
 
-Between a GPU and a CPU nothing is promised of them; whether their bits agree is shown as a figure. `python -m` of this
-module prints the digests of its training, as JSON.
+Equal bits on a GPU and a CPU are not promised; whether they agree is shown as a figure. `python -m` of this module
+prints the digests of its training, as JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _VARIANTS: dict[str, tuple[torch.dtype, Made]] = {
 
 
 def cases() -> Iterator[Case]:
-    """A fresh process takes seconds of imports."""
+    """Yields the cases; a fresh process takes seconds of imports."""
     yield Case("the optimizers again, and resumed", _again, agree, limit_s=120)
     yield Case("the optimizers with other keys", _other, expected(**_differences()))
     both = {name: {"this process": "a", "another": "a"} for name in _VARIANTS}
@@ -61,7 +61,7 @@ def _parameters(dtype: torch.dtype, device: str) -> list[tuple[str, torch.nn.Par
 def _train(
     named: list[tuple[str, torch.nn.Parameter]], optimizer: torch.optim.Optimizer, steps: range
 ) -> None:
-    """Gradients are a function of the step, made on the CPU."""
+    """Trains with gradients that are a function of the step, made on the CPU."""
     for step in steps:
         for number, (_, weight) in enumerate(named):
             key = random.fold_in(random.key(22, device="cpu"), (step, number))
@@ -70,7 +70,7 @@ def _train(
 
 
 def _trained(name: str, device: str) -> list[torch.Tensor]:
-    """Weights and state."""
+    """Returns weights and state."""
     dtype, make = _VARIANTS[name]
     named = _parameters(dtype, device)
     optimizer = make(named)
@@ -79,7 +79,7 @@ def _trained(name: str, device: str) -> list[torch.Tensor]:
 
 
 def _resumed(name: str, device: str) -> list[torch.Tensor]:
-    """By way of a `state_dict` half-way, in new objects."""
+    """Returns weights and state of a run that continued from a `state_dict` half-way, in new objects."""
     dtype, make = _VARIANTS[name]
     named = _parameters(dtype, device)
     optimizer = make(named)
@@ -105,19 +105,19 @@ def _held(
 
 
 def _seeded(work: Callable[[], Results]) -> Results:
-    """The random numbers come from the seed of the process, which stays as it was."""
+    """Runs `work` with random numbers from the seed of the process, which stays as it was."""
     with generator_states.preserve_states():
         random.set_random_seed(5)
         return work()
 
 
-def _again(place: Target) -> Measured:
+def _again(target: Target) -> Measured:
     results = _seeded(
         lambda: {
             name: {
-                "once": _trained(name, place.device),
-                "again": _trained(name, place.device),
-                "resumed": _resumed(name, place.device),
+                "once": _trained(name, target.device),
+                "again": _trained(name, target.device),
+                "resumed": _resumed(name, target.device),
             }
             for name in _VARIANTS
         }
@@ -138,7 +138,7 @@ _PLACES: dict[str, tuple[int, int | str, tuple[int, ...]]] = {
 
 
 def _differences() -> dict[str, bool]:
-    """Whether the weights are equal: a replica has the same place, and nothing else has."""
+    """Returns True for equal weights: a replica has the same position, and nothing else has."""
     return {f"{rule}, {name}": name == "itself again" for rule in ("AdamW", "SGD") for name in _PLACES}
 
 
@@ -148,11 +148,11 @@ _NUMBERS = {
 }
 
 
-def _other(place: Target) -> Measured:
-    """Replicas round alike; another shard, name or step has noise of its own, at the same gradient and state."""
+def _other(target: Target) -> Measured:
+    """Measures that replicas round alike; another shard, name or step has other noise, at the same gradient and state."""
 
     def stepped(rule: str, before: int, name: int | str, shard: tuple[int, ...]) -> torch.Tensor:
-        ((_, weight), *_rest) = _parameters(_BF16, place.device)
+        ((_, weight), *_rest) = _parameters(_BF16, target.device)
         weight = weight.detach()
         state = [torch.zeros_like(weight, dtype=_F32) for _ in range(2 if rule == "AdamW" else 1)]
         count, numbers = torch.tensor(before + 1), _NUMBERS[rule]
@@ -168,7 +168,7 @@ def _other(place: Target) -> Measured:
 
 
 def digests(device: str) -> dict[str, str]:
-    """Of the weights and state that each variant ends with."""
+    """Returns the digests of the final weights and state of each variant."""
     trained = _seeded(lambda: {name: _trained(name, device) for name in _VARIANTS})
     return {name: digest.of_bytes(*map(_bytes, held)) for name, held in trained.items()}
 
@@ -177,12 +177,12 @@ def _bytes(x: torch.Tensor) -> bytes:
     return x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _fresh(place: Target) -> Measured:
-    command = [sys.executable, "-m", "samebits.selfcheck.parts.rounding.optimizers", place.device]
+def _fresh(target: Target) -> Measured:
+    command = [sys.executable, "-m", "samebits.selfcheck.parts.rounding.optimizers", target.device]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr[-300:]}")
-    there, here = json.loads(done.stdout), digests(place.device)
+    there, here = json.loads(done.stdout), digests(target.device)
     return Measured({name: {"this process": here[name], "another": there[name]} for name in here})
 
 

@@ -1,4 +1,4 @@
-"""What rounding takes: against torch's cast and optimizers, torchao's way in torch's ops, and torchao, where it is."""
+"""The cost of rounding: against torch's cast and optimizers, torchao's way in torch's ops, and torchao, if installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits.random._process import generator_states
 from samebits.rounding import optim, stochastic_round
 from samebits.selfcheck.case import Case, Measured, Target, expected
 from samebits.selfcheck.parts.rounding import lowered
-from samebits.selfcheck.timing import Call, against
+from samebits.selfcheck.timing import Call, compare
 
 _NUMBERS, _WEIGHTS = 1 << 26, 1 << 24
 _BF16 = torch.bfloat16
@@ -20,7 +20,7 @@ Rows = dict[str, tuple[Call, Call]]
 
 
 def cases() -> Iterator[Case]:
-    """`timed` is what there was to time."""
+    """Yields the cases; `timed` lists what could be timed."""
     for name, rows, elements, needs in (
         ("ns per number", _casts, _NUMBERS, ()),
         ("ns per weight of a step", _steps, _WEIGHTS, ()),
@@ -34,11 +34,11 @@ def cases() -> Iterator[Case]:
 
 
 def _case(name: str, rows: Callable[[int, str], Rows], elements: int, needs: tuple[str, ...]) -> Case:
-    def measure(place: Target) -> Measured:
-        count = 1 << 10 if place.small else elements
+    def measure(target: Target) -> Measured:
+        count = 1 << 10 if target.small else elements
         with generator_states.preserve_states():
             random.set_random_seed(1)
-            return _timed(rows(count, place.device), count, place)
+            return _timed(rows(count, target.device), count, target)
 
     return Case(
         name,
@@ -50,18 +50,18 @@ def _case(name: str, rows: Callable[[int, str], Rows], elements: int, needs: tup
     )
 
 
-def _timed(rows: Rows, count: int, place: Target) -> Measured:
+def _timed(rows: Rows, count: int, target: Target) -> Measured:
     figures: dict[str, float | str] = {}
     goals = {}
     for name, (ours, theirs) in rows.items():
-        own, other, faster = against(ours, theirs, place)
+        own, other, faster = compare(ours, theirs, target)
         figures[name] = f"{own / count:.4g} (theirs {other / count:.4g})"
         goals[f"{name}: at least as fast ({faster:.2f}x)"] = faster >= 1
     return Measured({"timed": bool(figures)}, figures, goals)
 
 
 def _of_bits(x: torch.Tensor) -> torch.Tensor:
-    """The way of torchao in torch's ops: 16 random bits added to those of the float32, the lower half cut off."""
+    """Rounds as torchao does, in torch's ops: 16 random bits added to those of the float32, the lower half cut off."""
     bits = x.view(torch.int32) + torch.randint(0, 1 << 16, x.shape, dtype=torch.int32, device=x.device)
     return (bits & -65536).view(torch.float32).bfloat16()
 
@@ -127,11 +127,11 @@ def _torchao_step(count: int, device: str) -> Rows:
     }
 
 
-def _factor(place: Target) -> Measured:
-    width, batch = (16, 8) if place.small else (512, 128)
-    given = lowered.arguments(width, batch, place.device)
+def _factor(target: Target) -> Measured:
+    width, batch = (16, 8) if target.small else (512, 128)
+    given = lowered.arguments(width, batch, target.device)
     plain, rounded = (lowered.lower(given, rounded=one) for one in (False, True))
-    own, other, faster = against(lambda: rounded(*given), lambda: plain(*given), place)
+    own, other, faster = compare(lambda: rounded(*given), lambda: plain(*given), target)
     figures: dict[str, float | str] = {
         "lowered us": own / 1000,
         "captured us": other / 1000,

@@ -1,7 +1,7 @@
-"""The switch on a GPU: each op has the same bits run after run or is refused with the way out, and every formulation holds.
+"""The switch on a GPU: each op has the same bits run after run or is refused with a cure, and every formulation holds.
 
-`formulations` tries what stands in for torch's refused kernels, `refused` what happens where nothing does, `battery` the cases
-of `samebits ops --review` on the GPU. `adopt` takes what held into the data file that installs it.
+`formulations` checks the replacements of torch's refused kernels, `refused` the ops without one, `battery` the cases of
+`samebits ops --review` on the GPU. `adopt` writes the verified ones into the data file that installs them.
 """
 
 from __future__ import annotations

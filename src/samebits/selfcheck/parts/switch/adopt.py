@@ -1,4 +1,4 @@
-"""Takes from a report which formulations a GPU has verified, into the data file of this copy of samebits: needs no GPU."""
+"""Takes the formulations that a GPU has verified from a report into the data file of this copy of samebits: needs no GPU."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PART = "switch"
 
 
 @dataclass
-class Adopted:
-    """What a report says of the formulations."""
+class AdoptedResults:
+    """The results of a report about the formulations."""
 
     entries: list[GpuVerification] = field(default_factory=list)
-    """Of each overload all of whose samples have passed."""
+    """Overloads all of whose samples have passed."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Overloads of which a sample has failed, and what was wrong."""
+    """Overloads of which a sample has failed, and the reason."""
     untried: dict[str, str] = field(default_factory=dict)
     """Overloads of which a sample was not run, or has no kernel there."""
     seen: set[str] = field(default_factory=set)
@@ -36,10 +36,11 @@ class Adopted:
 
 def adopt(
     report: SelfcheckReport, file: Path = verified_on_gpu.FILE, table: Path = gpu_evidence.FILE
-) -> Adopted:
-    """Writes what the report has verified into the file; older entries of the same GPU go where it failed now.
+) -> AdoptedResults:
+    """Writes the verified formulations of the report into the file; older entries of the same GPU are removed where it
+    failed now.
 
-    What the battery has seen equal goes into the op table's file, in place of what this GPU has shown before.
+    Overloads with equal bits in the battery go into the op table's file, in place of the GPU's older evidence.
 
     Raises:
         InvalidArgumentError: the report has no such part, or is of other formulations than these.
@@ -50,7 +51,7 @@ def adopt(
             f"--record: the report in {report.folder} has no part {PART!r}: run `samebits selfcheck --part {PART}` on a GPU."
         )
     machine, gpu = report.machine, report.machine["gpu"]
-    found = adopted({case["case"]: case for case in outcome.cases}, machine, str(report.folder))
+    found = results_of({case["case"]: case for case in outcome.cases}, machine, str(report.folder))
     found.seen = _ops(outcome, EQUAL) - _ops(outcome, VARYING)
     verified_on_gpu.record(found.entries, file, failed=[(op, gpu) for op in found.failed])
     if found.seen:
@@ -68,10 +69,12 @@ def _date(machine: Mapping[str, Any]) -> dt.date:
     return dt.date.fromisoformat(machine["date"])
 
 
-def adopted(cases: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any], folder: str) -> Adopted:
-    """What the cases of a report, by name, say of each overload."""
+def results_of(
+    cases: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any], folder: str
+) -> AdoptedResults:
+    """Returns the results of a report's cases, by name, for each overload."""
     _check_sources(cases, folder)
-    found, samples = Adopted(), _by_overload()
+    found, samples = AdoptedResults(), _by_overload()
     for op, covering in samples.items():
         outcomes = [(sample, cases.get(f"{PREFIX}{sample.name}")) for sample in covering]
         wrong = [case["wrong"][0] for _, case in outcomes if case and case["state"] == "failed"]

@@ -1,4 +1,4 @@
-"""Attention by each backend that a GPU has, and other sums that are split there: what the review's CPU cases do not reach."""
+"""Attention by each backend that a GPU has, and other sums that are split there: cases that the review has not on the CPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The cases of `samebits ops --review` on the GPU: under the switch the same bits in twenty runs, or refused with the way out.
+"""The cases of `samebits ops --review` on the GPU: under the switch the same bits in twenty runs, or refused with a
+cure.
 
-Between the runs, memory is taken so that addresses move, the caches are filled with other things, and every fourth run is
-on another stream. The same without the switch says how much of it would have varied, and what the switch costs.
+Between the runs, memory is taken so that addresses move, the caches are filled with other bytes, and every fourth run
+is on another stream. The same without the switch shows how much of it would have varied, and the cost of the switch.
 """
 
 from __future__ import annotations
@@ -22,30 +23,36 @@ from samebits.errors import UnimplementedError
 from samebits.random import set_random_seed
 from samebits.selfcheck.case import Case, Measured, Results, Target
 from samebits.selfcheck.parts.switch import attention
-from samebits.selfcheck.parts.switch.repeating import RepeatedCase, alike, raised, repeated, unless_fault
+from samebits.selfcheck.parts.switch.repeating import (
+    RepeatedCase,
+    all_bits_equal,
+    first_line_of,
+    raise_if_fault,
+    repeat_case,
+)
 
 SAME, REFUSED, ELSEWHERE = "the same bits", "refused with the way out", "does not run on this device"
 NO_BACKEND = "torch offers no such backend under the switch"
 _TORCHS_NO_BACKEND = "No available kernel"
-"""What torch says where `sdpa_kernel` asks for a backend which it leaves out under its flag (cuDNN's)."""
+"""torch's message where `sdpa_kernel` names a backend which it leaves out under its flag (cuDNN's)."""
 EQUAL, VARYING = "overloads with equal bits", "overloads of what varied"
 """Figures that `adopt` reads: full names, apart by blanks."""
 _NO_EXCUSE = ("determinis", "same device")
-"""In errors that are wrong even where the case raises without the switch, too: a refusal, and a tensor that was left on the CPU."""
+"""Words of errors that are wrong even where the case raises without the switch, too: a refusal, and a tensor on the CPU."""
 _ELSEWHERE = frozenset({"compiled"})
-"""Groups of the battery that another part tries: compiled code."""
+"""Groups of the battery that another part checks: compiled code."""
 _AT_ONCE = 12
 """Cases of the battery in one of ours: a fault of the device costs so many."""
 _CONTROL_RUNS = 60
 
 
 def reviewed() -> list[Reviewed]:
-    """The cases, those for a GPU's attention included."""
+    """Returns the cases, those for a GPU's attention included."""
     return [one for one in (*BATTERY, *attention.CASES) if one.group not in _ELSEWHERE]
 
 
 def cases() -> Iterator[Case]:
-    """The battery, a dozen at a time."""
+    """Yields the battery, a dozen at a time."""
     for group in dict.fromkeys(one.group for one in reviewed()):
         members = [one for one in reviewed() if one.group == group]
         for number, some in enumerate(_batches(members), 1):
@@ -54,7 +61,7 @@ def cases() -> Iterator[Case]:
 
 
 def controls() -> Iterator[Case]:
-    """Without the switch something varies: else twenty equal runs would say nothing."""
+    """Yields a case that varies without the switch: else twenty equal runs would prove nothing."""
     example: Results = {"something varied": True}
     yield Case(
         "control: sums by atomics vary without the switch", _control, _judge_control, 120, example=example
@@ -62,52 +69,52 @@ def controls() -> Iterator[Case]:
 
 
 def judge(results: Results) -> Iterator[str]:
-    """Whatever is not the same, refused with the way out, or no op of the device's is wrong."""
+    """Yields each op of the device that neither has the same bits nor is refused with a cure."""
     for name, word in results.items():
         if word not in {SAME, REFUSED, ELSEWHERE, NO_BACKEND}:
             yield f"{name}: {word}"
 
 
-def _measure(some: Sequence[Reviewed], place: Target) -> Measured:
+def _measure(some: Sequence[Reviewed], target: Target) -> Measured:
     results: Results = {}
     built: dict[str, list[Run]] = {}
     set_random_seed(0)
     for one in some:
         try:
-            with built_on(place.device):
+            with built_on(target.device):
                 built[one.name] = list(one.build())
         except Exception as error:
-            results[one.name] = f"could not be built: {raised(error)}"
+            results[one.name] = f"could not be built: {first_line_of(error)}"
     with enable_op_determinism():
-        on = {name: _repeated(name, runs, place) for name, runs in built.items()}
-        overloads = {name: _overloads(built[name], place) for name in on if on[name].error is None}
-    off = {name: _repeated(name, runs, place) for name, runs in built.items()}
+        on = {name: _repeated(name, runs, target) for name, runs in built.items()}
+        overloads = {name: _overloads(built[name], target) for name in on if on[name].error is None}
+    off = {name: _repeated(name, runs, target) for name, runs in built.items()}
     results |= {name: word(on[name], off[name]) for name in built}
     return Measured(results, {**_figures(results, on, off), **_evidence(overloads, on)})
 
 
-def _repeated(name: str, runs: Sequence[Run], place: Target) -> RepeatedCase:
-    """As `repeated`; a fault of the device says in which of the cases it came up."""
+def _repeated(name: str, runs: Sequence[Run], target: Target) -> RepeatedCase:
+    """Returns `repeat_case`; an error names the case in which a fault of the device came up."""
     try:
-        return repeated(runs, place)
+        return repeat_case(runs, target)
     except Exception as error:
         raise RuntimeError(f"{name}: {error}") from error
 
 
-def _overloads(runs: Sequence[Run], place: Target) -> set[str]:
-    """What the samples of a case dispatch; nothing where they cannot be run while it is looked at."""
-    with Names() as names, torch.device(place.device):
+def _overloads(runs: Sequence[Run], target: Target) -> set[str]:
+    """Returns the overloads that the samples of a case dispatch; nothing where they cannot run in the mode that lists them."""
+    with Names() as names, torch.device(target.device):
         try:
             for run in runs:
                 run()
         except Exception as error:
-            unless_fault(error)
+            raise_if_fault(error)
             return set()
     return set(names.seen)
 
 
 def _evidence(overloads: Mapping[str, set[str]], on: Mapping[str, RepeatedCase]) -> dict[str, float | str]:
-    """The overloads that were dispatched in cases with equal bits, and those in cases with others."""
+    """Returns the overloads that were dispatched in cases with equal bits, and those in cases with others."""
     found: dict[bool, set[str]] = {True: set(), False: set()}
     for name, names in overloads.items():
         found[on[name].varied] |= names
@@ -116,7 +123,7 @@ def _evidence(overloads: Mapping[str, set[str]], on: Mapping[str, RepeatedCase])
 
 
 def word(on: RepeatedCase, off: RepeatedCase) -> str:
-    """What the judge looks at."""
+    """Returns the word that is judged."""
     if on.error is None:
         return f"{on.others} of {len(on.seconds)} further runs had other bits" if on.varied else SAME
     text = str(on.error)
@@ -126,13 +133,13 @@ def word(on: RepeatedCase, off: RepeatedCase) -> str:
         return ELSEWHERE
     if _TORCHS_NO_BACKEND in text:
         return NO_BACKEND
-    return f"under the switch {raised(on.error)}"
+    return f"under the switch {first_line_of(on.error)}"
 
 
 def _figures(
     results: Results, on: Mapping[str, RepeatedCase], off: Mapping[str, RepeatedCase]
 ) -> dict[str, float | str]:
-    """Counts, names, and what the switch costs: the time of a run over that without it, medians."""
+    """Returns counts, names, and the cost of the switch: the time of a run over that without it, medians."""
     varied = [name for name, one in off.items() if one.varied]
     figures: dict[str, float | str] = {
         "cases": len(results),
@@ -142,7 +149,7 @@ def _figures(
         if names := [name for name, found in results.items() if found == one]:
             figures[title] = f"{len(names)} ({', '.join(names)})"
     if names := [name for name, found in results.items() if found == ELSEWHERE]:
-        why = [f"{name}: {raised(off[name].error or ValueError())}" for name in names]
+        why = [f"{name}: {first_line_of(off[name].error or ValueError())}" for name in names]
         figures["not on this device"] = f"{len(names)} ({', '.join(why)})"
     timed = [name for name in on if on[name].error is None and off[name].error is None]
     ratios = {name: median(on[name].seconds) / max(median(off[name].seconds), 1e-9) for name in timed}
@@ -156,12 +163,12 @@ def _batches(members: Sequence[Reviewed]) -> Iterator[Sequence[Reviewed]]:
     return (members[start : start + _AT_ONCE] for start in range(0, len(members), _AT_ONCE))
 
 
-def _control(place: Target) -> Measured:
-    """Sums of many numbers in few places, without the switch: torch's kernels add with atomics."""
+def _control(target: Target) -> Measured:
+    """Measures sums of many numbers in few elements, without the switch: torch's kernels add with atomics."""
     draw = torch.Generator().manual_seed(0)
-    source = torch.randn(1 << 20, generator=draw).to(place.device)
-    index = torch.randint(8, (1 << 20,), generator=draw).to(place.device)
-    empty = torch.zeros(8, device=place.device)
+    source = torch.randn(1 << 20, generator=draw).to(target.device)
+    index = torch.randint(8, (1 << 20,), generator=draw).to(target.device)
+    empty = torch.zeros(8, device=target.device)
     sums: dict[str, Callable[[], Tensor]] = {
         "index_add": lambda: empty.index_add(0, index, source),
         "scatter_add": lambda: empty.scatter_add(0, index, source),
@@ -171,7 +178,7 @@ def _control(place: Target) -> Measured:
     counts = {}
     for name, run in sums.items():
         first = run()
-        counts[name] = sum(not alike([first], [run()]) for _ in range(_CONTROL_RUNS))
+        counts[name] = sum(not all_bits_equal([first], [run()]) for _ in range(_CONTROL_RUNS))
     shown = ", ".join(f"{name} {count}" for name, count in counts.items())
     return Measured(
         {"something varied": any(counts.values())}, {f"other bits in {_CONTROL_RUNS} runs": shown}

@@ -1,4 +1,4 @@
-"""Runs a formulation on a device and says whether it holds: bits, values against float64, time against torch's kernel."""
+"""Runs a formulation on a device and checks it: bits, values against float64, time against torch's kernel."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from samebits.determinism._verified_on_gpu import GpuVerification
 from samebits.selfcheck.parts.switch.samples import FormulationSample, Maker
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
-"""Largest error allowed, over the largest value."""
+"""Largest allowed error, over the largest value."""
 _ROUNDS = 3
 
 
 @contextmanager
-def installed(device: str) -> Iterator[None]:
-    """All formulations stand in front of torch's kernels on "cpu" or "cuda", verified or not, and the switch's flag is on."""
+def install_formulations(device: str) -> Iterator[None]:
+    """Installs all formulations in front of torch's kernels on "cpu" or "cuda", verified or not, with the switch's flag on."""
     key, overrides = device.upper(), KernelOverrides()
     was = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -44,21 +44,23 @@ def installed(device: str) -> Iterator[None]:
 
 
 @contextmanager
-def assuming(ops: Iterable[str]) -> Iterator[None]:
-    """The switch, turned on inside, takes these overloads, and no others, for verified by a GPU."""
+def assume_verified(ops: Iterable[str]) -> Iterator[None]:
+    """Makes the switch, turned on inside, take these overloads, and no others, as verified by a GPU."""
     entries = [GpuVerification(op, "assumed", dt.date(2026, 1, 1), torch.__version__, 1.0) for op in ops]
     with replaced(verified_on_gpu, "read", lambda: entries):
         yield
 
 
 def runs_on(sample: FormulationSample, device: str) -> bool:
-    """Whether torch has kernels there for all that the sample covers (cuDNN's is for CUDA only, Lanczos for the CPU)."""
+    """Returns True if torch has kernels there for all that the sample covers (cuDNN's is for CUDA only, Lanczos for the
+    CPU).
+    """
     return all(has_kernel(op, device.upper()) for op in sample.covers)
 
 
 @contextmanager
-def nondeterministic() -> Iterator[None]:
-    """Torch's kernels as they are without the switch; other threads are affected too."""
+def disable_determinism() -> Iterator[None]:
+    """Runs torch's kernels as they are without the switch; other threads are affected too."""
     was = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch._C._set_deterministic_algorithms(False)
@@ -69,7 +71,7 @@ def nondeterministic() -> Iterator[None]:
 
 
 def call(name: str, args: tuple[Any, ...]) -> list[Tensor]:
-    """The tensors that an overload returns for copies of `args`; out arguments are given empty."""
+    """Returns the tensors that an overload returns for copies of `args`; out arguments are given empty."""
     op = overload(name)
     args = tuple(x.clone() if isinstance(x, Tensor) else x for x in args)
     outs = {
@@ -82,7 +84,7 @@ def call(name: str, args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
-    """Whether shapes, dtypes and bytes agree: signed zeros and NaN payloads count."""
+    """Returns True if shapes, dtypes and bytes agree: signed zeros and NaN payloads count."""
     return len(first) == len(second) and all(
         a.dtype == b.dtype
         and a.shape == b.shape
@@ -92,7 +94,7 @@ def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
 
 
 def error(got: list[Tensor], exact: list[Tensor]) -> float:
-    """The largest difference over the largest value, of all floating results; infinite where one is not finite alone."""
+    """Returns the largest difference over the largest value, of all floating results; infinite where only one is finite."""
     pairs = zip(got, exact, strict=True)
     return max(_error(a.cpu().double(), b.cpu().double()) for a, b in pairs if b.is_floating_point())
 
@@ -107,34 +109,35 @@ def _error(got: Tensor, exact: Tensor) -> float:
 
 
 def reference(sample: FormulationSample, args: tuple[Any, ...]) -> list[Tensor]:
-    """Torch's own kernel on the CPU in float64 for the same values (cuDNN's sampler: torch's, with its fixed modes).
+    """Returns the result of torch's own kernel on the CPU in float64 for the same values (cuDNN's sampler: torch's,
+    with its fixed modes).
 
-    On one thread, where torch writes equal places in the order of the index too.
+    On one thread, where torch writes duplicate indices in the order of the index too.
     """
     name, args = sample.call, tuple(_exact(x) for x in args)
     if "cudnn" in name:
         image, grid, grad = args
         name, args = "aten::grid_sampler_2d_backward", (grad, image, grid, 0, 0, True, [True, True])
-    with nondeterministic():
+    with disable_determinism():
         return on_single_thread(call)(name, args)
 
 
 @dataclass(frozen=True)
-class Found:
+class SampleResult:
     """A sample run with one dtype and size."""
 
     results: int
-    """How many different results there were, by their bits."""
+    """The number of different results, by their bits."""
     error: float
     """The largest difference from the CPU in float64, over the largest value."""
     allowed: float
-    """The largest error that is allowed: a tolerance, or half as much again as torch's own kernel has."""
+    """The largest error that is allowed: a tolerance, or 1.5 times the error of torch's own kernel."""
 
 
-def found(sample: FormulationSample, maker: Maker, runs: int) -> Found:
+def run_sample(sample: FormulationSample, maker: Maker, runs: int) -> SampleResult:
     """Runs the formulation `runs` times on the maker's device."""
     args = sample.make(maker)
-    with installed(maker.device):
+    with install_formulations(maker.device):
         first = call(sample.call, args)
         different = [first]
         for _ in range(runs - 1):
@@ -145,16 +148,16 @@ def found(sample: FormulationSample, maker: Maker, runs: int) -> Found:
     wrong, allowed = error(first, exact), TOLERANCE[maker.dtype]
     if wrong > allowed:
         allowed = max(allowed, 1.5 * _torchs_error(sample, args, exact))
-    return Found(len(different), wrong, allowed)
+    return SampleResult(len(different), wrong, allowed)
 
 
 def failures(
     sample: FormulationSample, device: str, runs: int = 5, *, large: bool = False, seed: int = 0
 ) -> list[str]:
-    """What is wrong with the formulation on the device, per dtype: bits over `runs` runs, values against float64."""
+    """Returns the errors of the formulation on the device, per dtype: bits over `runs` runs, values against float64."""
     lines = []
     for dtype in sample.dtypes:
-        one = found(sample, Maker(device, dtype, large=large, seed=seed), runs)
+        one = run_sample(sample, Maker(device, dtype, large=large, seed=seed), runs)
         if one.results != 1:
             lines.append(f"{sample.name} {dtype}: {runs} runs gave different bits")
         if one.error > one.allowed:
@@ -163,10 +166,10 @@ def failures(
 
 
 def ratio(sample: FormulationSample, maker: Maker, seconds: float) -> float:
-    """Our time over that of torch's nondeterministic kernel: the least of interleaved rounds, `seconds` each."""
+    """Returns our time over that of torch's nondeterministic kernel: the least of interleaved rounds, `seconds` each."""
     args, op = sample.make(maker), overload(sample.call)
     best: dict[str, float] = {}
-    states = {"ours": lambda: installed(maker.device), "torch's": nondeterministic}
+    states = {"ours": lambda: install_formulations(maker.device), "torch's": disable_determinism}
     for _ in range(_ROUNDS):
         for name, state in states.items():
             with state():
@@ -176,7 +179,7 @@ def ratio(sample: FormulationSample, maker: Maker, seconds: float) -> float:
 
 
 def per_call(function: Callable[[], Any], device: str, seconds: float) -> float:
-    """Seconds that one of many calls takes, the device's work included."""
+    """Returns the seconds of one of many calls, the device's work included."""
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     function()  # tables, compiled kernels, memory
     wait()
@@ -191,8 +194,8 @@ def per_call(function: Callable[[], Any], device: str, seconds: float) -> float:
 
 
 def _torchs_error(sample: FormulationSample, args: tuple[Any, ...], exact: list[Tensor]) -> float:
-    """How far torch's nondeterministic kernel is from float64 (`ctc_loss` subtracts large logarithms)."""
-    with nondeterministic():
+    """Returns the error of torch's nondeterministic kernel against float64 (`ctc_loss` subtracts large logarithms)."""
+    with disable_determinism():
         return error(call(sample.call, args), exact)
 
 

@@ -1,6 +1,6 @@
 """Each formulation on the GPU: bits over twenty runs, values against float64 on the CPU, its other forms, and its cost.
 
-A case is a sample, and speaks for the overloads that the sample covers. Its figures are what `adopt` records.
+A case is a sample, and counts for the overloads that the sample covers. Its figures are what `adopt` records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFIX = "formulation: "
 COVERS, RATIO = "covers", "ratio to the refused kernel"
 """Names of figures that `adopt` reads: overloads apart by blanks, and our time over that of torch's kernel."""
 SOURCES_CASE, SOURCES = "every formulation stands before a kernel", "formulations"
-"""The case and its figure that say which code was run."""
+"""The case and its figure that identify the code that was run."""
 _RUNS = 20
 _SECONDS = 0.03
 _NO_KERNEL = "torch has no kernel of it on this device"
@@ -36,7 +36,7 @@ _BACKEND = "lanczos"
 
 
 def cases() -> Iterator[Case]:
-    """One for each sample, and two that look at all of them."""
+    """Yields one case for each sample, and two about all of them."""
     kernels = {it.op: True for it in REPLACEMENTS if _BACKEND not in it.op}
     yield Case(SOURCES_CASE, _kernels, _all_true, example=kernels)
     yield Case(
@@ -46,21 +46,23 @@ def cases() -> Iterator[Case]:
         yield Case(f"{PREFIX}{sample.name}", partial(_measure, sample), judge, 240)
 
 
-def _measure(sample: FormulationSample, place: Target) -> Measured:
-    if not check.runs_on(sample, place.device):
+def _measure(sample: FormulationSample, target: Target) -> Measured:
+    if not check.runs_on(sample, target.device):
         return Measured({"checked": _NO_KERNEL})
     results: Results = {"different results": {}, "error over what is allowed": {}, "forms": {}}
     errors = []
-    for large in (False,) if place.small else (False, True):
+    for large in (False,) if target.small else (False, True):
         for dtype in sample.dtypes:
-            one = check.found(sample, Maker(place.device, dtype, large=large), 3 if place.small else _RUNS)
+            one = check.run_sample(
+                sample, Maker(target.device, dtype, large=large), 3 if target.small else _RUNS
+            )
             title = f"{str(dtype).removeprefix('torch.')} {'large' if large else 'small'}"
             results["different results"][title] = one.results
             results["error over what is allowed"][title] = one.error / one.allowed
             errors.append(f"{title} {one.error:.1e}")
-    results["forms"] = _forms(sample, place.device)
-    maker = Maker(place.device, torch.float32, large=not place.small)
-    ratio = check.ratio(sample, maker, 0.0 if place.small else _SECONDS)
+    results["forms"] = _forms(sample, target.device)
+    maker = Maker(target.device, torch.float32, large=not target.small)
+    ratio = check.ratio(sample, maker, 0.0 if target.small else _SECONDS)
     figures: dict[str, float | str] = {
         RATIO: ratio,
         COVERS: " ".join(sample.covers),
@@ -70,7 +72,9 @@ def _measure(sample: FormulationSample, place: Target) -> Measured:
 
 
 def judge(results: Results) -> Iterator[str]:
-    """One result each, no error beyond what is allowed, and all forms have the bits of the functional one."""
+    """Yields each violation: several results, an error beyond the allowed one, a form with other bits than the
+    functional one.
+    """
     if set(results) == {"checked"}:
         if results["checked"] != _NO_KERNEL:
             yield f"it was not checked: {results['checked']}"
@@ -87,15 +91,15 @@ def judge(results: Results) -> Iterator[str]:
 
 
 def _forms(sample: FormulationSample, device: str) -> dict[str, bool]:
-    """Whether each overload that the sample covers, through the dispatcher, has the bits of the one that is called."""
+    """Returns True for each overload that the sample covers if, through the dispatcher, it has the bits of the one called."""
     args = sample.make(Maker(device, torch.float32))
-    with check.installed(device):
+    with check.install_formulations(device):
         expected = check.call(sample.call, args)
         return {op: check.same_bits(check.call(op, args), expected) for op in sample.covers}
 
 
-def _kernels(place: Target) -> Measured:
-    key = place.device.upper()
+def _kernels(target: Target) -> Measured:
+    key = target.device.upper()
     results = {it.op: has_kernel(it.op, key) for it in REPLACEMENTS if _BACKEND not in it.op}
     absent = [it.op for it in REPLACEMENTS if _BACKEND in it.op and not has_kernel(it.op, key)]
     return Measured(results, {"on the CPU only": ", ".join(absent) or "none", SOURCES: sources()})
@@ -103,22 +107,22 @@ def _kernels(place: Target) -> Measured:
 
 @cache
 def sources() -> str:
-    """Changes with the code of the formulations."""
+    """Returns a text that changes with the code of the formulations."""
     folder = Path(cuda_decompositions.__file__).parent
     files = [*sorted(folder.glob("*.py")), *(folder.parent / name for name in _SHARED)]
     return of_bytes(*(file.read_bytes() for file in files)).split(":")[1][:16]
 
 
-def _installed(place: Target) -> Measured:
-    """Under the switch, as if a GPU had verified every formulation: the overrides that load late."""
+def _installed(target: Target) -> Measured:
+    """Measures the overrides that load late under the switch, as if a GPU had verified every formulation."""
     results = {}
-    here = [it.op for it in REPLACEMENTS if has_kernel(it.op, place.device.upper())]
+    here = [it.op for it in REPLACEMENTS if has_kernel(it.op, target.device.upper())]
     set_random_seed(0)
-    for sample in (one for one in SAMPLES if check.runs_on(one, place.device)):
-        args = sample.make(Maker(place.device, torch.float32))
-        with check.installed(place.device):
+    for sample in (one for one in SAMPLES if check.runs_on(one, target.device)):
+        args = sample.make(Maker(target.device, torch.float32))
+        with check.install_formulations(target.device):
             expected = check.call(sample.call, args)
-        with check.assuming(here), enable_op_determinism():
+        with check.assume_verified(here), enable_op_determinism():
             results[sample.name] = check.same_bits(check.call(sample.call, args), expected)
     return Measured(results)
 

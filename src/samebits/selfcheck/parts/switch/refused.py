@@ -1,4 +1,4 @@
-"""What torch refuses on CUDA, with arguments for each overload: real tensors there get our error with the way out."""
+"""Ops that torch refuses on CUDA, with arguments for each overload: real tensors there get our error with the cure."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ _ROWS, _SIDE = (4, 6), 6
 
 
 def cases() -> Iterator[Case]:
-    """One case: every overload of the list of refusals."""
+    """Yields one case: every overload of the list of refusals."""
     yield Case("refusals", _measure, judge, 120, example={"aten::histc": OURS, "aten::scatter.src": RUNS})
 
 
-def _measure(place: Target) -> Measured:
-    """Under the switch, with no formulation installed. What runs, is told: torch has a deterministic path, or has one now."""
+def _measure(target: Target) -> Measured:
+    """Measures under the switch, with no formulation installed. An op that runs is reported: torch has a deterministic path."""
     set_random_seed(0)
-    key = place.device.upper()
-    with check.assuming(()), enable_op_determinism():
-        results = {op: _outcome(op, place.device) for op in refused(key) if op in ARGUMENTS}
+    key = target.device.upper()
+    with check.assume_verified(()), enable_op_determinism():
+        results = {op: _outcome(op, target.device) for op in refused(key) if op in ARGUMENTS}
     runs = [op for op, word in results.items() if word == RUNS]
     return Measured(results, {"tried": len(results), "run under the switch": ", ".join(runs)})
 
 
 def judge(results: Results) -> Iterator[str]:
-    """Nothing may end in torch's words, or in another error."""
+    """Yields each op that ends in torch's message, or in another error."""
     for op, word in results.items():
         if word not in {OURS, RUNS}:
             yield f"{op}: {word}"
 
 
 def refused(key: str) -> list[str]:
-    """The overloads with a kernel for the dispatch key that are on the list of refusals (some of their arguments are)."""
+    """Returns the overloads with a kernel for the dispatch key that are on the list of refusals (some of their
+    arguments are).
+    """
     return sorted(name for name in kernels(key) if refused_ops.cure_of(name, "CUDA") is not None)
 
 
@@ -58,25 +60,25 @@ def _outcome(op: str, device: str) -> str:
         cured = f"{op} on {device.upper()} at " in str(error) and "Use " in str(error)
         return OURS if cured else f"refused without the way out: {error}"
     except RuntimeError as error:
-        if is_fault(error):  # all that comes behind it would fail, too
+        if is_fault(error):  # everything after it would fail, too
             raise RuntimeError(f"{op}: {error}") from error
         return f"{'refused by torch' if _WORDS in str(error) else 'failed'}: {str(error)[:200]}"
     return RUNS
 
 
 def with_outs(op: str, args: Arguments) -> Any:
-    """Calls the overload; `out` arguments are given empty, and what must be named is the last of the arguments."""
-    target, rest = overload(op), list(args)
+    """Calls the overload; `out` arguments are given empty, and keyword-only arguments are the last of the arguments."""
+    op_overload, rest = overload(op), list(args)
     like = next(x for x in args if isinstance(x, Tensor))
     named: dict[str, Any] = {}
-    for argument in target._schema.arguments:
+    for argument in op_overload._schema.arguments:
         if argument.is_out:
             named[argument.name] = like.new_empty(
                 0, dtype=torch.int64 if argument.name == "indices" else None
             )
         elif argument.kwarg_only and not argument.has_default_value():
             named[argument.name] = rest.pop()
-    return target(*rest, **named)
+    return op_overload(*rest, **named)
 
 
 def _sample(name: str) -> Callable[[str], Arguments]:
@@ -85,7 +87,7 @@ def _sample(name: str) -> Callable[[str], Arguments]:
 
 
 def _rows(*rest: Any, index: Callable[[Tensor], Tensor] = lambda i: i) -> Callable[[str], Arguments]:
-    """A table, dimension 0, indices of rows, and the rest; where that is None, a source."""
+    """Returns a table, dimension 0, indices of rows, and the rest; where that is None, a source."""
 
     def make(device: str) -> Arguments:
         m = Maker(device, torch.float32)
@@ -147,5 +149,5 @@ ARGUMENTS: dict[str, Callable[[str], Arguments]] = {
     "aten::grid_sampler_2d_backward.out": _sample("grid_sampler_2d_backward mode 0 padding 0"),
     "aten::grid_sampler_3d_backward.out": _sample("grid_sampler_3d_backward mode 0 padding 0"),
 }
-"""Of every refused overload but those that take what only their forward makes: `_efficient_attention_backward` (the battery
-reaches it) and `_ctc_loss_backward.Tensor`."""
+"""Arguments of every refused overload except those that take values which only their forward makes:
+`_efficient_attention_backward` (the battery reaches it) and `_ctc_loss_backward.Tensor`."""

@@ -1,4 +1,4 @@
-"""One case of the battery, run again and again on the device: what moves between the runs, and how bits are compared."""
+"""One case of the battery, run again and again on the device: the changes between the runs, and the comparison of bits."""
 
 from __future__ import annotations
 
@@ -28,54 +28,54 @@ class RepeatedCase:
     """One case of the battery, run again and again with the switch on, or off."""
 
     others: int = 0
-    """How many runs did not have the bits of the first."""
+    """The number of runs without the bits of the first."""
     seconds: list[float] = field(default_factory=list)
     error: Exception | None = None
 
     @property
     def varied(self) -> bool:
-        """Whether two runs differed."""
+        """Returns True if two runs differed."""
         return self.others > 0
 
 
-def repeated(runs: Sequence[Run], place: Target) -> RepeatedCase:
-    """Runs the samples of a case `_RUNS` times each. What one raises is kept; a fault of the device is raised."""
+def repeat_case(runs: Sequence[Run], target: Target) -> RepeatedCase:
+    """Runs the samples of a case `_RUNS` times each. An exception is kept; a fault of the device is raised."""
     found = RepeatedCase()
     try:
         for run in runs:
-            _repeat(run, found, place)
+            _repeat(run, found, target)
     except Exception as error:
-        found.error = unless_fault(error).with_traceback(None)  # whose frames hold tensors
+        found.error = raise_if_fault(error).with_traceback(None)  # whose frames hold tensors
     return found
 
 
-def raised(error: Exception) -> str:
-    """The first line of an error; a fault of the device is raised, since nothing behind it means anything."""
-    unless_fault(error)
+def first_line_of(error: Exception) -> str:
+    """Returns the first line of an error; a fault of the device is raised, since nothing after it means anything."""
+    raise_if_fault(error)
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
 
-def unless_fault(error: Exception) -> Exception:
-    """The error, or raised if it is a fault of the device."""
+def raise_if_fault(error: Exception) -> Exception:
+    """Returns the error, or raises it if it is a fault of the device."""
     if is_fault(error):
         raise error
     return error
 
 
-def _repeat(run: Run, found: RepeatedCase, place: Target) -> None:
+def _repeat(run: Run, case: RepeatedCase, target: Target) -> None:
     first: list[Tensor] | None = None
-    with torch.device(place.device):
-        for number in range(_FEW if place.small else _RUNS):
-            moved = _disturb(number, place)
-            with _stream(number, place.device):
-                output, seconds = _timed(run, place.device)
+    with torch.device(target.device):
+        for number in range(_FEW if target.small else _RUNS):
+            moved = _disturb(number, target)
+            with _stream(number, target.device):
+                output, seconds = _timed(run, target.device)
             del moved
             bits = leaves(output)
             if first is None:
                 first = bits
                 continue  # its time is that of warming up
-            found.seconds.append(seconds)
-            found.others += not alike(first, bits)
+            case.seconds.append(seconds)
+            case.others += not all_bits_equal(first, bits)
 
 
 def _timed(run: Run, device: str) -> tuple[Any, float]:
@@ -92,16 +92,16 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _disturb(number: int, place: Target) -> Any:
-    """Other bytes in freed blocks, blocks that move the next ones, and every other time the caches full of other things."""
+def _disturb(number: int, target: Target) -> Any:
+    """Changes memory: other bytes in freed blocks, blocks that move the next ones, and every other time full caches."""
     held = disturb(number)
-    if number % 2 and not place.small:
+    if number % 2 and not target.small:
         torch.full((_FILL,), number, dtype=torch.uint8)
     return held
 
 
 def _stream(number: int, device: str) -> Any:
-    """Every fourth run is on a stream of its own; all work before has ended, and so has its own when it is compared."""
+    """Runs every fourth run on another stream; all work before has ended, and so has the run when it is compared."""
     return torch.cuda.stream(_side_stream()) if device == "cuda" and number % 4 == 3 else nullcontext()
 
 
@@ -111,7 +111,7 @@ def _side_stream() -> torch.cuda.Stream:
 
 
 def leaves(output: Any) -> list[Tensor]:
-    """The tensors in it that hold bits."""
+    """Returns the tensors of an output that hold bits."""
     found: list[Tensor] = []
     for leaf in pytree.tree_leaves(output):
         if isinstance(leaf, Tensor):
@@ -120,7 +120,7 @@ def leaves(output: Any) -> list[Tensor]:
 
 
 def _parts(x: Tensor) -> list[Tensor]:
-    """The strided tensors that hold the bits; coalescing first would add what is compared."""
+    """Returns the strided tensors that hold the bits; coalescing first would add the compared values."""
     if x.layout is torch.sparse_coo:
         return [x._indices(), x._values()]
     if x.layout is torch.sparse_csr:
@@ -128,22 +128,22 @@ def _parts(x: Tensor) -> list[Tensor]:
     return [x]
 
 
-def alike(first: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Whether all bits agree, compared where the tensors are; a NaN is a NaN, whatever its other bits."""
+def all_bits_equal(first: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Returns True if all bits agree, compared on the tensors' device; a NaN is a NaN, whatever its other bits."""
     return len(first) == len(other) and all(map(_alike, first, other))
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
+def _alike(first: Tensor, other: Tensor) -> bool:
+    if first.shape != other.shape or first.dtype != other.dtype:
         return False
-    if one.is_complex():
-        one, other = (torch.view_as_real(x.resolve_conj().resolve_neg()) for x in (one, other))
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    if one.itemsize not in _WORDS:
-        return equal(one, other)
-    same = one.contiguous().view(_WORDS[one.itemsize]) == other.contiguous().view(_WORDS[one.itemsize])
-    return bool((same | (one.isnan() & other.isnan()).contiguous()).all())
+    if first.is_complex():
+        first, other = (torch.view_as_real(x.resolve_conj().resolve_neg()) for x in (first, other))
+    if not first.is_floating_point():
+        return torch.equal(first, other)
+    if first.itemsize not in _WORDS:
+        return equal(first, other)
+    same = first.contiguous().view(_WORDS[first.itemsize]) == other.contiguous().view(_WORDS[first.itemsize])
+    return bool((same | (first.isnan() & other.isnan()).contiguous()).all())
 
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

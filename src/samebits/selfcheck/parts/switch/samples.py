@@ -1,4 +1,4 @@
-"""Arguments for every replaced overload: what the tests and the check on a GPU run."""
+"""Arguments for every replaced overload: the tests and the check on a GPU run them."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ class Maker:
         self._generator = torch.Generator().manual_seed(self.seed)
 
     def n(self, small: int, large: int) -> int:
-        """The size to use."""
+        """Returns the size to use."""
         return large if self.large else small
 
     def normal(self, *shape: int) -> Tensor:
-        """Normal numbers, rounded to bfloat16 first so that every dtype holds the same values."""
+        """Returns normal numbers, rounded to bfloat16 first so that every dtype holds the same values."""
         return self.put(torch.randn(shape, generator=self._generator).bfloat16()).to(self.dtype)
 
     def integers(self, high: int, *shape: int) -> Tensor:
-        """int64 below `high`."""
+        """Returns int64 below `high`."""
         return self.put(torch.randint(high, shape, generator=self._generator))
 
     def put(self, x: Tensor) -> Tensor:
-        """On the device."""
+        """Returns the tensor on the device."""
         return x.to(self.device)
 
 
 @dataclass(frozen=True)
 class FormulationSample:
-    """One way to call an op, and the overloads that it speaks for."""
+    """One call of an op, and the overloads that it counts for."""
 
     name: str
     call: str
     """The overload that is called, as `aten::median.dim`."""
     covers: tuple[str, ...]
-    """The replaced overloads whose verification rests on it."""
+    """The replaced overloads whose verification depends on it."""
     make: Callable[[Maker], tuple[Any, ...]]
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16)
 
