@@ -10,7 +10,7 @@ import torch
 
 import samebits
 from samebits.audit._review import review
-from samebits.audit._review.workers import ReviewWorker, WorkerError
+from samebits.audit._review.worker import ReviewWorker, WorkerError
 from samebits.errors import InvalidArgumentError
 
 KNOWN = {

@@ -6,14 +6,14 @@ from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
     from samebits.audit._review.report import Review as Review
+    from samebits.audit._review.report import show as show
     from samebits.audit._review.review import review as review
-    from samebits.audit._review.table import show as show
 
 __getattr__, __dir__ = attach(
     __name__,
     names={
         "Review": "samebits.audit._review.report",
         "review": "samebits.audit._review.review",
-        "show": "samebits.audit._review.table",
+        "show": "samebits.audit._review.report",
     },
 )

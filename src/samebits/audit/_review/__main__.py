@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from samebits.audit._review.catalogue import SOURCES
+from samebits.audit._review.report import show
 from samebits.audit._review.review import review
-from samebits.audit._review.table import show
 
 
 def main() -> int:

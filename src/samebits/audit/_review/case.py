@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -99,11 +99,6 @@ def mapped(function: Callable[..., Any], *inputs: Input) -> Input:
     return lambda dtype: function(*(make(dtype) for make in inputs))
 
 
-def constant(value: Any) -> Input:
-    """An argument that is not made from a dtype."""
-    return lambda _dtype: value
-
-
 def forward(
     group: str,
     name: str,
@@ -124,25 +119,39 @@ def forward(
 
 
 def backward(
-    group: str,
-    name: str,
-    function: Callable[..., Any],
-    *inputs: Input,
-    dtypes: Iterable[torch.dtype] = (F32,),
-    strided: bool = False,
-    repeats: int = 3,
+    group: str, name: str, function: Callable[..., Any], *inputs: Input, **options: Any
 ) -> Iterator[ReviewCase]:
     """As `forward`, with the gradients of all floating-point tensors for a fixed random upstream gradient."""
-    for dtype, layout, prepare in _variants(dtypes, strided=strided):
-
-        def build(dtype: torch.dtype = dtype, prepare: Callable[[Any], Any] = prepare) -> Iterator[Run]:
-            arguments = [prepare(placed(make(dtype))) for make in inputs]
-            yield lambda: with_gradients(function, arguments)
-
-        yield ReviewCase(group, f"{name} [{_short(dtype)}{layout}]", build, repeats)
+    yield from forward(
+        group, name, lambda *arguments: with_gradients(function, arguments), *inputs, **options
+    )
 
 
-def with_gradients(function: Callable[..., Any], arguments: list[Any]) -> tuple[Any, Any]:
+def layer(
+    group: str,
+    name: str,
+    make: Callable[[], torch.nn.Module],
+    make_input: Input,
+    dtypes: Iterable[torch.dtype],
+) -> Iterator[ReviewCase]:
+    """One case per dtype that calls a module: its outputs and the gradients of input and parameters."""
+    for dtype in dtypes:
+
+        def build(dtype: torch.dtype = dtype) -> Iterator[Run]:
+            torch.manual_seed(0)
+            module = placed(make().to(dtype))
+            x = placed(make_input(dtype)).requires_grad_()
+
+            def run() -> object:
+                outputs = module(x)
+                return outputs, gradients(outputs, [x, *module.parameters()])
+
+            yield run
+
+        yield ReviewCase(group, f"{name} [{_short(dtype)}]", build)
+
+
+def with_gradients(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, Any]:
     """The outputs of `function`, and the gradients of its floating-point tensor arguments."""
     leaves = [_leaf(argument) for argument in arguments]
     outputs = function(*leaves)

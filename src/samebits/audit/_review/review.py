@@ -16,7 +16,7 @@ from samebits.audit._review.cases import BATTERY
 from samebits.audit._review.catalogue import SOURCES
 from samebits.audit._review.report import Review
 from samebits.audit._review.row import ReviewRow
-from samebits.audit._review.workers import ReviewWorker, WorkerError
+from samebits.audit._review.worker import ReviewWorker, WorkerError
 from samebits.audit._verify.child_processes import run_until_signalled, scratch_folder
 from samebits.determinism import environment_fingerprint
 from samebits.errors import InvalidArgumentError

@@ -1,38 +1,15 @@
-"""The battery's own cases, by group."""
+"""The battery's own cases: lines of battery.txt, and programs (compiled graphs, training steps)."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from samebits.audit._review.case import ReviewCase
-from samebits.audit._review.cases import (
-    attention,
-    compiled,
-    conv,
-    drawing,
-    indexing,
-    losses,
-    matmul,
-    norms,
-    pointwise,
-    reductions,
-    sampling,
-    sparse,
-    spectral,
-    training,
-)
+from samebits.audit._review.cases import compiled, training
+from samebits.audit._review.cases.reader import read
 
 BATTERY: tuple[ReviewCase, ...] = (
     *compiled.CASES,
     *training.CASES,
-    *attention.CASES,
-    *conv.CASES,
-    *matmul.CASES,
-    *reductions.CASES,
-    *norms.CASES,
-    *losses.CASES,
-    *indexing.CASES,
-    *spectral.CASES,
-    *sampling.CASES,
-    *sparse.CASES,
-    *pointwise.CASES,
-    *drawing.CASES,
+    *read(Path(__file__).with_name("battery.txt").read_text(encoding="utf-8")),
 )
