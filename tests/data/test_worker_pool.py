@@ -429,7 +429,7 @@ def test_nothing_is_left_behind_in_this_process():
     before = children(), open_files(), threading.active_count()
     for use in (lambda: list(pipeline), stop_early, raise_in_loop, fail, in_a_thread):
         use()
-        pipeline.forget_iteration(), broken.forget_iteration()
+        pipeline._forget_iteration(), broken._forget_iteration()
         assert (children(), open_files(), threading.active_count()) == before
 
 
@@ -469,7 +469,7 @@ def test_many_lives_and_deaths_leave_nothing_behind(method, soak):
 
     for number in range(300):
         warned(lambda number=number: cycle(number))
-        pipeline.forget_iteration()
+        pipeline._forget_iteration()
         assert (children(), open_files()) == before
         soak("lives of a pipeline with workers")
 

@@ -26,7 +26,7 @@ _WHOLE_BYTES = 4096
 _END_BYTES = 1 << 16
 
 
-class Part(NamedTuple):
+class HeldPart(NamedTuple):
     """A value inside another."""
 
     kind: str
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     value: Any
 
 
-Reader = Callable[[Any], Iterable[Part]]
+Reader = Callable[[Any], Iterable[HeldPart]]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -55,13 +55,13 @@ def reader_of(kind: type) -> Reader | None:
     return None
 
 
-def _partial(value: functools.partial[Any]) -> Iterable[Part]:
-    yield Part("attr", ".func", value.func)
-    yield Part("attr", ".args", value.args)
-    yield Part("attr", ".keywords", value.keywords)
+def _partial(value: functools.partial[Any]) -> Iterable[HeldPart]:
+    yield HeldPart("attr", ".func", value.func)
+    yield HeldPart("attr", ".args", value.args)
+    yield HeldPart("attr", ".keywords", value.keywords)
 
 
-def _buffer(value: Any) -> Iterable[Part]:
+def _buffer(value: Any) -> Iterable[HeldPart]:
     view = memoryview(value)
     if view.nbytes > 2 * _END_BYTES:
         flat = view.cast("B") if view.contiguous else memoryview(view.tobytes())
@@ -69,98 +69,101 @@ def _buffer(value: Any) -> Iterable[Part]:
     else:
         ends = view.tobytes()
     short = len(ends) <= _WHOLE_BYTES
-    return [Part("item", "", (view.nbytes, ends if short else xxhash.xxh3_64_digest(ends)))]
+    return [HeldPart("item", "", (view.nbytes, ends if short else xxhash.xxh3_64_digest(ends)))]
 
 
-def _mmap(value: mmap.mmap) -> Iterable[Part]:
-    return [] if value.closed else [*_buffer(value), Part("item", ".tell()", value.tell())]
+def _mmap(value: mmap.mmap) -> Iterable[HeldPart]:
+    return [] if value.closed else [*_buffer(value), HeldPart("item", ".tell()", value.tell())]
 
 
-def _queue(value: queue.Queue[Any]) -> Iterable[Part]:
-    return [Part("item", "", list(value.queue))]
+def _queue(value: queue.Queue[Any]) -> Iterable[HeldPart]:
+    return [HeldPart("item", "", list(value.queue))]
 
 
-def _sized_queue(value: queue.SimpleQueue[Any]) -> Iterable[Part]:
-    return [Part("item", ".qsize()", value.qsize())]
+def _sized_queue(value: queue.SimpleQueue[Any]) -> Iterable[HeldPart]:
+    return [HeldPart("item", ".qsize()", value.qsize())]
 
 
-def _memo(value: Any) -> Iterable[Part]:
+def _memo(value: Any) -> Iterable[HeldPart]:
     """How many results a cache keeps: a function that draws gives others when it is asked anew."""
     code = getattr(value.__wrapped__, "__code__", None)
     if code is None or is_library(code.co_filename):
         return []
-    return [Part("memo", ".cache_info()", value.cache_info().currsize), Part("attr", "", value.__wrapped__)]
+    return [
+        HeldPart("memo", ".cache_info()", value.cache_info().currsize),
+        HeldPart("attr", "", value.__wrapped__),
+    ]
 
 
-def _context_variable(value: contextvars.ContextVar[Any]) -> Iterable[Part]:
-    return [Part("item", ".get()", value.get(None))]
+def _context_variable(value: contextvars.ContextVar[Any]) -> Iterable[HeldPart]:
+    return [HeldPart("item", ".get()", value.get(None))]
 
 
-def _weak_values(value: Any) -> Iterable[Part]:
+def _weak_values(value: Any) -> Iterable[HeldPart]:
     held = list(dict.items(value.data))
     weak = isinstance(value, weakref.WeakValueDictionary)
-    return [Part("item", ".values()", [key for key, _ in held] if weak else [item for _, item in held])]
+    return [HeldPart("item", ".values()", [key for key, _ in held] if weak else [item for _, item in held])]
 
 
-def _weak_set(value: weakref.WeakSet[Any]) -> Iterable[Part]:
-    return [Part("item", "", len(value))]
+def _weak_set(value: weakref.WeakSet[Any]) -> Iterable[HeldPart]:
+    return [HeldPart("item", "", len(value))]
 
 
-def _thread_local(value: threading.local) -> Iterable[Part]:
-    return [Part("attr", f".{name}", item) for name, item in vars(value).items()]
+def _thread_local(value: threading.local) -> Iterable[HeldPart]:
+    return [HeldPart("attr", f".{name}", item) for name, item in vars(value).items()]
 
 
-def _file(value: Any) -> Iterable[Part]:
+def _file(value: Any) -> Iterable[HeldPart]:
     """The position of a file that is only read: one that is written is a log more often than a state."""
     if value.closed or not value.readable() or value.writable() or not value.seekable():
         return []
     try:
-        return [Part("attr", ".tell()", value.tell())]
+        return [HeldPart("attr", ".tell()", value.tell())]
     except OSError:  # "telling position disabled by next() call"
-        return [Part("attr", ".tell()", value.buffer.tell())]
+        return [HeldPart("attr", ".tell()", value.buffer.tell())]
 
 
-def _in_memory(value: Any) -> Iterable[Part]:
+def _in_memory(value: Any) -> Iterable[HeldPart]:
     if value.closed:
         return []
     content = (
         value.getbuffer() if isinstance(value, io.BytesIO) else value.getvalue().encode(errors="replace")
     )
     return [
-        Part("stream", ".tell()", value.tell()),
+        HeldPart("stream", ".tell()", value.tell()),
         *(part._replace(kind="stream") for part in _buffer(content)),
     ]
 
 
-def _cycle(value: Any) -> Iterable[Part]:
+def _cycle(value: Any) -> Iterable[HeldPart]:
     if not hasattr(value, "__reduce__") or "__reduce__" not in vars(itertools.cycle):
         return []  # Python 3.14
     _, (inner,), (saved, _) = value.__reduce__()
-    return [Part("attr", "", inner), Part("attr", ".saved", len(saved))]
+    return [HeldPart("attr", "", inner), HeldPart("attr", ".saved", len(saved))]
 
 
-def _coroutine(value: types.CoroutineType[Any, Any, Any]) -> Iterable[Part]:
-    return [Part("attr", "", -1 if value.cr_frame is None else value.cr_frame.f_lasti)]
+def _coroutine(value: types.CoroutineType[Any, Any, Any]) -> Iterable[HeldPart]:
+    return [HeldPart("attr", "", -1 if value.cr_frame is None else value.cr_frame.f_lasti)]
 
 
-def _decimal_context(value: Any) -> Iterable[Part]:
+def _decimal_context(value: Any) -> Iterable[HeldPart]:
     names = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
-    return [Part("attr", f".{name}", getattr(value, name)) for name in names]
+    return [HeldPart("attr", f".{name}", getattr(value, name)) for name in names]
 
 
-def _database(value: Any) -> Iterable[Part]:
-    return [Part("rows", ".total_changes", value.total_changes)]
+def _database(value: Any) -> Iterable[HeldPart]:
+    return [HeldPart("rows", ".total_changes", value.total_changes)]
 
 
-def _cursor(value: Any) -> Iterable[Part]:
-    return [Part("rows", ".connection.total_changes", value.connection.total_changes)]
+def _cursor(value: Any) -> Iterable[HeldPart]:
+    return [HeldPart("rows", ".connection.total_changes", value.connection.total_changes)]
 
 
-def _synchronized(value: Any) -> Iterable[Part]:
-    return [Part("item", ".get_obj()", vars(value)["_obj"])]
+def _synchronized(value: Any) -> Iterable[HeldPart]:
+    return [HeldPart("item", ".get_obj()", vars(value)["_obj"])]
 
 
-def _script_module(value: Any) -> Iterable[Part]:
+def _script_module(value: Any) -> Iterable[HeldPart]:
     """Plain attributes of a TorchScript module: they are in C++."""
     known = vars(value).get("_concrete_type")
     if known is None:
@@ -168,7 +171,7 @@ def _script_module(value: Any) -> Iterable[Part]:
     for name, _ in sorted(known.get_attributes().items()):
         item = value._c.getattr(name)
         if not isinstance(item, torch.Tensor | torch._C.ScriptObject):
-            yield Part("attr", f".{name}", item)
+            yield HeldPart("attr", f".{name}", item)
 
 
 _BY_TYPE: dict[type, Reader] = {

@@ -101,26 +101,26 @@ class DataLoader(torch_data.DataLoader[T_co]):
         with generator_states.preserve_states():
             generator_states.fill((0, 0))
         if process.position is not None:
-            return self.iter_at(process.position, 0)
+            return self._iter_at(process.position, 0)
         epoch, batch = self._next
         self._next, self._live = (epoch + 1, 0), (epoch, batch)
         return self._batches(int_keys.fold(self._key(), "epoch", epoch), epoch, batch, counted=True)
 
-    def iter_at(self, position: Position, start: int) -> Iterator[T_co]:
+    def _iter_at(self, position: Position, start: int) -> Iterator[T_co]:
         """Returns the batches from `start` on of an iteration keyed by a position inside a run; no epoch is counted."""
         key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
         return self._batches(key, 0, start, counted=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the current iteration (batches delivered, not prefetched); JSON-able."""
-        return self.state_at(*self.position)
+        return self._state_at(*self.position)
 
     @property
     def position(self) -> tuple[int, int]:
         """Returns the epoch and the number of the next batch."""
         return self._live or self._next
 
-    def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
+    def _state_at(self, epoch: int, batch: int) -> dict[str, Any]:
         """Returns the `state_dict` for a `position`; its fingerprint is the same at each and is computed once."""
         return {"epoch": epoch, "batch_index": batch, "pipeline": self.fingerprint()}
 
@@ -149,7 +149,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             )
         self._next, self._live = (epoch, batch), None
 
-    def forget_iteration(self) -> None:
+    def _forget_iteration(self) -> None:
         """Ends an abandoned iteration: the position is again where the next `iter()` starts."""
         self._live = None
 

@@ -382,14 +382,14 @@ class Pipeline:
 
     def __iter__(self) -> PipelineIterator:
         if process.position is not None:
-            return self.iter_at(process.position, 0)
+            return self._iter_at(process.position, 0)
         (epoch, state), self._next = self._next, (self._next[0] + 1, None)
         self._live = self._iterator(self._key(), epoch)
         if state is not None:
             self._live.load_state_dict(state)
         return self._live
 
-    def iter_at(self, position: Position, start: int) -> PipelineIterator:
+    def _iter_at(self, position: Position, start: int) -> PipelineIterator:
         """Returns the elements from `start` on of an iteration keyed by a position inside a run; no epoch is counted."""
         key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
         iterator = self._iterator(key, 0)
@@ -416,11 +416,11 @@ class Pipeline:
         self._next, self._live = (probe.epoch, dict(state)), None
 
     @property
-    def rolling_digest(self) -> int:
+    def _rolling_digest(self) -> int:
         """Returns the rolling digest of the elements that the current iteration has delivered; 0 if there is none."""
         return 0 if self._live is None else self._live.rolling_digest
 
-    def forget_iteration(self) -> None:
+    def _forget_iteration(self) -> None:
         """Ends an abandoned iteration: the position is again where the next `iter()` starts."""
         self._live = None
 

@@ -19,10 +19,10 @@ from samebits.data._purity.values import (
     NOTHING,
     Atom,
     Captured,
-    Cell,
-    Closure,
+    CellValue,
+    ClosureValue,
     Made,
-    Method,
+    MethodValue,
     Text,
     Value,
 )
@@ -69,14 +69,14 @@ class Frame:
         self,
         code: CodeType,
         variables: dict[str, Value],
-        around: dict[str, Cell],
+        around: dict[str, CellValue],
         host: Host,
         namespace: tuple[dict[str, Any], str],
     ) -> None:
         self.code, self.host, self.namespace = code, host, namespace
         self.variables = dict(variables)
-        self.cells = {name: Cell(name, set(variables.get(name, ()))) for name in code.co_cellvars}
-        self.cells |= {name: around.get(name, Cell(name)) for name in code.co_freevars}
+        self.cells = {name: CellValue(name, set(variables.get(name, ()))) for name in code.co_cellvars}
+        self.cells |= {name: around.get(name, CellValue(name)) for name in code.co_freevars}
         self.returned: set[Atom] = set()
         self.line = code.co_firstlineno
         self._named: tuple[str, ...] = ()
@@ -356,14 +356,14 @@ class Frame:
         code = next((atom.value for atom in _pop(stack, 1)[0] if isinstance(atom, Text)), None)
         extra = [] if _null_behind else _pop(stack, ((one.arg or 0) & 15).bit_count())
         defaults: Value = frozenset().union(*(self.host.inside(part, self.line) for part in extra))
-        stack.append(frozenset({Closure(code, self, defaults)}) if code is not None else GIVEN)
+        stack.append(frozenset({ClosureValue(code, self, defaults)}) if code is not None else GIVEN)
 
     def _set_function_attribute(self, one: dis.Instruction, stack: list[Value]) -> None:
         more, functions = _pop(stack, 2)
         if (one.arg or 0) & 3:  # its defaults
             inside = self.host.inside(more, self.line)
             functions = frozenset(
-                Closure(f.code, f.frame, f.defaults | inside) if isinstance(f, Closure) else f
+                ClosureValue(f.code, f.frame, f.defaults | inside) if isinstance(f, ClosureValue) else f
                 for f in functions
             )
         stack.append(functions)
@@ -397,7 +397,7 @@ class Frame:
 
 _TESTS = ("IF_NOT_NONE", "IF_TRUE")
 _STORES = ("STORE_ATTR", "STORE_GLOBAL")
-_EXIT: Value = frozenset({Method(Made((0, 0), dict), "__exit__")})
+_EXIT: Value = frozenset({MethodValue(Made((0, 0), dict), "__exit__")})
 """What leaves a `with`: read where it is entered."""
 _keeps_iterator = {(3, 11): 0, (3, 12): 2}.get(
     sys.version_info[:2], 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from samebits.data._purity.values import Cell, Made, Value
+from samebits.data._purity.values import CellValue, Made, Value
 
 
 class Host(Protocol):
@@ -48,7 +48,7 @@ class Host(Protocol):
         """An attribute that was None, or a global variable, is set to what no element decides."""
         ...
 
-    def stored(self, cell: Cell, line: int) -> None:
+    def stored(self, cell: CellValue, line: int) -> None:
         """A variable that outlives the call is set."""
         ...
 

@@ -13,10 +13,10 @@ from samebits.data._purity.values import (
     GIVEN,
     NOTHING,
     Captured,
-    Closure,
+    ClosureValue,
     Given,
     Made,
-    Method,
+    MethodValue,
     Text,
     Value,
     items,
@@ -158,6 +158,6 @@ class Library(Looking):
 
 def _may_be_called(atom: Any) -> bool:
     """Whether a library that is given this may call it."""
-    if isinstance(atom, Closure | Method):
+    if isinstance(atom, ClosureValue | MethodValue):
         return True
     return isinstance(atom, Captured) and atom.known and isinstance(atom.object, _CALLABLE)

@@ -9,16 +9,16 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from samebits.data._purity import known
-from samebits.data._purity.record import Record
+from samebits.data._purity.record import PurityRecord
 from samebits.data._purity.values import (
     GIVEN,
     NOTHING,
     PLAIN,
     Captured,
-    Closure,
+    ClosureValue,
     Given,
     Made,
-    Method,
+    MethodValue,
     Text,
     Value,
     items,
@@ -26,7 +26,7 @@ from samebits.data._purity.values import (
 )
 
 
-class Looking(Record):
+class Looking(PurityRecord):
     """Looks into what may be on a stack; properties and special methods of the user's classes are called."""
 
     @abstractmethod
@@ -44,14 +44,16 @@ class Looking(Record):
             elif isinstance(atom, Made) and atom.kind is not None and not self.is_library(atom.kind):
                 result |= self._from_class(atom, atom.kind, name, line) | frozenset(self.heap.get(atom, ()))
             elif isinstance(atom, Given | Made | Captured):
-                result |= frozenset({Method(atom, name), *((atom,) if not isinstance(atom, Made) else ())})
+                result |= frozenset(
+                    {MethodValue(atom, name), *((atom,) if not isinstance(atom, Made) else ())}
+                )
                 if isinstance(atom, Made):
                     result |= frozenset(self.heap.get(atom, ()))
             elif isinstance(atom, Text):
-                result |= frozenset({Method(Made((0, 1), str), name)})
+                result |= frozenset({MethodValue(Made((0, 1), str), name)})
             else:
                 result |= frozenset({atom})
-        return result or frozenset({Method(Made((0, 2), int), name)})
+        return result or frozenset({MethodValue(Made((0, 2), int), name)})
 
     def _captured_attribute(self, atom: Captured, name: str, line: int) -> Value:
         target, path = atom.object, f"{atom.name}.{name}"
@@ -77,7 +79,7 @@ class Looking(Record):
         if self.is_library(type(target)):
             parts = NOTHING if isinstance(target, PLAIN) else frozenset({atom})
             inside = self._torch_module_part(target, name, path)
-            return frozenset({Method(atom, name)}) | (inside if inside is not None else parts)
+            return frozenset({MethodValue(atom, name)}) | (inside if inside is not None else parts)
         return self._from_class(atom, type(target), name, line)
 
     def _torch_module_part(self, target: Any, name: str, path: str) -> Value | None:
@@ -90,11 +92,11 @@ class Looking(Record):
     def _from_class(self, atom: Captured | Made, kind: type, name: str, line: int) -> Value:
         found = of_class(kind, name)
         if isinstance(found, FunctionType):
-            return frozenset({Method(atom, name, found)})
+            return frozenset({MethodValue(atom, name, found)})
         if isinstance(found, staticmethod):
             return value(found.__func__, name)
         if isinstance(found, classmethod):
-            return frozenset({Method(Captured(kind, kind.__name__), name, found.__func__)})
+            return frozenset({MethodValue(Captured(kind, kind.__name__), name, found.__func__)})
         if isinstance(found, property):
             return (
                 self.function_call(found.fget, [frozenset({atom})], {}, line)
@@ -114,7 +116,7 @@ class Looking(Record):
             self.keep(f"{atom.name}.{name}", held)
             return value(held, f"{atom.name}.{name}")
         if callable(found):
-            return frozenset({Method(atom, name, found)})
+            return frozenset({MethodValue(atom, name, found)})
         if found is not None:
             self.keep(f"{kind.__name__}.{name}", found)
             return value(found, f"{kind.__name__}.{name}")
@@ -180,7 +182,7 @@ class Looking(Record):
         if not writes_in_place:
             held = frozenset(atom for atom in left | right if isinstance(atom, Made))
             inside = self.inside(held, 0)
-            if any(isinstance(atom, Captured | Closure) for atom in inside):
+            if any(isinstance(atom, Captured | ClosureValue) for atom in inside):
                 return held  # [a] + [b]
             return frozenset({Made((0, 3))}) | (GIVEN if Given() in left | right else NOTHING)
         self.changed(

@@ -13,7 +13,17 @@ from samebits.data._purity import known
 from samebits.data._purity.frames import Frame
 from samebits.data._purity.library import Library
 from samebits.data._purity.looking import of_class
-from samebits.data._purity.values import GIVEN, NOTHING, Captured, Cell, Closure, Made, Method, Value, value
+from samebits.data._purity.values import (
+    GIVEN,
+    NOTHING,
+    Captured,
+    CellValue,
+    ClosureValue,
+    Made,
+    MethodValue,
+    Value,
+    value,
+)
 
 DEPTH, CALLS, PASSES = 24, 400, 4
 """Bounds: calls within calls, calls that are read at all, and readings until nothing new comes up."""
@@ -51,7 +61,7 @@ class Reading(Library):
         result: Value = NOTHING
         if not callee and line:
             self.draws("a call of what only running it tells", line)
-        methods = frozenset(atom for atom in callee if isinstance(atom, Method))
+        methods = frozenset(atom for atom in callee if isinstance(atom, MethodValue))
         if any(map(_is_method, methods)):
             callee = methods  # and not what an attribute of this name could hold besides
         for atom in callee:
@@ -66,9 +76,9 @@ class Reading(Library):
     def called_one(
         self, atom: Any, arguments: list[Value], named: dict[str, Value], site: Made, line: int
     ) -> Value:
-        if isinstance(atom, Closure):
+        if isinstance(atom, ClosureValue):
             return self._closure(atom, arguments, named)
-        if isinstance(atom, Method):
+        if isinstance(atom, MethodValue):
             return self._method(atom, arguments, named, site, line)
         if isinstance(atom, Captured) and atom.known:
             return self._object(atom, arguments, named, site, line)
@@ -80,7 +90,7 @@ class Reading(Library):
         self.draws("a call of what it is given, or has found inside something", line)
         return GIVEN
 
-    def _closure(self, atom: Closure, arguments: list[Value], named: dict[str, Value]) -> Value:
+    def _closure(self, atom: ClosureValue, arguments: list[Value], named: dict[str, Value]) -> Value:
         own = dict.fromkeys(
             atom.code.co_varnames[: atom.code.co_argcount + atom.code.co_kwonlyargcount], atom.defaults
         )
@@ -144,7 +154,7 @@ class Reading(Library):
         return made | frozenset(atom for atom in result if not isinstance(atom, Made))
 
     def _method(
-        self, atom: Method, arguments: list[Value], named: dict[str, Value], site: Made, line: int
+        self, atom: MethodValue, arguments: list[Value], named: dict[str, Value], site: Made, line: int
     ) -> Value:
         if isinstance(atom.function, FunctionType) and not self.is_library(atom.function):
             return self.function_call(atom.function, [frozenset({atom.of}), *arguments], named, line)
@@ -154,7 +164,7 @@ class Reading(Library):
     def function_call(
         self, function: FunctionType, arguments: list[Value], named: dict[str, Value], line: int
     ) -> Value:
-        around: dict[str, Cell] = {}
+        around: dict[str, CellValue] = {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 content = cell.cell_contents
@@ -162,7 +172,7 @@ class Reading(Library):
                 content = None
             self.keep(name, content)
             self.cells[name] = cell
-            around[name] = Cell(name, set(value(content, name)), lasting=True, identity=id(cell))
+            around[name] = CellValue(name, set(value(content, name)), lasting=True, identity=id(cell))
         own = _defaults(function)
         for name, one in own.items():
             self.keep(name, one)
@@ -171,7 +181,7 @@ class Reading(Library):
         return self._run(function.__code__, around, arguments, named, namespace, by_default)
 
     def _run(
-        self, code: CodeType, around: dict[str, Cell], arguments: list[Value], named: dict[str, Value],
+        self, code: CodeType, around: dict[str, CellValue], arguments: list[Value], named: dict[str, Value],
         namespace: tuple[dict[str, Any], str], by_default: dict[str, Value],
     ) -> Value:  # fmt: skip
         variables = self._bound(code, arguments, named, by_default)
@@ -223,7 +233,7 @@ class Reading(Library):
         return variables
 
 
-def _is_method(method: Method) -> bool:
+def _is_method(method: MethodValue) -> bool:
     """Whether a method of this name is known of what may have it."""
     kind = method.of.kind if isinstance(method.of, Made) else None
     return method.name in known.METHODS or method.function is not None or hasattr(kind, method.name)
@@ -240,7 +250,7 @@ def _name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__name__
 
 
-def _identity(around: dict[str, Cell]) -> Any:
+def _identity(around: dict[str, CellValue]) -> Any:
     return tuple(
         (name, frozenset(cell.holds)) for name, cell in sorted(around.items(), key=lambda one: one[0])
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from samebits.data._purity import known
 from samebits.data._purity.frames import Frame
-from samebits.data._purity.values import PLAIN, Captured, Cell, Made, Value, items
+from samebits.data._purity.values import PLAIN, Captured, CellValue, Made, Value, items
 
 _CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType)
 """What is captured as code, and no state of its own."""
@@ -30,7 +30,7 @@ class Finding:
         return f"{self.variable} ({self.kind}, line {self.line})"
 
 
-class Record:
+class PurityRecord:
     """What reading a function has found."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Record:
             ):  # fmt: skip
                 self.found(atom.name, "iterator advanced", line, id(atom.object))
 
-    def stored(self, cell: Cell, line: int) -> None:
+    def stored(self, cell: CellValue, line: int) -> None:
         """A variable that outlives the call is set."""
         self.found(cell.name, "closure variable set", line, cell.identity)
 

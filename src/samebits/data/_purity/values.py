@@ -53,7 +53,7 @@ class Text:
 
 
 @dataclass(eq=False)
-class Cell:
+class CellValue:
     """A closure's variable; `lasting`: it was there before the call, and stays."""
 
     name: str
@@ -63,7 +63,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Closure:
+class ClosureValue:
     """A function that the function makes: its code, and the variables around it."""
 
     code: CodeType
@@ -72,7 +72,7 @@ class Closure:
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodValue:
     """Attribute `name` of `of`: `function` where it is a Python function of its class, else only known by name."""
 
     of: Captured | Made | Given
@@ -80,7 +80,7 @@ class Method:
     function: Any = None
 
 
-Atom = Captured | Made | Given | Text | Closure | Method
+Atom = Captured | Made | Given | Text | ClosureValue | MethodValue
 Value = frozenset[Atom]
 NOTHING: Value = frozenset()
 GIVEN: Value = frozenset({Given()})

@@ -76,7 +76,7 @@ class Axis(NamedTuple):
         return tensor.narrow(dim, start * width, (stop - start) * width)
 
 
-class Cut(NamedTuple):
+class ConvolutionCut(NamedTuple):
     """Parts of a convolution along one axis."""
 
     axis: Axis
@@ -99,9 +99,9 @@ def _axes(sizes: Sizes) -> Iterator[Axis]:
 
 
 @lru_cache(maxsize=4096)
-def cut(sizes: Sizes, result: int) -> Cut:
+def cut(sizes: Sizes, result: int) -> ConvolutionCut:
     """The parts of the computation of one of the three tensors; a single part if nothing is gained by more."""
-    best = Cut(_WHOLE, (0, 1))
+    best = ConvolutionCut(_WHOLE, (0, 1))
     whole = _price(sizes, result, best)
     lowest = _time(1, whole)
     for axis in _axes(sizes):
@@ -110,7 +110,7 @@ def cut(sizes: Sizes, result: int) -> Cut:
         units = ceil(axis.size / axis.unit)
         for count in (count for count in _COUNTS if count <= units):
             bounds = (min(axis.size, units * part // count * axis.unit) for part in range(count + 1))
-            candidate = Cut(axis, tuple(bounds))
+            candidate = ConvolutionCut(axis, tuple(bounds))
             price = _price(sizes, result, candidate)
             if count * price < _MORE * whole and _time(count, price) < lowest:
                 best, lowest = candidate, _time(count, price)
@@ -121,7 +121,7 @@ def _time(parts: int, price: float) -> float:
     return sum(threads * ceil(parts / threads) * price for threads in _THREADS)
 
 
-def _price(sizes: Sizes, result: int, cut: Cut) -> float:
+def _price(sizes: Sizes, result: int, cut: ConvolutionCut) -> float:
     """The price of the largest part."""
     inputs, weight, outputs = sizes.shapes
     share = max(stop - start for start, stop in pairwise(cut.bounds)) / cut.axis.size

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and two layers, both added to their inputs."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -33,7 +33,7 @@ class Transformer(nn.Module):
     def __init__(self, width: int, heads: int, layers: int, length: int, dropout: float) -> None:
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, dropout) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

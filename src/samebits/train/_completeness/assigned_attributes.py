@@ -19,7 +19,7 @@ _NAMES = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
 
-class _Target(NamedTuple):
+class AssignmentTarget(NamedTuple):
     """`name.inner.attribute = ...`."""
 
     name: str
@@ -58,7 +58,7 @@ def _scopes(
 
 
 @functools.lru_cache(maxsize=4096)
-def _targets(code: types.CodeType) -> tuple[_Target, ...]:
+def _targets(code: types.CodeType) -> tuple[AssignmentTarget, ...]:
     if "STORE_ATTR" not in {dis.opname[number] for number in code.co_code[::2]}:
         return ()
     items = instructions(code)
@@ -66,7 +66,7 @@ def _targets(code: types.CodeType) -> tuple[_Target, ...]:
     return tuple(target for target in found if target is not None)
 
 
-def _target(store: dis.Instruction, items: Sequence[dis.Instruction]) -> _Target | None:
+def _target(store: dis.Instruction, items: Sequence[dis.Instruction]) -> AssignmentTarget | None:
     """The names before the attribute: what is loaded within the text that the store stands for."""
     start, end = _span(store)
     if start is None:
@@ -78,7 +78,7 @@ def _target(store: dis.Instruction, items: Sequence[dis.Instruction]) -> _Target
     if len(names) != 1 or others - {"STORE_ATTR", "COPY", "SWAP", "PUSH_NULL"}:
         return None
     inner.pop(end, None)  # `name.attribute += 1` loads it, too
-    return _Target(names.pop(), tuple(inner[at] for at in sorted(inner)), str(store.argval))
+    return AssignmentTarget(names.pop(), tuple(inner[at] for at in sorted(inner)), str(store.argval))
 
 
 def _span(item: dis.Instruction) -> tuple[Any, Any]:
@@ -93,7 +93,7 @@ def _lies(item: dis.Instruction, start: Any, end: Any) -> bool:
     return first is not None and first == start and last <= end
 
 
-def _holder(target: _Target, variables: Mapping[str, Any]) -> Any:
+def _holder(target: AssignmentTarget, variables: Mapping[str, Any]) -> Any:
     """The module or the class; None for anything else."""
     value = variables.get(target.name)
     for name in target.inner:

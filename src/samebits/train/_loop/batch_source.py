@@ -75,7 +75,7 @@ class BatchSource:
             and self._ahead is None
             and _has_positional_state(self._loader)
         ):
-            self._held_state = partial(self._loader.state_at, *self._loader.position)
+            self._held_state = partial(self._loader._state_at, *self._loader.position)
             return
         state = self.state()
         self._held_state = lambda: state
@@ -89,7 +89,7 @@ class BatchSource:
         if self._iterator is None:
             self._begin(epoch, batch_index)
         batch, ends = self._read(epoch, batch_index)
-        self.rolled = self._loader.rolling_digest if isinstance(self._loader, Pipeline) else 0
+        self.rolled = self._loader._rolling_digest if isinstance(self._loader, Pipeline) else 0
         if ends:
             self._end_epoch()
         return batch, ends
@@ -159,7 +159,7 @@ class BatchSource:
 
     def _forget_iteration(self) -> None:
         if isinstance(self._loader, _POSITIONED):
-            self._loader.forget_iteration()
+            self._loader._forget_iteration()
 
 
 class NestedBatchSource(BatchSource):
@@ -180,7 +180,7 @@ class NestedBatchSource(BatchSource):
         if not isinstance(self._loader, _POSITIONED):
             super()._begin(epoch, batch_index)
             return
-        self._iterator = self._loader.iter_at(self.first, batch_index)
+        self._iterator = self._loader._iter_at(self.first, batch_index)
 
     def _position(self, epoch: int) -> Position:
         return self.first
