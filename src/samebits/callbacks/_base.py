@@ -80,6 +80,16 @@ class Callback:
 
     A file that a callback writes is not part of the commit. After a kill it is ahead of the commit: reset it to the state
     in `on_train_begin` (`trainer.resumed`), and keep data that a resume may still need until `on_commit`.
+
+    Example:
+        >>> class Tell(samebits.callbacks.Callback):
+        ...     def on_epoch_end(self, trainer, epoch, logs):
+        ...         print("epoch", epoch, "of", trainer.epochs)
+        >>> samebits.set_random_seed(1)
+        >>> model, mse = torch.nn.Linear(2, 1), torch.nn.MSELoss()
+        >>> trainer = samebits.Trainer(model, mse, torch.optim.SGD(model.parameters()), callbacks=[Tell()])
+        >>> history = trainer.fit([(torch.ones(4, 2), torch.ones(4, 1))], epochs=1, verbose=0)
+        epoch 0 of 1
     """
 
     every_rank = True

@@ -36,6 +36,16 @@ class CSVLogger(AttributeState):
     Raises:
         InvalidArgumentError: an argument is invalid.
         RecordError: the disk refuses the file.
+
+    Example:
+        >>> from pathlib import Path
+        >>> samebits.set_random_seed(1)
+        >>> model, loss = torch.nn.Linear(2, 1), torch.nn.MSELoss()
+        >>> log = samebits.callbacks.CSVLogger("log.csv")
+        >>> trainer = samebits.Trainer(model, loss, torch.optim.SGD(model.parameters()), callbacks=[log])
+        >>> history = trainer.fit([(torch.ones(4, 2), torch.ones(4, 1))], epochs=2, verbose=0)
+        >>> Path("log.csv").read_text().split()
+        ['epoch,loss', '0,...', '1,...']
     """
 
     _state = ("_fields", "_base", "_tail")

@@ -20,6 +20,15 @@ class Lambda(Callback):
         state: values that the functions keep from one call to the next; part of every commit, and filled in place by a
             resume. Values kept elsewhere are lost.
         hooks: functions by the name of their hook, with the arguments of `Callback`'s method.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> model, loss = torch.nn.Linear(2, 1), torch.nn.MSELoss()
+        >>> tell = samebits.callbacks.Lambda(on_epoch_end=lambda trainer, epoch, logs: print(epoch))
+        >>> trainer = samebits.Trainer(model, loss, torch.optim.SGD(model.parameters()), callbacks=[tell])
+        >>> history = trainer.fit([(torch.ones(4, 2), torch.ones(4, 1))], epochs=2, verbose=0)
+        0
+        1
     """
 
     def __init__(self, state: dict[str, Any] | None = None, **hooks: Callable[..., None]) -> None:

@@ -33,6 +33,16 @@ class ReduceLROnPlateau(Monitored):
         min_delta: a change counts as an improvement if it exceeds this.
         cooldown: epochs after a reduction in which nothing is counted.
         min_lr: lower bound of the rates.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> model, loss = torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> plateau = samebits.callbacks.ReduceLROnPlateau(optimizer, "loss", factor=0.5, patience=2)
+        >>> trainer = samebits.Trainer(model, loss, optimizer, callbacks=[plateau])
+        >>> history = trainer.fit([(torch.zeros(4, 2), torch.ones(4, 1))], epochs=6, verbose=0)
+        >>> history.history["learning_rate"]  # the loss stays at 1
+        [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
     """
 
     _state = ("best", "wait", "cooldown_counter")
@@ -106,6 +116,16 @@ class LearningRateScheduler(Callback):
 
     `schedule` is called once per group of the trainer's optimizer, with the group's rate. It must be a function of its
     arguments alone: other state of it is not saved. Adds `learning_rate`, the first group's, to the logs.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> model, loss = torch.nn.Linear(2, 1), torch.nn.MSELoss()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> halve = samebits.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        >>> trainer = samebits.Trainer(model, loss, optimizer, callbacks=[halve])
+        >>> history = trainer.fit([(torch.ones(4, 2), torch.ones(4, 1))], epochs=3, verbose=0)
+        >>> history.history["learning_rate"]
+        [0.5, 0.25, 0.125]
     """
 
     def __init__(self, schedule: Callable[..., float]) -> None:

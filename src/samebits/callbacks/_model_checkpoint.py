@@ -38,6 +38,15 @@ class ModelCheckpoint(Monitored):
     Raises:
         InvalidArgumentError: an argument is invalid.
         RecordError: the disk refuses the file.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> model, loss = torch.nn.Linear(2, 1), torch.nn.MSELoss()
+        >>> save = samebits.callbacks.ModelCheckpoint("epoch-{epoch}.pt")
+        >>> trainer = samebits.Trainer(model, loss, torch.optim.SGD(model.parameters()), callbacks=[save])
+        >>> history = trainer.fit([(torch.ones(4, 2), torch.ones(4, 1))], epochs=2, verbose=0)
+        >>> torch.equal(torch.load("epoch-2.pt")["weight"], model.weight)
+        True
     """
 
     _state = ("best", "kept", "_step")

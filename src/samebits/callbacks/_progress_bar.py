@@ -19,6 +19,16 @@ class ProgressBar(Callback):
     Args:
         file: the output; None: stderr.
         bar: False for the line per epoch alone, on a terminal too.
+
+    Example:
+        >>> import sys
+        >>> samebits.set_random_seed(1)
+        >>> model, loss = torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss()
+        >>> lines = samebits.callbacks.ProgressBar(sys.stdout, bar=False)
+        >>> trainer = samebits.Trainer(model, loss, torch.optim.SGD(model.parameters()), callbacks=[lines])
+        >>> history = trainer.fit([(torch.zeros(4, 2), torch.ones(4, 1))], epochs=2, verbose=0)
+        epoch 1/2: loss 1
+        epoch 2/2: loss 1
     """
 
     every_rank = False

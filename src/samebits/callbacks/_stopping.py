@@ -22,6 +22,15 @@ class EarlyStopping(Monitored):
         baseline: patience is reset only by an improvement over this value.
         restore_best_weights: load the weights of the best epoch when training ends (into `trainer.eval_model`).
         start_from_epoch: epochs to wait before watching.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> model, loss = torch.nn.Linear(2, 1), torch.nn.MSELoss()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # nothing gets better
+        >>> stop = samebits.callbacks.EarlyStopping("loss", patience=2)
+        >>> trainer = samebits.Trainer(model, loss, optimizer, callbacks=[stop])
+        >>> trainer.fit([(torch.ones(4, 2), torch.ones(4, 1))], epochs=100, verbose=0).epoch
+        [0, 1, 2]
     """
 
     _state = ("best", "wait", "best_epoch", "stopped_epoch", "best_weights")
@@ -87,6 +96,16 @@ class TerminateOnNaN(Callback):
 
     As in Keras the weights have taken that step. The rest of the epoch is left out, and its `on_epoch_end` too.
     Without this callback `fit` raises `NonFiniteLossError` before the step, and commits nothing more.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> model, loss = torch.nn.Linear(2, 1), torch.nn.MSELoss()
+        >>> tell = samebits.callbacks.Lambda(on_batch_end=lambda trainer, step, logs: print(step, logs))
+        >>> both = [samebits.callbacks.TerminateOnNaN(), tell]
+        >>> trainer = samebits.Trainer(model, loss, torch.optim.SGD(model.parameters()), callbacks=both)
+        >>> batches = [(torch.ones(4, 2), torch.full((4, 1), torch.nan))] * 3
+        >>> history = trainer.fit(batches, epochs=2, verbose=0)  # ends after the first of six batches
+        0 {'loss': nan}
     """
 
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:

@@ -27,6 +27,15 @@ class TensorBoard(AttributeState):
     Raises:
         InvalidArgumentError: an argument is invalid.
         ModuleNotFoundError: the package `tensorboard` is not installed.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> model, loss = torch.nn.Linear(2, 1), torch.nn.MSELoss()
+        >>> board = samebits.callbacks.TensorBoard("logs")
+        >>> trainer = samebits.Trainer(model, loss, torch.optim.SGD(model.parameters()), callbacks=[board])
+        >>> history = trainer.fit([(torch.ones(4, 2), torch.ones(4, 1))], epochs=2, verbose=0)
+        >>> [file.name for file in board.log_dir.iterdir()]
+        ['events.out.tfevents...']
     """
 
     _state = ("_step",)

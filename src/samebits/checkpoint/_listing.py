@@ -81,6 +81,15 @@ def list_commits(
 
     Raises:
         RunDirectoryError: there is no run directory.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> with samebits.Run("run", save="explicit", keep=3) as run:
+        ...     for step, batch in run.steps([1, 2, 3]):
+        ...         run.commit()
+        >>> commits = samebits.checkpoint.list_commits("run", verify=True)
+        >>> [(commit.step, commit.status) for commit in commits]
+        [(3, 'valid'), (2, 'valid'), (1, 'valid')]
     """
     folders = commit_folders(run_dir)
     found = []
@@ -122,6 +131,15 @@ def prune(
     Raises:
         InvalidArgumentError: `keep` is below 1.
         RunDirectoryError: no run directory, or a live process writes here.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> with samebits.Run("run", save="explicit", keep=3) as run:
+        ...     for step, batch in run.steps([1, 2, 3]):
+        ...         run.commit()
+        >>> kept, deleted = samebits.checkpoint.prune("run", keep=1)
+        >>> [commit.step for commit in kept], [commit.step for commit in deleted]
+        ([3], [2, 1])
     """
     if keep < 1:
         raise InvalidArgumentError(f"prune(keep={keep}): at least the newest valid commit must stay.")

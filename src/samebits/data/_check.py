@@ -30,6 +30,11 @@ def check(
     Raises:
         PipelineDifferenceError: two ways give different elements. The message names the first one, and the function or
             stage whose bits change from call to call.
+
+    Example:
+        >>> numbers = samebits.data.Pipeline.range(6).shuffle().with_options(seed=1)
+        >>> samebits.data.check(numbers, workers=[2])
+        '9a240fcb9db24d01'
     """
     if not isinstance(pipeline, Pipeline):
         raise InvalidArgumentError(

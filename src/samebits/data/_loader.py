@@ -52,6 +52,16 @@ class DataLoader(torch_data.DataLoader[T_co]):
         InvalidArgumentError: an argument is outside its range (as torch's `ValueError`).
         EmptyDatasetError: the dataset has length 0.
         UnimplementedError: an `IterableDataset`, or `in_order=False`.
+
+    Example:
+        >>> loader = samebits.data.DataLoader(range(6), batch_size=2, shuffle=True, seed=1)
+        >>> batches = iter(loader)
+        >>> first, state = next(batches), loader.state_dict()
+        >>> list(batches)
+        [tensor([3, 5]), tensor([0, 1])]
+        >>> loader.load_state_dict(state)  # in another process, perhaps, with other workers
+        >>> list(loader)
+        [tensor([3, 5]), tensor([0, 1])]
     """
 
     def __init__(

@@ -41,6 +41,13 @@ class Pipeline:
     A user's function may draw random numbers in three ways, which all depend only on the element's place: from a
     parameter named `key` (a `samebits.random` key), from one named `rng` (a `numpy.random.Generator`), or from the
     generators of torch, NumPy and Python, which are set for each element (slower by 10 to 20 us) and restored.
+
+    Example:
+        >>> numbers = samebits.data.Pipeline.range(6).shuffle().batch(2).with_options(seed=1)
+        >>> [batch.tolist() for batch in numbers]
+        [[4, 0], [5, 3], [1, 2]]
+        >>> [batch.tolist() for batch in numbers]  # the next epoch
+        [[2, 0], [1, 5], [4, 3]]
     """
 
     def __init__(self, stage: Stage, options: Options | None = None) -> None:

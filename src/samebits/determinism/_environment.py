@@ -39,7 +39,16 @@ def _fixed() -> dict[str, Any]:
 
 
 def environment_fingerprint() -> dict[str, Any]:
-    """Returns plain values that name the software and hardware of this process, for a person and for comparison."""
+    """Returns plain values that name the software and hardware of this process, for a person and for comparison.
+
+    Example:
+        >>> with samebits.enable_op_determinism(thread_invariant=True):
+        ...     here = samebits.determinism.environment_fingerprint()
+        >>> here["op_determinism"]
+        {'enabled': True, 'thread_invariant': True, 'on_unimplemented': 'raise'}
+        >>> sorted(here["packages"])
+        ['llvmlite', 'numba', 'numpy', 'samebits', 'torch']
+    """
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         **_fixed(),

@@ -85,7 +85,16 @@ _switch = _Switch()
 
 
 class OpDeterminism:
-    """The result of `enable_op_determinism`: leaving its `with` block restores the state before the call."""
+    """The result of `enable_op_determinism`: leaving its `with` block restores the state before the call.
+
+    Example:
+        >>> switch = samebits.enable_op_determinism()
+        >>> with switch:
+        ...     samebits.op_determinism_enabled()
+        True
+        >>> samebits.op_determinism_enabled()
+        False
+    """
 
     def __init__(self, before: OpDeterminismSettings | None) -> None:
         self._before = before
@@ -122,6 +131,15 @@ def enable_op_determinism(
     Raises:
         ConflictError: environment variables contradict the switch.
         InvalidArgumentError: an argument is of another kind.
+
+    Example:
+        >>> import numpy
+        >>> samebits.set_random_seed(1)
+        >>> with samebits.enable_op_determinism():
+        ...     numpy.random.default_rng()
+        Traceback (most recent call last):
+            ...
+        samebits.errors.UnseededError: numpy.random: default_rng(), ..., without a seed, ...
     """
     if not isinstance(enabled, bool):
         raise InvalidArgumentError(
@@ -138,7 +156,15 @@ def enable_op_determinism(
 
 
 def op_determinism_enabled() -> bool:
-    """Returns True if the switch is on."""
+    """Returns True if the switch is on.
+
+    Example:
+        >>> with samebits.enable_op_determinism():
+        ...     samebits.op_determinism_enabled()
+        True
+        >>> samebits.op_determinism_enabled()
+        False
+    """
     return process.op_determinism is not None
 
 

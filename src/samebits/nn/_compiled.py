@@ -23,6 +23,15 @@ def compiled(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
     Args:
         model: with all its layers; one that is added later breaks the graph.
         options: of torch.compile.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), samebits.nn.Dropout(0.5))
+        >>> compiled = samebits.nn.compiled(model, backend="eager", fullgraph=True)
+        >>> samebits.nn.set_step(model, 3, seed=1)
+        >>> output = model(torch.ones(8, 4))
+        >>> samebits.nn.set_step(model, 3, seed=1)
+        >>> torch.equal(compiled(torch.ones(8, 4)), output)
+        True
     """
     keyed = _KeyHooks([layer for _, layer in layers(model)])
     module: Any = torch.compile(model, **options)  # a module, for a module

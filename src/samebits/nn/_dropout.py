@@ -25,6 +25,16 @@ class Dropout(OwnsRandomness, torch.nn.Dropout):
         p: probability that an element is zeroed, 0 <= p <= 1; it may be changed later.
         inplace: as in torch.
         name: keys the layer instead of its path.
+
+    Example:
+        >>> layer = samebits.nn.Dropout(0.5)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> layer(torch.ones(8))
+        tensor([0., 2., 2., 0., 0., 2., 2., 2.])
+        >>> noise = torch.rand(5)  # who else draws does not matter
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> layer(torch.ones(8))
+        tensor([0., 2., 2., 0., 0., 2., 2., 2.])
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (torch's name)
@@ -53,7 +63,17 @@ class _ChannelDropout(OwnsRandomness, torch.nn.modules.dropout._DropoutNd):
 
 
 class Dropout1d(_ChannelDropout, torch.nn.Dropout1d):
-    """`torch.nn.Dropout1d` that owns its randomness: input (N, C, L) or (C, L). Arguments as of `Dropout`."""
+    """`torch.nn.Dropout1d` that owns its randomness: input (N, C, L) or (C, L). Arguments as of `Dropout`.
+
+    Example:
+        >>> layer = samebits.nn.Dropout1d(0.5)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> layer(torch.ones(4, 3))  # four channels
+        tensor([[0., 0., 0.],
+                [2., 2., 2.],
+                [2., 2., 2.],
+                [0., 0., 0.]])
+    """
 
     def _is_batched(self, input: torch.Tensor) -> bool:  # noqa: A002
         F.dropout1d(input, 0.0, training=False)  # torch's check of the shape
@@ -61,7 +81,15 @@ class Dropout1d(_ChannelDropout, torch.nn.Dropout1d):
 
 
 class Dropout2d(_ChannelDropout, torch.nn.Dropout2d):
-    """`torch.nn.Dropout2d` that owns its randomness: input (N, C, H, W) or (N, C, L). Arguments as of `Dropout`."""
+    """`torch.nn.Dropout2d` that owns its randomness: input (N, C, H, W) or (N, C, L). Arguments as of `Dropout`.
+
+    Example:
+        >>> layer = samebits.nn.Dropout2d(0.5)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> images = layer(torch.ones(1, 5, 4, 4))
+        >>> [channel.unique().tolist() for channel in images[0]]
+        [[0.0], [2.0], [2.0], [0.0], [0.0]]
+    """
 
     def _is_batched(self, input: torch.Tensor) -> bool:  # noqa: A002
         F.dropout2d(input, 0.0, training=False)
@@ -69,7 +97,15 @@ class Dropout2d(_ChannelDropout, torch.nn.Dropout2d):
 
 
 class Dropout3d(_ChannelDropout, torch.nn.Dropout3d):
-    """`torch.nn.Dropout3d` that owns its randomness: input (N, C, D, H, W) or (C, D, H, W). Arguments as of `Dropout`."""
+    """`torch.nn.Dropout3d` that owns its randomness: input (N, C, D, H, W) or (C, D, H, W). Arguments as of `Dropout`.
+
+    Example:
+        >>> layer = samebits.nn.Dropout3d(0.5)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> volumes = layer(torch.ones(1, 5, 2, 4, 4))
+        >>> [channel.unique().tolist() for channel in volumes[0]]
+        [[0.0], [2.0], [2.0], [0.0], [0.0]]
+    """
 
     def _is_batched(self, input: torch.Tensor) -> bool:  # noqa: A002
         F.dropout3d(input, 0.0, training=False)
@@ -80,6 +116,14 @@ class AlphaDropout(OwnsRandomness, torch.nn.AlphaDropout):
     """`torch.nn.AlphaDropout` that owns its randomness: keeps mean 0 and variance 1 of SELU networks.
 
     Arguments as of `Dropout`; `inplace` has no effect, as in torch.
+
+    Example:
+        >>> layer, x = samebits.nn.AlphaDropout(0.5), torch.ones(100)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> first, second = layer(x), layer(x)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> torch.equal(layer(x), first), torch.equal(layer(x), second), torch.equal(first, second)
+        (True, True, False)
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
@@ -91,6 +135,16 @@ class FeatureAlphaDropout(OwnsRandomness, torch.nn.FeatureAlphaDropout):
     """`torch.nn.FeatureAlphaDropout` that owns its randomness: alpha dropout of whole channels of input (N, C, ...).
 
     Arguments as of `Dropout`; `inplace` has no effect, as in torch.
+
+    Example:
+        >>> layer, x = samebits.nn.FeatureAlphaDropout(0.5), torch.ones(1, 5, 4, 4)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> images = layer(x)
+        >>> [len(channel.unique()) for channel in images[0]]  # a channel is dropped as a whole
+        [1, 1, 1, 1, 1]
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> torch.equal(layer(x), images)
+        True
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002

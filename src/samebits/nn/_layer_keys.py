@@ -86,6 +86,15 @@ class OwnsRandomness(torch.nn.Module):
 
     Args:
         name: keys the layer instead of its path; no two layers of a model may share it.
+
+    Example:
+        >>> class Jitter(samebits.nn.OwnsRandomness):
+        ...     def forward(self, x):
+        ...         return x + samebits.random.randint(self.next_key(x.device), *x.shape, high=10)
+        >>> layer = Jitter()
+        >>> samebits.nn.set_step(layer, 0, seed=1)
+        >>> layer(torch.zeros(4)), layer(torch.zeros(4))  # each call has a key of its own
+        (tensor([8., 6., 9., 7.]), tensor([4., 3., 2., 8.]))
     """
 
     _given_name: str | None = None
@@ -210,6 +219,15 @@ def set_step(module: torch.nn.Module, step: int, *, seed: int | None = None) -> 
     Raises:
         UnseededError: no seed is given, and none is set.
         DuplicateNameError: two layers have the same name.
+
+    Example:
+        >>> model = torch.nn.Sequential(samebits.nn.Dropout(0.5))
+        >>> for step in 0, 1, 0:
+        ...     samebits.nn.set_step(model, step, seed=1)
+        ...     print(step, model(torch.ones(8)))
+        0 tensor([2., 2., 2., 0., 2., 2., 0., 0.])
+        1 tensor([0., 0., 0., 2., 2., 2., 0., 2.])
+        0 tensor([2., 2., 2., 0., 2., 2., 0., 0.])
     """
     seed = seeds.root_seed() if seed is None else seed
     if seed is None:

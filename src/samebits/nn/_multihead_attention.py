@@ -21,6 +21,14 @@ class MultiheadAttention(OwnsRandomness, torch.nn.MultiheadAttention):
 
     In training with dropout the attention weights are computed explicitly, as torch does on the CPU and wherever
     `need_weights=True`; in eval mode, or without dropout, torch's forward runs, its fused kernels included.
+
+    Example:
+        >>> layer, x = samebits.nn.MultiheadAttention(4, num_heads=2, dropout=0.5), torch.ones(5, 4)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> output, weights = layer(x, x, x)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> torch.equal(layer(x, x, x)[0], output), torch.equal(layer(x, x, x)[0], output)
+        (True, False)
     """
 
     def forward(

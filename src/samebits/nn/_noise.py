@@ -20,6 +20,16 @@ class GaussianNoise(OwnsRandomness):
 
     Raises:
         InvalidArgumentError: `std` is negative or not finite.
+
+    Example:
+        >>> layer, x = samebits.nn.GaussianNoise(std=0.1), torch.zeros(4)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> noise = layer(x)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> torch.equal(layer(x), noise), torch.equal(layer(x), noise)
+        (True, False)
+        >>> layer.eval()(x)
+        tensor([0., 0., 0., 0.])
     """
 
     def __init__(self, std: float = 0.1, inplace: bool = False, *, name: str | None = None) -> None:
@@ -54,6 +64,15 @@ class StochasticDepth(OwnsRandomness):
 
     Raises:
         InvalidArgumentError: `p` is no probability, or `mode` is neither.
+
+    Example:
+        >>> layer = samebits.nn.StochasticDepth(0.5)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> layer(torch.ones(4, 3))  # four samples
+        tensor([[0., 0., 0.],
+                [2., 2., 2.],
+                [2., 2., 2.],
+                [0., 0., 0.]])
     """
 
     def __init__(self, p: float, mode: str = "row", *, name: str | None = None) -> None:
@@ -84,7 +103,16 @@ class StochasticDepth(OwnsRandomness):
 
 
 class RReLU(OwnsRandomness, torch.nn.RReLU):
-    """`torch.nn.RReLU` that owns its randomness: in training the slope of each element <= 0 is drawn from [lower, upper)."""
+    """`torch.nn.RReLU` that owns its randomness: in training the slope of each element <= 0 is drawn from [lower, upper).
+
+    Example:
+        >>> layer, x = samebits.nn.RReLU(), torch.tensor([-1.0, 0.0, 1.0])
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> first = layer(x)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> torch.equal(layer(x), first), torch.equal(layer(x), first)
+        (True, False)
+    """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         """Returns x where x > 0, else slope * x; in eval mode the slope is (lower + upper) / 2."""
@@ -123,14 +151,34 @@ class _FractionalMaxPool(OwnsRandomness):
 
 
 class FractionalMaxPool2d(_FractionalMaxPool, torch.nn.FractionalMaxPool2d):
-    """`torch.nn.FractionalMaxPool2d` that owns its randomness: input (N, C, H, W) or (C, H, W)."""
+    """`torch.nn.FractionalMaxPool2d` that owns its randomness: input (N, C, H, W) or (C, H, W).
+
+    Example:
+        >>> layer = samebits.nn.FractionalMaxPool2d(2, output_size=3)
+        >>> image = torch.arange(81.0).view(1, 1, 9, 9)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> first, second = layer(image), layer(image)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> torch.equal(layer(image), first), torch.equal(layer(image), second), torch.equal(first, second)
+        (True, True, False)
+    """
 
     _dimensions = 2
     _pool = staticmethod(torch.nn.functional.fractional_max_pool2d)
 
 
 class FractionalMaxPool3d(_FractionalMaxPool, torch.nn.FractionalMaxPool3d):
-    """`torch.nn.FractionalMaxPool3d` that owns its randomness: input (N, C, D, H, W) or (C, D, H, W)."""
+    """`torch.nn.FractionalMaxPool3d` that owns its randomness: input (N, C, D, H, W) or (C, D, H, W).
+
+    Example:
+        >>> layer = samebits.nn.FractionalMaxPool3d(2, output_size=3)
+        >>> volume = torch.arange(729.0).view(1, 1, 9, 9, 9)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> first = layer(volume)
+        >>> samebits.nn.set_step(layer, 3, seed=1)
+        >>> torch.equal(layer(volume), first), torch.equal(layer(volume), first)
+        (True, False)
+    """
 
     _dimensions = 3
     _pool = staticmethod(torch.nn.functional.fractional_max_pool3d)

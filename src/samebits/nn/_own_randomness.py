@@ -65,6 +65,14 @@ def own_randomness(module: M, *, key: torch.Tensor | None = None) -> M:
 
     Warns:
         UserWarning: a subclass of a random layer has its own forward; it is not replaced.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Dropout(0.5))
+        >>> model = samebits.nn.own_randomness(model, key=samebits.random.key(1))
+        >>> isinstance(model[1], samebits.nn.Dropout)
+        True
+        >>> model[0](torch.ones(6)), model[1](torch.ones(6))  # keyed by the layers' paths
+        (tensor([0., 2., 0., 2., 0., 0.]), tensor([2., 2., 2., 0., 2., 0.]))
     """
     root = None if key is None else int_keys.fold(int_keys.from_tensor(key), _KEY)
     replacements, kept = {}, []

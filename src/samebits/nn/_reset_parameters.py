@@ -40,6 +40,14 @@ def reset_parameters(model: torch.nn.Module, key: torch.Tensor, *, keep: Collect
         InvalidArgumentError: no scheme sets some parameter (and `keep` does not name it), a parameter is lazy or on
             "meta", `keep` names nothing, or `key` is no key. Nothing is changed then.
         UnimplementedError: a module is TorchScript.
+
+    Example:
+        >>> small = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        >>> large = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        >>> for model in small, large:
+        ...     samebits.nn.reset_parameters(model, samebits.random.key(1))
+        >>> torch.equal(small[0].weight, large[0].weight)
+        True
     """
     root = int_keys.fold(int_keys.from_tensor(key), _INITIAL)
     _check(model)

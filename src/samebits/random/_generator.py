@@ -64,6 +64,16 @@ class Generator(torch.nn.Module, HasRngState):
     Do not draw from the key of a generator, nor from `key(seed)` beside `from_seed(seed)`: draws are folded into it.
     One generator belongs to one thread: two that draw at the same time may get the same number. In a dataset the number
     of draws depends on the workers: use the process-wide generators there, or fold the index into a key.
+
+    Example:
+        >>> generator = samebits.random.Generator.from_seed(7)
+        >>> generator.randint(5, high=100), generator.randint(5, high=100)
+        (tensor([ 5, 84, 55, 51, 32]), tensor([95, 62, 39, 24, 66]))
+        >>> generator
+        Generator(key=(7, 0), draws=2, device='cpu')
+        >>> generator.reset_from_seed(7)
+        >>> generator.randint(5, high=100)
+        tensor([ 5, 84, 55, 51, 32])
     """
 
     # The state is on the host and not in buffers: DistributedDataParallel would overwrite every rank's with

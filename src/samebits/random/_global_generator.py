@@ -59,6 +59,15 @@ def get_global_generator() -> Generator:
     `Run`: its draws depend on the step, not on the draws of earlier ones. Without any seed it is non-deterministic.
     `set_random_seed` drops the generator, so that the next call makes a new one.
     Raises `UnseededError` under op determinism when there is neither a generator nor a seed.
+
+    Example:
+        >>> samebits.set_random_seed(7)
+        >>> samebits.random.get_global_generator().randint(5, high=100)
+        tensor([ 1, 20, 36, 51, 88])
+        >>> samebits.set_random_seed(7)
+        >>> samebits.random.get_global_generator().randint(5, high=100)
+        tensor([ 1, 20, 36, 51, 88])
+        >>> samebits.set_random_seed(7)  # forgets the generator
     """
     if process.generator is None:
         process.generator = _make_generator()
@@ -70,6 +79,16 @@ def set_global_generator(generator: Generator) -> None:
 
     Its state is yours: give it to the `Run`, by itself or inside a model, for a resumed run to continue with it.
     Raises `InvalidArgumentError` for anything but a `Generator`.
+
+    Example:
+        >>> mine = samebits.random.Generator.from_seed(7)
+        >>> samebits.random.set_global_generator(mine)
+        >>> samebits.random.get_global_generator() is mine
+        True
+        >>> samebits.set_random_seed(1)
+        >>> samebits.random.get_global_generator() is mine
+        False
+        >>> samebits.set_random_seed(1)
     """
     if not isinstance(generator, Generator):
         raise InvalidArgumentError(

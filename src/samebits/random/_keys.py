@@ -23,6 +23,14 @@ def key(seed: int, *, device: torch.device | str | None = None) -> torch.Tensor:
     """Returns the key of a seed: a uint64 tensor of shape (2,) that holds (seed, 0).
 
     Raises `InvalidArgumentError` unless `seed` is an integer with 0 <= seed < 2**64.
+
+    Example:
+        >>> samebits.random.key(7)
+        tensor([7, 0], dtype=torch.uint64)
+        >>> samebits.random.key(-7)
+        Traceback (most recent call last):
+            ...
+        samebits.errors.InvalidArgumentError: key: a seed is an integer with 0 <= seed < 2**64, ...
     """
     try:
         number = index(seed)
@@ -44,6 +52,15 @@ def split(key: torch.Tensor, num: int = 2) -> torch.Tensor:
     """Returns `num` independent keys of every key: (*batch, 2) gives (num, *batch, 2).
 
     Raises `InvalidArgumentError` if `key` is no key or `num` is not positive.
+
+    Example:
+        >>> keys = samebits.random.split(samebits.random.key(7), 3)
+        >>> keys
+        tensor([[13837866057460644397,  1580108719113026114],
+                [14670401102720962203, 17669291110527860587],
+                [  155932412659770304, 15655392634770455658]], dtype=torch.uint64)
+        >>> samebits.random.split(keys).shape  # two of each
+        torch.Size([2, 3, 2])
     """
     check_key("split", key)
     if num <= 0:
@@ -58,6 +75,13 @@ def fold_in(key: torch.Tensor, data: Data) -> torch.Tensor:
     items one after another. A
     tensor of integers is broadcast against the batch of keys: with a step in a tensor, a compiled function serves all.
     Raises `InvalidArgumentError` if `key` is no key or `data` is none of these.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> samebits.random.fold_in(key, ("layer", 3))
+        tensor([13750678431492228392, 10264144026928651461], dtype=torch.uint64)
+        >>> torch.equal(samebits.random.fold_in(key, 2), samebits.random.split(key, 3)[2])
+        True
     """
     check_key("fold_in", key)
     for part in data if isinstance(data, tuple) else (data,):

@@ -11,12 +11,28 @@ from samebits.replica._analysis.partitions import Groups, Partitions
 
 @dataclass(frozen=True)
 class Equal:
-    """The same bits on all ranks."""
+    """The same bits on all ranks.
+
+    Example:
+        >>> captured = samebits.replica.capture(lambda x: x + 1, torch.ones(2), world_size=4)
+        >>> samebits.replica.analyze(captured).is_replica_equal("output")
+        False
+        >>> declared = {"x": samebits.replica.Equal()}
+        >>> samebits.replica.analyze(captured, declared).is_replica_equal("output")
+        True
+    """
 
 
 @dataclass(frozen=True)
 class PerReplica:
-    """Other bits on every rank, or unknown."""
+    """Other bits on every rank, or unknown.
+
+    Example:
+        >>> captured = samebits.replica.capture(lambda x: x + 1, torch.ones(2), world_size=4)
+        >>> declared = {"x": samebits.replica.PerReplica()}
+        >>> samebits.replica.analyze(captured, declared).partition("output")
+        ((0,), (1,), (2,), (3,))
+    """
 
 
 @dataclass(frozen=True, init=False)
@@ -24,6 +40,12 @@ class Partition:
     """The same bits within each of `groups`; a rank in none of them is alone.
 
     Partition([[0, 1], [2, 3]])
+
+    Example:
+        >>> captured = samebits.replica.capture(lambda x: x + 1, torch.ones(2), world_size=4)
+        >>> declared = {"x": samebits.replica.Partition([[0, 1], [2, 3]])}
+        >>> samebits.replica.analyze(captured, declared).partition("output")
+        ((0, 1), (2, 3))
     """
 
     groups: Groups

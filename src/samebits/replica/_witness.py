@@ -56,6 +56,16 @@ class Witness(Observer):
         InvalidArgumentError: there is nothing to compare, `every` is below 1, the report is of another number of ranks, or
             names none of the values, or an optimizer trains a parameter of no module.
         ReplicaDriftError: by a check, on all ranks: a value that was claimed equal is not.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> with samebits.Run(None, model=torch.nn.Linear(2, 1)) as run, samebits.replica.Witness(run):
+        ...     for step, batch in run.steps([1, 2, 3]):  # several processes compare before each step
+        ...         pass
+        >>> samebits.replica.Witness({"step": 3})
+        Traceback (most recent call last):
+            ...
+        samebits.errors.InvalidArgumentError: Witness: there is nothing to compare: ...
     """
 
     def __init__(

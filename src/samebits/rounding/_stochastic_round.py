@@ -56,6 +56,13 @@ def stochastic_round(
 
     Raises `InvalidArgumentError` for other dtypes, shapes, devices or keys, for `out` in the memory of `x`, and for
     `out` where a gradient is needed; `UnimplementedError` for devices other than CPU and CUDA.
+
+    Example:
+        >>> x = torch.full((6,), 1 + 2**-9)
+        >>> x.to(torch.bfloat16)
+        tensor([1., 1., 1., 1., 1., 1.], dtype=torch.bfloat16)
+        >>> samebits.rounding.stochastic_round(x, torch.bfloat16, samebits.random.key(7)) > 1
+        tensor([False,  True,  True,  True, False, False])
     """
     _check(x, dtype, key)
     watched = is_traced(key) or is_traced(x)

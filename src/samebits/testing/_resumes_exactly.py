@@ -50,6 +50,16 @@ def assert_resumes_exactly(
     Raises:
         AssertionError: the first difference, with its step, place and both digests; or a state that cannot be saved.
         InvalidArgumentError: the object has no state, or `cut` is outside its steps.
+
+    Example:
+        >>> class Steps(torch.nn.Module):
+        ...     count = 0  # in no state_dict
+        ...     def forward(self):
+        ...         self.count += 1
+        ...         return self.count
+        >>> samebits.testing.assert_resumes_exactly(Steps, cut=3, advance=lambda steps, number: steps())
+        Traceback (most recent call last):
+        AssertionError: ...step 3 ...: ...
     """
     if is_run_function(factory):
         if advance is not None or steps is not None or json_state:

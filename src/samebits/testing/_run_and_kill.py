@@ -28,7 +28,16 @@ Program = str | os.PathLike[str] | Callable[[Path], Any]
 
 @dataclass(frozen=True)
 class KilledRun:
-    """The result of `run_and_kill`."""
+    """The result of `run_and_kill`.
+
+    Example:
+        >>> result = samebits.testing.KilledRun(
+        ...     digest="5e02", expected="5e02", exit_codes=(-9, 0), kills=("in step 3",), difference="",
+        ...     output="",
+        ... )
+        >>> result.equal, result.exit_codes
+        (True, (-9, 0))
+    """
 
     digest: str
     """Digest of the killed run's end: the last commit of each of its run directories, and a function's result."""
@@ -85,6 +94,12 @@ def run_and_kill(
     Raises:
         VerifyError: the program failed, took longer than `timeout`, uses no `samebits.Run`, or finished before a kill.
         InvalidArgumentError: `at` names a place that the program does not reach.
+
+    Example:
+        >>> samebits.testing.run_and_kill("train.py", at=["body", "lunch"])
+        Traceback (most recent call last):
+            ...
+        samebits.errors.InvalidArgumentError: run_and_kill(at='lunch'): choose 'random', a step number, ...
     """
     if times < 1:
         raise InvalidArgumentError(f"run_and_kill(times={times!r}): at least once.")

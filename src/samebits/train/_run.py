@@ -90,6 +90,16 @@ class Run:
         CorruptCommitError: there are commits and none of them is intact.
         UnseededError: op determinism is on and no seed is set.
         IncompleteStateError: in the loop: something changes from step to step and is in no commit.
+
+    Example:
+        >>> def train(run_dir, epochs):
+        ...     with samebits.Run(run_dir) as run:
+        ...         for step, x in run.steps([1, 2, 3], epochs=epochs):
+        ...             run.state.total = run.state.get("total", 0) + x * torch.rand(2)
+        ...     return run.state.total
+        >>> samebits.set_random_seed(1)
+        >>> torch.equal(train("a", 2), train("b", 1)), torch.equal(train("a", 2), train("b", 2))
+        (False, True)
     """
 
     def __init__(

@@ -70,6 +70,15 @@ class Trainer:
 
     Raises:
         InvalidArgumentError: an argument is invalid; the message names the valid ones.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> model = torch.nn.Linear(2, 1)
+        >>> trainer = samebits.Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1))
+        >>> batches = [(torch.ones(4, 2), torch.zeros(4, 1))] * 3
+        >>> history = trainer.fit(batches, epochs=2, run_dir="run", verbose=0)
+        >>> trainer.fit(batches, epochs=3, run_dir="run", verbose=0).epoch  # trains the third epoch only
+        [0, 1, 2]
     """
 
     def __init__(

@@ -49,6 +49,16 @@ def load_commit(run_dir: str | os.PathLike[str], step: int | None = None, *, ran
         RunDirectoryError: there is no run directory.
         InvalidArgumentError: there is no commit, none of that step (the message lists the existing ones), or no such rank.
         CorruptCommitError: it is damaged.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> model = torch.nn.Linear(2, 1)
+        >>> with samebits.Run("run", model=model) as run:
+        ...     for step, x in run.steps([1, 2, 3]):
+        ...         run.state.total = run.state.get("total", 0) + x
+        >>> state = samebits.checkpoint.load_commit("run")
+        >>> state["run_state"], torch.equal(state["objects"]["model"]["weight"], model.weight)
+        ({'total': 6}, True)
     """
     folders = commit_folders(run_dir)
     steps = sorted({step_of(folder.name) for folder in folders})
@@ -77,7 +87,17 @@ def export(
     object: str | None = None,
     step: int | None = None,
 ) -> Path:
-    """Writes a commit in the format of `path`'s suffix (.safetensors, .pt, .pth, none: DCP); returns the path."""
+    """Writes a commit in the format of `path`'s suffix (.safetensors, .pt, .pth, none: DCP); returns the path.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> with samebits.Run("run", model=torch.nn.Linear(2, 1)) as run:
+        ...     for step, batch in run.steps([1, 2]):
+        ...         pass
+        >>> path = samebits.checkpoint.export("run", "model.safetensors")
+        >>> samebits.checkpoint.load_weights(torch.nn.Linear(2, 1), path)
+        <All keys matched successfully>
+    """
     suffix = Path(path).suffix
     if suffix == TENSORS_ONLY:
         return export_safetensors(run_dir, path, object=MODEL if object is None else object, step=step)
@@ -217,6 +237,15 @@ def load_weights(
         WeightsMismatchError: names or shapes do not fit; the module is unchanged.
         WeightsFileError: the file is damaged, or cannot be read without executing it.
         Those of `load_commit`.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> with samebits.Run("pretrain", model=torch.nn.Linear(2, 1)) as run:
+        ...     for step, batch in run.steps([1, 2]):
+        ...         pass
+        >>> model = torch.nn.Linear(2, 1)
+        >>> samebits.checkpoint.load_weights(model, "pretrain")
+        <All keys matched successfully>
     """
     check_path(source, "load_weights: source")
     if not isinstance(module, torch.nn.Module):

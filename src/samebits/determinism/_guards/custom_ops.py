@@ -66,6 +66,16 @@ def declare_op(name: str, *, deterministic: bool) -> None:
 
     Raises:
         InvalidArgumentError: the name has another form, or the op is one of torch's (`samebits ops` has its verdict).
+
+    Example:
+        >>> schema = "(Tensor x) -> Tensor"
+        >>> op = torch.library.custom_op("mine::atomic", torch.square, mutates_args=(), schema=schema)
+        >>> samebits.declare_op("mine::atomic", deterministic=False)
+        >>> with samebits.enable_op_determinism():
+        ...     op(torch.ones(2))
+        Traceback (most recent call last):
+            ...
+        samebits.errors.UnimplementedError: mine::atomic, ... is declared nondeterministic ...
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgumentError(

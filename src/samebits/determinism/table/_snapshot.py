@@ -81,7 +81,13 @@ def all_reviews() -> dict[str, ReviewedOverloads]:
 
 @cache
 def reviewed() -> ReviewedOverloads:
-    """Returns the review of the running torch; where there is none, that of the newest version before it, or of the oldest."""
+    """Returns the review of the running torch; where there is none, that of the newest version before it, or of the oldest.
+
+    Example:
+        >>> review = samebits.determinism.table.reviewed()
+        >>> review.rows["cumsum_"].form_of, review.rows["cumsum_"].traits
+        ('cumsum', ('inplace',))
+    """
     found = sorted(all_reviews().values(), key=lambda one: version_numbers(one.torch))
     before = [one for one in found if version_numbers(one.torch) <= version_numbers(running_version())]
     return (before or found)[-1 if before else 0]

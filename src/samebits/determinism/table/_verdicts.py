@@ -38,7 +38,13 @@ OWN, REPLACED, COMPOSITE, ABSENT = "own", "replacement", "composite", "no kernel
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of the table."""
+    """One cell of the table.
+
+    Example:
+        >>> entry = samebits.determinism.table.lookup("aten::mm", "cpu")
+        >>> entry.op, entry.device, entry.verdict, entry.deterministic
+        ('aten::mm', 'cpu', 'has an alternative here', True)
+    """
 
     op: str
     """Full name, as `aten::sum.dim_IntList`."""
@@ -238,10 +244,28 @@ def lookup(op: str, device: str) -> Entry:
     Raises:
         InvalidArgumentError: the reviewed torch has no such overload (TorchScript's own are not in the table), or
             the device is another one.
+
+    Example:
+        >>> samebits.determinism.table.lookup("aten::mm", "cpu").verdict
+        'has an alternative here'
+        >>> samebits.determinism.table.lookup("aten::empty.memory_format", "cpu").verdict
+        'unwritten'
+        >>> samebits.determinism.table.lookup("aten::no_such_op", "cpu")
+        Traceback (most recent call last):
+            ...
+        samebits.errors.InvalidArgumentError: ...
     """
     return op_table().lookup(op, device)
 
 
 def entries() -> Iterator[Entry]:
-    """Yields every entry, by name and device."""
+    """Yields every entry, by name and device.
+
+    Example:
+        >>> entries = list(samebits.determinism.table.entries())
+        >>> sorted({entry.device for entry in entries})
+        ['cpu', 'cuda']
+        >>> [entry.op for entry in entries if entry.device == "cpu" and entry.verdict == "varies"]
+        []
+    """
     return op_table().entries()

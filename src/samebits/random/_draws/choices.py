@@ -41,6 +41,15 @@ def choice(
     2006).
     Raises `InvalidArgumentError` for too few elements, weights that are negative, infinite, NaN, all zero or not
     (n,), a wrong key, or a key batch that does not fit the shape.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> samebits.random.choice(key, 10, 5, replace=False)
+        tensor([9, 8, 7, 3, 0])
+        >>> samebits.random.choice(key, torch.tensor([2, 3, 5, 7]), 6)
+        tensor([7, 7, 2, 2, 3, 7])
+        >>> samebits.random.choice(key, 3, 6, weights=torch.tensor([1.0, 0.0, 9.0]))
+        tensor([2, 2, 2, 2, 0, 2])
     """
     checked = sizes("choice", key, shape)
     n = length("choice", source, dim)
@@ -146,6 +155,11 @@ def categorical(key: torch.Tensor, *shape: int | Sequence[int], logits: torch.Te
     Minka, A* sampling, 2014), in float32, or in float64 for float64 logits; -inf is never drawn.
     Raises `InvalidArgumentError` for NaN or +inf in the logits, a row that is all -inf or empty, shapes that do not
     fit, or a wrong key.
+
+    Example:
+        >>> logits = torch.tensor([0.0, 1.0, -torch.inf])
+        >>> samebits.random.categorical(samebits.random.key(7), 12, logits=logits)
+        tensor([0, 1, 1, 1, 1, 1, 1, 1, 0, 1, 0, 0])
     """
     check_key("categorical", key)
     _check_logits(logits)

@@ -40,6 +40,13 @@ def dropout(
 
     Raises `InvalidArgumentError` for a wrong key, another dtype or device, p outside [0, 1], a key batch that does
     not fit the shape, or a leaf that requires grad in place.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> samebits.random.dropout(key, torch.ones(8), p=0.5)
+        tensor([2., 2., 0., 0., 0., 2., 0., 2.])
+        >>> samebits.random.dropout(key, torch.ones(8), p=0.5, training=False)
+        tensor([1., 1., 1., 1., 1., 1., 1., 1.])
     """
     check_key("dropout", key)
     probability = check_probability("dropout", p)

@@ -37,6 +37,14 @@ def exponential(
     float64), where the resolution of the words ends.
     Raises `InvalidArgumentError` unless rate is positive and finite, for another dtype, a wrong key, or a key batch
     that does not fit the shape.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> waits = samebits.random.exponential(key, 2, 3, rate=10.0)
+        >>> waits.shape, bool((waits > 0).all())
+        (torch.Size([2, 3]), True)
+        >>> torch.equal(samebits.random.exponential(key, 2, 3, rate=10.0), waits)
+        True
     """
     _check_positive("exponential", "rate", rate)
     return _draw("exponential", key, shape, dtype, device, (rate,))
@@ -55,6 +63,13 @@ def gumbel(
     -log(u) is exact to 3 ulp over its whole range, so the standard ones have an absolute error of some 3 ulp of
     max(1, |x|), and lie in -3.2 ... 22.9 (-3.9 ... 45.1 in float64).
     Raises `InvalidArgumentError` unless loc is finite and scale positive and finite, and as `exponential`.
+
+    Example:
+        >>> key, logits = samebits.random.key(7), torch.tensor([0.0, 1.0, 2.0])
+        >>> noise = samebits.random.gumbel(key, 5, 3)
+        >>> drawn = samebits.random.categorical(key, 5, logits=logits)
+        >>> torch.equal((logits - logits.max() + noise).argmax(dim=1), drawn)
+        True
     """
     _check_finite("gumbel", "loc", loc)
     _check_positive("gumbel", "scale", scale)
@@ -78,6 +93,15 @@ def truncated_normal(
     Every result is in [low, high], also after rounding.
     Raises `InvalidArgumentError` unless low < high, std is positive and mean and std finite, when the dtype has no number
     in [low, high], and as `exponential`.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> weight = samebits.random.truncated_normal(key, 1000, std=0.02, low=-0.04, high=0.04)
+        >>> bool((weight.abs() <= 0.04).all())
+        True
+        >>> again = samebits.random.truncated_normal(key, 1000, std=0.02, low=-0.04, high=0.04)
+        >>> torch.equal(again, weight)
+        True
     """
     caller = "truncated_normal"
     _check_finite(caller, "mean", mean)

@@ -31,6 +31,14 @@ def randint(
 
     Raises `InvalidArgumentError` for low >= high, bounds that `dtype` does not hold, another dtype, a wrong key, or a
     key batch that does not fit the shape.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> samebits.random.randint(key, 5, high=100)
+        tensor([95, 75, 11,  8, 40])
+        >>> samebits.random.randint(key, 2, 3, low=-5, high=5, dtype=torch.int8)
+        tensor([[ 4,  2, -4],
+                [-5, -1,  2]], dtype=torch.int8)
     """
     checked = sizes("randint", key, shape)
     if dtype not in INTEGERS:
@@ -86,6 +94,13 @@ def permute_index(key: Words | torch.Tensor, i: int | torch.Tensor, n: int) -> i
 
     An int64 tensor of indices on the key's device, of any shape, gives the tensor of their images.
     Raises `InvalidArgumentError` unless 0 <= i < n <= 2**48 for all of them.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> [samebits.random.permute_index(key, i, 8) for i in range(8)]
+        [6, 5, 7, 3, 0, 4, 2, 1]
+        >>> samebits.random.permute_index(key, 3, 10**12)  # nothing of that size is made
+        529780518755
     """
     if not isinstance(i, torch.Tensor):
         if isinstance(key, torch.Tensor) and is_traced(key):
@@ -126,6 +141,13 @@ def permutation(key: torch.Tensor, source: int | torch.Tensor, *, dim: int = 0) 
     Element i of the order is `permute_index(key, i, n)`. A batch of keys (*batch, 2) gives (*batch, n), or
     (*batch, *source.shape), each from its own key.
     Raises `InvalidArgumentError` for a wrong key, a negative number or one above 2**48, or a missing dimension.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> samebits.random.permutation(key, 8)
+        tensor([6, 5, 7, 3, 0, 4, 2, 1])
+        >>> samebits.random.permutation(key, torch.tensor([2, 3, 5, 7]))
+        tensor([5, 2, 3, 7])
     """
     check_key("permutation", key)
     n = length("permutation", source, dim)

@@ -35,6 +35,13 @@ def bits(key: torch.Tensor, *shape: Shape, dtype: torch.dtype = torch.uint32) ->
     """Returns uniform integers over the whole range of an integer dtype: the bytes of the key's stream, little-endian.
 
     Raises `InvalidArgumentError` for another dtype, a wrong key, or a key batch that does not fit the shape.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> samebits.random.bits(key, 3)
+        tensor([4099963437, 3221879260,  490388034], dtype=torch.uint32)
+        >>> samebits.random.bits(key, 3, dtype=torch.uint8)
+        tensor([ 45, 122,  96], dtype=torch.uint8)
     """
     size = sizes("bits", key, shape)
     if dtype not in INTEGERS:
@@ -65,6 +72,15 @@ def uniform(
     They are drawn on the key's device and moved to `device`.
     Raises `InvalidArgumentError` for another dtype, low > high, bounds or a range that the dtype does not hold, or a
     key batch that does not fit the shape.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> samebits.random.uniform(key, 4)
+        tensor([0.3769, 0.0390, 0.2294, 0.9284])
+        >>> keys = samebits.random.split(key, 2)
+        >>> rows = samebits.random.uniform(keys[:, None], 2, 3)  # a key for each row
+        >>> torch.equal(rows[1], samebits.random.uniform(keys[1], 3))
+        True
     """
     size, dtype = sizes("uniform", key, shape), floating_dtype("uniform", dtype)
     if is_traced(key):
@@ -78,6 +94,13 @@ def uniform_(key: torch.Tensor, result: torch.Tensor, *, low: float = 0.0, high:
     """Fills `result`, of any layout, with the numbers of `uniform` for its shape and dtype, and returns it.
 
     Raises `InvalidArgumentError` as `uniform`, and if `result` is on another device or requires grad.
+
+    Example:
+        >>> key, x = samebits.random.key(7), torch.empty(4)
+        >>> x is samebits.random.uniform_(key, x, low=-1.0)
+        True
+        >>> torch.equal(x, samebits.random.uniform(key, 4, low=-1.0))
+        True
     """
     check_result("uniform_", key, result, FLOATS)
     if is_traced(key):
@@ -105,6 +128,14 @@ def normal(
     The Box-Muller transform of torch's CUDA kernel on the same uniforms, evaluated without libm: the bits are those
     of every CPU, within 2**-22 of the exact transform (float64: a few ulp) and 2**-21 of torch's on CUDA.
     Raises `InvalidArgumentError` for another dtype, std < 0, or a key batch that does not fit the shape.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> noise = samebits.random.normal(key, 2, 3, std=0.1)
+        >>> noise.shape, noise.dtype
+        (torch.Size([2, 3]), torch.float32)
+        >>> torch.equal(samebits.random.normal(key, 2, 3, std=0.1), noise)
+        True
     """
     size, dtype = sizes("normal", key, shape), floating_dtype("normal", dtype)
     if is_traced(key):
@@ -118,6 +149,13 @@ def normal_(key: torch.Tensor, result: torch.Tensor, *, mean: float = 0.0, std: 
     """Fills `result`, of any layout, with the numbers of `normal` for its shape and dtype, and returns it.
 
     Raises `InvalidArgumentError` as `normal`, and if `result` is on another device or requires grad.
+
+    Example:
+        >>> key, weight = samebits.random.key(7), torch.empty(3, 2)
+        >>> weight is samebits.random.normal_(key, weight, std=0.02)
+        True
+        >>> torch.equal(weight, samebits.random.normal(key, 3, 2, std=0.02))
+        True
     """
     check_result("normal_", key, result, FLOATS)
     if is_traced(key):
@@ -145,6 +183,13 @@ def bernoulli(
     One where word i of the key's stream is below floor(p 2**32): never for p = 0, always for p = 1. The same ones for
     every dtype. A tensor p is broadcast to the shape.
     Raises `InvalidArgumentError` for another dtype, p outside [0, 1], or p or a key batch that does not fit the shape.
+
+    Example:
+        >>> key = samebits.random.key(7)
+        >>> samebits.random.bernoulli(key, 8, p=0.3)
+        tensor([0., 0., 1., 1., 0., 0., 1., 0.])
+        >>> samebits.random.bernoulli(key, 8, p=0.3, dtype=torch.bool)
+        tensor([False, False,  True,  True, False, False,  True, False])
     """
     size = sizes("bernoulli", key, shape)
     if dtype is not None and dtype not in _COUNTABLE:
@@ -165,6 +210,12 @@ def bernoulli_(key: torch.Tensor, result: torch.Tensor, *, p: float | torch.Tens
     """Fills `result`, of any layout, with the numbers of `bernoulli` for its shape and dtype, and returns it.
 
     Raises `InvalidArgumentError` as `bernoulli`, and if `result` is on another device or requires grad.
+
+    Example:
+        >>> mask = torch.empty(2, 4, dtype=torch.bool)
+        >>> samebits.random.bernoulli_(samebits.random.key(7), mask, p=0.3)
+        tensor([[False, False,  True,  True],
+                [False, False,  True, False]])
     """
     check_result("bernoulli_", key, result, _COUNTABLE)
     if is_traced(key):

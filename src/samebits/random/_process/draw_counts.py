@@ -57,6 +57,12 @@ def draws() -> dict[str, int | str]:
     "cuda:0" and so on, with the difference of its Philox offset. A draw by keys, or from a generator object, does not
     count. Costs some microseconds, and 2 milliseconds for "many".
     Raises `UnseededError` if there was neither a step nor `set_random_seed`.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> x = torch.rand(3)
+        >>> samebits.random.draws()
+        {'torch': 3, 'numpy': 0, 'python': 0}
     """
     if _note is None:
         raise UnseededError(

@@ -60,6 +60,14 @@ def analyze(
 
     Raises:
         InvalidArgumentError: `step` is no captured step, no input or output has such a name, or groups overlap.
+
+    Example:
+        >>> args = torch.ones(3), torch.ones(4)
+        >>> captured = samebits.replica.capture(lambda w, x: w.add_(x.sum()), *args, world_size=8)
+        >>> samebits.replica.analyze(captured).drifting
+        ('w',)
+        >>> samebits.replica.analyze(captured, {"x": samebits.replica.Equal()}).drifting
+        ()
     """
     check_step("analyze", step)
     program = AnalysisContext(step)

@@ -91,6 +91,14 @@ def capture(
             the value of a tensor.
         InvalidArgumentError: neither or both of `world_size` and `mesh`, more ranks than are followed, or an optimizer
             without its module.
+
+    Example:
+        >>> def step(model, x):
+        ...     return model(x)
+        >>> args = torch.nn.Linear(3, 1), torch.ones(4, 3)
+        >>> captured = samebits.replica.capture(step, *args, world_size=8)
+        >>> captured.kinds
+        {'model.weight': 'state', 'model.bias': 'state', 'x': 'batch'}
     """
     if (world_size is None) == (mesh is None):
         raise InvalidArgumentError("capture: give world_size=8, or mesh={'dp': 2, 'tp': 4}.")

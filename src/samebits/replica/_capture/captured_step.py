@@ -18,7 +18,16 @@ STATE, BATCH, GENERATOR, CONSTANT = "state", "batch", "generator", "constant"
 
 @dataclass
 class CapturedStep:
-    """The result of `capture`. Prints itself as the graph with the names of its inputs."""
+    """The result of `capture`. Prints itself as the graph with the names of its inputs.
+
+    Example:
+        >>> def step(model, x):
+        ...     return {"loss": model(x).sum()}
+        >>> args = torch.nn.Linear(3, 1), torch.ones(4, 3)
+        >>> captured = samebits.replica.capture(step, *args, world_size=8)
+        >>> captured.input_names, captured.output_names, captured.world_size
+        (['model.weight', 'model.bias', 'x'], ['output.loss'], 8)
+    """
 
     module: GraphModule
     """The graph of rank 0."""

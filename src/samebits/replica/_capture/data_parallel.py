@@ -17,6 +17,16 @@ class DataParallel(nn.Module):
 
     Gradients are averaged over all ranks as soon as `backward` has them, as there; `torch.autograd.grad` gives them
     unreduced, as there. Buffers get the bits of rank 0 before a forward in training mode, if `broadcast_buffers`.
+
+    Example:
+        >>> def step(model, optimizer, x):
+        ...     model(x).sum().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> model = samebits.replica.DataParallel(torch.nn.Linear(3, 1))
+        >>> args = model, torch.optim.SGD(model.parameters()), torch.ones(4, 3)
+        >>> samebits.replica.analyze(samebits.replica.capture(step, *args, world_size=8)).drifting
+        ()
     """
 
     def __init__(self, module: nn.Module, *, broadcast_buffers: bool = True) -> None:

@@ -35,6 +35,16 @@ class PerRank:
     Every rank makes them in a process group of its own, from the same generator states, and the step gets them: new
     objects, not those of the rank before. Their tensors are constants of the captured step: shards of a DTensor start
     equal on the ranks that replicate them, if they were made so.
+
+    Example:
+        >>> from torch.distributed.fsdp import fully_shard
+        >>> make = samebits.replica.PerRank(lambda mesh: fully_shard(torch.nn.Linear(4, 2), mesh=mesh))
+        >>> def step(model, x):
+        ...     model(x).sum().backward()
+        ...     model.zero_grad()
+        >>> captured = samebits.replica.capture(step, make, torch.ones(2, 4), mesh={"dp": 2})
+        >>> samebits.replica.analyze(captured).partition("model.weight")  # each rank has its shard
+        ((0,), (1,))
     """
 
     make: Callable[..., Any]

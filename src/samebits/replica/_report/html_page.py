@@ -34,6 +34,13 @@ def write_html(report: Report, file: str | os.PathLike[str]) -> None:
     Raises:
         InvalidArgumentError: `report` is no report.
         OSError: the file cannot be written.
+
+    Example:
+        >>> from pathlib import Path
+        >>> captured = samebits.replica.capture(lambda x: x + 1, torch.ones(2), world_size=4)
+        >>> samebits.replica.write_html(samebits.replica.analyze(captured), "step.html")
+        >>> "Replica-equal analysis" in Path("step.html").read_text()
+        True
     """
     check_report("write_html(report, file)", report)
     Path(file).write_text("\n".join(_page(report)) + "\n", encoding="utf-8")

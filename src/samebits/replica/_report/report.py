@@ -33,7 +33,18 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The results of the analysis of a step. Prints itself as a table."""
+    """The results of the analysis of a step. Prints itself as a table.
+
+    Example:
+        >>> args = torch.ones(3), torch.ones(4)
+        >>> captured = samebits.replica.capture(lambda w, x: w.add_(x.sum()), *args, world_size=8)
+        >>> print(samebits.replica.analyze(captured).explain("w"))
+        w varies: all differ
+          x (batch) at the start of the step: all differ
+          sum_1 = aten.sum.default: all differ  [...]
+          add_ = aten.add_.Tensor: all differ  [...]
+        cure: what is written to w is reduced nowhere on its way from x: ...
+    """
 
     step: CapturedStep
     partitions: Partitions

@@ -21,6 +21,15 @@ def listing(report: Report) -> str:
     An operand is shown with its value when the op read it, a view with the value of its bytes; an operand of which the
     op reads only the shape is not shown. A body is listed once for each of its call sites, with what is true on every
     trip.
+
+    Example:
+        >>> args = torch.ones(3), torch.ones(4)
+        >>> captured = samebits.replica.capture(lambda w, x: w.add_(x.sum()), *args, world_size=8)
+        >>> print(samebits.replica.listing(samebits.replica.analyze(captured)))
+        w (state): all differ
+        x (batch): all differ
+        sum_1 = aten.sum.default(x: all differ) -> all differ
+        add_ = aten.add_.Tensor(w: all differ, sum_1: all differ) -> all differ
     """
     check_report("listing", report)
     step, frame = report.step, report.frame

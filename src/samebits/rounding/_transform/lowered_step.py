@@ -62,6 +62,14 @@ def lower(
         RoundingMethodError: an op has no method, or has one although rounding is off, or the graph was edited since.
         UnimplementedError: no rule says how to round an op; it is named.
         ConflictError: the process group has another size, or no group has the ranks of a collective.
+
+    Example:
+        >>> x = torch.ones(100, dtype=torch.bfloat16)
+        >>> captured = samebits.replica.capture(lambda x: x + 0.002, x, world_size=1)
+        >>> methods = samebits.rounding.assign_methods(captured, samebits.replica.analyze(captured))
+        >>> lowered = samebits.rounding.lower(captured, seed=1)
+        >>> bool((x + 0.002 > 1).any()), bool((lowered(x) > 1).any())
+        (False, True)
     """
     check_step("lower", step)
     user_rules = check_rules(rules, step.module)
@@ -76,6 +84,15 @@ class LoweredStep:
     """The result of `lower`: called with the arguments of the step, it has the step's effects and returns its results.
 
     `step`, the number of the next call, and the key are its state: `state_dict` of one process resumes in another.
+
+    Example:
+        >>> x = torch.ones(100, dtype=torch.bfloat16)
+        >>> captured = samebits.replica.capture(lambda x: x + 0.002, x, world_size=1)
+        >>> methods = samebits.rounding.assign_methods(captured, samebits.replica.analyze(captured))
+        >>> lowered = samebits.rounding.lower(captured, seed=1)
+        >>> first, second = lowered(x), lowered(x)
+        >>> lowered.step, torch.equal(first, second), torch.equal(first, lowered(x, step=0))
+        (2, False, True)
     """
 
     def __init__(self, step: CapturedStep, module: GraphModule, *, rounding: bool, seed: int | None) -> None:

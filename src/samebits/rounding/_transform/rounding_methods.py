@@ -25,7 +25,16 @@ _PLACE = "samebits.rounding"
 
 
 class Method(StrEnum):
-    """The numbers by which an op rounds: shared by all ranks, or by the rank's class of equal ranks."""
+    """The numbers by which an op rounds: shared by all ranks, or by the rank's class of equal ranks.
+
+    Example:
+        >>> captured = samebits.replica.capture(lambda x: x + 1, torch.ones(2), world_size=4)
+        >>> for declared in samebits.replica.Equal(), samebits.replica.PerReplica():
+        ...     report = samebits.replica.analyze(captured, {"x": declared})
+        ...     samebits.rounding.assign_methods(captured, report)["add"]
+        <Method.IDENTICAL_SEEDS: 'IDENTICAL_SEEDS'>
+        <Method.DIFFERING_SEEDS: 'DIFFERING_SEEDS'>
+    """
 
     IDENTICAL_SEEDS = "IDENTICAL_SEEDS"
     DIFFERING_SEEDS = "DIFFERING_SEEDS"
@@ -49,6 +58,15 @@ def assign_methods(step: CapturedStep, report: Report) -> Mapping[str, Method]:
 
     Raises:
         InvalidArgumentError: these are no step and its report, or the report is of another step.
+
+    Example:
+        >>> args = torch.ones(2), torch.ones(2)
+        >>> captured = samebits.replica.capture(lambda x, y: (x + 1, y * 2), *args, world_size=4)
+        >>> report = samebits.replica.analyze(captured, {"y": samebits.replica.Equal()})
+        >>> for op, method in samebits.rounding.assign_methods(captured, report).items():
+        ...     print(op, method)
+        add DIFFERING_SEEDS
+        mul IDENTICAL_SEEDS
     """
     check_step("assign_methods(step, report)", step)
     check_report("assign_methods(step, report)", report)
@@ -62,7 +80,15 @@ def assign_methods(step: CapturedStep, report: Report) -> Mapping[str, Method]:
 
 
 def clear_methods(step: CapturedStep) -> None:
-    """Removes the methods: the step may then be edited, or lowered with `rounding=False`."""
+    """Removes the methods: the step may then be edited, or lowered with `rounding=False`.
+
+    Example:
+        >>> captured = samebits.replica.capture(lambda x: x + 1, torch.ones(2), world_size=1)
+        >>> methods = samebits.rounding.assign_methods(captured, samebits.replica.analyze(captured))
+        >>> samebits.rounding.clear_methods(captured)
+        >>> samebits.rounding.lower(captured, rounding=False)(torch.ones(2))
+        tensor([2., 2.])
+    """
     check_step("clear_methods", step)
     step.module.meta.pop(_PLACE, None)
 
@@ -73,6 +99,14 @@ def verify_methods(step: CapturedStep, *, rounding: bool = True) -> None:
     Raises:
         RoundingMethodError: names the first op without a method, or with one that it must not have; or the graph was
             edited since the methods were assigned.
+
+    Example:
+        >>> captured = samebits.replica.capture(lambda x: x + 1, torch.ones(2), world_size=4)
+        >>> samebits.rounding.verify_methods(captured, rounding=False)
+        >>> samebits.rounding.verify_methods(captured)
+        Traceback (most recent call last):
+            ...
+        samebits.errors.RoundingMethodError: lower: op 'add' has no stochastic rounding method; ...
     """
     check_step("verify_methods", step)
     found = step.module.meta.get(_PLACE)

@@ -25,6 +25,16 @@ class AdamW(RoundingOptimizer, torch.optim.AdamW):
 
     Raises `InvalidArgumentError` for tensors as numbers and for parameters or state of other dtypes,
     `UnimplementedError` for refused options. Everything else is torch's.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> for kind in torch.optim.AdamW, samebits.rounding.optim.AdamW:
+        ...     weight = torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
+        ...     weight.grad = torch.ones_like(weight)
+        ...     kind([weight], lr=1e-3).step()
+        ...     print(bool((weight < 1).any()))
+        False
+        True
     """
 
     _rule = "AdamW"

@@ -22,6 +22,16 @@ class SGD(RoundingOptimizer, torch.optim.SGD):
         state_dtype: of momentum_buffer; bfloat16 saves memory, and is rounded stochastically, too.
 
     Raises as `AdamW`.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> for kind in torch.optim.SGD, samebits.rounding.optim.SGD:
+        ...     weight = torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
+        ...     weight.grad = torch.ones_like(weight)
+        ...     kind([weight], lr=1e-3).step()
+        ...     print(int((weight < 1).sum()))
+        0
+        277
     """
 
     _rule = "SGD"

@@ -24,7 +24,18 @@ from samebits.train._loop.protocols import RunView
 
 @dataclass(frozen=True)
 class Step:
-    """The position of the loop's body. `number` counts the batches of the whole run from 0."""
+    """The position of the loop's body. `number` counts the batches of the whole run from 0.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> with samebits.Run(None) as run:
+        ...     for step, batch in run.steps(["x", "y"], epochs=2):
+        ...         print(batch, step.number, step.epoch, step.batch_index, step.ends_epoch)
+        x 0 0 0 False
+        y 1 0 1 True
+        x 2 1 0 False
+        y 3 1 1 True
+    """
 
     number: int
     epoch: int
