@@ -36,7 +36,7 @@ def compiled(model: torch.nn.Module, **options: Any) -> torch.nn.Module:
     keyed = _KeyHooks([layer for _, layer in layers(model)])
     module: Any = torch.compile(model, **options)  # a module, for a module
     module.register_forward_pre_hook(keyed.set_keys)
-    module.register_forward_hook(keyed.end_compiled_forward, always_call=True)
+    module.register_forward_hook(keyed._end_compiled_forward, always_call=True)
     return module
 
 
@@ -50,9 +50,9 @@ class _KeyHooks:
     def set_keys(self, _module: torch.nn.Module, _args: Any) -> None:
         self._compiled_calls = []
         for layer in self._layers:
-            if layer.training and layer.begin_compiled_forward() is not None:
+            if layer.training and layer._begin_compiled_forward() is not None:
                 self._compiled_calls.append(layer)
 
-    def end_compiled_forward(self, _module: torch.nn.Module, _args: Any, _result: Any) -> None:
+    def _end_compiled_forward(self, _module: torch.nn.Module, _args: Any, _result: Any) -> None:
         for layer in self._compiled_calls:
-            layer.end_compiled_forward()
+            layer._end_compiled_forward()

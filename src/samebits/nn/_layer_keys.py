@@ -136,7 +136,7 @@ class OwnsRandomness(torch.nn.Module):
             return [random.fold_in(call, place) for place in range(number)]
         return call_untraced(self._keys, device, number)
 
-    def begin_compiled_forward(self) -> CompiledCalls | None:
+    def _begin_compiled_forward(self) -> CompiledCalls | None:
         """Counts the next forward's calls under a key that is known now, for `compiled`; returns None if there is none."""
         calls = None if self._compiled_calls else self._calls()
         if calls is None:
@@ -152,7 +152,7 @@ class OwnsRandomness(torch.nn.Module):
         )
         return self._compiled_calls
 
-    def end_compiled_forward(self) -> None:
+    def _end_compiled_forward(self) -> None:
         """Continues the count after that forward."""
         if self._compiled_calls is not None and not activation_checkpointing.in_backward():
             self._compiled_calls.taken_from.number += self._compiled_calls.number

@@ -373,17 +373,17 @@ class Run:
                 "inside the block."
             )
 
-    def end_loop(self, loop: str) -> None:
+    def _end_loop(self, loop: str) -> None:
         """Ends a loop: the code after it draws from the same generators, whether the loop ran or had finished before."""
         draw_counts.begin(int_keys.fold(self.key, loop, "end"))
-        self.end_inner_loop()
+        self._end_inner_loop()
 
-    def end_inner_loop(self) -> None:
+    def _end_inner_loop(self) -> None:
         """Ends an inner loop, for which `stop()` was called."""
         self._stop = False
 
     @property
-    def stop_requested(self) -> bool:
+    def _stop_requested(self) -> bool:
         """True if `stop()` was called in this loop."""
         return self._stop
 

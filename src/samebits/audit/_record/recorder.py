@@ -129,7 +129,7 @@ class Recorder(Observer, TorchListener):
             before = Position(step.loop, step.epoch, step.batch_index - 1, step.step - 1)
             self._initial(before, frame, fresh=not run.resumed)
         elif self._step is not None:
-            self._step.ends |= run.stop_requested or process.overrides.stop_after_steps == step.step
+            self._step.ends |= run._stop_requested or process.overrides.stop_after_steps == step.step
             self._write(self._step, frame)
         self._step = None
 

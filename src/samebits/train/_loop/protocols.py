@@ -36,14 +36,14 @@ class RunView(Protocol):
         ...
 
     @property
-    def stop_requested(self) -> bool:
+    def _stop_requested(self) -> bool:
         """True if the loop under way should end."""
         ...
 
-    def end_loop(self, loop: str) -> None:
+    def _end_loop(self, loop: str) -> None:
         """Ends the loop."""
         ...
 
-    def end_inner_loop(self) -> None:
+    def _end_inner_loop(self) -> None:
         """Ends a loop inside the body of another's step."""
         ...

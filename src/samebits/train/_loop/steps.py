@@ -78,7 +78,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         self._advance()
         conflicting_settings.check()
         if self._over:
-            run.end_loop(loop.name)
+            run._end_loop(loop.name)
             run.preemption.idle = True
             raise StopIteration
         process.position = None
@@ -125,14 +125,14 @@ class Steps(Iterator[tuple[Step, Any]]):
     def _finish(self, position: Position, *, outermost: bool) -> None:
         run, loop, loops = self._run, self._loop, self._run._loops
         if outermost:
-            loops.finish(stopped=run.stop_requested)
+            loops.finish(stopped=run._stop_requested)
             run._saving.on_boundary(position, over=True, outermost=True)
-            run.end_loop(loop.name)
+            run._end_loop(loop.name)
             run.preemption.idle = True
         else:
             loops.under_way.remove(loop)
             loops.step -= 1  # the body around it continues
-            run.end_inner_loop()
+            run._end_inner_loop()
             assert loop.restore_body is not None
             loop.restore_body()
 
@@ -172,7 +172,7 @@ class Steps(Iterator[tuple[Step, Any]]):
         if loops.current is not None:  # the loop before was left by `break`
             loops.step += 1
             loops.finish(stopped=True)
-            run.end_loop(loop.name)
+            run._end_loop(loop.name)
         loops.under_way.append(loop)
         if loops.saved is None:
             return
@@ -224,6 +224,6 @@ class Steps(Iterator[tuple[Step, Any]]):
         limit = process.overrides.stop_after_steps
         return (
             self._loop.epoch >= self._epochs
-            or self._run.stop_requested
+            or self._run._stop_requested
             or (limit is not None and self._run._loops.step >= limit)
         )
