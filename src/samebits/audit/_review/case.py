@@ -26,7 +26,7 @@ _device: ContextVar[str] = ContextVar("device", default="cpu")
 
 @dataclass(frozen=True)
 class ReviewCase:
-    """What one row of the battery runs."""
+    """The work of one row of the battery."""
 
     group: str
     name: str
@@ -48,7 +48,7 @@ class ReviewCase:
 
 @contextmanager
 def built_on(device: str) -> Iterator[None]:
-    """What is built inside has its inputs there; they are drawn on the CPU, so that the numbers are the same."""
+    """Puts the inputs of cases built inside on `device`; they are drawn on the CPU, for the same numbers."""
     token = _device.set(device)
     try:
         yield

@@ -154,7 +154,7 @@ def _samples(name: str, dtypes: tuple[torch.dtype, ...]) -> Iterator[Elementwise
 
 
 def _runs(sample: ElementwiseSample) -> bool:
-    """Whether torch takes the type, the layouts and the scalars; some backward ops broadcast nothing."""
+    """Returns True if torch takes the type, the layouts and the scalars; some backward ops broadcast nothing."""
     try:
         sample.call(
             [

@@ -65,7 +65,7 @@ def _of_row(row: ReviewRow) -> Iterable[str]:
 
 
 def promises_threads(entry: Entry) -> bool:
-    """Whether the table says that the op has the same bits at any thread count."""
+    """Returns True if the table promises that the op has the same bits at any thread count."""
     return entry.verdict in _PROMISED_OVER_THREADS and entry.threads != VARIES
 
 

@@ -44,12 +44,12 @@ class SampleDigests:
 
     @property
     def runs_equal(self) -> bool:
-        """Whether the runs at the same thread count gave the same bytes."""
+        """Returns True if the runs at the same thread count gave the same bytes."""
         return all(len(found) == 1 for found in self._seen.values())
 
     @property
     def threads_equal(self) -> bool:
-        """Whether the first runs at all thread counts gave the same bytes."""
+        """Returns True if the first runs at all thread counts gave the same bytes."""
         return len({next(iter(found)) for found in self._seen.values()}) == 1
 
     def classes(self) -> str:

@@ -49,7 +49,7 @@ class ReviewRow:
 
     @property
     def equal(self) -> bool:
-        """Whether all that was run gave the same bytes."""
+        """Returns True if all that was run gave the same bytes."""
         return bool(self.runs and self.threads) and not (self.refused or self.failed)
 
     def result(self) -> str:

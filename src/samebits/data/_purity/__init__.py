@@ -39,5 +39,5 @@ def may_draw(function: Callable[..., Any]) -> bool:
 
 
 def side_effects(function: Callable[..., Any]) -> list[Finding]:
-    """What a call changes and leaves changed, as far as reading the code tells."""
+    """Returns the changes that outlast a call, as far as reading the code shows them."""
     return list(read(function).findings.values())

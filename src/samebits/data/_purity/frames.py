@@ -371,7 +371,7 @@ class Frame:
     # What the above is made of
 
     def _initialises(self, one: dis.Instruction) -> bool:
-        """Whether this sets, only where it was None, what depends on nothing but captured objects: a file that is opened."""
+        """Returns True if this sets only what was None, from captured objects alone: a file that is opened."""
         for name, offset, variables in self._guarded:
             if name == one.argval and offset == one.offset:
                 return all(isinstance(a, Captured) for v in variables for a in self._variable(v) or GIVEN)
@@ -433,7 +433,7 @@ def _names(argval: Any) -> tuple[str, ...]:
 
 
 def _joined(one: list[Value] | None, other: list[Value] | None) -> list[Value]:
-    """What may be on the stack where two ways meet."""
+    """Returns the possible stack where two paths of the code meet."""
     if one is None or other is None:
         return list(one if other is None else other)  # type: ignore[arg-type]
     size = min(len(one), len(other))

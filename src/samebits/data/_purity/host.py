@@ -8,24 +8,24 @@ from samebits.data._purity.values import CellValue, Made, Value
 
 
 class Host(Protocol):
-    """What a frame needs to know of everything around it."""
+    """The interface of a frame to everything around it."""
 
     def called(
         self, callee: Value, arguments: list[Value], named: dict[str, Value], site: Made, line: int
     ) -> Value:
-        """What a call returns."""
+        """Returns the possible results of a call."""
         ...
 
     def attribute(self, of: Value, name: str, line: int) -> Value:
-        """What `of.name` may be."""
+        """Returns the possible values of `of.name`."""
         ...
 
     def item(self, of: Value, index: Value, line: int) -> Value:
-        """What `of[index]` may be."""
+        """Returns the possible values of `of[index]`."""
         ...
 
     def inside(self, of: Value, line: int) -> Value:
-        """What a loop over `of` gives."""
+        """Returns the values that a loop over `of` may yield."""
         ...
 
     def holds(self, made: Value, more: Value) -> None:
@@ -37,11 +37,11 @@ class Host(Protocol):
         ...
 
     def combined(self, left: Value, right: Value, *, writes_in_place: bool, line: int) -> Value:
-        """What an operator gives."""
+        """Returns the possible results of an operator."""
         ...
 
     def entered(self, of: Value, line: int) -> Value:
-        """What `with of` gives."""
+        """Returns the possible results of `with of`."""
         ...
 
     def initialised(self, of: Value, name: str) -> None:
@@ -57,9 +57,9 @@ class Host(Protocol):
         ...
 
     def named_global(self, name: str, line: int) -> Value:
-        """What a global variable holds."""
+        """Returns the possible values of a global variable."""
         ...
 
     def imported(self, name: str) -> Value:
-        """What an import gives."""
+        """Returns the possible results of an import."""
         ...

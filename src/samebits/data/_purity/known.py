@@ -94,7 +94,7 @@ _OF_PROCESS: tuple[Any, ...] = (
 
 
 def is_of_process(generator: Any) -> bool:
-    """Whether this is one of the generators that are set for each element."""
+    """Returns True if this is one of the generators that are set for each element."""
     # asked now, too: while nobody has seeded NumPy, the switch has one of its own stand there
     now: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
     return any(generator is one for one in (*_OF_PROCESS, now))
@@ -117,7 +117,7 @@ def module_of(found: Any) -> str:
 
 
 def is_library(found: Any, home: str = "") -> bool:
-    """Whether the code of this function or class is not read, but looked up here.
+    """Returns True if the code of this function or class is not read, but looked up here.
 
     Code of installed packages is not read: it is large, and has memos and locks that matter to nobody. `home`: the
     package of the user's function, which is.
@@ -130,7 +130,7 @@ def is_library(found: Any, home: str = "") -> bool:
 
 
 def is_made_by_exec(found: Any) -> bool:
-    """Whether a function's global variables are no module's: `exec` into a dict calls it one of `builtins`."""
+    """Returns True if a function's global variables are no module's: `exec` into a dict calls it one of `builtins`."""
     own = getattr(found, "__globals__", None)
     if own is None:
         return False
@@ -139,7 +139,7 @@ def is_made_by_exec(found: Any) -> bool:
 
 
 def has_quiet_methods(kind: type) -> bool:
-    """Whether the methods of a library's class draw nothing, but for those of `RANDOM_METHODS`."""
+    """Returns True if the methods of a library's class draw nothing, but for those of `RANDOM_METHODS`."""
     package = root(kind.__module__)
     if package == "torch":
         return issubclass(kind, torch.Tensor | torch.Size | torch.device | torch.dtype)
@@ -153,7 +153,7 @@ def is_installed(package: str) -> bool:
 
 
 def is_quiet(function: Any) -> bool:
-    """Whether a library's function draws from none of the process's generators and calls nothing that is unknown."""
+    """Returns True if a library's function draws from no generator of the process and calls nothing unknown."""
     module, name = module_of(function), getattr(function, "__name__", type(function).__name__)
     if isinstance(function, np.ufunc):
         return True

@@ -34,7 +34,7 @@ class Library(Looking):
     def called_one(
         self, atom: Any, arguments: list[Value], named: dict[str, Value], site: Made, line: int
     ) -> Value:
-        """What a call of one of the things that it may be returns."""
+        """Returns the possible results of a call of one of the possible callees."""
 
     def library_call(
         self, function: Any, name: str, of: Any, arguments: list[Value], named: dict[str, Value], site: Made, line: int
@@ -126,7 +126,7 @@ class Library(Looking):
         return made
 
     def _touches(self, name: str, arguments: list[Value], named: dict[str, Value], line: int) -> None:
-        """What the system keeps: files that are written, moved, removed."""
+        """Notes a call that changes files or folders: it writes, moves or removes them."""
         if name == "open":
             modes = named.get("mode") or (arguments[1] if len(arguments) > 1 else NOTHING)
             if not any(isinstance(atom, Text) and set(str(atom.value)) & set("wax+") for atom in modes):
@@ -157,7 +157,7 @@ class Library(Looking):
 
 
 def _may_be_called(atom: Any) -> bool:
-    """Whether a library that is given this may call it."""
+    """Returns True if a library that is given this may call it."""
     if isinstance(atom, ClosureValue | MethodValue):
         return True
     return isinstance(atom, Captured) and atom.known and isinstance(atom.object, _CALLABLE)

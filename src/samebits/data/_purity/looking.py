@@ -33,10 +33,10 @@ class Looking(PurityRecord):
     def function_call(
         self, function: FunctionType, arguments: list[Value], named: dict[str, Value], line: int
     ) -> Value:
-        """What a call of a Python function returns."""
+        """Returns the possible results of a call of a Python function."""
 
     def attribute(self, of: Value, name: str, line: int) -> Value:
-        """What `of.name` may be."""
+        """Returns the possible values of `of.name`."""
         result: Value = NOTHING
         for atom in of:
             if isinstance(atom, Captured) and atom.known:
@@ -123,7 +123,7 @@ class Looking(PurityRecord):
         return NOTHING
 
     def item(self, of: Value, index: Value, line: int) -> Value:
-        """What `of[index]` may be."""
+        """Returns the possible values of `of[index]`."""
         result: Value = NOTHING
         for atom in of:
             special = self.special(atom, "__getitem__", [index], line)
@@ -144,7 +144,7 @@ class Looking(PurityRecord):
         return result
 
     def inside(self, of: Value, line: int) -> Value:
-        """What a loop over `of` gives."""
+        """Returns the values that a loop over `of` may yield."""
         result: Value = NOTHING
         if line:
             self.advanced(of, line)
@@ -170,7 +170,7 @@ class Looking(PurityRecord):
                 self.heap.setdefault(atom, set()).update(kept - {atom})
 
     def combined(self, left: Value, right: Value, *, writes_in_place: bool, line: int) -> Value:
-        """What an operator gives."""
+        """Returns the possible results of an operator."""
         for atom in left | right:
             if (
                 isinstance(atom, Captured)
@@ -194,7 +194,7 @@ class Looking(PurityRecord):
         return left
 
     def entered(self, of: Value, line: int) -> Value:
-        """What `with of` gives."""
+        """Returns the possible results of `with of`."""
         result: Value = of
         for atom in of:
             result |= self.special(atom, "__enter__", [], line) or NOTHING
@@ -212,7 +212,7 @@ class Looking(PurityRecord):
         return self.function_call(method, [frozenset({atom}), *arguments], {}, line)
 
     def named_global(self, name: str, line: int) -> Value:
-        """What a global variable holds."""
+        """Returns the possible values of a global variable."""
         namespace, _ = self.running[-1].namespace
         if name in namespace:
             self.globals[name] = namespace
@@ -223,13 +223,13 @@ class Looking(PurityRecord):
         return value(found, name) if found is not None else NOTHING
 
     def imported(self, name: str) -> Value:
-        """What an import gives."""
+        """Returns the possible results of an import."""
         found = sys.modules.get(name.partition(".")[0])
         return value(found, name.partition(".")[0]) if found is not None else GIVEN
 
 
 def of_class(kind: type, name: str) -> Any:
-    """What the class has under this name, not bound to anything."""
+    """Returns the attribute of the class under this name, not bound to anything; None if it has none."""
     for base in kind.__mro__:
         if name in vars(base):
             return vars(base)[name]

@@ -57,7 +57,7 @@ class Reading(Library):
     def called(
         self, callee: Value, arguments: list[Value], named: dict[str, Value], site: Made, line: int
     ) -> Value:
-        """What a call returns."""
+        """Returns the possible results of a call."""
         result: Value = NOTHING
         if not callee and line:
             self.draws("a call of what only running it tells", line)
@@ -234,7 +234,7 @@ class Reading(Library):
 
 
 def _is_method(method: MethodValue) -> bool:
-    """Whether a method of this name is known of what may have it."""
+    """Returns True if a method of this name is known of an object that may have it."""
     kind = method.of.kind if isinstance(method.of, Made) else None
     return method.name in known.METHODS or method.function is not None or hasattr(kind, method.name)
 

@@ -31,7 +31,7 @@ class Finding:
 
 
 class PurityRecord:
-    """What reading a function has found."""
+    """The findings of reading a function."""
 
     def __init__(self) -> None:
         self.findings: dict[tuple[str, str, int], Finding] = {}
@@ -51,7 +51,7 @@ class PurityRecord:
         """The package that is read even where it is installed: that of the user's function."""
 
     def is_library(self, found: Any) -> bool:
-        """Whether the code of this function or class is not read."""
+        """Returns True if the code of this function or class is not read."""
         return known.is_library(found, self.home)
 
     def reaches(self) -> set[int]:

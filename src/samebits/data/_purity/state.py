@@ -91,7 +91,7 @@ def _state_of(found: Any) -> Any:
 
 
 def _listed(found: Any) -> Any:
-    """What has items, but is no list: `collections.deque`, `array.array`, `bytearray`."""
+    """Returns the last items of a container that is no list (`collections.deque`, `array.array`, `bytearray`), or None."""
     if type(found).__module__ in ("collections", "array", "builtins") and hasattr(type(found), "__len__"):
         return list(found)[-ITEMS:]
     return None

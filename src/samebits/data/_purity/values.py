@@ -34,7 +34,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class Made:
-    """What the function makes at one place of its code; `kind` is its class where that is known."""
+    """An object that the function makes at one place of its code; `kind` is its class where that is known."""
 
     site: tuple[int, int]
     kind: type | None = None
@@ -42,7 +42,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Given:
-    """What the function is given, and what that has inside."""
+    """An argument of the function, or an object inside one."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def value(found: Any, name: str) -> Value:
 
 
 def items(of: Captured) -> Value:
-    """What a captured object has inside."""
+    """Returns the possible contents of a captured object."""
     inside = of.object
     if not of.known:
         return frozenset({of})
