@@ -177,7 +177,7 @@ def _set_flags() -> Iterator[None]:
     cudnn = torchs._get_cudnn_deterministic(), torchs._get_cudnn_benchmark()
     workspace = os.environ.get(conflicting_settings.CUBLAS_VARIABLE)
     torchs._set_deterministic_algorithms(True, warn_only=False)
-    # Filling costs about 15% on large runs; only ops known to read unwritten memory get it (uninitialized.py).
+    # Filling costs about 15% on large runs; only ops known to read unwritten memory get it (`_guards/uninitialized_memory.py`).
     memory_fill.fill_uninitialized_memory = False
     torchs._set_cudnn_deterministic(True)
     torchs._set_cudnn_benchmark(False)
