@@ -12,7 +12,7 @@ from triton_ahead import cases, compiled, kernels_of, launches
 
 import samebits.random as sr
 from samebits.random import _device_kernels as random_backends
-from samebits.random._triton import launchers as random_launch
+from samebits.random._triton import launch as random_launch
 from samebits.rounding import _device_kernels as device_kernels, stochastic_round
 from samebits.rounding._cpu.number_formats import FORMATS
 from samebits.rounding._triton import rounding_triton, rounding_launchers as launch

@@ -17,7 +17,7 @@ def launchers(caller: str) -> Any:
     Raises `UnimplementedError`, naming samebits.random.`caller`, where Triton is not installed.
     """
     try:
-        return import_module("samebits.random._triton.launchers")
+        return import_module("samebits.random._triton.launch")
     except ModuleNotFoundError as missing:
         if missing.name != "triton":
             raise

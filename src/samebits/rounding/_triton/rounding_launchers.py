@@ -1,10 +1,10 @@
-"""Launches the kernels; tensors as for `samebits.random._triton.launchers`."""
+"""Launches the kernels; tensors as for `samebits.random._triton.launch`."""
 
 from __future__ import annotations
 
 import torch
 
-from samebits.random._triton.launchers import _rows
+from samebits.random._triton.launch import _rows
 from samebits.rounding._cpu.number_formats import FORMATS
 from samebits.rounding._triton import rounding_triton
 
