@@ -1,4 +1,4 @@
-"""What an object holds under names: attributes, slots, and the defaults of a function."""
+"""The named values of an object: attributes, slots, and the defaults of a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What objects of Python's library hold that no `__dict__` shows: partials, buffers, queues, caches, files, C values."""
+"""The contents of objects of Python's library that no `__dict__` shows: partials, buffers, queues, caches, files, C values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HeldPart(NamedTuple):
     kind: str
     """"attr", or "item" of what is changed in place; "memo" of a cache, "stream" of a file in memory, "rows" of a database."""
     path: str
-    """As it is written behind the path of the whole."""
+    """The text that follows the path of the whole."""
     value: Any
 
 
@@ -41,9 +41,9 @@ Reader = Callable[[Any], Iterable[HeldPart]]
 
 @functools.lru_cache(maxsize=4096)
 def reader_of(kind: type) -> Reader | None:
-    """The function that lists the parts of such objects; None for a class that is not known here.
+    """Returns the function that lists the parts of objects of a class; None for an unknown class.
 
-    It calls nothing of the user's, and changes nothing.
+    The function calls nothing of the user's, and changes nothing.
 
         >>> [part.path for part in reader_of(functools.partial)(functools.partial(print, 1, end=""))]
         ['.func', '.args', '.keywords']
@@ -85,7 +85,7 @@ def _sized_queue(value: queue.SimpleQueue[Any]) -> Iterable[HeldPart]:
 
 
 def _memo(value: Any) -> Iterable[HeldPart]:
-    """How many results a cache keeps: a function that draws gives others when it is asked anew."""
+    """Lists the number of results in a cache: a function that draws returns others when it is called anew."""
     code = getattr(value.__wrapped__, "__code__", None)
     if code is None or is_library(code.co_filename):
         return []
@@ -114,7 +114,7 @@ def _thread_local(value: threading.local) -> Iterable[HeldPart]:
 
 
 def _file(value: Any) -> Iterable[HeldPart]:
-    """The position of a file that is only read: one that is written is a log more often than a state."""
+    """Lists the position of a file that is only read: one that is written is a log more often than a state."""
     if value.closed or not value.readable() or value.writable() or not value.seekable():
         return []
     try:
@@ -164,7 +164,7 @@ def _synchronized(value: Any) -> Iterable[HeldPart]:
 
 
 def _script_module(value: Any) -> Iterable[HeldPart]:
-    """Plain attributes of a TorchScript module: they are in C++."""
+    """Yields the plain attributes of a TorchScript module: they are in C++."""
     known = vars(value).get("_concrete_type")
     if known is None:
         return
@@ -203,4 +203,4 @@ _BY_NAME: dict[str, Reader] = {
     "multiprocessing.sharedctypes.SynchronizedBase": _synchronized,
     "torch.jit._script.RecursiveScriptModule": _script_module,
 }
-"""By name, since to look is no reason to import them."""
+"""The readers by name, so that reading imports none of these modules."""

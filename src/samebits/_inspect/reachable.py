@@ -1,4 +1,4 @@
-"""One bounded walk over a user's objects: what they hold becomes leaves with the paths that a reader would write."""
+"""One bounded walk over a user's objects: their values become leaves with the paths that a reader would write."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _OF_CLASSES = (
 
 
 class Walk:
-    """One walk over objects; each object once."""
+    """One walk over objects, which reads each object once."""
 
     most = MAX_LEAVES
     thorough = False
-    """Whether all that a function's cells and defaults hold is walked, and a class's attributes, and the library's objects."""
+    """If True, the walk includes all in a function's cells and defaults, a class's attributes, and the library's objects."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -44,18 +44,18 @@ class Walk:
         self._given: set[int] = set()
 
     def skip(self, objects: dict[str, Any]) -> None:
-        """What was given to `Run` has components of its own: only what a state_dict leaves out is walked."""
+        """Notes the objects given to `Run`, which have their own components: only what a state_dict leaves out is walked."""
         for thing in objects.values():
             self._given.add(id(thing))
             if isinstance(thing, torch.nn.Module):
                 self._given.update(map(id, thing.modules()))
 
     def leaves(self) -> Leaves:
-        """What was found so far."""
+        """Returns the leaves that were found so far."""
         return Leaves(tuple(self.names), b"".join(self.hashes))
 
     def action(self, kind: type) -> str | None:
-        """The method for values of a type; None: they are not looked at."""
+        """Returns the name of the method for values of a type; None if they are not read."""
         return thorough_action_of(kind) if self.thorough else action_of(kind)
 
     def _add(self, path: str, hashed: bytes) -> None:
@@ -63,7 +63,7 @@ class Walk:
         self.hashes.append(hashed)
 
     def value(self, path: str, value: Any, depth: int) -> None:
-        """Any value: what is done depends on its type."""
+        """Walks any value by the method for its type."""
         kind = type(value)
         if len(self.names) >= self.most:
             return
@@ -77,24 +77,24 @@ class Walk:
         getattr(self, action)(path, value, depth)
 
     def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
-        """A value inside another: an "attr", an "item", a "name" of a closure, a "module" or a "tensor" of a module."""
+        """Walks a value inside another: an "attr", an "item", a "name" of a closure, a "module" or a "tensor" of a module."""
         self.value(path, value, depth)
 
     def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
-        """One leaf."""
+        """Adds one leaf."""
         self._add(path, of_tensor(value))
 
     def array(self, path: str, value: Any, depth: int) -> None:
-        """One leaf."""
+        """Adds one leaf."""
         self._add(path, of_array(value))
 
     def generator(self, path: str, value: Any, depth: int) -> None:
-        """One leaf: the state of a random generator, unless a module that was given to `Run` holds it."""
+        """Adds one leaf: the state of a random generator, unless a module that was given to `Run` holds it."""
         if id(value) not in self._given:
             self._add(path, of_generator(value) or b"")
 
     def mapping(self, path: str, value: dict[Any, Any], depth: int) -> None:
-        """Its keys and some items; one leaf if it is long and plain; of a very long one the length."""
+        """Walks a dict's keys and some items; one leaf if it is long and plain; of a very long one the length."""
         pairs = list(dict.items(value))  # not the methods of a user's subclass
         if len(pairs) > ITEMS and {type(item) for _, item in pairs} <= PLAIN:
             self._add(path, of_ends([item for pair in pairs for item in pair if type(item) in PLAIN]))
@@ -110,11 +110,11 @@ class Walk:
             self.part("item", "", f"{path}[{self.key(key, number)}]", item, depth + 1)
 
     def key(self, key: Any, number: int) -> str:
-        """How a key is written in a path."""
+        """Returns the text of a key in a path."""
         return repr(key) if type(key) in PLAIN else "..."
 
     def sequence(self, path: str, value: Any, depth: int) -> None:
-        """One leaf if it is plain, else its length and some items."""
+        """Adds one leaf if a sequence is plain, else its length and some items."""
         value = (
             [*(list if isinstance(value, list) else tuple).__iter__(value)]
             if type(value) not in _PLAIN_SEQUENCES
@@ -128,15 +128,15 @@ class Walk:
             self.part("item", "", f"{path}[{number}]", value[number], depth + 1)
 
     def ends(self, path: str, value: collections.deque[Any], depth: int) -> None:
-        """A deque, as a list."""
+        """Walks a deque as a list."""
         self.sequence(path, list(value), depth)
 
     def set(self, path: str, value: Any, depth: int) -> None:
-        """One leaf, whatever the order."""
+        """Adds one leaf for a set, whatever the order."""
         self._add(path, plain([len(value), *sorted(leaf(item) for item in value)][:ENDS]))
 
     def function(self, path: str, value: types.FunctionType, depth: int) -> None:
-        """Closures of the user's functions: their plain cells."""
+        """Walks the closures of the user's functions: their plain cells; if `thorough`, all cells and defaults."""
         if is_library(value.__code__.co_filename):
             return
         if value.__closure__:
@@ -153,40 +153,40 @@ class Walk:
                     self.part("name", name, f"{path}.{name}", default, depth + 1)
 
     def library(self, path: str, value: Any, depth: int) -> None:
-        """What an object of Python's library holds (`held`)."""
+        """Walks the contents of an object of Python's library (`held`)."""
         reader = reader_of(type(value))
         for kind, suffix, item in () if reader is None else reader(value):
             self.part(kind, suffix.strip(".()"), path + suffix, item, depth + 1)
 
     def user_class(self, path: str, value: type, depth: int) -> None:
-        """Attributes of a user's class, and of its class."""
+        """Walks the attributes of a user's class, and of its metaclass."""
         for kind in (value, type(value)):
             for name, item in list(vars(kind).items()) if is_user_type(kind) else ():
                 if not name.startswith(("__", "_abc_")) and not isinstance(item, _OF_CLASSES):
                     self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def method(self, path: str, value: types.MethodType, depth: int) -> None:
-        """The object that a bound method belongs to."""
+        """Walks the object that a bound method belongs to."""
         self.value(f"{path}.__self__", value.__self__, depth)
 
     def loader(self, path: str, value: Any, depth: int) -> None:
-        """What a loader holds of the user's."""
+        """Walks the user's objects in a loader: dataset, samplers and collate function."""
         parts = ("dataset", "sampler", "batch_sampler", "collate_fn")
         for part in parts:
             self.value(f"{path}.{part}", getattr(value, part, None), depth + 1)
 
     def sampler(self, path: str, value: Any, depth: int) -> None:
-        """A torch sampler's attributes; its private generator is the loader's business, and Run's."""
+        """Walks a torch sampler's attributes; its private generator is left to the loader and to `Run`."""
         for name, item in vars(value).items():
             if name != "generator":
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def counter(self, path: str, value: itertools.count[Any], depth: int) -> None:
-        """One leaf: `itertools.count`."""
+        """Adds one leaf for an `itertools.count`."""
         self._add(path, plain(repr(value)))
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
-        """Attributes of a user's object, its slots included; of a module without torch's own."""
+        """Walks the attributes of a user's object, its slots included; of a module without torch's own."""
         own = own_names(type(value))
         for name, item in attributes_of(value).items():
             if name not in own:
@@ -197,7 +197,7 @@ class Walk:
                     self.value(kind.__qualname__, kind, depth)
 
     def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
-        """Attributes of a user's module; tensors only of a module that `Run` does not know."""
+        """Walks the attributes of a user's module; tensors only of a module that `Run` does not know."""
         if is_user_type(type(value)):
             self.attributes(path, value, depth)
         if id(value) not in self._given:
@@ -209,7 +209,7 @@ class Walk:
                 self.part("module", name, f"{path}.{name}", part, depth + 1)
 
     def stateful(self, path: str, value: Any, depth: int) -> None:
-        """A library's object with a state_dict (a scheduler, a scaler) that was not given to `Run`."""
+        """Walks the state of a library's object with a state_dict (a scheduler, a scaler) that was not given to `Run`."""
         if id(value) in self._given:
             return
         try:
@@ -220,7 +220,7 @@ class Walk:
             self._add(name, hashed)
 
     def iterator(self, path: str, value: Any, depth: int) -> None:
-        """How far an iterator is: by what is left, what was yielded, or where a generator stands."""
+        """Adds the position of an iterator: by the items left, the items yielded, or the place in a generator."""
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
             stands = {} if frame is None else frame.f_locals
@@ -243,12 +243,12 @@ class Walk:
 
 
 def leaves_in(name: str, value: Any) -> Leaves:
-    """What a walk finds from one value on."""
+    """Returns the leaves of a walk from one value."""
     walk = Walk()
     walk.value(name, value, 0)
     return walk.leaves()
 
 
 def hashes_in(name: str, value: Any) -> frozenset[bytes]:
-    """The hashes of what a walk finds from one value on."""
+    """Returns the hashes of the leaves of a walk from one value."""
     return frozenset(leaves_in(name, value).by_name().values())

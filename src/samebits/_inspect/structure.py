@@ -1,4 +1,4 @@
-"""How modules are built and what the process is set to: what a resumed program begins with, and no state_dict holds.
+"""The structure of modules and the settings of the process: a resumed program begins with them, no state_dict holds them.
 
 A module's structure: its class, its hooks, methods that were replaced on the instance, and of torch's own layers the
 hyperparameters (`p`, `eps`). Modes, `requires_grad` and tensors are part of a commit; a resume refuses other numbers of modules.

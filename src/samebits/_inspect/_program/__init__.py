@@ -1,1 +1,1 @@
-"""Reading programs: bytecode, loops, and which values an iteration reads before it writes them."""
+"""Readers of programs: bytecode, loops, and the values that an iteration reads before it writes them."""

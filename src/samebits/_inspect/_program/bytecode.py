@@ -1,4 +1,4 @@
-"""Instructions of code objects, CPython 3.11 to 3.14, and the names in them: read only, nothing is called."""
+"""The instructions of code objects, CPython 3.11 to 3.14, and the names in them. Nothing is called."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 @functools.lru_cache(maxsize=2048)
 def instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
     """Returns the instructions of a code object, without inline caches."""
-    return tuple(_named(item, code) for item in dis.get_instructions(code) if item.opname != "CACHE")
+    return tuple(
+        _with_keyword_names(item, code) for item in dis.get_instructions(code) if item.opname != "CACHE"
+    )
 
 
-def _named(item: dis.Instruction, code: CodeType) -> dis.Instruction:
+def _with_keyword_names(item: dis.Instruction, code: CodeType) -> dis.Instruction:
     """Adds the names of keyword arguments, which `dis` does not know before Python 3.12."""
     return item._replace(argval=code.co_consts[item.arg or 0]) if item.opname == "KW_NAMES" else item
 
@@ -29,7 +31,7 @@ def _named(item: dis.Instruction, code: CodeType) -> dis.Instruction:
 def successors(item: dis.Instruction, position: int, number: dict[int, int]) -> list[int]:
     """Returns the numbers of the instructions that may run after `item`, without those of handlers.
 
-    `position`: its own number. `number`: the number of the instruction at an offset.
+    `position`: the number of `item`. `number`: offset to the number of the instruction there.
     """
     found = [number[item.argval]] if item.opcode in _JUMPS and item.argval in number else []
     always = item.opname.startswith("JUMP") and "IF" not in item.opname
@@ -39,7 +41,7 @@ def successors(item: dis.Instruction, position: int, number: dict[int, int]) -> 
 
 
 def handlers(code: CodeType, offset: int) -> Iterator[tuple[range, int]]:
-    """Yields the exception handlers of `code` that are not around `offset`: the offsets that each protects, and its own."""
+    """Yields the exception handlers of `code` that are not around `offset`: the offsets that each protects, and its offset."""
     entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
     outside = {entry.target for entry in entries if entry.start <= offset < entry.end}
     return ((range(entry.start, entry.end), entry.target) for entry in entries if entry.target not in outside)
@@ -51,7 +53,7 @@ def inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def whole(code: CodeType) -> Iterator[CodeType]:
-    """Yields a function and those written inside it, at any depth."""
+    """Yields a function and the functions written inside it, at any depth."""
     yield code
     for one in inner(code):
         yield from whole(one)
@@ -64,7 +66,7 @@ def names(code: CodeType) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def globals_read(code: CodeType) -> frozenset[str]:
-    """Returns the names that a code object reads as global variables; `co_names` has attributes, too."""
+    """Returns the names that a code object reads as global variables; `co_names` also has attributes."""
     return frozenset(str(item.argval) for item in instructions(code) if item.opname in _READS)
 
 

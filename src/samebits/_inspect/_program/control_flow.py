@@ -1,4 +1,4 @@
-"""The flow of control in a code object, around one instruction of it: the successors of instructions, and the loop
+"""The flow of control in a code object around one of its instructions: the successors of instructions, and the loop
 around it.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from samebits._inspect._program.bytecode import end_of_for, handlers, instructions, successors
 
 Edge = tuple[int, int]
-"""From an instruction, by number, to one that may run next."""
+"""The numbers of an instruction and of one that may run after it."""
 
 
 class Ring(NamedTuple):
@@ -26,7 +26,7 @@ class Ring(NamedTuple):
 
 
 class ControlFlow:
-    """The instructions of `code`, by number; `head` is that at `offset`. Handlers around it are outside of an iteration."""
+    """The instructions of `code`, by number; `head` is the one at `offset`. Handlers around it are outside of an iteration."""
 
     def __init__(self, code: CodeType, offset: int) -> None:
         self.instructions = instructions(code)
@@ -99,7 +99,7 @@ def is_outside_of_body(identity: int, code: CodeType, offset: int) -> bool:
 
 
 def _suppresses(items: Sequence[dis.Instruction], position: int) -> bool:
-    """Returns True if this jump is taken only when a `with` block swallowed an exception: left out, it hardly ever does."""
+    """Returns True if the jump is taken only when a `with` block swallowed an exception: rare, so it is left out."""
     if "JUMP" not in items[position].opname or "IF_TRUE" not in items[position].opname:
         return False
     return any(item.opname == "WITH_EXCEPT_START" for item in items[max(0, position - 2) : position])

@@ -20,7 +20,7 @@ _VARIABLE = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|NAME|CLOSURE)")
 _Names = tuple[tuple[str, ...], tuple[str, ...]]
 
 _FOUND: dict[tuple[int, int], tuple[CodeType, _Names, bool]] = {}
-"""By identity of the code object (kept alive here): hashing one costs more than the walk over the locals."""
+"""The results by the identity of the code object (kept alive here): hashing it costs more than the walk over the locals."""
 
 
 def carried(code: CodeType, offset: int) -> _Names:
@@ -29,7 +29,7 @@ def carried(code: CodeType, offset: int) -> _Names:
 
 
 def is_in_loop(code: CodeType, offset: int) -> bool:
-    """Returns True if the instruction at `offset` is one of a loop."""
+    """Returns True if the instruction at `offset` is in a loop."""
     return _cached(code, offset)[2]
 
 
@@ -50,15 +50,16 @@ def carried_names(flow: ControlFlow, ring: Ring | None) -> _Names:
     them: captured before the loop, or owned by an outer function. Where a call fetches the batch, what the loop
     computes before it is computed again by a resumed program; a call in no loop carries nothing but such cells.
     """
-    inside = _captured(flow.instructions[: flow.head]) | flow.cells
+    inside = _captured_cells(flow.instructions[: flow.head]) | flow.cells
     everything = frozenset[str]()
     if ring is not None:
         everything = _live(flow, frozenset())[ring.begins]
         inside |= _live(flow, ring.exits)[ring.begins]
-    return _named(inside), _named(everything - inside)
+    return _sorted_names(inside), _sorted_names(everything - inside)
 
 
-def _named(names: frozenset[str]) -> tuple[str, ...]:
+def _sorted_names(names: frozenset[str]) -> tuple[str, ...]:
+    """Returns the sorted names, without those that the compiler made up (`.0`)."""
     return tuple(sorted(name for name in names if not name.startswith(".")))
 
 
@@ -70,7 +71,7 @@ def _live(flow: ControlFlow, closed: frozenset[Edge]) -> list[frozenset[str]]:
         changed = False
         for position in range(len(flow.instructions) - 1, -1, -1):
             after = [live[one] for one in flow.following[position] if (position, one) not in closed]
-            before = _before(flow.instructions[position], frozenset().union(*after))
+            before = _live_before(flow.instructions[position], frozenset().union(*after))
             handler = flow.handlers.get(position)
             if handler is not None and (position, handler) not in closed:
                 before |= live[handler]
@@ -96,7 +97,7 @@ def names_used(code: CodeType) -> frozenset[str]:
     return frozenset().union(*found)
 
 
-def _before(item: dis.Instruction, after: frozenset[str]) -> frozenset[str]:
+def _live_before(item: dis.Instruction, after: frozenset[str]) -> frozenset[str]:
     """Returns the names live before `item`, given those live after it; two-variable instructions act left to right."""
     kinds = _VARIABLE.findall(item.opname)
     if not kinds:
@@ -110,8 +111,8 @@ def _before(item: dis.Instruction, after: frozenset[str]) -> frozenset[str]:
     return after
 
 
-def _captured(before_the_loop: Sequence[dis.Instruction]) -> frozenset[str]:
-    """Returns the cells that functions made before the loop hold: a call in the body may read them."""
+def _captured_cells(before_the_loop: Sequence[dis.Instruction]) -> frozenset[str]:
+    """Returns the cells of the functions that are made before the loop: a call in the body may read them."""
     names: set[str] = set()
     for position, item in enumerate(before_the_loop):
         closure = item.opname == "LOAD_CLOSURE"
@@ -125,6 +126,7 @@ def _captured(before_the_loop: Sequence[dis.Instruction]) -> frozenset[str]:
 
 
 def _feeds_closure(item: dis.Instruction, following: Sequence[dis.Instruction]) -> bool:
+    """Returns True if the loaded cell becomes a part of the closure of a new function."""
     for later in following:
         if later.opname == "BUILD_TUPLE":
             continue

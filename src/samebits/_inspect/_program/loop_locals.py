@@ -1,4 +1,4 @@
-"""The values that a user's loop holds outside of `Run`: live locals, globals, and the attributes of the user's own objects."""
+"""The values that a user's loop holds outside of `Run`: live locals, globals, and the attributes of the user's objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samebits._inspect.tree import PLAIN, Leaves
 from samebits._inspect.user_code import is_library
 
 _HELD_BY_FRAME = 3
-"""References to a dict: the frame's, a local variable, the argument of `getrefcount`."""
+"""The references to a dict of locals: by the frame, a local variable, and the argument of `getrefcount`."""
 
 
 def take(
@@ -26,7 +26,7 @@ def take(
     iterator holds it, whether or not a variable still names it).
     `locals_at_exit`: locals that only the code after the loop reads: state where the loop ends, nowhere else.
     """
-    carried, behind = ({}, {}) if frame is None else of_frames(frame)
+    carried, after_loop = ({}, {}) if frame is None else of_frames(frame)
     scalars, others, exits = Walk(), Walk(), Walk()
     others.skip(objects)
     for name, value in sorted(carried.items()):
@@ -40,7 +40,7 @@ def take(
         others.value(name, value, 0)
     taken = {"scalars": scalars.leaves(), "locals": others.leaves()}
     if at_exit:
-        for name, value in sorted(behind.items()):
+        for name, value in sorted(after_loop.items()):
             exits.value(name, value, 0)
         taken["locals_at_exit"] = exits.leaves()
     return taken
@@ -55,7 +55,7 @@ def name_of(loader: Any, frames: list[types.FrameType]) -> str:
 def loop_frames(frame: types.FrameType | None) -> list[types.FrameType]:
     """Returns the user's frames from the one that fetches a batch up to that of the loop that repeats the fetch.
 
-    Around a loop in a generator of the user's also its consumer, which carries locals, too.
+    A loop in a user's generator also has the frame of its consumer, which carries locals, too.
     """
     frames, fetching = [], frame
     while frame is not None:
@@ -71,7 +71,7 @@ def loop_frames(frame: types.FrameType | None) -> list[types.FrameType]:
 
 
 def fetching_frames(frame: types.FrameType) -> list[tuple[types.CodeType, int]]:
-    """Returns code and offset of the frames from the one that fetches a batch up to the innermost loop."""
+    """Returns the code and the offset of the frames from the one that fetches a batch up to the innermost loop."""
     places = []
     for one in loop_frames(frame):
         places.append((one.f_code, one.f_lasti))
@@ -104,7 +104,7 @@ def script_globals(frame: types.FrameType | None) -> dict[str, Any]:
 
 
 def release_locals(frames: list[types.FrameType]) -> None:
-    """Empties the dicts that `f_locals` has left at functions: before Python 3.13 they keep this step's tensors alive.
+    """Empties the dicts that `f_locals` left in frames of functions: before Python 3.13 they keep this step's tensors alive.
 
     A dict that is referenced elsewhere (`locals()`, a debugger) is not changed.
     """

@@ -1,4 +1,4 @@
-"""What the names in a program's functions say: who draws, who reads a clock, who remembers what it computed."""
+"""The names in a program's functions: they show which functions draw, read a clock, or remember their results."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _CLOCKS = frozenset(
 
 
 class NameUse:
-    """The names in the user's functions, and in the one with the loop."""
+    """The names in the user's functions, and in the function with the loop."""
 
     def __init__(self, program: UserFunctions, loop: CodeType) -> None:
         self._program = program
         self._code = loop
 
     def names(self) -> set[str]:
-        """The names and the texts in the user's code."""
+        """Returns the names and the strings in the user's code."""
         codes = [self._code, *(code for found in self._program.functions.values() for code in found)]
         texts = {one for code in codes for one in code.co_consts if isinstance(one, str)}
         return texts.union(*(code.co_names for code in codes))
 
     def draws(self, function: str, draws: frozenset[str]) -> bool:
-        """Whether the user's function of this name, or one that it calls, mentions a name of `draws`."""
+        """Returns True if the user's function of this name, or one that it calls, mentions a name of `draws`."""
         codes = self._program.functions.get(function, ())
         return any(self._names_before(code, len(instructions(code))) & draws for code in codes)
 
     def timed(self, name: str) -> bool:
-        """Whether all that is assigned to a name in the loop comes from a clock, on the same line."""
+        """Returns True if all that the program assigns to a name, constants aside, comes from a clock on the same line."""
         found = False
         for codes in [[self._code], *self._program.functions.values()]:
             for code in codes:
@@ -56,16 +56,16 @@ class NameUse:
         return found
 
     def memo(self, container: str, draws: frozenset[str], own: list[CodeType]) -> bool:
-        """Whether a dict is only filled by functions that look first (`if k not in cache:`) and draw nothing before.
+        """Returns True if only functions that first check for the key (`if k not in cache:`) and draw nothing before fill a dict.
 
-        `own`: the methods of the class that holds it; without any, every function counts.
+        `own`: the methods of the class that holds the dict; if there are none, every function counts.
         """
         found = False
         for code in own or [code for codes in self._program.functions.values() for code in codes]:
-            filled = _fills(code, container)
+            filled = _position_of_fill(code, container)
             if filled is None:
                 continue
-            if code is self._code or not _looks(code) or self._names_before(code, filled) & draws:
+            if code is self._code or not _asks_for_key(code) or self._names_before(code, filled) & draws:
                 return False
             found = True
         return found
@@ -82,8 +82,8 @@ class NameUse:
         return names
 
 
-def _fills(code: CodeType, container: str) -> int | None:
-    """The number of the instruction that stores an item of the container, or calls its `setdefault`."""
+def _position_of_fill(code: CodeType, container: str) -> int | None:
+    """Returns the number of the instruction that loads the container to store an item in it; None if there is none."""
     items = instructions(code)
     for at, item in enumerate(items):
         if item.argval == container and item.opname.startswith("LOAD"):
@@ -93,7 +93,8 @@ def _fills(code: CodeType, container: str) -> int | None:
     return None
 
 
-def _looks(code: CodeType) -> bool:
+def _asks_for_key(code: CodeType) -> bool:
+    """Returns True if the code asks for a key: by `in` or `get`."""
     return any(
         item.opname == "CONTAINS_OP" or (item.opname.startswith(ATTRIBUTES) and item.argval == "get")
         for item in instructions(code)
@@ -101,7 +102,7 @@ def _looks(code: CodeType) -> bool:
 
 
 def _lines_storing(code: CodeType, name: str) -> list[set[str]]:
-    """The names loaded on each line that stores to `name` something that is no constant."""
+    """Returns the names loaded on each line that stores a value other than a constant to `name`."""
     lines: dict[int, set[str]] = {}
     stored: set[int] = set()
     constant = True

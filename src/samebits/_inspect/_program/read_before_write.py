@@ -1,9 +1,9 @@
-"""Is a value that lives in an object read by the next iteration before it is written? Else the loop recomputes it.
+"""Values in objects that the next iteration reads before it writes them: a loop recomputes all others.
 
-What liveness is for local variables, for attributes, globals and items, which other functions read and write: a search
-over the bytecode of the loop's body from its head, into the user's functions by the name they are called by (so it
-needs no types and calls nothing). A call writes what one of these functions writes on each way through it. A value that
-nobody assigns in the loop is changed in place: it is carried, unless each iteration overwrites it first (`resets`).
+This is liveness for attributes, globals and items, which other functions read and write, too: a search over the
+bytecode of the loop's body from its head, into the user's functions by the name that calls them (so it needs no types
+and calls nothing). A call writes the places that one of these functions writes on each way through it. A value that no
+code assigns in the loop is changed in place: it is carried, unless each iteration overwrites it first (`resets`).
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ _STORES = {
 _CONTENTS = ("item", "whole")
 _SET = ("set", "built")
 _BEFORE = {"environ": "getenv"}
-"""Functions that read an object without its name."""
+"""Functions that read an object without mentioning its name."""
 
 
 class StoredPlace(NamedTuple):
-    """Where a value is held: the attribute, the global or the container (by its name) that it is an item of."""
+    """The place that holds a value: an attribute, a global, or the container (by its name) that the value is an item of."""
 
     kind: str
-    """"attr"; "set" (one that each iteration is to set); "built" (such a one of a module, whose call reads it); "name"; "item";
-    "whole" (all that an object holds).
+    """"attr"; "set" (an attribute that each iteration must set); "built" (the same of a module, whose call reads it); "name";
+    "item"; "whole" (everything that an object holds).
     """
     name: str
     key: str | None = None
-    """Of an item, if it is known."""
+    """The key of an item, if it is known."""
 
 
 class _Access(NamedTuple):
-    """What running a piece of code may do with a place: read it before any write, and write it."""
+    """The effect of a piece of code on a place: it may read it before any write, and write it."""
 
     reads: bool
     writes: bool
     passes: bool = False
-    """It may end without a write."""
+    """The code may end without a write."""
 
 
 _NOTHING = _Access(reads=False, writes=False, passes=True)
@@ -64,79 +64,82 @@ _READ = _Access(reads=True, writes=False, passes=True)
 
 
 class ReadBeforeWrite:
-    """A loop, with everything that its body may call.
+    """A loop with everything that its body may call.
 
     Args:
-        asking: code and place in it, from the call that asks for a batch up to the loop (a FOR_ITER, or a call).
-        callables: names that hold the user's callable objects (a model): to use one is to run every `forward`.
-        fetches: what draws the next batch, before the body runs: methods of the dataset and of the sampler.
-        steps: names that held a step of `run.steps` at the last look.
+        fetching: code and offset, from the call that fetches a batch up to the loop (a FOR_ITER, or a call).
+        callables: names that hold the user's callable objects (a model): using one may run every `forward`.
+        fetches: the methods of the dataset and of the sampler that fetch the next batch before the body runs.
+        steps: names that held a step of `run.steps` at the last check.
     """
 
     def __init__(
         self,
         program: UserFunctions,
-        asking: list[tuple[CodeType, int]],
+        fetching: list[tuple[CodeType, int]],
         callables: set[str],
         fetches: list[CodeType],
         steps: Collection[str],
     ) -> None:
         self._program = program
-        self._asking = asking
-        self._code, offset = asking[-1]
+        self._fetching = fetching
+        self._code, offset = fetching[-1]
         self._items = instructions(self._code)
-        self._steps = stored_at_head(self._items, _number(self._items, offset), steps)
+        self._steps = stored_at_head(self._items, _number_at(self._items, offset), steps)
         self._callables = callables
         self._fetches = fetches
         self._hooks = [
-            hook for codes in program.functions.values() for one in codes for hook in _hooks(one, program)
+            hook
+            for codes in program.functions.values()
+            for one in codes
+            for hook in _registered_hooks(one, program)
         ]
         self._memo: dict[tuple[int, StoredPlace], _Access] = {}
         self._recomputed: dict[StoredPlace, bool] = {}
 
     def recomputed(self, place: StoredPlace) -> bool:
-        """Whether each iteration writes the place before it reads it."""
+        """Returns True if each iteration writes the place before it reads it."""
         if place not in self._recomputed:
             self._recomputed[place] = self._is_recomputed(place)
         return self._recomputed[place]
 
     def _is_recomputed(self, place: StoredPlace) -> bool:
-        fetched = [(code.co_name, self._of(code, place)) for code in self._fetches]
+        fetched = [(code.co_name, self._access_of(code, place)) for code in self._fetches]
         if any(seen.writes for name, seen in fetched if name == "set_epoch"):
-            return True  # the loader tells its sampler the epoch
+            return True  # the loader passes the epoch to its sampler
         if any(seen.reads for _, seen in fetched):
             return False
-        for code, offset in self._asking:
+        for code, offset in self._fetching:
             seen = self._search(code, place, offset)
             if seen.reads or seen.writes:
                 return not seen.reads
         return any(seen.writes and not seen.passes for _, seen in fetched)
 
     def settled(self, place: StoredPlace) -> bool:
-        """Whether each iteration writes the place on every way through it, and nobody reads it before: the user's
-        code, or a call of the module that it is built into.
+        """Returns True if each iteration writes the place on every way through it, and nothing reads it before.
 
-        What an iteration writes from some step on (`if step.number >= 500:`), a resumed program writes again.
+        A reader is the user's code, or a call of the module that the place is built into. A resumed program writes
+        again what an iteration writes from some step on (`if step.number >= 500:`).
         """
-        code, offset = self._asking[-1]
-        seen = self._search(code, place, offset, once=self._stores(place) == 1)
+        code, offset = self._fetching[-1]
+        seen = self._search(code, place, offset, once=self._count_stores(place) == 1)
         return seen.writes and not seen.reads and not seen.passes
 
-    def _stores(self, place: StoredPlace) -> int:
-        """How often the program stores to such a place, constructors left out."""
+    def _count_stores(self, place: StoredPlace) -> int:
+        """Returns the number of instructions that store to such a place, without those in constructors."""
         codes = {code for found in self._program.functions.values() for code in found} | {self._code}
         return sum(
-            self._stored(item, place)
+            self._is_store(item, place)
             for code in codes
             if code.co_name != "__init__"
             for item in instructions(code)
         )
 
     @staticmethod
-    def _stored(item: dis.Instruction, place: StoredPlace) -> bool:
+    def _is_store(item: dis.Instruction, place: StoredPlace) -> bool:
         return item.argval == place.name and place.kind in _STORES.get(item.opname, ())
 
-    def _of(self, code: CodeType, place: StoredPlace) -> _Access:
+    def _access_of(self, code: CodeType, place: StoredPlace) -> _Access:
         key = (id(code), place)
         if key not in self._memo:
             self._memo[key] = _NOTHING  # a function that calls itself
@@ -146,10 +149,14 @@ class ReadBeforeWrite:
     def _search(
         self, code: CodeType, place: StoredPlace, offset: int | None, *, once: bool = False
     ) -> _Access:
-        """`once`: the place is written in one line only. Of what is set anew every `for` inside runs at least once."""
+        """Searches the code from the loop's head, or from its beginning; for a "set" place, or an item of a
+        known key, an inner `for` runs at least once.
+
+        `once`: only one instruction of the program stores to the place.
+        """
         items = instructions(code)
         number = {item.offset: at for at, item in enumerate(items)}
-        head = -1 if offset is None else _number(items, offset)
+        head = -1 if offset is None else _number_at(items, offset)
         reads = writes = passes = False
         waiting, seen = [head + 1], {head}
         while waiting:
@@ -158,7 +165,7 @@ class ReadBeforeWrite:
             if at in seen or at >= len(items):
                 continue
             seen.add(at)
-            found = self._event(items, at, place)
+            found = self._access_at(items, at, place)
             reads |= found.reads
             writes |= found.writes
             if found.writes and not found.passes:
@@ -168,35 +175,37 @@ class ReadBeforeWrite:
             if once and holds_from_a_step_on(items, at, self._steps):
                 following = [at + 1]
             waiting += (
-                _once(following, items, at, head, number) if place.key or place.kind in _SET else following
+                _successors_once(following, items, at, head, number)
+                if place.key or place.kind in _SET
+                else following
             )
         return _Access(reads, writes, passes or not writes)
 
-    def _event(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> _Access:
+    def _access_at(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> _Access:
         item = items[at]
         opname, name = item.opname, item.argval
         if opname == "LOAD_CONST" and isinstance(name, CodeType):
-            return self._of(name, place)._replace(passes=True)  # it need not be called
+            return self._access_of(name, place)._replace(passes=True)  # it need not be called
         if not opname.startswith((*ATTRIBUTES, *GLOBALS, "LOAD_FAST")):
-            return _Access(reads=False, writes=self._stored(item, place))
+            return _Access(reads=False, writes=self._is_store(item, place))
         if items is self._items and is_of_step(items, at, self._steps):
             return _NOTHING
         names = name if isinstance(name, tuple) else (name,)
         if place.kind in _CONTENTS and place.name in names:
-            return self._contents(items, at, place)
+            return self._access_to_contents(items, at, place)
         if _BEFORE.get(place.name) in names:
             return _READ
         kind = ("attr", "set", "built") if opname.startswith(ATTRIBUTES) else ("name",)
         if place.name in names and place.kind in kind and not opname.startswith("LOAD_FAST"):
             return _READ
-        return self._calls(names, items, at, place)
+        return self._access_by_calls(names, items, at, place)
 
-    def _contents(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> _Access:
-        """What a mention of an object does with all that it holds; what a reset of it loads is read before."""
+    def _access_to_contents(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> _Access:
+        """Returns the effect of a mention of an object on its contents; a reset reads what it loads before it writes."""
         names = items[at].argval
         end = end_of_reset(items, at, int(isinstance(names, tuple) and names[0] == place.name))
         if end is not None:
-            reads = any(self._event(items, other, place).reads for other in range(at + 1, end))
+            reads = any(self._access_at(items, other, place).reads for other in range(at + 1, end))
             return _Access(reads, writes=True)
         if place.key is not None and at + 1 < len(items):
             named = [one.argval for one in items[at + 1 : at + 3] if one.opname == "LOAD_CONST"]
@@ -205,7 +214,7 @@ class ReadBeforeWrite:
         filled = place.kind == "item" and is_filled(items, at)
         return _Access(reads=not filled, writes=filled)
 
-    def _calls(
+    def _access_by_calls(
         self, names: tuple[str, ...], items: Sequence[dis.Instruction], at: int, place: StoredPlace
     ) -> _Access:
         codes = [
@@ -216,21 +225,21 @@ class ReadBeforeWrite:
         makes = [code for name in names for code in self._program.constructors.get(name, ()) if not held]
         hooks: list[CodeType] = []
         if self._callables.intersection(names) and not held:
-            if place.kind == "built" and self._runs(items, at, place):
+            if place.kind == "built" and self._may_be_called(items, at, place):
                 return _READ
             codes += [code for name in _CALLED for code in self._program.functions.get(name, ())]
             hooks = self._hooks
-        found = [self._of(code, place) for code in codes]
-        found += [_of_any_order([self._of(hook, place) for hook in hooks])]
-        found += [self._of(code, place)._replace(writes=False, passes=True) for code in makes]
+        found = [self._access_of(code, place) for code in codes]
+        found += [_access_of_hooks([self._access_of(hook, place) for hook in hooks])]
+        found += [self._access_of(code, place)._replace(writes=False, passes=True) for code in makes]
         return _Access(
             any(one.reads for one in found),
             any(one.writes for one in found),
             all(one.passes for one in found),
         )
 
-    def _runs(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> bool:
-        """Whether the module that is loaded may be called: here, or by a function that does not write the place."""
+    def _may_be_called(self, items: Sequence[dis.Instruction], at: int, place: StoredPlace) -> bool:
+        """Returns True if the module that is loaded may be called: here, or by a function that does not write the place."""
         taken = use(items, at)
         while taken is not None and items[taken.at].opname in {"BINARY_SUBSCR", "BINARY_OP"}:
             taken = use(items, taken.at)
@@ -240,17 +249,17 @@ class ReadBeforeWrite:
             return items[taken.at].argval in _CALLED
         known = {str(item.argval) for item in items[max(0, at - 9) : at]} & self._program.functions.keys()
         return taken.is_called(items) or not any(
-            self._of(code, place).writes for name in known for code in self._program.functions[name]
+            self._access_of(code, place).writes for name in known for code in self._program.functions[name]
         )
 
 
-def _number(items: Sequence[dis.Instruction], offset: int) -> int:
-    """The number of the instruction at an offset, or of the one before it."""
+def _number_at(items: Sequence[dis.Instruction], offset: int) -> int:
+    """Returns the number of the instruction at an offset, or of the one before it."""
     return max(at for at, item in enumerate(items) if item.offset <= offset)
 
 
-def _of_any_order(hooks: list[_Access]) -> _Access:
-    """Of hooks, which run in the order of the modules: what one of them only writes, the others read after it."""
+def _access_of_hooks(hooks: list[_Access]) -> _Access:
+    """Combines hooks, which run in the order of the modules: if one of them only writes, the others read after it."""
     writes = any(one.writes and not one.reads for one in hooks)
     passes = all(one.passes or not one.writes for one in hooks)
     return _Access(
@@ -258,11 +267,12 @@ def _of_any_order(hooks: list[_Access]) -> _Access:
     )
 
 
-def _once(
+def _successors_once(
     following: list[int], items: Sequence[dis.Instruction], at: int, head: int, number: dict[int, int]
 ) -> list[int]:
-    """What follows where a `for` statement enters its body first and is left after it, and objects are of the kind asked for:
-    `for layer in model.modules(): if isinstance(layer, nn.Dropout): ...`.
+    """Returns the successors if each inner `for` statement runs its body once and each `isinstance` or `hasattr` is true.
+
+    For example `for layer in model.modules(): if isinstance(layer, nn.Dropout): ...`.
     """
     item = items[at]
     if item.opname == "FOR_ITER":
@@ -275,8 +285,8 @@ def _once(
     ]
 
 
-def _hooks(code: CodeType, program: UserFunctions) -> list[CodeType]:
-    """What a function registers as hooks of modules, and functions written inside that."""
+def _registered_hooks(code: CodeType, program: UserFunctions) -> list[CodeType]:
+    """Returns the functions that a function registers as hooks of modules, and the functions written inside them."""
     items, found = instructions(code), []
     for at, item in enumerate(items):
         if not item.opname.startswith(ATTRIBUTES) or not _registers(str(item.argval)):

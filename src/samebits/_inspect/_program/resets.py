@@ -1,4 +1,4 @@
-"""Uses of an object that give it contents which owe nothing to those before: `x.clear()`, `x[:] = y`, `np.add(a, b, out=x)`."""
+"""Uses of an object that overwrite all its contents: `x.clear()`, `x[:] = y`, `np.add(a, b, out=x)`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ARGUMENTS = {
     "normal_": {0, 1, 2, 3},
     "uniform_": {0, 1, 2, 3},
 }
-"""Methods that overwrite all that an object holds, and their numbers of arguments: of containers, tensors, arrays,
-generators, context variables. `seed()` draws the seed from the machine.
+"""Methods of containers, tensors, arrays, generators and context variables that overwrite all that the object holds, with
+their numbers of arguments. `seed()` takes the seed from the machine, so it is none.
 """
 _REWINDS = {"seek": "truncate", "truncate": "seek"}
-"""Of a file in memory: both together empty it; `truncate(0)` goes with `seek(0)`, `truncate()` behind it."""
+"""Methods that together empty a file in memory: `truncate(0)` with `seek(0)`, or `truncate()` after `seek(0)`."""
 _LIBRARIES = {"np", "numpy", "torch"}
-"""What their functions get as `out` they overwrite."""
+"""Libraries whose functions overwrite their argument `out`."""
 _LOADS_NAME = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF")
 
 _SIMPLE = ("LOAD_CONST", *_LOADS_NAME, "LOAD_SMALL_INT")
@@ -34,9 +34,9 @@ _WHOLE = (None, Ellipsis, slice(None, None, None))
 
 
 def end_of_reset(items: Sequence[dis.Instruction], at: int, above: int = 0) -> int | None:
-    """The number of the instruction that overwrites the object which the one at `at` loads; None: it is used otherwise.
+    """Returns the number of the instruction that overwrites the object loaded at `at`; None if it is used otherwise.
 
-    What is loaded in between is read before.
+    The values loaded in between are read before the object is overwritten.
     """
     taken = use(items, at, above)
     if taken is None:
@@ -51,7 +51,7 @@ def end_of_reset(items: Sequence[dis.Instruction], at: int, above: int = 0) -> i
 
 
 def _is_whole(key: Sequence[dis.Instruction]) -> bool:
-    """`x[:]` and `x[...]`."""
+    """Returns True for the keys of `x[:]` and `x[...]`."""
     return all(
         item.opname == "BUILD_SLICE" or (item.opname == "LOAD_CONST" and item.argval in _WHOLE)
         for item in key
@@ -69,7 +69,7 @@ def _end_of_method(items: Sequence[dis.Instruction], at: int, attribute: int) ->
 
 
 def _is_emptied(items: Sequence[dis.Instruction], at: int, attribute: int, call: int) -> bool:
-    """`x.seek(0)` and, as its next use, `x.truncate()`; or `x.truncate(0)` and `x.seek(0)`."""
+    """Returns True for `x.seek(0)` with `x.truncate()` as the next use of `x`, and for `x.truncate(0)` with `x.seek(0)`."""
     other = _REWINDS[items[attribute].argval]
     if count(items, call) != 1 or items[attribute + 1].argval != 0:
         return False
@@ -85,7 +85,7 @@ def _is_emptied(items: Sequence[dis.Instruction], at: int, attribute: int, call:
 
 
 def _is_librarys(items: Sequence[dis.Instruction], at: int, call: int) -> bool:
-    """Whether the function of a call is one of numpy's or torch's."""
+    """Returns True if the function of a call is one of numpy's or torch's."""
     for number in range(at - 1, max(-1, at - 40), -1):
         if items[number].opname.startswith(_LOADS_NAME) and items[number].argval in _LIBRARIES:
             last = number
@@ -97,7 +97,7 @@ def _is_librarys(items: Sequence[dis.Instruction], at: int, call: int) -> bool:
 
 
 def is_filled(items: Sequence[dis.Instruction], at: int) -> bool:
-    """`container[key] = ...`: the container is loaded, a simple key, and the item is stored."""
+    """Returns True for `container[key] = ...` with a simple key, where `at` loads the container."""
     if at + 2 >= len(items):
         return False
     return items[at + 1].opname.startswith(_SIMPLE) and items[at + 2].opname == "STORE_SUBSCR"

@@ -1,4 +1,4 @@
-"""The use of a value on the interpreter's stack: which instruction takes it, and in which place. CPython 3.11 to 3.14."""
+"""The use of a value on the interpreter's stack: the instruction that takes it, and as which operand. CPython 3.11 to 3.14."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _FAR = 60
-"""Instructions after which a search ends."""
+"""The number of instructions after which a search ends."""
 _CALLS = ("PRECALL", "CALL", "CALL_KW")
 _TAKEN = {
     "BINARY_OP": 2, "BINARY_SUBSCR": 2, "BINARY_SLICE": 3, "COMPARE_OP": 2, "CONTAINS_OP": 2, "IS_OP": 2,
@@ -19,36 +19,36 @@ _TAKEN = {
 }  # fmt: skip
 _BUILDS = ("BUILD_LIST", "BUILD_TUPLE", "BUILD_SET", "BUILD_SLICE", "BUILD_STRING", "BUILD_CONST_KEY_MAP")
 _STARTS = {"LOAD": 0, "UNARY": 1, "STORE_FAST": 1, "STORE_NAME": 1, "STORE_GLOBAL": 1, "STORE_DEREF": 1}
-"""Values that an instruction whose name begins so takes, unless the table above has it."""
+"""The number of values that an instruction takes, by the beginning of its name, unless the table above has it."""
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 
 class Use(NamedTuple):
-    """What is done with a value."""
+    """The instruction that takes a value from the stack."""
 
     at: int
     """The number of the instruction that takes it."""
     above: int
-    """The values above it on the stack: of a call, the arguments behind it."""
+    """The number of values above it on the stack: for a call, the arguments after it."""
 
     def is_called(self, items: Sequence[dis.Instruction]) -> bool:
-        """Whether it is the function of a call, or the object of a method's."""
+        """Returns True if the value is the function of a call, or the object whose method is called."""
         return is_call(items[self.at]) and self.above >= count(items, self.at)
 
     def keyword(self, items: Sequence[dis.Instruction]) -> str | None:
-        """Its name, if it is a keyword argument of a call."""
+        """Returns the name of the argument, if the value is a keyword argument of a call."""
         given = keywords(items, self.at) if is_call(items[self.at]) else ()
         return given[-1 - self.above] if self.above < len(given) else None
 
 
 def use(items: Sequence[dis.Instruction], at: int, above: int = 0) -> Use | None:
-    """The use of the value that the instruction at `at` leaves below `above` others; None where it cannot be told.
+    """Returns the use of the value that the instruction at `at` leaves below `above` others; None if it is not known.
 
-    A condition inside the expression ends the search, and so does an instruction that is not known here.
+    A condition inside the expression ends the search, and so does an unknown instruction.
     """
     for number in range(at + 1, min(at + _FAR, len(items))):
         item = items[number]
-        taken = _taken(item)
+        taken = _count_popped(item)
         if taken is None or item.opcode in _JUMPS or item.is_jump_target:
             return None
         if taken > above:
@@ -58,23 +58,23 @@ def use(items: Sequence[dis.Instruction], at: int, above: int = 0) -> Use | None
 
 
 def is_call(item: dis.Instruction) -> bool:
-    """Whether an instruction takes the arguments of a call."""
+    """Returns True if an instruction takes the arguments of a call."""
     return item.opname in _CALLS
 
 
 def count(items: Sequence[dis.Instruction], at: int) -> int:
-    """The number of arguments of the call at `at`."""
+    """Returns the number of arguments of the call at `at`."""
     return items[at].arg or 0
 
 
 def keywords(items: Sequence[dis.Instruction], at: int) -> tuple[str, ...]:
-    """The names of the keyword arguments of the call at `at`; they are the last ones."""
+    """Returns the names of the keyword arguments of the call at `at`; they are the last arguments."""
     before = items[at - 1]
     named = items[at].opname == "CALL_KW" or before.opname == "KW_NAMES"
     return before.argval if named and isinstance(before.argval, tuple) else ()
 
 
-def _taken(item: dis.Instruction) -> int | None:
+def _count_popped(item: dis.Instruction) -> int | None:
     name, given = item.opname, item.arg or 0
     if name in _CALLS:
         prepared = name == "CALL" and sys.version_info < (3, 12)  # PRECALL took the arguments

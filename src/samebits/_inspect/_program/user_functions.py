@@ -1,4 +1,4 @@
-"""The user's functions by name, and the global names that they use: read from code objects, nothing is called."""
+"""The user's functions by name, and the global names that they use. Nothing is called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits._inspect.user_code import is_library, is_user_type
 
 _MAKES = ("__init__", "__new__", "__post_init__")
 _DRIVER = "samebits.train"
-"""The package whose loops call the user's functions (`Trainer`): then their order is read from there."""
+"""The package whose loops call the user's functions (`Trainer`): the order of these calls is read from its code."""
 
 
 class UserFunctions:
@@ -24,7 +24,7 @@ class UserFunctions:
     def __init__(self, frame: types.FrameType) -> None:
         self.functions: dict[str, list[types.CodeType]] = {}
         self.constructors: dict[str, list[types.CodeType]] = {}
-        """Those that a call of a class by its name runs."""
+        """The functions that a call of a class runs, by the name of the class."""
         self._codes: set[types.CodeType] = set()
         self._kinds: set[type] = set()
         self.modules: list[types.ModuleType] = []
@@ -38,7 +38,7 @@ class UserFunctions:
 
     @property
     def size(self) -> int:
-        """How many functions are known."""
+        """The number of functions that are known."""
         return len(self._codes)
 
     def _add_module(self, module: types.ModuleType | None) -> None:
@@ -88,7 +88,7 @@ class UserFunctions:
                     self.constructors.setdefault(one.co_name, []).extend(made)
 
     def global_names(self, module: types.ModuleType) -> set[str]:
-        """Returns the names that functions of this module read as globals."""
+        """Returns the names that the functions of a module read as globals."""
         file = getattr(module, "__file__", None)
         used: set[str] = set()
         for code in self._codes:

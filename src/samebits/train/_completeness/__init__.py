@@ -1,1 +1,3 @@
-"""What is reachable from a training loop and its run: locals that live on, globals, and the user's own objects."""
+"""The check that a commit holds all the state reachable from a training loop and its run: live locals, globals, and the
+user's objects.
+"""

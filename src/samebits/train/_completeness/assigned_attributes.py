@@ -20,7 +20,7 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 class AssignmentTarget(NamedTuple):
-    """`name.inner.attribute = ...`."""
+    """The target of an assignment `name.inner.attribute = ...`."""
 
     name: str
     inner: tuple[str, ...]
@@ -28,7 +28,7 @@ class AssignmentTarget(NamedTuple):
 
 
 def values(frames: list[types.FrameType], program: UserFunctions) -> dict[str, Any]:
-    """What these attributes are now, by the path in the code; of functions and objects how they are called."""
+    """Returns the values of these attributes by their path in the code; of functions and objects, the names."""
     found: dict[str, Any] = {}
     for code, variables in _scopes(frames, program):
         for target in _targets(code):
@@ -46,7 +46,7 @@ def values(frames: list[types.FrameType], program: UserFunctions) -> dict[str, A
 def _scopes(
     frames: list[types.FrameType], program: UserFunctions
 ) -> Iterator[tuple[types.CodeType, Mapping[str, Any]]]:
-    """The user's functions, each with the variables that it sees."""
+    """Yields the user's functions, each with the variables that it sees."""
     for frame in frames:
         yield frame.f_code, {**frame.f_globals, **frame.f_locals}
     modules = {getattr(module, "__file__", None): vars(module) for module in program.modules}
@@ -67,11 +67,11 @@ def _targets(code: types.CodeType) -> tuple[AssignmentTarget, ...]:
 
 
 def _target(store: dis.Instruction, items: Sequence[dis.Instruction]) -> AssignmentTarget | None:
-    """The names before the attribute: what is loaded within the text that the store stands for."""
+    """Returns the names before the attribute: those loaded within the source text of the store."""
     start, end = _span(store)
     if start is None:
         return None
-    within = [item for item in items if _lies(item, start, end)]
+    within = [item for item in items if _is_within(item, start, end)]
     names = {str(item.argval) for item in within if item.opname.startswith(_NAMES)}
     inner = {_span(item)[1]: str(item.argval) for item in within if item.opname.startswith(_ATTRIBUTES)}
     others = {item.opname for item in within if not item.opname.startswith((*_NAMES, *_ATTRIBUTES))}
@@ -88,13 +88,13 @@ def _span(item: dis.Instruction) -> tuple[Any, Any]:
     return (at.lineno, at.col_offset), (at.end_lineno, at.end_col_offset)
 
 
-def _lies(item: dis.Instruction, start: Any, end: Any) -> bool:
+def _is_within(item: dis.Instruction, start: Any, end: Any) -> bool:
     first, last = _span(item)
     return first is not None and first == start and last <= end
 
 
 def _holder(target: AssignmentTarget, variables: Mapping[str, Any]) -> Any:
-    """The module or the class; None for anything else."""
+    """Returns the module or the class that has the attribute; None for anything else."""
     value = variables.get(target.name)
     for name in target.inner:
         if not isinstance(value, types.ModuleType | type):

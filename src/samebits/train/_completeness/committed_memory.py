@@ -1,4 +1,4 @@
-"""The memory that a commit holds: the containers and tensors inside of what it saves."""
+"""The memory that a commit holds: the containers and tensors inside the values that it saves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits._inspect.tree import PLAIN
 
 
 def inner(value: Any) -> Iterator[Any]:
-    """The value, containers inside it, and the tensors in them."""
+    """Yields the value, the containers inside it, and the tensors in them."""
     for _, one, parts in digest.walk(value, parts_of=_containers):
         if parts is not None or isinstance(one, list | tuple | torch.Tensor):
             yield one
@@ -27,7 +27,7 @@ def _containers(value: Any) -> digest.Parts | None:
 
 
 def of_tensor(tensor: torch.Tensor) -> int:
-    """Where its bytes are; views of one memory agree."""
+    """Returns the address of the tensor's memory, equal for all views of it; for a sparse, empty or lazy tensor `-id(tensor)`."""
     if tensor.layout is not torch.strided or tensor.numel() == 0 or torch.nn.parameter.is_lazy(tensor):
         return -id(tensor)
     return tensor.untyped_storage().data_ptr()

@@ -1,15 +1,16 @@
-"""Does the commit hold everything that the loop carries from one step to the next? `Run` looks while it trains.
+"""The check, while a run trains, that a commit holds everything that the loop carries from one step to the next.
 
-At some boundaries (`Completeness.due`) it hashes what can be reached from the run and from the frame of the user's loop
-(`reach`). What has changed since the last look, is in no commit, and is not written again before the next iteration reads
-it (`liveness` for locals, `read_before_write` for the rest) would be lost by a resume: `IncompleteStateError`.
+At some boundaries (`Completeness._is_due`) it hashes the values that can be reached from the run and from the frame of
+the user's loop (`reachable_state`). A value that has changed since the last check, is in no commit, and is not written
+again before the next iteration reads it (`liveness` for locals, `read_before_write` for the rest) would be lost by a
+resume: `IncompleteStateError`.
 
-In between it compares how the run's modules are built and what the process is set to (`structure`), which no commit holds:
-another submodule, hook or `p` in the middle of the training would be lost, too, unless every step sets it anew.
+In between it compares the structure of the run's modules and the settings of the process (`structure`), which no commit
+holds: a new submodule, hook or `p` in the middle of the training would be lost, too, unless every step sets it anew.
 
-Looking draws nothing, calls nothing of the user's but `state_dict` (as a commit does), keeps no object and writes
-nowhere. It cannot see what is held by C code that offers no way to read it (a cursor), in files, in other processes (a
-dataset's copy in a worker), what is deeper than five objects, nor what changes after the last look.
+A check draws nothing, calls nothing of the user's except `state_dict` (as a commit does), keeps no object and writes
+nowhere. It cannot see values in C code that offers no way to read them (a cursor), in files, in other processes (a
+dataset's copy in a worker), deeper than five objects, nor changes after the last check.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ from samebits.train._state import run_state as state
 _FIRST_STEPS = 3
 _FIRST_EPOCHS = 2
 _SHARE = 0.002
-"""Of the time, for looks after the first ones; at most this many."""
+"""The share of the time for checks after the first ones."""
 _MOST = 64
+"""The number of checks of a run after which only the first steps and epochs of a loop are checked."""
 _SHARE_OF_GLANCES = 0.001
-"""Of the time, for looks at nothing but how modules are built and what the process is set to."""
+"""The share of the time for comparing only the structure of modules and the settings of the process."""
 
 
 class Completeness:
-    """Looks at a run between two iterations; raises `IncompleteStateError` for what a resume would lose."""
+    """The check of a run between two iterations; it raises `IncompleteStateError` for state that a resume would lose."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._ignored: dict[str, bool] = {}
-        """Paths given to `ignore`, and whether anything of that path was seen."""
+        """The paths given to `ignore`, and True for those that were seen."""
         self._loop: str | None = None
         self._before: reachable_state.StateSnapshot | None = None
         self._program: UserFunctions | None = None
@@ -54,12 +56,12 @@ class Completeness:
         self._looks = self._steps = self._epochs = 0
         self._spent = self._glanced = self._glance = 0.0
         self._structure: dict[str, structure.Structure] = {}
-        """Of each module that was seen, and under "" of the process."""
+        """The structure of each module that was seen, and under "" that of the process."""
         self._began = time.perf_counter()
         self._clocks = _clocks()
 
     def ignore(self, path: str) -> None:
-        """What is at `path`, or below it, may change without being saved."""
+        """Allows the value at `path`, and those below it, to change without being saved."""
         if not isinstance(path, str) or not path:
             raise InvalidArgumentError(
                 f'run.ignore({path!r}): a path as the error gives it, such as "losses" or "ema.counter".'
@@ -69,11 +71,15 @@ class Completeness:
     def boundary(
         self, position: Position, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any
     ) -> None:
-        """Looks if it is time to: after each of the first steps and epochs, then as 0.2% of the time allows."""
+        """Checks the run if it is due: after each of the first steps and epochs, then as 0.2% of the time allows.
+
+        Raises:
+            IncompleteStateError: a resume would lose state.
+        """
         if not self._enabled or not process.overrides.check_complete:
             return
         started = time.perf_counter()
-        whole = self._due(position, started)
+        whole = self._is_due(position, started)
         if not whole and self._glanced + self._glance > _SHARE_OF_GLANCES * (started - self._began):
             return
         changes: list[Change] = []
@@ -81,9 +87,9 @@ class Completeness:
             settings = structure.of_process()  # before no_grad changes one
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                 if whole:
-                    changes = self._look(frame, objects, run_state, loader)
-                late = self._late(frame, objects, settings, whole=whole)
-        except Exception as error:  # an object that cannot be looked at must not end a run
+                    changes = self._lost_changes(frame, objects, run_state, loader)
+                late = self._late_changes(frame, objects, settings, whole=whole)
+        except Exception as error:  # an object that cannot be read must not end a run
             self._enabled = False
             user_code.warn(
                 f"Run: the check for forgotten state is off from here: {type(error).__name__}: {error}",
@@ -98,7 +104,7 @@ class Completeness:
             raise IncompleteStateError(message(changes, late, position))
 
     def close(self) -> None:
-        """The run is over: warns of paths that were to be ignored and are nowhere."""
+        """Ends the check: warns of ignored paths that no value of the run had."""
         unseen = [path for path, seen in self._ignored.items() if not seen]
         if unseen and self._looks > 1:
             user_code.warn(
@@ -106,7 +112,7 @@ class Completeness:
                 "correct the path.",
             )
 
-    def _due(self, position: Position, now: float) -> bool:
+    def _is_due(self, position: Position, now: float) -> bool:
         if position.loop != self._loop:
             self._loop, self._before, self._steps, self._epochs = position.loop, None, 0, 0
             self._structure = {}
@@ -118,10 +124,10 @@ class Completeness:
         cost = self._spent / max(1, self._looks)
         return self._looks < _MOST and self._spent + cost <= _SHARE * (now - self._began)
 
-    def _late(
+    def _late_changes(
         self, frame: FrameType, objects: Mapping[str, Any], settings: structure.Structure, *, whole: bool
     ) -> list[Late]:
-        """What changed since the last look in how modules are built; unless `whole`, of those that the run was given."""
+        """Returns the changes of structure since the last check; unless `whole`, only of the modules given to the run."""
         assert self._program is not None
         assert self._before is not None
         if whole:
@@ -136,10 +142,10 @@ class Completeness:
             now = {**structure.of_modules(modules), "": {**self._structure[""], **settings}}
         late = late_changes(self._structure, now)
         self._structure |= now
-        late = [one for one in late if not any(_below(one.path, ignored) for ignored in self._ignored)]
+        late = [one for one in late if not any(_is_below(one.path, ignored) for ignored in self._ignored)]
         return self._judge.unsettled(late, frame, self._program, self._before)
 
-    def _look(
+    def _lost_changes(
         self, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any
     ) -> list[Change]:
         if self._program is None:
@@ -148,7 +154,7 @@ class Completeness:
         saved = state.gather(objects) | {"run_state": run_state}
         now = reachable_state.take(frame, objects, saved, loader, self._program)
         for path in self._ignored:
-            self._ignored[path] |= any(_below(one, path) for one in now.leaves_by_path)
+            self._ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
         before, self._before = self._before, now
         clocks, self._clocks = self._clocks, _clocks()
         if before is None:
@@ -159,18 +165,22 @@ class Completeness:
             if path in before.leaves_by_path and before.leaves_by_path[path].hashed != leaf.hashed
         }
         changed = {
-            p: c for p, c in changed.items() if not any(_below(p, ignored) for ignored in self._ignored)
+            p: c for p, c in changed.items() if not any(_is_below(p, ignored) for ignored in self._ignored)
         }
         if not changed:
             return []
         between = list(zip(clocks, self._clocks, strict=True))
         return self._judge.lost(
-            changed, frame, self._program, between, {"run.state": dict(run_state), **_plain(objects, saved)}
+            changed,
+            frame,
+            self._program,
+            between,
+            {"run.state": dict(run_state), **_states_of_user_objects(objects, saved)},
         )
 
 
-def _plain(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The states of objects that are neither modules nor optimizers nor of torch's making."""
+def _states_of_user_objects(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the states of the objects whose class is not from torch."""
     return {
         name: saved["objects"][name]
         for name, thing in objects.items()
@@ -178,11 +188,11 @@ def _plain(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _below(path: str, ignored: str) -> bool:
+def _is_below(path: str, ignored: str) -> bool:
     path = path.removeprefix("len(")
     return path.startswith(ignored) and (len(path) == len(ignored) or path[len(ignored)] in ".[)")
 
 
 def _clocks() -> list[float]:
-    """What the clocks that programs keep readings of say now."""
+    """Returns the time by each clock that programs keep readings of."""
     return [time.time(), time.perf_counter(), time.monotonic(), time.process_time()]

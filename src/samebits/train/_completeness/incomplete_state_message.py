@@ -1,4 +1,4 @@
-"""How the error names what a resume would lose: each value by its path, with its cure."""
+"""The message of `IncompleteStateError`: each value that a resume would lose, by its path, with its cure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SHOWN = 6
 
 
 def message(changes: list[Change], late: list[Late], position: Position) -> str:
-    """What is lost, each with its cure."""
+    """Returns the message that lists the lost values, each with its cure."""
     grouped: dict[str, list[Change]] = {}
     for change in changes:
         grouped.setdefault(_subject(change), []).append(change)
@@ -25,10 +25,10 @@ def message(changes: list[Change], late: list[Late], position: Position) -> str:
     named = ", ".join(f'"{path}"' for path in paths[:_SHOWN])
     return (
         f"Run, loop {position.loop!r}, before step {position.step}: what follows changes from step to step and is in no commit, so "
-        "that a resumed run would go on with other values:\n  - "
+        "that a resumed run would continue with other values:\n  - "
         + "\n  - ".join(shown)
         + f'\nIf that does no harm (a log, a cache of what is computed again): run.ignore("{paths[0]}") before the loop, or '
-        f"Run(ignore=[{named}]), Trainer.fit(ignore=[{named}]); a path stands for all below it. check_complete=False turns the check off."
+        f"Run(ignore=[{named}]), Trainer.fit(ignore=[{named}]); a path includes all below it. check_complete=False turns the check off."
     )
 
 
@@ -69,10 +69,10 @@ def _line(subject: str, group: list[Change]) -> str:
         return f"{subject} ({where}{value}): use run.state.{root} for it, with run.state.setdefault({root!r}, ...) before the loop."
     if kind == "iterator":
         return (
-            f"{subject} (an iterator, {where}): give its loader to the run, Run({root}=loader), which resumes it where it stood; "
+            f"{subject} (an iterator, {where}): give its loader to the run, Run({root}=loader), which resumes it where it was; "
             "or index by step.number."
         )
-    inside = "" if group[0].path == subject else f" ({_shown(group[0].path)})"
+    inside = "" if group[0].path == subject else f" ({_readable_path(group[0].path)})"
     if saves:
         return f'{subject}{inside}, a {name}: run.add("{root}", {root}) before the loop, or Run({root}={root}, ...).'
     if kind in {"plain", "container"}:
@@ -86,13 +86,14 @@ def _line(subject: str, group: list[Change]) -> str:
 
 
 def _subject(change: Change) -> str:
-    """The name to save, or the attribute of an object that leaves it out."""
+    """Returns the name to save, or the attribute of an object that leaves it out."""
     if change.now.root in {"local", "global"} and not change.now.owners:
         return change.now.places[0].name
-    return _shown(change.path).split("[")[0]
+    return _readable_path(change.path).split("[")[0]
 
 
-def _shown(path: str) -> str:
+def _readable_path(path: str) -> str:
+    """Returns the path without `len()` and `.keys()`."""
     return (
         path.removeprefix("len(").removesuffix(".keys()").removesuffix(")")
         if path.startswith("len(")

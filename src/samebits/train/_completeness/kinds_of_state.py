@@ -1,4 +1,4 @@
-"""What an object is to the check: by its class, what is done with it and what it is called in an error."""
+"""The kinds of objects for the check: by its class, the method that reads an object and its name in an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from samebits._inspect.user_code import is_user_type
 
 @functools.lru_cache(maxsize=4096)
 def action_of(kind: type) -> str | None:
-    """The method of the walk for values of a type; None: they are not looked at."""
+    """Returns the name of the walk's method for values of a type; None if they are not read."""
     if issubclass(kind, torch.optim.Optimizer) and not is_user_type(kind):
         return "optimizer"
     if kind.__module__.startswith("samebits.") and actions.action_of(kind) == "attributes":
@@ -28,8 +28,9 @@ def action_of(kind: type) -> str | None:
 
 
 def role(value: Any) -> tuple[str, str, bool, bool]:
-    """What a variable holds: "plain", "container", "iterator", "library" (no class of the user's) or "object"; its class;
-    if it has a state_dict; if it is a generator.
+    """Returns the group of a value, the name of its class, if it has a state_dict, and if it is a generator.
+
+    Groups: "plain", "container", "iterator", "library" (no class of the user's) and "object".
     """
     kind = type(value)
     held = kind in PLAIN or isinstance(value, torch.Tensor)
@@ -43,24 +44,24 @@ def role(value: Any) -> tuple[str, str, bool, bool]:
 
 
 def named(value: Any) -> str:
-    """The name of a function or a class, or of an object's class."""
+    """Returns the name of a function or a class, or of an object's class."""
     return described(value) if isinstance(value, types.FunctionType | type) else type(value).__qualname__
 
 
 def is_step(value: Any) -> bool:
-    """Whether `run.steps` gave it; its module imports this one."""
+    """Returns True for a step of `run.steps`, by its class name: the module of the class imports this one."""
     return type(value).__module__.startswith("samebits.") and type(value).__name__ == "Step"
 
 
 def may_change(value: Any) -> bool:
-    """Whether a global variable can hold state: modules, library classes and builtins cannot."""
+    """Returns True if a global variable can hold state: modules, library classes and builtins cannot."""
     if isinstance(value, type):
         return is_user_type(value)
     return not isinstance(value, types.ModuleType | types.BuiltinFunctionType)
 
 
 def is_users_own(value: Any) -> bool:
-    """Whether it is a module, a function or an object of the user's class."""
+    """Returns True for a `torch.nn.Module`, a function, a method or an object of a user's class."""
     return isinstance(value, torch.nn.Module | types.FunctionType | types.MethodType) or is_user_type(
         type(value)
     )

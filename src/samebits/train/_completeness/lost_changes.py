@@ -1,4 +1,4 @@
-"""Which changes are lost by a resume, and how to say so."""
+"""The changes of state that a resume would lose."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ _DRAWS = frozenset(
     ]
 )
 _WHOLE = frozenset({"__dict__", "vars", "asdict", "__getstate__", "getattr", "fields"})
-"""Names in a `state_dict` that saves whatever the object holds."""
+"""Names in a `state_dict` that saves everything that the object holds."""
 _FETCHES = frozenset(
     {"__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "__len__", "set_epoch"}
 )
 _READ_BY = {"stream": ("read", "getvalue", "getbuffer"), "rows": ("fetch", "select")}
-"""Names and words by which a program reads what it has written: without them it is a log."""
+"""Names and words by which a program reads what it wrote: without them a file or a database is a log."""
 
 
 class Change(NamedTuple):
-    """A value that is another one than at the last look."""
+    """A value that has changed since the last check."""
 
     path: str
     before: reachable_state.Leaf
@@ -68,7 +68,7 @@ class Change(NamedTuple):
 
 
 class Late(NamedTuple):
-    """What a program was built with or set to, and is no longer."""
+    """A change of a module's structure or of a setting of the process after the program began."""
 
     path: str
     text: str
@@ -76,7 +76,7 @@ class Late(NamedTuple):
 
 
 def late_changes(before: Mapping[str, Structure], now: Mapping[str, Structure]) -> list[Late]:
-    """What is otherwise: of each module, and (under "") of the process. What was None was not made yet."""
+    """Returns the differences in structure of each module and (under "") of the process. None before: it was not made yet."""
     found = []
     for path in now:
         old = before.get(path, now[path])
@@ -94,66 +94,68 @@ def _place(path: str, name: str) -> StoredPlace:
 
 
 class LostChanges:
-    """Tells what is lost from what is saved elsewhere, recomputed, made once, remembered, or a reading of a clock."""
+    """Separates lost changes from values that are saved elsewhere, recomputed, made once, memoized, or read from a clock."""
 
     def __init__(self) -> None:
         self._equals: dict[str, set[str]] = {}
-        """Path to the paths in the commit that had the same value each time that it changed."""
+        """Path of a value to the paths in the commit that had the same value each time that it changed."""
         self._made: set[str] = set()
         self._known: tuple[Any, ReadBeforeWrite, NameUse] | None = None
-        """The order of the program that was last asked for, and what it was made from."""
+        """The last result of `_order_and_uses`, after the values that it was made from."""
 
     def lost(
         self,
         changed: Mapping[str, Change],
         frame: FrameType,
-        own: user_functions.UserFunctions,
+        program: user_functions.UserFunctions,
         clocks: list[tuple[float, float]],
         states: Mapping[str, Any],
     ) -> list[Change]:
-        """The changes that a resume would lose."""
+        """Returns the changes that a resume would lose."""
         left = [
             c
             for c in changed.values()
-            if not _is_clock(c, clocks) and not _is_state(c) and not self._is_first(c)
+            if not _is_clock(c, clocks) and not _is_saved_by_owner(c) and not self._is_made_on_demand(c)
         ]
         if not left:
             return []
-        saved = _of_saved(states)
+        saved = _paths_by_saved_hash(states)
         left = [c for c in left if not self._is_copy(c, saved)]
         if not left:
             return []
-        order, uses = self._program(frame, own, left[0].taken)
+        order, uses = self._order_and_uses(frame, program, left[0].taken)
         return [c for c in left if not _is_harmless(c, order, uses, changed)]
 
     def unsettled(
         self,
         late: list[Late],
         frame: FrameType,
-        own: user_functions.UserFunctions,
-        taken: reachable_state.StateSnapshot,
+        program: user_functions.UserFunctions,
+        snapshot: reachable_state.StateSnapshot,
     ) -> list[Late]:
-        """Those that no iteration sets anew, and that are no readings of a clock."""
+        """Returns the late changes that no iteration sets anew, and that are not read from a clock."""
         if not late:
             return []
-        order, uses = self._program(frame, own, taken)
+        order, uses = self._order_and_uses(frame, program, snapshot)
         return [one for one in late if not order.settled(one.place) and not uses.timed(one.place.name)]
 
-    def _program(
-        self, frame: FrameType, own: user_functions.UserFunctions, taken: reachable_state.StateSnapshot
+    def _order_and_uses(
+        self, frame: FrameType, program: user_functions.UserFunctions, snapshot: reachable_state.StateSnapshot
     ) -> tuple[ReadBeforeWrite, NameUse]:
-        """What reads and writes in which order; made anew when the program has more functions than before."""
-        for kind in taken.kinds:
-            own.add_class(kind)
+        """Returns the order of reads and writes, and the use of names; cached until the loop, the names or the functions change."""
+        for kind in snapshot.kinds:
+            program.add_class(kind)
         asking = loop_locals.fetching_frames(frame)
-        made_from = asking, set(taken.callables), set(taken.fetching), set(taken.steps), own.size
+        made_from = asking, set(snapshot.callables), set(snapshot.fetching), set(snapshot.steps), program.size
         if self._known is None or self._known[0] != made_from:
-            order = ReadBeforeWrite(own, asking, taken.callables, _fetches(taken.fetching), taken.steps)
-            self._known = made_from, order, NameUse(own, asking[-1][0])
+            order = ReadBeforeWrite(
+                program, asking, snapshot.callables, _fetch_methods(snapshot.fetching), snapshot.steps
+            )
+            self._known = made_from, order, NameUse(program, asking[-1][0])
         return self._known[1:]
 
-    def _is_first(self, change: Change) -> bool:
-        """None before: made when it was first needed, as a resumed run will make it. A local is no such cache."""
+    def _is_made_on_demand(self, change: Change) -> bool:
+        """Returns True the first time that None became a value: a resumed run makes it on demand, too. A local does not count."""
         if (
             change.before.hashed != reachable_state.NONE
             or (change.now.root == "local" and len(change.now.places) == 1)
@@ -164,7 +166,7 @@ class LostChanges:
         return True
 
     def _is_copy(self, change: Change, saved: Mapping[bytes, set[str]]) -> bool:
-        """Whether the commit has it under another path, of a count one with the same name: counts are equal by chance."""
+        """Returns True if the commit has the value under another path. A count needs the same name: counts are equal by chance."""
         paths = saved.get(change.now.hashed, set())
         if isinstance(change.now.value, int):
             paths = {path for path in paths if _last_name(path) == _last_name(change.path)}
@@ -176,7 +178,7 @@ class LostChanges:
 def _is_harmless(
     change: Change, order: ReadBeforeWrite, uses: NameUse, changed: Mapping[str, Change]
 ) -> bool:
-    """Whether the next iteration writes it before it reads it, computes it again, or nobody reads it but a clock's reader."""
+    """Returns True if the loop recomputes the value, if it is a memo that draws nothing, a log, or a reading of a clock."""
     last = change.now.places[-1]
     if last.kind == "memo":
         return not uses.draws(change.now.places[-2].name, _DRAWS)
@@ -198,7 +200,9 @@ def _is_harmless(
 
 
 def _places(change: Change) -> list[StoredPlace]:
-    """Where an iteration may write it: the names on the way to it, and the object that holds it, which may be overwritten."""
+    """Returns the places where an iteration may write it: the names on the way to it, and the object that holds it if that may be
+    overwritten.
+    """
     places, last = list(change.now.places), change.now.places[-1]
     if change.path.endswith(".keys()") or change.path.startswith("len("):
         places.append(StoredPlace("item", last.name))
@@ -208,8 +212,8 @@ def _places(change: Change) -> list[StoredPlace]:
     return [place for place in places if place.kind in {"attr", "name", "item", "whole"}]
 
 
-def _fetches(kinds: set[type]) -> list[CodeType]:
-    """The methods that draw a batch, of the classes that the loader fetches with."""
+def _fetch_methods(kinds: set[type]) -> list[CodeType]:
+    """Returns the methods that fetch a batch, of the classes that the loader uses for it."""
     return [
         code
         for kind in kinds
@@ -219,8 +223,8 @@ def _fetches(kinds: set[type]) -> list[CodeType]:
     ]
 
 
-def _is_state(change: Change) -> bool:
-    """Whether an object of the run saves this: the state_dict around it names every attribute on the way."""
+def _is_saved_by_owner(change: Change) -> bool:
+    """Returns True if an object of the run saves the value: the state_dict around it names every attribute on the way."""
     if change.now.root != "given" or not change.now.owners:
         return False
     names: set[str] = set()
@@ -230,7 +234,7 @@ def _is_state(change: Change) -> bool:
 
 
 def _names_saved(kind: type) -> set[str]:
-    """Names that `state_dict` (or `get_extra_state`) of a class mentions, its own helpers included."""
+    """Returns the names that `state_dict` (or `get_extra_state`) of a class mentions, its helpers included."""
     waiting, names = ["state_dict", "get_extra_state"], set[str]()
     done: set[str] = set()
     while waiting:
@@ -252,7 +256,7 @@ def _last_name(path: str) -> str:
 
 
 def _is_clock(change: Change, clocks: list[tuple[float, float]]) -> bool:
-    """Whether the value is what a clock said between the two looks, in seconds or nanoseconds."""
+    """Returns True if the value is a time of a clock between the two checks, in seconds or nanoseconds."""
     value = change.now.value
     if type(value) not in (int, float):
         return False
@@ -260,13 +264,13 @@ def _is_clock(change: Change, clocks: list[tuple[float, float]]) -> bool:
 
 
 def _entries_changed(change: Change, changed: Mapping[str, Change]) -> bool:
-    """Whether items of a dict are other ones than before, not only more of them."""
+    """Returns True if items of a dict have changed, not only become more."""
     inside = change.path.removesuffix(".keys()") + "["
     return any(path.startswith(inside) for path in changed)
 
 
-def _of_saved(values: Mapping[str, Any]) -> dict[bytes, set[str]]:
-    """Hash to the paths of `run.state`, and of states of the user's own objects, that have it."""
+def _paths_by_saved_hash(values: Mapping[str, Any]) -> dict[bytes, set[str]]:
+    """Returns the paths in `run.state`, and in the states of the user's objects, by the hash of the value there."""
     walk = reachable_state.StateSnapshot()
     for name, value in values.items():
         walk.value(name, value, 0)

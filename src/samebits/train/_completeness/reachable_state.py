@@ -1,4 +1,4 @@
-"""What a loop and its run hold at one boundary, as hashes, with what is needed to say where each value lives."""
+"""The state of a loop and its run at one boundary: hashes, with the place of each value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from samebits.train._completeness import committed_memory, kinds_of_state
 NONE = plain(None)
 """The hash of None."""
 _WRITTEN = (torch.device, torch.dtype)
-"""What is written as a key with its `repr`, which has no address."""
+"""The classes of keys that a path shows by their `repr`, which has no address."""
 
 
 class Leaf(NamedTuple):
@@ -36,15 +36,15 @@ class Leaf(NamedTuple):
     root: str
     """"given" (an object of the run), "loader", "local" or "global"."""
     places: tuple[StoredPlace, ...]
-    """From the root inwards: the names that hold it."""
+    """The names that hold it, from the root inwards."""
     owners: tuple[tuple[type, str], ...]
-    """The user's objects around it, and which attribute of theirs leads on."""
+    """The classes of the user's objects around it, each with the attribute that leads to it."""
     way: tuple[int, ...] = ()
     """The identities of the objects from the root to it."""
 
 
 class StateSnapshot(Walk):
-    """A walk that keeps its leaves by path. It holds no object of the user's afterwards."""
+    """A walk that keeps its leaves by path. Afterwards it holds none of the user's objects."""
 
     most = 600
     thorough = True
@@ -59,11 +59,11 @@ class StateSnapshot(Walk):
         self.steps: set[str] = set()
         """Names that hold a step of `run.steps`."""
         self.fetching: set[type] = set()
-        """Classes of what the loader fetches with."""
+        """The user's classes, and the samplers, that the loader fetches with."""
         self.roots: dict[str, tuple[str, str, bool, bool]] = {}
-        """What a name holds: its `kinds.role`."""
+        """The `kinds_of_state.role` of what each name holds."""
         self.structure: dict[str, structure.Structure] = {}
-        """Of the modules that were met, by path."""
+        """The structure of the modules that were met, by path."""
         self.modules: list[tuple[str, torch.nn.Module]] = []
         self._names_given: dict[int, str] = {}
         self._value: Any = None
@@ -73,13 +73,13 @@ class StateSnapshot(Walk):
         self._saved: set[int] = set()
         self._way: list[int] = []
         self._names: dict[int, set[str]] = {}
-        """Of each object that was met: the names that hold it."""
+        """The names that hold each object that was met, by its identity."""
         self._holds: dict[str, set[int]] = {}
-        """Of each name: the objects that it holds, of one class several."""
+        """The identities of the objects that each name holds: several of one class may have it."""
         self._hooked: list[tuple[str, torch.nn.Module, int, str, tuple[StoredPlace, ...]]] = []
 
     def know(self, saved: Any) -> None:
-        """Tensors and containers that the commit holds: what lies in their memory is saved."""
+        """Notes the tensors and containers that the commit holds: all in their memory is saved."""
         for value in committed_memory.inner(saved):
             if isinstance(value, torch.Tensor):
                 self._saved.add(committed_memory.of_tensor(value))
@@ -87,11 +87,11 @@ class StateSnapshot(Walk):
                 self._seen.add(id(value))
 
     def pass_over(self, things: Iterable[Any]) -> None:
-        """Does not look at these: what `locals()` and `globals()` gave."""
+        """Skips these objects: the dicts of locals and globals."""
         self._seen.update(map(id, things))
 
     def key(self, key: Any, number: int) -> str:
-        """Each key has a text of its own, so that entries can be told apart: tuples too, and objects by their order."""
+        """Returns a text of its own for each key, so that entries differ: tuples too, and objects by their order."""
         if type(key) is tuple:
             return ", ".join(self.key(part, number) for part in key)
         return repr(key) if type(key) in PLAIN or isinstance(key, _WRITTEN) else f"...{number}"
@@ -109,12 +109,12 @@ class StateSnapshot(Walk):
         self._places.pop()
 
     def skip(self, objects: dict[str, Any]) -> None:
-        """As any walk; and a variable that held one of these may come to hold another object."""
+        """Skips the objects of the run as any walk does, and keeps their names: a variable may later hold another object."""
         super().skip(objects)
         self._names_given = {id(thing): name for name, thing in objects.items()}
 
     def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
-        """Keeps the way that leads to the value."""
+        """Walks a value inside another, and keeps the way that leads to it."""
         if kind in {"item", "stream"}:
             name = self._places[-1].name if self._places else ""
         owned = kind == "attr" and bool(self._owner)
@@ -142,7 +142,7 @@ class StateSnapshot(Walk):
                 self.fetching.add(kind)
 
     def value(self, path: str, value: Any, depth: int) -> None:
-        """Keeps a plain value beside its hash, and which objects lead to it."""
+        """Walks any value; keeps a plain one beside its hash, and the objects that lead to it."""
         self._value = value if type(value) in PLAIN else None
         if self._value is None and self._places:
             place = self._places[-1]
@@ -161,7 +161,7 @@ class StateSnapshot(Walk):
         )
 
     def is_shared(self, one: Leaf) -> bool:
-        """Whether the object that holds it was met under another name, too, or another object under this name."""
+        """Returns True if the object that holds the leaf was also met under another name, or another object under this name."""
         name = one.places[-1].name
         inner = list(itertools.takewhile(lambda place: place.name == name, reversed(one.places)))
         return len(self._holds.get(name, ())) > 1 or any(
@@ -169,11 +169,11 @@ class StateSnapshot(Walk):
         )
 
     def action(self, kind: type) -> str | None:
-        """Optimizers that the run does not know are looked at; of samebits' own objects only what they hold of the user's."""
+        """Returns the method for values of a type: optimizers are read, of samebits' objects only what they hold of the user's."""
         return kinds_of_state.action_of(kind)
 
     def attributes(self, path: str, value: Any, depth: int) -> None:
-        """Attributes of a user's object."""
+        """Walks the attributes of a user's object."""
         self._owner = type(value)
         super().attributes(path, value, depth)
         self._owner = None
@@ -181,7 +181,7 @@ class StateSnapshot(Walk):
             self.optimizer(path, value, depth)
 
     def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
-        """A module's attributes, and those of its parameters; its hooks come last."""
+        """Walks a module's attributes, and those of its parameters; its hooks come last."""
         super().module(path, value, depth)
         self.modules.append((path, value))
         self._hooked.append((path, value, depth, self._root, tuple(self._places)))
@@ -190,7 +190,7 @@ class StateSnapshot(Walk):
                 self._attributes_in(f"{path}.{name}", parameter, depth)
 
     def hooks(self) -> None:
-        """What the hooks of the modules hold that no variable holds, too."""
+        """Walks what the hooks of the modules hold and no variable does."""
         for path, module, depth, root, places in self._hooked:
             self._root, self._places = root, list(places)
             for hook in hooks_of(module):
@@ -201,7 +201,7 @@ class StateSnapshot(Walk):
         self.modules.clear()
 
     def function(self, path: str, value: types.FunctionType, depth: int) -> None:
-        """What a function's cells hold, and its attributes: `f.calls += 1`."""
+        """Walks the values in a function's cells, and its attributes: `f.calls += 1`."""
         super().function(path, value, depth)
         self._attributes_in(path, value, depth)
 
@@ -210,7 +210,7 @@ class StateSnapshot(Walk):
             self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def holder(self, path: str, value: Any, depth: int) -> None:
-        """A `Trainer`: the user's objects and functions in it; what it counts itself is its own business."""
+        """Walks the user's objects and functions in an object of samebits such as `Trainer`; its counters are left out."""
         for name, item in attributes_of(value).items():
             inner = (
                 item.values()
@@ -223,7 +223,7 @@ class StateSnapshot(Walk):
                 self.part("attr", name, f"{path}.{name}", item, depth + 1)
 
     def tensor(self, path: str, value: torch.Tensor, depth: int) -> None:
-        """One leaf, unless the commit holds this memory. Parameters of unknown modules by torch's count of writes."""
+        """Adds one leaf, unless the commit holds this memory. Parameters of unknown modules count by torch's count of writes."""
         if committed_memory.of_tensor(value) in self._saved:
             return
         if self._places and self._places[-1].kind == "tensor" and not value.is_inference():
@@ -232,7 +232,7 @@ class StateSnapshot(Walk):
             super().tensor(path, value, depth)
 
     def iterator(self, path: str, value: Any, depth: int) -> None:
-        """One leaf, unless it is the iteration of a loader that was given to the run."""
+        """Adds one leaf, unless it is the iteration of a loader that was given to the run."""
         frame = value.gi_frame if isinstance(value, types.GeneratorType) else None
         if frame is None or id(frame.f_locals.get("loader")) not in self._given:
             super().iterator(path, value, depth)
@@ -240,7 +240,7 @@ class StateSnapshot(Walk):
             loop_locals.release_locals([frame])
 
     def optimizer(self, path: str, value: torch.optim.Optimizer, depth: int) -> None:
-        """One leaf: whether its state or its rates have changed."""
+        """Adds one leaf, which changes with the optimizer's state or its learning rates."""
         if id(value) in self._given:
             return
         counts = [
@@ -256,7 +256,7 @@ class StateSnapshot(Walk):
 def take(
     frame: types.FrameType, objects: Mapping[str, Any], saved: Any, loader: Any, program: UserFunctions
 ) -> StateSnapshot:
-    """The leaves at this boundary."""
+    """Returns the leaves at this boundary."""
     frames = loop_locals.loop_frames(frame)
     walk = StateSnapshot()
     walk.skip(dict(objects))
@@ -283,7 +283,7 @@ def take(
 
 
 def _globals(frame: types.FrameType, program: UserFunctions) -> dict[str, Any]:
-    """Globals that the functions of the user's modules read; the script's own by its code."""
+    """Returns the globals that the functions of the user's modules read; those of the script by its code."""
     found: dict[str, Any] = {}
     script = sys.modules.get("__main__")
     for module in program.modules:
