@@ -103,7 +103,7 @@ def test_what_the_table_says_is_not_held_does_differ(switched_on):
     """Each elementwise op that the table's own lines leave out differs for some type and layout: no line is stale."""
     lines = [
         line
-        for line in table.verdicts.own_lines()
+        for line in table._verdicts.own_lines()
         if line["device"] == "cpu" and "bits follow" in line["reason"]
     ]
     left_out = [name for line in lines for name in line["ops"] if name in names()]
