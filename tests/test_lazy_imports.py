@@ -107,9 +107,15 @@ def test_every_part_works_after_a_bare_import(python):
     out = python(
         "import samebits\n"
         "print(samebits.checkpoint.list_commits.__name__, samebits.testing.run_and_kill.__name__,\n"
-        "      samebits.replica.analyze.__name__, samebits.audit._diff.compare.__name__, samebits.data.check.__name__)\n"
+        "      samebits.replica.analyze.__name__, samebits.audit._diff.first_difference.__name__, samebits.data.check.__name__)\n"
     ).stdout
-    assert out.split() == ["list_commits", "run_and_kill", "analyze", "samebits.audit._diff.compare", "check"]
+    assert out.split() == [
+        "list_commits",
+        "run_and_kill",
+        "analyze",
+        "samebits.audit._diff.first_difference",
+        "check",
+    ]
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

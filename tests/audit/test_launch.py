@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from samebits.audit._diff.compare import first_difference, read_record
+from samebits.audit._diff.first_difference import first_difference, read_record
 from samebits.audit._child.launch_spec import LaunchSpec
 
 AS_PYTHON = """

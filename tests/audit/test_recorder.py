@@ -11,7 +11,7 @@ import torch
 import samebits.data
 import samebits.random
 import samebits.replica
-from samebits.audit._diff.compare import first_difference, unstable
+from samebits.audit._diff.first_difference import first_difference, unstable
 from samebits.audit._record.read_record import read_record
 from samebits.audit._record.recorder import Recorder, recording
 from samebits.audit._record.record_file import RecordFile

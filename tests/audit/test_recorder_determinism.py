@@ -35,7 +35,7 @@ def recorded(tmp_path, python, before="", arguments=""):
 
 def test_a_record_names_what_ran_without_a_promise(tmp_path, python):
     """An undeclared op and an op that was let through by on_unimplemented='warn' are named in the record's last line."""
-    before = "from samebits.determinism import _replacements as catalogue; catalogue.REPLACEMENTS = ()"
+    before = "from samebits.determinism import _all_replacements as catalogue; catalogue.REPLACEMENTS = ()"
     _, end = recorded(tmp_path, python, before, "on_unimplemented='warn'")
     notes = "\n".join(end["notes"])
     assert "mine::unknown" in notes and "aten::put_ on CPU" in notes and "mine::known" not in notes

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from samebits.audit._diff.compare import Difference
+from samebits.audit._diff.first_difference import Difference
 from samebits.audit._verify.child_processes import scratch_folder
 from samebits.audit._verify.hints import cure_of
 from samebits.audit._verify.folder.working_folder import working_folder
-from samebits.audit._verify.folder.guarded_links import FEW_BYTES, MOST_BYTES, Links, WrittenError
+from samebits.audit._verify.folder.copies_and_links import FEW_BYTES, MOST_BYTES, Links, WrittenError
 from samebits.audit._verify.folder.overlay import Overlay
 from samebits.audit._verify.check_plan import Check
 from samebits.errors import VerifyError

@@ -17,11 +17,11 @@ from samebits.checkpoint._codec import encode
 from samebits.checkpoint._manifest import canonical_json
 from samebits.checkpoint._async_writer.state_layout import StateLayout, LayoutError
 from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
-from samebits.checkpoint._async_writer.writer.writer_process import LAG
-from samebits.checkpoint._async_writer.writer.commit_folder import write_image
+from samebits.checkpoint._writer.writer_process import LAG
+from samebits.checkpoint._writer.commit_folder import write_image
 from samebits._context import Position
-from samebits.train._state import run_state as states
-from samebits.train._saving.save_interval import Cadence
+from samebits.train._state import object_states as states
+from samebits.train._saving.commit_due import Cadence
 from samebits.train._saving.async_commits import Commits, CommitMetadata
 
 PLAIN = {

@@ -19,11 +19,11 @@ import samebits
 from samebits._context import process
 from samebits import random
 from samebits.data import Pipeline, _purity as purity
-from samebits.data._calls import draw_scope
+from samebits.data._calls import process_generators
 from samebits.data._workers import executor_choice
 from samebits.data._workers.side_effects import functions
 from samebits.data._calls.user_function import Function
-from samebits.data._calls.element_generators import key_words
+from samebits.data._calls.rng_parameter import key_words
 from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError
 from samebits.random._process import generator_states
 from samebits.random import _int_keys as int_keys
@@ -537,7 +537,7 @@ def test_a_pipeline_with_a_seed_of_its_own_needs_no_other():
     """Under the switch, in a process that nobody seeded, its functions draw; the program's own draws still raise."""
     program = """
 import random, numpy as np, torch, samebits
-from samebits.data import Pipeline, _purity as purity; from samebits.data._calls import draw_scope as scope
+from samebits.data import Pipeline, _purity as purity; from samebits.data._calls import process_generators as scope
 samebits.enable_op_determinism()
 drawn = Pipeline.range(40).map(lambda x: x + np.random.rand() + torch.rand(1).item() + random.random()).batch(10)
 first = [batch.tolist() for batch in drawn.with_options(seed=1)]

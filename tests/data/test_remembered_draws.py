@@ -17,8 +17,8 @@ import torch
 
 from samebits.data import Pipeline, check, _purity as purity
 from samebits._context import process
-from samebits.data._calls import draw_scope
-from samebits.data._calls.element_generators import key_words
+from samebits.data._calls import process_generators
+from samebits.data._calls.rng_parameter import key_words
 from samebits.data._calls.remembered_draws import Memos
 from samebits.data._calls.reachable_memories import keepers
 from samebits.errors import ConflictWarning, PipelineDifferenceError, PipelineError
@@ -356,7 +356,7 @@ def test_memos_of_what_was_not_drawn_are_no_error(make, tmp_path):
     own = stage._stage.bind(stage._key())
     with generator_states.preserve_states():
         for x, key in enumerate(key_words(own.key, range(150)).tolist()):
-            draw_scope.fill(tuple(key))
+            process_generators.fill(tuple(key))
             elements.append(plain(x))
     assert read[0] == elements
 

@@ -25,7 +25,7 @@ from samebits.data._workers.result_memory import (
     use_offered_memory,
 )
 from samebits.data._workers.worker_process import WorkerJob, StageWork
-from samebits.data._calls.draw_scope import Draws
+from samebits.data._calls.process_generators import Draws
 from samebits.errors import InvalidArgumentError, PipelineError, PipelineTimeoutError
 
 pytestmark = pytest.mark.timeout(120)

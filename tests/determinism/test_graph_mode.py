@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from samebits.determinism.table._snapshot import version_numbers
+from samebits.determinism.table._overload_facts import version_numbers
 
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 HEAD = """

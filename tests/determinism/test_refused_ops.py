@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits
 from samebits._context import process
-from samebits.determinism import _replacements as replacements, _warn_once as warn_once
+from samebits.determinism import _all_replacements as replacements, _warn_once as warn_once
 from samebits.determinism._guards import refused_ops
 from samebits._inspect.user_code import calling_line
 from samebits.determinism._dispatcher import KernelOverrides

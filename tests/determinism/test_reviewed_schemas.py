@@ -8,7 +8,7 @@ import torch
 from samebits.determinism import table
 from samebits.determinism._environment import TESTED_TORCH
 from samebits.determinism.table._running_torch import live_overloads, unreviewed
-from samebits.determinism.table._snapshot import ReviewedOverloads, all_reviews, version_numbers
+from samebits.determinism.table._overload_facts import ReviewedOverloads, all_reviews, version_numbers
 from samebits.determinism.table.update import update_snapshot
 
 HOW = "review them: python -m samebits.determinism.table.update (CONTRIBUTING.md)"

@@ -12,7 +12,7 @@ if sys.argv[1:2] == ["untested"]:
     torch.__version__ = "2.99.1+cpu"
 warnings.simplefilter("ignore")
 import samebits
-from samebits.determinism import _replacements as catalogue
+from samebits.determinism import _all_replacements as catalogue
 from samebits.determinism import _reviewed_schemas as reviewed
 from samebits.determinism._replacement import Replacement
 samebits.set_random_seed(0)

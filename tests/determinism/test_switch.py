@@ -5,7 +5,7 @@ import torch
 import torch.utils.deterministic as memory_fill
 
 import samebits
-from samebits.determinism.table._snapshot import version_numbers
+from samebits.determinism.table._overload_facts import version_numbers
 from samebits.errors import InvalidArgumentError, UnseededError
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.fx.experimental.proxy_tensor
 
 import samebits
-from samebits.determinism import _replacements as replacements
+from samebits.determinism import _all_replacements as replacements
 from samebits.determinism._dispatcher import KernelOverrides
 from samebits.determinism._replacement import Replacement
 from samebits.errors import InvalidArgumentError
@@ -150,7 +150,7 @@ def test_the_guard_that_removes_itself_leaves_our_kernels(python):
     """The seed guard goes at the first seeded draw, and replacements of the same op stay in place and work."""
     out = python(
         "import torch, samebits\n"
-        "from samebits.determinism import _replacements as catalogue\n"
+        "from samebits.determinism import _all_replacements as catalogue\n"
         "from samebits.determinism._replacement import Replacement\n"
         "calls = []\n"
         "def make(kernel):\n"

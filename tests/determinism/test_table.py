@@ -11,10 +11,10 @@ from samebits.audit._review.cases import BATTERY
 from samebits.audit._review.elementwise import functional_form, names
 from samebits.audit._review.tails import tail_cases
 from samebits.determinism import table
-from samebits.determinism import _replacements as catalogue
+from samebits.determinism import _all_replacements as catalogue
 from samebits.determinism.table._class_rules import RULES, rule_of
 from samebits.determinism.table._thread_evidence import seen_cases
-from samebits.determinism.table._snapshot import (
+from samebits.determinism.table._overload_facts import (
     FILES,
     OverloadRow,
     ReviewedOverloads,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from samebits._native import kernel
 from samebits._native.lazy_kernel import with_compiled_globals
-from samebits._native.parallel_kernel import OnTeam
+from samebits._native.kernel_threads import OnTeam
 from samebits.random._cpu import uniform_normal_kernels, bernoulli_masks, philox
 from samebits.random._draws import feistel
 

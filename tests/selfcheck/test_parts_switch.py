@@ -15,7 +15,7 @@ from samebits._context import process
 from samebits.audit._review.case import ReviewCase as Reviewed
 from samebits.audit._review.case import built_on, forward, normal
 from samebits.determinism import (
-    _replacements as replacements,
+    _all_replacements as replacements,
     _warn_once as warn_once,
     _verified_on_gpu as verified_on_gpu,
 )

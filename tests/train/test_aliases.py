@@ -17,7 +17,7 @@ from samebits.errors import UnimplementedError, UnsavableStateError
 from samebits.testing import assert_resumes_exactly
 from samebits.train._state import aliases
 from samebits.train._state.aliases import StateAliases
-from samebits.train._state.run_state import RunState, _restore_devices
+from samebits.train._state.object_states import RunState, _restore_devices
 
 CUT = [0, 3]
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samebits.checkpoint._async_writer.writer.commit_folder import best, step_of
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._open_store import commit_folders, lock_run_directory
 from samebits.checkpoint._reading import (
@@ -18,6 +17,7 @@ from samebits.checkpoint._reading import (
     read_state,
     sort_key,
 )
+from samebits.checkpoint._writer.commit_folder import best, step_of
 from samebits.errors import CorruptCommitError, InvalidArgumentError, NewerCommitError
 
 VALID, WHOLE, NEWER, DAMAGED = "valid", "whole", "newer", "damaged"

@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from samebits._inspect import user_code
-from samebits.checkpoint._async_writer.writer.commit_folder import CommitFolder, commit_names, folder_identity
-from samebits.checkpoint._async_writer.writer.manifest_template import Commit
 from samebits.checkpoint._disk_errors import commit_error
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._reading import LocalFolder, newest_valid, no_valid_commit_error, read_manifest
 from samebits.checkpoint._remote.assembly import prepare_commit
 from samebits.checkpoint._run_directory import COMMITS, RunDirectory
+from samebits.checkpoint._writer.commit_folder import CommitFolder, commit_names, folder_identity
+from samebits.checkpoint._writer.manifest_template import Commit
 from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError, SamebitsError
 
 

@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 from samebits import _digest as digests
 from samebits._context import VERSION
-from samebits.checkpoint._async_writer.writer.commit_folder import TENSORS
-from samebits.checkpoint._async_writer.writer.manifest_template import Commit, ManifestTemplate
-from samebits.checkpoint._manifest_schema import check_fields
+from samebits.checkpoint._manifest_fields import check_fields
 from samebits.checkpoint._tensor_layout import FileLayout
 from samebits.checkpoint._unsavable import unsavable
+from samebits.checkpoint._writer.commit_folder import TENSORS
+from samebits.checkpoint._writer.manifest_template import Commit, ManifestTemplate
 from samebits.errors import CorruptCommitError, NewerCommitError, UnsavableStateError
 
 SCHEMA = 1

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint._async_writer.writer.commit_folder import BUFFER_BYTES, MANIFEST, TENSORS, TMP
 from samebits.checkpoint._codec import decode
 from samebits.checkpoint._manifest import MAX_MANIFEST_BYTES, Manifest
+from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES, MANIFEST, TENSORS, TMP
 from samebits.errors import CorruptCommitError, NewerCommitError, SamebitsError
 
 

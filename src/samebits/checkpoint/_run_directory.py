@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from samebits._context import process
-from samebits.checkpoint._async_writer.writer.commit_folder import sync_folder
 from samebits.checkpoint._manifest import marker_text
+from samebits.checkpoint._writer.commit_folder import sync_folder
 from samebits.errors import RunDirectoryError
 
 MARKER = "samebits-run.json"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from samebits.data._calls.draw_scope import Draws
 from samebits.data._calls.forked_call import call_in_fork
+from samebits.data._calls.process_generators import Draws
 from samebits.data._pipeline import Pipeline
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.stage import Addressed, Stage

@@ -12,7 +12,7 @@ import torch
 import torch.utils.data as torch_data
 
 from samebits._context import Position, Words, process
-from samebits.data._calls.draw_scope import Draws
+from samebits.data._calls.process_generators import Draws
 from samebits.data._loader_batches.batch import BatchWork, draws_of
 from samebits.data._loader_batches.batch_order import BatchOrder, BatchTask, IndexOrder, SamplerOrder
 from samebits.data._pipeline import Pipeline

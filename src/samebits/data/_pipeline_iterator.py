@@ -9,7 +9,7 @@ from typing import Any
 
 from samebits._context import Words
 from samebits.data import _fingerprint as fingerprint
-from samebits.data._calls.draw_scope import Draws
+from samebits.data._calls.process_generators import Draws
 from samebits.data._options import Options
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.batch_stages import Batching

@@ -14,9 +14,9 @@ import torch
 
 from samebits._context import OnUnimplemented, OpDeterminismSettings, process
 from samebits._inspect.patching import Patches
+from samebits.determinism import _all_replacements as replacements
 from samebits.determinism import _compile
 from samebits.determinism import _cuda_loading as cuda_loading
-from samebits.determinism import _replacements as replacements
 from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._compile import inductor_flag
 from samebits.determinism._dispatcher import KernelOverrides

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.audit._child.launch import die_with_parent
-from samebits.selfcheck import faults, parts
+from samebits.selfcheck import device_faults, parts
 from samebits.selfcheck.case import Case, Target
 
 EXIT_ALL_RUN, EXIT_AGAIN, EXIT_LIMIT = 0, 3, 4
@@ -71,7 +71,7 @@ def _run(case: Case, device: str) -> dict[str, Any]:
     try:
         with tempfile.TemporaryDirectory(prefix="samebits-selfcheck-") as folder:
             measured = case.measure(Target(device, folder=Path(folder)))
-            faults.wait(device)  # an error of the device belongs to this case, not to the next
+            device_faults.wait(device)  # an error of the device belongs to this case, not to the next
         wrong = list(case.judge(measured.results))
         outcome: dict[str, Any] = {
             "figures": measured.figures,
@@ -82,7 +82,7 @@ def _run(case: Case, device: str) -> dict[str, Any]:
         traceback.print_exc()
         wrong, outcome = (
             [f"{type(error).__name__}: {_first_line(error)}"],
-            {"fault": faults.is_fault(error) or faults.is_device_lost(device)},
+            {"fault": device_faults.is_fault(error) or device_faults.is_device_lost(device)},
         )
     finally:
         limit.cancel()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samebits.audit._diff.compare import first_difference_of_segments
+from samebits.audit._diff.first_difference import first_difference_of_segments
 from samebits.audit._verify.baseline_facts import facts_of
 from samebits.audit._verify.check_plan import ProcessVariation
 from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
@@ -19,7 +19,7 @@ from samebits.audit._verify.child_processes import scratch_folder
 from samebits.errors import InvalidArgumentError, VerifyError
 from samebits.testing import _run_function as run_function
 from samebits.testing._final_digests import final_digest, newest_step
-from samebits.testing._kill_points import Place, PlannedKill, check_names, check_places, plan_kill
+from samebits.testing._planned_kills import Place, PlannedKill, check_names, check_places, plan_kill
 
 _SHOWN = 20
 """Lines of a failed process's output."""

@@ -24,19 +24,19 @@ from samebits.train._completeness.completeness import Completeness
 from samebits.train._distributed import rank_agreement
 from samebits.train._loop.batch_source import check_loader
 from samebits.train._loop.fixed_length_epochs import check_steps
-from samebits.train._loop.loops import Loops
+from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.steps import Steps
 from samebits.train._loop.validation import Validation
 from samebits.train._run_arguments import check_number, check_object, check_options
 from samebits.train._saving.async_commits import Commits
 from samebits.train._saving.best_commits import BestCommits
-from samebits.train._saving.commit_policy import CommitPolicy
-from samebits.train._saving.save_interval import Cadence, Save
+from samebits.train._saving.boundary_commits import CommitPolicy
+from samebits.train._saving.commit_due import Cadence, Save
 from samebits.train._state import seed_check
 from samebits.train._state.compatibility import check_compiled, check_not_lazy
 from samebits.train._state.environment_check import Environment, check_names
+from samebits.train._state.object_states import RunState, Stateful
 from samebits.train._state.resume import ResumeState
-from samebits.train._state.run_state import RunState, Stateful
 
 
 class Run:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from samebits.errors import InvalidArgumentError
-from samebits.train._state.run_state import Stateful
+from samebits.train._state.object_states import Stateful
 
 
 def check_options(keep: Any, grace: Any, ignore: Any) -> None:

@@ -11,8 +11,8 @@ import torch
 
 from samebits.errors import EmptyDatasetError
 from samebits.trainer._batch import concatenate, move_to
+from samebits.trainer._epoch_means import Means, SumOverRanks, mean_over_ranks
 from samebits.trainer._forward import Forward
-from samebits.trainer._history import Means, SumOverRanks, mean_over_ranks
 
 
 @dataclass(frozen=True)

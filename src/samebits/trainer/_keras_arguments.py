@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from samebits.errors import InvalidArgumentError
-from samebits.train._state.run_state import Stateful
+from samebits.train._state.object_states import Stateful
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -24,10 +24,11 @@ from samebits.train._saving.best_commits import BestCommits
 from samebits.trainer import _trainer_arguments as trainer_arguments
 from samebits.trainer._batch import device_of
 from samebits.trainer._commit_events import CommitNotifier
+from samebits.trainer._epoch_means import mean_over_ranks
 from samebits.trainer._evaluation import Evaluation, evaluating
 from samebits.trainer._fit_plan import FitPlan
 from samebits.trainer._forward import Forward, ForwardHook
-from samebits.trainer._history import History, Logbook, mean_over_ranks
+from samebits.trainer._history import History, Logbook
 from samebits.trainer._keras_arguments import check_keras_arguments
 from samebits.trainer._loss import Loss, LossFunction
 from samebits.trainer._metrics import Metric, Metrics

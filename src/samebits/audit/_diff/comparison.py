@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from samebits.audit._diff.compare import first_difference, steps_compared
 from samebits.audit._diff.difference import Difference
+from samebits.audit._diff.first_difference import first_difference, steps_compared
 from samebits.audit._record.read_record import Record
 
 EQUAL, DIFFERENT, CANNOT_TELL = 0, 1, 2

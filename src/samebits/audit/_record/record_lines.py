@@ -13,8 +13,8 @@ from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit._record import memory
 from samebits.audit._record.observed_objects import ObservedObjects
-from samebits.audit._record.observed_step import ObservedStep, digest_of
 from samebits.audit._record.record_file import RecordFile
+from samebits.audit._record.step_observations import ObservedStep, digest_of
 
 
 class LineWriter:

@@ -16,10 +16,10 @@ from samebits._context import Observer, Position, observed, process, run_dirs
 from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit._record.observed_objects import ObservedObjects
-from samebits.audit._record.observed_step import ObservedStep
 from samebits.audit._record.parameter_updates import UpdateDetector
 from samebits.audit._record.record_file import RecordFile, start_line
 from samebits.audit._record.record_lines import LineWriter
+from samebits.audit._record.step_observations import ObservedStep
 from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
 from samebits.audit._record.written_files import lines_outside, record_written_files
 from samebits.determinism._warn_once import notices

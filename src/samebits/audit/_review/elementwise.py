@@ -20,7 +20,7 @@ from torch import Tensor
 from samebits.audit._review.outcome import differ
 from samebits.determinism._dispatcher import overload
 from samebits.determinism.table._class_rules import rule_of
-from samebits.determinism.table._snapshot import OverloadRow, reviewed
+from samebits.determinism.table._overload_facts import OverloadRow, reviewed
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
 _INTEGERS = (torch.int64,)

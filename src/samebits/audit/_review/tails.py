@@ -12,7 +12,7 @@ from torch import Tensor
 from samebits.audit._review.case import ReviewCase, Run
 from samebits.audit._review.elementwise import ElementwiseSample, names, samples
 from samebits.determinism._dispatcher import overload
-from samebits.determinism.table._snapshot import reviewed
+from samebits.determinism.table._overload_facts import reviewed
 
 _TRIED, _TELLING, _OTHERS = 40, 9, 4
 """Of each op so many samples at most; of these so many that could differ, and so many of the others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from samebits.audit._diff.compare import Difference
+from samebits.audit._diff.first_difference import Difference
 from samebits.audit._verify.check_plan import Check
 
 _ALWAYS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from samebits.audit._diff.compare import Difference
+from samebits.audit._diff.first_difference import Difference
 from samebits.audit._verify.check_plan import GROUPS, Check
 from samebits.audit._verify.hints import cure_of
 

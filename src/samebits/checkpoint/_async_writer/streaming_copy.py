@@ -10,7 +10,7 @@ from typing import Any
 
 from samebits import _native as native
 from samebits._native import instruction, kernel
-from samebits._native.parallel_kernel import uint8_at
+from samebits._native.kernel_threads import uint8_at
 
 _LINE = 64
 """Bytes of a cache line."""

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-import samebits.checkpoint._async_writer
+import samebits.checkpoint
 from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._async_writer.state_layout import StateLayout
-from samebits.checkpoint._async_writer.writer.manifest_template import ManifestTemplate
-from samebits.checkpoint._async_writer.writer.messages import END, PACKED, SLOTS, SnapshotMessage
 from samebits.checkpoint._run_directory import lock_for_writer
+from samebits.checkpoint._writer.manifest_template import ManifestTemplate
+from samebits.checkpoint._writer.messages import END, PACKED, SLOTS, SnapshotMessage
 
-_CODE = "import sys; sys.path += {path!r}; from writer.writer_process import main; main(sys.argv[1])"
+_CODE = "import sys; sys.path += {path!r}; from _writer.writer_process import main; main(sys.argv[1])"
 _PATH = [
-    str(Path(samebits.checkpoint._async_writer.__file__).parent),
+    str(Path(samebits.checkpoint.__file__).parent),
     str(Path(xxhash.__file__).parent.parent),
 ]
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}

@@ -14,7 +14,6 @@ import torch
 
 from samebits import _digest as digest
 from samebits._context import is_url
-from samebits.checkpoint._async_writer.writer.commit_folder import step_of, sync_folder
 from samebits.checkpoint._exchange.safe_unpickling import read_weights
 from samebits.checkpoint._exchange.weights_file import (
     PICKLED,
@@ -28,6 +27,7 @@ from samebits.checkpoint._rank_states import KEY as RANKS
 from samebits.checkpoint._rank_states import rank_state
 from samebits.checkpoint._reading import newest_valid, no_valid_commit_error
 from samebits.checkpoint._run_directory import MARKER
+from samebits.checkpoint._writer.commit_folder import step_of, sync_folder
 from samebits.errors import InvalidArgumentError, UnsavableStateError, WeightsMismatchError
 
 MODEL = "model"

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import torch
 
 from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint._async_writer.writer.commit_folder import BUFFER_BYTES, sync_folder
+from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES, sync_folder
 from samebits.errors import InvalidArgumentError
 
 TENSORS_ONLY = ".safetensors"

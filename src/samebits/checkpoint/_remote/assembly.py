@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint._async_writer.writer.manifest_template import Commit, ManifestTemplate, digest
 from samebits.checkpoint._codec import encode
 from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._tensor_layout import FileLayout
 from samebits.checkpoint._unsavable import unsavable
+from samebits.checkpoint._writer.manifest_template import Commit, ManifestTemplate, digest
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from samebits._inspect import user_code
-from samebits.checkpoint._async_writer.writer.commit_folder import MANIFEST, NAME, TENSORS, best, step_of
-from samebits.checkpoint._async_writer.writer.manifest_template import Commit
 from samebits.checkpoint._manifest import Manifest, marker_text
 from samebits.checkpoint._reading import newest_valid, no_valid_commit_error, read_manifest
 from samebits.checkpoint._remote.assembly import prepare_commit
 from samebits.checkpoint._remote.fsspec_files import FsspecFiles
 from samebits.checkpoint._remote.lease import LEASE, SECONDS, Lease
 from samebits.checkpoint._run_directory import COMMITS, MARKER
+from samebits.checkpoint._writer.commit_folder import MANIFEST, NAME, TENSORS, best, step_of
+from samebits.checkpoint._writer.manifest_template import Commit
 from samebits.errors import (
     CommitError,
     InvalidArgumentError,

@@ -12,7 +12,7 @@ from typing import Any
 
 from samebits._context import Words
 from samebits._inspect import rng_states
-from samebits.data._calls import draw_scope
+from samebits.data._calls import process_generators
 from samebits.data._calls.memories import Keeper, Numbers
 from samebits.data._calls.reachable_memories import keepers
 from samebits.data._purity import Finding
@@ -97,7 +97,7 @@ class Memos:
 
     def _repeat(self, element_copy: Any, key: Words, where: list[str]) -> None:
         after = rng_states.of_process()
-        draw_scope.refill(key)
+        process_generators.refill(key)
         if rng_states.of_process() == after:  # it has not drawn
             return
         self._drew += 1

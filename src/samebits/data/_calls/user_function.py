@@ -12,11 +12,11 @@ import torch
 
 from samebits._context import Words
 from samebits.data import _purity as purity
-from samebits.data._calls import draw_scope
-from samebits.data._calls.element_generators import Place as Place
-from samebits.data._calls.element_generators import Places as Places
-from samebits.data._calls.element_generators import call_with_generators, key_tensors, key_words
+from samebits.data._calls import process_generators
 from samebits.data._calls.remembered_draws import DrawRememberedError, Memos
+from samebits.data._calls.rng_parameter import Place as Place
+from samebits.data._calls.rng_parameter import Places as Places
+from samebits.data._calls.rng_parameter import call_with_generators, key_tensors, key_words
 from samebits.errors import InvalidArgumentError, PipelineError
 
 
@@ -81,9 +81,9 @@ class Function:
             elif self.draws == "key":
                 for own, element in zip(key_tensors(key_words(key, places)), elements, strict=True):
                     results.append(self.call(element, key=own))
-            elif draw_scope.is_filling():
+            elif process_generators.is_filling():
                 for own, element in zip(key_words(key, places).tolist(), elements, strict=True):
-                    draw_scope.fill((own[0], own[1]))
+                    process_generators.fill((own[0], own[1]))
                     results.append(self.memos.call(element, (own[0], own[1])))
             else:
                 call, reading = self.call, iter(elements)
@@ -107,7 +107,7 @@ class Function:
         where = " and in ".join(error.args[0]) or "something that was not found"
         return PipelineError(
             f"Pipeline.{self.stage}({self.name}): element {place} drew from the process's generators, and the draw is "
-            f"remembered in {where}: called for this element again, with the same generators, it drew differently. {draw_scope.CURE}"
+            f"remembered in {where}: called for this element again, with the same generators, it drew differently. {process_generators.CURE}"
         )
 
     def _error(self, place: Place, error: Exception, element: Any) -> PipelineError:

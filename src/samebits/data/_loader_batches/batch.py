@@ -14,7 +14,7 @@ import torch.utils.data as torch_data
 from torch.utils.data import _utils as torch_utils
 
 from samebits._context import Words
-from samebits.data._calls.draw_scope import Draws, fill, fill_if_needed, is_filling
+from samebits.data._calls.process_generators import Draws, fill, fill_if_needed, is_filling
 from samebits.data._collate.collate import default_collate
 from samebits.data._loader_batches.batch_order import BatchTask
 from samebits.data._purity import may_draw

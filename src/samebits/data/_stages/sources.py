@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from samebits.data._calls import draw_scope
+from samebits.data._calls import process_generators
 from samebits.data._calls.remembered_draws import DrawRememberedError
 from samebits.data._calls.user_function import Function
 from samebits.data._rolling_digest import update_digest
@@ -100,12 +100,12 @@ class Source(Addressed):
         indices = (ordinals % self._length).tolist()
         if not self._at_once:
             return self.function.call_each(self.key, ordinals.tolist(), indices)
-        if not draw_scope.is_filling():
+        if not process_generators.is_filling():
             return self._check_elements(self.function.call(indices), indices)
         elements = []  # one by one, so that the draws of one do not depend on its neighbours
         for ordinal, index in zip(ordinals.tolist(), indices, strict=True):
             key = int_keys.fold(self.key, ordinal)
-            draw_scope.fill(key)
+            process_generators.fill(key)
             try:
                 elements += self._check_elements(self.function.memos.call([index], key), [index])
             except DrawRememberedError as error:
@@ -201,12 +201,12 @@ class IterableSource(Streamed):
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        draw_scope.fill_if_needed(self.key, repetition, 0)
+        process_generators.fill_if_needed(self.key, repetition, 0)
         iterator = iter(self.iterable() if callable(self.iterable) else self.iterable)
         number = 0
         while True:
             number += 1
-            draw_scope.fill_if_needed(self.key, repetition, number)
+            process_generators.fill_if_needed(self.key, repetition, number)
             try:
                 element = next(iterator)
             except StopIteration:

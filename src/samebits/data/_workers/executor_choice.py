@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from samebits._context import notify, process
-from samebits.data._calls.draw_scope import Draws
+from samebits.data._calls.process_generators import Draws
 from samebits.data._options import Options
 from samebits.data._stages.stage import Blocks, Stage, State, Streamed
 from samebits.data._workers.inline import Inline

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from samebits.data._calls.draw_scope import Draws
+from samebits.data._calls.process_generators import Draws
 from samebits.data._stages.stage import Blocks, Stage, State, Streamed
 from samebits.data._workers.serial import Serial
 from samebits.data._workers.side_effects import CaptureWatch, Effects

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from samebits.data._calls.draw_scope import Draws
+from samebits.data._calls.process_generators import Draws
 from samebits.data._stages.stage import Blocks, Stage, State, Streamed
 from samebits.data._workers.inline import Inline
 from samebits.data._workers.serial import Serial

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from samebits.data._calls.draw_scope import Draws
+from samebits.data._calls.process_generators import Draws
 from samebits.data._calls.user_function import Place
 from samebits.data._stages.batch_stages import Batch
 from samebits.data._stages.map_filter import AddressedOperation, FlatMap, GroupedOperation, Unbatch

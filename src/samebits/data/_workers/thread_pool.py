@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from samebits.data._calls import draw_scope
+from samebits.data._calls import process_generators
 from samebits.data._stages.stage import Blocks
 from samebits.data._workers.tasks import compute
 from samebits.data._workers.worker_process import WorkerJob
@@ -36,7 +36,7 @@ class Threads:
         number, self._numbers = self._numbers, self._numbers + 1
         stage = self._stages[job.stage]
         self._jobs[number] = self._pool.submit(
-            draw_scope.run_without_rng_setup, lambda: compute(stage, job.repetition, job.task)
+            process_generators.run_without_rng_setup, lambda: compute(stage, job.repetition, job.task)
         )
         return number
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from samebits import _native as native
-from samebits._native.openmp import on_single_thread
-from samebits._native.parallel_kernel import float32_at, on_team
+from samebits._native.kernel_threads import float32_at, on_team
+from samebits._native.single_thread import on_single_thread
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._replacement import replacements

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.determinism.table._snapshot import reviewed as reviewed
+    from samebits.determinism.table._overload_facts import reviewed as reviewed
     from samebits.determinism.table._verdicts import Entry as Entry
     from samebits.determinism.table._verdicts import entries as entries
     from samebits.determinism.table._verdicts import lookup as lookup
@@ -20,6 +20,6 @@ __getattr__, __dir__ = attach(
         "Entry": "samebits.determinism.table._verdicts",
         "entries": "samebits.determinism.table._verdicts",
         "lookup": "samebits.determinism.table._verdicts",
-        "reviewed": "samebits.determinism.table._snapshot",
+        "reviewed": "samebits.determinism.table._overload_facts",
     },
 )

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from samebits.determinism.table._snapshot import OverloadRow
+from samebits.determinism.table._overload_facts import OverloadRow
 from samebits.determinism.table._verdict_names import DETERMINISTIC, OVER_THREADS, UNWRITTEN
 
 

@@ -11,7 +11,7 @@ import torch
 
 from samebits.determinism._dispatcher import aten_ops
 from samebits.determinism._reviewed_schemas import schema_digest
-from samebits.determinism.table._snapshot import ReviewedOverloads
+from samebits.determinism.table._overload_facts import ReviewedOverloads
 
 _TAGS = {"nondeterministic_seeded", "pointwise", "reduction", "view_copy", "inplace_view"}
 _INPLACE = re.compile(r"aten::(__i\w+__|\w*[^_]_)")

@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from samebits.determinism import _replacements as catalogue
+from samebits.determinism import _all_replacements as catalogue
 from samebits.determinism._replacement import Replacement
 from samebits.determinism._reviewed_schemas import not_reviewed, running_version, schemas
 from samebits.determinism.table._class_rules import rule_of
 from samebits.determinism.table._gpu_evidence import GpuEvidence, gpu_evidence
-from samebits.determinism.table._snapshot import OverloadRow, ReviewedOverloads, reviewed
+from samebits.determinism.table._overload_facts import OverloadRow, ReviewedOverloads, reviewed
 from samebits.determinism.table._thread_evidence import seen_cases
 from samebits.determinism.table._verdict_names import (
     ALTERNATIVE,

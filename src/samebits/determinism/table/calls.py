@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from samebits.determinism.table._snapshot import reviewed
+from samebits.determinism.table._overload_facts import reviewed
 
 
 def calls_of(run: Callable[[], Any]) -> dict[str, set[str]]:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits import _digest as digest
-from samebits.determinism.table._snapshot import reviewed
+from samebits.determinism.table._overload_facts import reviewed
 
 THREADS = (2, 2, 1, 3)
 LARGE = 200_003

@@ -21,11 +21,10 @@ from typing import Any
 
 import torch
 
-from samebits.determinism._replacements import REPLACEMENTS
+from samebits.determinism._all_replacements import REPLACEMENTS
 from samebits.determinism.table import _thread_evidence as thread_evidence
 from samebits.determinism.table import native_functions
-from samebits.determinism.table._running_torch import LiveOverload, live_overloads, unreviewed
-from samebits.determinism.table._snapshot import (
+from samebits.determinism.table._overload_facts import (
     FILE,
     FILE_OTHERS,
     NOTHING,
@@ -36,6 +35,7 @@ from samebits.determinism.table._snapshot import (
     write,
     write_others,
 )
+from samebits.determinism.table._running_torch import LiveOverload, live_overloads, unreviewed
 
 _CPU_KEYS = ("CPU", "MkldnnCPU", "NestedTensorCPU", "QuantizedCPU", "SparseCPU", "SparseCsrCPU")
 

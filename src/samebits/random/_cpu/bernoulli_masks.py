@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from samebits._native import inlined
-from samebits._native.parallel_kernel import (
+from samebits._native.kernel_threads import (
     OnTeam,
     bfloat16_of,
     float32_at,

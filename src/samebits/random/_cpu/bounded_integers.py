@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from samebits._native import inlined
-from samebits._native.parallel_kernel import OnTeam, uint8_at, uint16_at, uint32_at, uint64_at
+from samebits._native.kernel_threads import OnTeam, uint8_at, uint16_at, uint32_at, uint64_at
 from samebits.random._cpu.philox import philox4x32
 from samebits.random._cpu.tiles import fill, tile_kernel
 

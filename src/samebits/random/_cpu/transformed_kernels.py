@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from samebits._native import inlined
-from samebits._native.parallel_kernel import OnTeam
+from samebits._native.kernel_threads import OnTeam
 from samebits.random._cpu.log_sin_cos import log_32, log_64
 from samebits.random._cpu.tiles import as_argument, fill, float_of, tile_kernel
 from samebits.random._cpu.uniform_normal_kernels import _TO, _float32_in_0_1, _float64_in_0_1

@@ -18,7 +18,7 @@ import torch
 from samebits import _native as native
 from samebits._context import Words
 from samebits._native import inlined, kernel
-from samebits._native.parallel_kernel import int64_at, on_team, uint64_at
+from samebits._native.kernel_threads import int64_at, on_team, uint64_at
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._cpu import philox

@@ -14,7 +14,7 @@ import numpy as np
 
 from samebits import _native as native
 from samebits._native import instruction
-from samebits._native.parallel_kernel import float32_at, int64_at, on_team, uint16_at, uint64_at
+from samebits._native.kernel_threads import float32_at, int64_at, on_team, uint16_at, uint64_at
 from samebits.random._cpu.philox import MULTIPLIERS, WEYL
 from samebits.rounding._cpu.tile_passes import LINE_BYTES, prefetch
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from samebits._native import inlined
-from samebits._native.parallel_kernel import OnTeam, float32_at, uint8_at, uint16_at
+from samebits._native.kernel_threads import OnTeam, float32_at, uint8_at, uint16_at
 from samebits.random._cpu.tiles import address
 from samebits.rounding._cpu.bfloat16_vectors import stochastic_round_bfloat16
 from samebits.rounding._cpu.number_formats import FORMATS, Format, rounding_to

@@ -16,7 +16,7 @@ import numpy as np
 
 from samebits import _native as native
 from samebits._native import inlined, instruction
-from samebits._native.parallel_kernel import OnTeam, int64_at, on_team, uint64_at
+from samebits._native.kernel_threads import OnTeam, int64_at, on_team, uint64_at
 from samebits.random._cpu.philox import block
 
 _TILE = 512

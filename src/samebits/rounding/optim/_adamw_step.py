@@ -16,7 +16,7 @@ import torch
 
 from samebits._context import Words
 from samebits._native import inlined
-from samebits._native.parallel_kernel import OnTeam
+from samebits._native.kernel_threads import OnTeam
 from samebits.random._cpu.tiles import float_of
 from samebits.rounding._cpu.tile_passes import tile_kernel
 from samebits.rounding.optim._stored import STORED, name_of, pack, store

@@ -10,7 +10,7 @@ import torch
 
 from samebits._context import Words
 from samebits._native import inlined
-from samebits._native.parallel_kernel import bfloat16_of, float32_at, uint16_at
+from samebits._native.kernel_threads import bfloat16_of, float32_at, uint16_at
 from samebits.random import _int_keys as int_keys
 from samebits.random._cpu.float16 import of_float16
 from samebits.random._cpu.tiles import as_argument

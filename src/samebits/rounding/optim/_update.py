@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from samebits._context import Words
-from samebits._native.parallel_kernel import OnTeam
+from samebits._native.kernel_threads import OnTeam
 from samebits.random._cpu.tiles import address
 from samebits.rounding._cpu.tile_passes import run_rows
 from samebits.rounding.optim import _adamw_step as adamw_step

@@ -30,7 +30,7 @@ from samebits.errors import IncompleteStateError, InvalidArgumentError
 from samebits.train._completeness import assigned_attributes, reachable_state
 from samebits.train._completeness.incomplete_state_message import message
 from samebits.train._completeness.lost_changes import Change, Late, LostChanges, late_changes
-from samebits.train._state import run_state as state
+from samebits.train._state import object_states as state
 
 _FIRST_STEPS = 3
 _FIRST_EPOCHS = 2

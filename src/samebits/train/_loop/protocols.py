@@ -7,11 +7,11 @@ from typing import Protocol
 
 from samebits._context import Words
 from samebits.train._completeness.completeness import Completeness
-from samebits.train._loop.loops import Loops
+from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
-from samebits.train._saving.commit_policy import CommitPolicy
+from samebits.train._saving.boundary_commits import CommitPolicy
+from samebits.train._state.object_states import RunState, Stateful
 from samebits.train._state.resume import ResumeState
-from samebits.train._state.run_state import RunState, Stateful
 
 
 class RunView(Protocol):

@@ -16,8 +16,8 @@ from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
 from samebits.train._loop.batch_source import BatchSource, NestedBatchSource
 from samebits.train._loop.fixed_length_epochs import FixedLengthEpochs, with_epoch_length
-from samebits.train._loop.loops import Loop
-from samebits.train._loop.nesting import save_body
+from samebits.train._loop.loop_positions import Loop
+from samebits.train._loop.outer_body import save_body
 from samebits.train._loop.preemption import Interrupted
 from samebits.train._loop.protocols import RunView
 

@@ -15,7 +15,7 @@ from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
 from samebits.train._loop.batch_source import NestedBatchSource
-from samebits.train._loop.nesting import save_body
+from samebits.train._loop.outer_body import save_body
 from samebits.train._loop.preemption import Interrupted
 from samebits.train._loop.protocols import RunView
 from samebits.train._state.validation_state import CarriedValues, FindUnsaved

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from samebits._context import Position
 from samebits._inspect import user_code
 from samebits.checkpoint._async_writer.state_layout import LayoutError, StateLayout
-from samebits.checkpoint._async_writer.writer.manifest_template import Commit
 from samebits.checkpoint._async_writer.writer_client import CommitReport, WriterClient, WriterDiedError
 from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._open_store import store_for
+from samebits.checkpoint._writer.manifest_template import Commit
 from samebits.errors import CommitError
-from samebits.train._saving.save_interval import Cadence
+from samebits.train._saving.commit_due import Cadence
 from samebits.train._state import compatibility
 
 _POLL_INTERVAL = 0.01

@@ -14,7 +14,7 @@ from samebits.checkpoint._codec import encode
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError, UnimplementedError, UnsavableStateError
 from samebits.train._state import aliases
-from samebits.train._state.run_state import RunState, Stateful, parameter_paths, unsaved_buffers
+from samebits.train._state.object_states import RunState, Stateful, parameter_paths, unsaved_buffers
 
 IN_EACH_STATE = (
     "types",

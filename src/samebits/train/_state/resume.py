@@ -10,9 +10,9 @@ from typing import Any
 from samebits._context import Position
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError
-from samebits.train._loop.loops import Loops
+from samebits.train._loop.loop_positions import Loops
 from samebits.train._state import compatibility, validation_state
-from samebits.train._state import run_state as state
+from samebits.train._state import object_states as state
 from samebits.train._state.environment_check import Environment
 
 

@@ -20,7 +20,7 @@ import torch
 from samebits._context import Position
 from samebits._inspect._program import loop_locals
 from samebits._inspect.reachable import hashes_in
-from samebits.train._state import run_state as state
+from samebits.train._state import object_states as state
 
 _TORCHS = torch.nn.Module, torch.optim.Optimizer
 """Types of which the walk itself leaves out the content of the state_dict."""

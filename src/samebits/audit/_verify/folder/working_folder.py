@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from samebits.audit._verify.folder.guarded_links import Links
+from samebits.audit._verify.folder.copies_and_links import Links
 from samebits.audit._verify.folder.overlay import Overlay
 from samebits.audit._verify.process_start import Start
 

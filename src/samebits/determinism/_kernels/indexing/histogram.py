@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits._native.parallel_kernel import float64_at, int64_at, on_team
+from samebits._native.kernel_threads import float64_at, int64_at, on_team
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._replacement import replacements

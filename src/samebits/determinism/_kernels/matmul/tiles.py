@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from samebits import _native as native
-from samebits._native.openmp import torch_cpu
-from samebits._native.parallel_kernel import OnTeam, float32_at, float64_at, int64_at, on_team, symbol
+from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team, symbol
+from samebits._native.single_thread import torch_cpu
 from samebits.determinism._kernels.matmul.tiling import ceil, plan
 
 

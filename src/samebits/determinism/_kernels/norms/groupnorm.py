@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from samebits import _native as native
-from samebits._native.parallel_kernel import OnTeam, float32_at, float64_at, on_team
+from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, on_team
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.norms.batchnorm import suggested
 from samebits.determinism._replacement import replacements

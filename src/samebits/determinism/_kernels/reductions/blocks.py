@@ -12,7 +12,7 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native import inlined
-from samebits._native.parallel_kernel import (
+from samebits._native.kernel_threads import (
     OnTeam,
     bfloat16_of,
     count_up,

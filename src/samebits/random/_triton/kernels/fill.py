@@ -1,4 +1,4 @@
-"""Kernels that fill rows from keys: the Triton counterparts of `_philox.fill_words` and of `_distributions`."""
+"""Kernels that fill rows from keys: the Triton counterparts of `_cpu.philox.fill_words` and of `_cpu.uniform_normal_kernels`."""
 
 import triton
 import triton.language as tl

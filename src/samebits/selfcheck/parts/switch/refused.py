@@ -14,7 +14,7 @@ from samebits.determinism._guards import refused_ops
 from samebits.errors import UnimplementedError
 from samebits.random import set_random_seed
 from samebits.selfcheck.case import Case, Measured, Results, Target
-from samebits.selfcheck.faults import is_fault
+from samebits.selfcheck.device_faults import is_fault
 from samebits.selfcheck.parts.switch import check
 from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from samebits.audit._review.case import Run
 from samebits.audit._review.outcome import SEED, disturb, with_memory
 from samebits.selfcheck.case import Target, equal
-from samebits.selfcheck.faults import is_fault
+from samebits.selfcheck.device_faults import is_fault
 
 _RUNS, _FEW = 20, 3
 _FILL = 1 << 26

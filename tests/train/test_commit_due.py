@@ -16,7 +16,7 @@ from samebits.checkpoint._exchange.export import load_commit
 from samebits._context import CheckOverrides, process
 from samebits.errors import InvalidArgumentError, RecordError, RunDirectoryError
 from samebits.train._saving import digest_chain
-from samebits.train._saving.save_interval import Cadence
+from samebits.train._saving.commit_due import Cadence
 
 
 def run_of(run_dir, *, steps=12, body=lambda run, step: None, loader=None, epochs=1, **options):

@@ -14,13 +14,13 @@ from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import SamebitsError
 from samebits.train._distributed import rank_agreement
-from samebits.train._loop.loops import Loops
+from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
 from samebits.train._saving.async_commits import CommitMetadata, Commits
 from samebits.train._saving.best_commits import BestCommits
 from samebits.train._saving.digest_chain import DigestChain
 from samebits.train._state import compatibility, validation_state
-from samebits.train._state import run_state as state
+from samebits.train._state import object_states as state
 from samebits.train._state.aliases import StateAliases
 from samebits.train._state.environment_check import Environment
 from samebits.train._state.seed_check import RunSeed

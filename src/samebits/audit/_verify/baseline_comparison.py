@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from samebits.audit._diff.compare import Difference, Record, first_difference_of_segments, unstable
+from samebits.audit._diff.first_difference import Difference, Record, first_difference_of_segments, unstable
 from samebits.audit._verify.check_plan import Check
 from samebits.audit._verify.check_process import ProcessOutcome
 from samebits.audit._verify.verify_report import CheckRow
