@@ -66,7 +66,7 @@ def _sources_digest() -> str:
     hasher = xxhash.xxh3_64(repr((numba.__version__, llvmlite.__version__, sys.version_info[:3])).encode())
     for path in sorted(_PACKAGE.rglob("*.py")):
         source = path.read_bytes()
-        # parallel_kernel.py has the loop around every chunk.
+        # kernel_threads.py has the loop around every chunk.
         marks = (
             b"@kernel",
             b"@inlined",

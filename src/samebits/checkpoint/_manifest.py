@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from samebits import _digest as digests
 from samebits._context import VERSION
-from samebits.checkpoint._manifest_fields import check_fields
+from samebits.checkpoint._manifest_field_checks import check_fields
 from samebits.checkpoint._tensor_layout import FileLayout
 from samebits.checkpoint._unsavable import unsavable
 from samebits.checkpoint._writer.commit_folder import TENSORS

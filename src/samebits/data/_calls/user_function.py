@@ -24,7 +24,7 @@ class Function:
     """A user's function in a stage.
 
     A parameter named `key` gets a `samebits.random` key, one named `rng` a `numpy.random.Generator`; without either
-    the process's torch, NumPy and Python generators are set for each call (see `draw_scope`). All of it is a function of
+    the process's torch, NumPy and Python generators are set for each call (see `process_generators`). All of it is a function of
     (stage's key, place), and of no worker, thread or order of calls.
     """
 

@@ -1,6 +1,6 @@
 """The computation of one batch: each element and the collate draw from generators set from the position.
 
-Where the code of dataset and collate provably does not draw, nothing is set; see `draw_scope`.
+Where the code of dataset and collate provably does not draw, nothing is set; see `process_generators`.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def _persists(source: Source, handed: FirstElements) -> bool:
 
 
 class WatchedDraws:
-    """`draw_scope.Draws` in a worker that watches its first task."""
+    """`process_generators.Draws` in a worker that watches its first task."""
 
     def __init__(self, draws: Any, stage: Stage) -> None:
         self._draws, self._watch = draws, CaptureWatch(stage)

@@ -50,7 +50,7 @@ class WorkerProgram(Protocol):
 
 
 class TaskRunner(Protocol):
-    """Runs tasks with the generators set as needed: `draw_scope.Draws`, perhaps watched."""
+    """Runs tasks with the generators set as needed: `process_generators.Draws`, perhaps watched."""
 
     def run(self, task: Callable[[], Any]) -> Any:
         """Returns the result of `task`."""

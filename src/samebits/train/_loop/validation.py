@@ -18,7 +18,7 @@ from samebits.train._loop.batch_source import NestedBatchSource
 from samebits.train._loop.outer_body import save_body
 from samebits.train._loop.preemption import Interrupted
 from samebits.train._loop.protocols import RunView
-from samebits.train._state.validation_state import CarriedValues, FindUnsaved
+from samebits.train._state.validation_resume import CarriedValues, FindUnsaved
 
 
 class Validation(Iterable[Any]):

@@ -19,12 +19,12 @@ from samebits.train._loop.preemption import Preemption
 from samebits.train._saving.async_commits import CommitMetadata, Commits
 from samebits.train._saving.best_commits import BestCommits
 from samebits.train._saving.digest_chain import DigestChain
-from samebits.train._state import compatibility, validation_state
+from samebits.train._state import compatibility, validation_resume
 from samebits.train._state import object_states as state
 from samebits.train._state.aliases import StateAliases
 from samebits.train._state.environment_check import Environment
 from samebits.train._state.seed_check import RunSeed
-from samebits.train._state.validation_state import FindUnsaved
+from samebits.train._state.validation_resume import FindUnsaved
 
 Notify = Callable[[str, Position], None]
 """Notifies the observers of the run of an event, and of its position."""
@@ -238,7 +238,7 @@ class CommitPolicy:
             return
         if changed := find_unsaved():
             if not self._warned_of_restart:
-                validation_state.print_restart(position.name, changed)
+                validation_resume.print_restart(position.name, changed)
             self._warned_of_restart = True
             return
         base, saved = found
@@ -253,7 +253,7 @@ class CommitPolicy:
         )
         saved = {
             **saved,
-            "inside": validation_state.gather_validation(position, self._objects, self._run_state),
+            "inside": validation_resume.gather_validation(position, self._objects, self._run_state),
         }
         self.commits.commit(saved, metadata, lambda: self._notify("commit_writing", position))
 

@@ -11,7 +11,7 @@ from samebits._context import Position
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError
 from samebits.train._loop.loop_positions import Loops
-from samebits.train._state import compatibility, validation_state
+from samebits.train._state import compatibility, validation_resume
 from samebits.train._state import object_states as state
 from samebits.train._state.environment_check import Environment
 
@@ -74,7 +74,7 @@ class ResumeState:
 
     def enter_validation(self, first: Position) -> int:
         """Returns the batch at which this validation begins: 0, or that of a commit inside it, whose state is restored."""
-        if self._inside is None or not validation_state.belongs_to(self._inside, first):
+        if self._inside is None or not validation_resume.belongs_to(self._inside, first):
             return 0
         saved, self._inside = self._inside, None
-        return validation_state.restore_inside(saved, self._objects, self._run_state, self._where)
+        return validation_resume.restore_inside(saved, self._objects, self._run_state, self._where)
