@@ -99,7 +99,7 @@ def test_the_next_call_goes_on_where_the_time_ended(tmp_path):
     first = checked(tmp_path, "slow", seconds=6.0)
     done = len(first.outcomes["own.slow"].cases)
     assert first.exit == 1 and first.outcomes["own.slow"].verdict in {"not finished", "not run"}
-    assert "goes on" in _shown(first)
+    assert "The same command continues with them." in _shown(first)
     kept = [case["seconds"] for case in first.outcomes["own.slow"].cases]
     second = checked(tmp_path, "slow")
     assert second.exit == 0 and [case["seconds"] for case in second.outcomes["own.slow"].cases][:done] == kept

@@ -25,7 +25,7 @@ if not dist.is_initialized():
     dist.init_process_group("gloo")
 samebits.set_random_seed(5)
 if kill:
-    context.process.overrides = context.Overrides(commit_steps=(kill - 5,))
+    context.process.overrides = context.CheckOverrides(commit_steps=(kill - 5,))
 net = nn.Sequential(nn.Linear(40, 173), nn.Tanh(), nn.Dropout(0.2), nn.Linear(173, 173), nn.Tanh(), nn.Linear(173, 3))
 model = DDP(net)
 opt = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
