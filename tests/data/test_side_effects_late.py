@@ -1,6 +1,9 @@
 """Side effects and draws that begin late, or lie deep: elements and warnings with workers are compared with a plain loop's."""
 
+import functools
 import importlib.util
+import logging
+import operator
 import random
 import sys
 import warnings
@@ -16,6 +19,7 @@ from samebits.errors import ConflictWarning
 
 CORPUS = Path(__file__).parents[1] / "support" / "purity_corpus.py"
 COUNT = 300
+LOG = logging.getLogger("samebits.tests.late")
 KINDS = {"LATE_IMPURE": 15, "DEEP_IMPURE": 7, "LATE_PURE": 15, "UNMOVED": 4}
 UNSEEN = {"late_hidden", "late_hidden_value"}
 """No code shows these, and a worker compares captured state at its first task only: they are missed."""
@@ -73,3 +77,28 @@ def test_what_begins_late_and_leaves_nothing_changed_is_not_blamed(kind, number)
     elements, said = read(function_of(kind, number), 0)
     torch.rand(5), np.random.rand(5), random.random()
     assert read(function_of(kind, number), 2) == (elements, said) and not said
+
+
+class Keeping:
+    """Keeps a table, as a cached property or as an attribute, and logs each element."""
+
+    def __init__(self, *, cached):
+        self.cached = cached
+
+    @functools.cached_property
+    def table(self):
+        return list(range(COUNT))
+
+    def __call__(self, x):
+        LOG.debug("%s", x)
+        if not self.cached:
+            operator.methodcaller("__setitem__", "kept", x)(vars(self))
+        return x, self.table[x]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_a_logger_and_a_cached_property_keep_is_no_side_effect(cached):
+    """Both are the same in every process; an attribute that is set beside them is one, however it is hidden."""
+    elements, said = read(Keeping(cached=cached), 2)
+    assert elements == [str((x, x)) for x in range(COUNT)]
+    assert bool(said) == (not cached)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -85,9 +87,17 @@ def _state_of(found: Any) -> Any:
         return None
     if known.root(type(found).__module__) == "_io":
         return None if found.closed or not found.seekable() else found.tell()
-    if hasattr(type(found), "__dict__") and isinstance(getattr(found, "__dict__", None), dict):
-        return found.__dict__ or _listed(found)
+    if isinstance(found, logging.Logger):  # it keeps which levels are enabled
+        return None
+    own = getattr(found, "__dict__", None)
+    if hasattr(type(found), "__dict__") and isinstance(own, dict):
+        return {name: one for name, one in own.items() if not _is_lazy(found, name)} or _listed(found)
     return _listed(found)
+
+
+def _is_lazy(found: Any, name: str) -> bool:
+    """Returns True for what a `cached_property` has kept: it is the same in every process."""
+    return isinstance(getattr(type(found), name, None), functools.cached_property)
 
 
 def _listed(found: Any) -> Any:
