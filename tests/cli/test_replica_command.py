@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from samebits.cli import main
-from samebits.replica import Equal, analyze, capture
-from samebits.replica._report.graph_picture import LIMIT, picture_of
+from samebits.replica import Equal, analyze, capture, dot_graph, write_html
 
 EXAMPLE = Path(__file__).parents[2] / "examples/replica/broken.py"
 
@@ -188,20 +187,33 @@ def test_a_step_without_state_is_no_proof_of_anything(command):
 
 
 class Page(HTMLParser):
-    """The rectangles and paths of a page, and what it loads from elsewhere."""
+    """The folds, rows and links of a page, and what it loads from elsewhere."""
 
     def __init__(self):
         super().__init__()
-        self.boxes, self.paths, self.loads = [], [], []
+        self.folds, self.rows, self.links, self.ids, self.loads = [], [], [], set(), []
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
-        if tag == "rect":
-            self.boxes.append(attributes["class"].split())
-        if tag == "path":
-            self.paths.append(attributes["class"].split())
-        if tag in {"script", "link", "img"} or "src" in attributes or "href" in attributes:
+        classes = (attributes.get("class") or "").split()
+        if tag == "details":
+            self.folds.append({"classes": classes, "open": "open" in attributes, "text": ""})
+        if tag == "tr":
+            self.rows.append({"id": attributes.get("id"), "classes": classes, "links": [], "text": ""})
+            self.ids.add(attributes.get("id"))
+        if tag == "a":
+            self.links.append({"classes": classes, "to": attributes.get("href", "")})
+            self.rows[-1]["links"].append(attributes.get("href", "").removeprefix("#"))
+        if tag in {"script", "link", "img"} or "src" in attributes or attributes.get("href", "#")[0] != "#":
             self.loads.append(tag)
+
+    def handle_data(self, data):
+        for one in (self.folds[-1:], self.rows[-1:]):
+            for last in one:
+                last["text"] += data + " "
+
+    def row(self, text):
+        return next(one for one in self.rows if one["text"].startswith(text))
 
     @classmethod
     def read(cls, file):
@@ -211,14 +223,56 @@ class Page(HTMLParser):
 
 
 def test_the_page_colours_what_varies_and_needs_nothing_else(command):
-    """Varying boxes and lines are marked, the way to what drifts is thick, the clean twin has none; nothing is loaded."""
+    """Varying rows and operands are marked, the way to what drifts is bold, the clean twin has none; nothing is loaded."""
     command(f"{EXAMPLE}:forgotten", "--world-size", 2, "--html", "bad.html")
     command("own_steps:reduced", "--world-size", 2, "--html", "good.html")
     bad, good = Page.read("bad.html"), Page.read("good.html")
     assert bad.loads == good.loads == []
-    assert any("way" in one for one in bad.boxes) and any("way" in one for one in bad.paths)
-    assert not any("way" in one for one in good.boxes + good.paths)
-    assert sum("varying" in one for one in good.boxes) == 1  # the batch
+    for marked in (bad.folds, bad.rows, bad.links):
+        assert any({"varying", "way"} <= set(one["classes"]) for one in marked)
+    assert not any("way" in one["classes"] for one in good.folds + good.rows + good.links)
+    varying = [one for one in good.links if "varying" in one["classes"]]
+    batch = good.row("x ")["id"]
+    assert [one["to"] for one in varying] == [
+        f"#{batch}",
+        "",
+        f"#{batch}",
+    ]  # the operand, its start and its end
+    assert not any("varying" in one["classes"] for one in good.folds + good.rows)
+
+
+def test_the_page_leads_from_a_value_to_what_made_it(tmp_path):
+    """An operand leads to its input or to the op that last wrote to its memory, and so does the end of a variable and an output."""
+
+    def step(w, x):
+        view = w[:1]
+        first = w * 2
+        view.add_(x.sum())
+        return w + first
+
+    write_html(analyze(capture(step, torch.ones(2), torch.ones(3), world_size=2)), tmp_path / "page.html")
+    page = Page.read(tmp_path / "page.html")
+    w, x, first, add_, add = (page.row(f"{name} ") for name in ("w", "x", "mul", "add_", "add"))
+    assert first["links"] == [w["id"]]  # read before it was written to
+    assert add["links"] == [add_["id"], first["id"]]
+    assert w["links"] == ["", add_["id"]] and page.row("output ")["links"] == [add["id"]]
+    assert x["links"] == ["", x["id"]]  # nothing writes to it
+    assert {link["to"].removeprefix("#") for link in page.links} - {""} <= page.ids
+
+
+def test_the_ops_of_a_branch_are_under_the_line_of_its_call(tmp_path):
+    """Each branch has its name and its ops, with the ranks on which they are equal."""
+
+    def step(x, go):
+        return torch.cond(go, lambda x: x.sin(), lambda x: x * 2, (x,))
+
+    args = torch.ones(3), torch.tensor(True)
+    write_html(analyze(capture(step, *args, world_size=2), {"go": Equal()}), tmp_path / "page.html")
+    page = Page.read(tmp_path / "page.html")
+    (fold,) = page.folds
+    assert "torch.cond(go" in fold["text"] and "4 op(s): all differ" in fold["text"]
+    rows = [one["text"].split()[0] for one in page.rows[: page.rows.index(page.row("value "))]]
+    assert rows == ["cond", "true_graph_0:", "sin", "false_graph_0:", "mul", "getitem"]
 
 
 def chain(length):
@@ -230,24 +284,49 @@ def chain(length):
     return analyze(capture(step, torch.ones(2), torch.ones(2), world_size=2), {"w": Equal()})
 
 
-def test_a_large_step_is_drawn_by_its_lines():
-    """Up to the limit every node is a box; beyond, the ops of a line are one."""
-    small, large = picture_of(chain(5)), picture_of(chain(LIMIT))
-    assert sum(box.kind == "op" for box in small.boxes) == 11
-    ops = [box for box in large.boxes if box.kind == "op"]
-    assert len(ops) == 2 and len(ops[0].members) == 2 * LIMIT and "nodes" in large.note
-    assert [box.on_path for box in large.boxes if box.kind in {"op", "state after"}] == [True, True, True]
+def test_the_ops_of_a_line_are_one_fold(tmp_path):
+    """A fold has its source line, its ops and their ranks; each of the ops is a row."""
+    for length in (5, 300):
+        write_html(chain(length), tmp_path / "page.html")
+        page = Page.read(tmp_path / "page.html")
+        loop, last = page.folds
+        assert "x = (x + 1.0) * 2.0" in loop["text"] and f"{2 * length} op(s): all differ" in loop["text"]
+        assert "w.add_(x)" in last["text"] and "1 op(s): all differ" in last["text"]
+        assert all(one["open"] and "way" in one["classes"] for one in page.folds)
+        assert sum((one["id"] or "").startswith("op") for one in page.rows) == 2 * length + 1
 
 
-def test_the_picture_has_a_limit():
-    """A step of more lines than fit has the boxes on the way to what drifts first, and says how many are left out."""
-    lines = "\n".join(f"    x = x + {number}.0" for number in range(3 * LIMIT))
-    source = f"def step(w, v, x):\n{lines}\n    w.add_(v)\n    return x\n"
-    scope = {}
-    name = "many_lines.py"
-    exec(compile(source, name, "exec"), scope)
-    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    report = analyze(capture(scope["step"], *(torch.ones(2) for _ in range(3)), world_size=2), {"w": Equal()})
-    picture = picture_of(report)
-    assert len(picture.boxes) == LIMIT and f"{LIMIT} of" in picture.note
-    assert any(box.title == "w" and box.on_path for box in picture.boxes)
+def test_a_step_of_many_lines_is_shown_whole_and_open_where_something_drifts(tmp_path):
+    """Of a large step only the lines on the way to what drifts are unfolded; of a small one all; no line is left out."""
+    for length in (20, 600):
+        lines = "\n".join(f"    x = x + {number}.0" for number in range(length))
+        source = f"def step(w, v, x):\n{lines}\n    w.add_(v)\n    return x\n"
+        scope = {}
+        name = f"many_lines_{length}.py"
+        exec(compile(source, name, "exec"), scope)
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        step = capture(scope["step"], *(torch.ones(2) for _ in range(3)), world_size=2)
+        write_html(analyze(step, {"w": Equal()}), tmp_path / "page.html")
+        page = Page.read(tmp_path / "page.html")
+        assert len(page.folds) == length + 1
+        assert "way" in page.folds[-1]["classes"] and "way" in page.row("v ")["classes"]
+        assert [one["open"] for one in page.folds] == [length == 20] * length + [True]
+
+
+def test_the_ways_to_what_drifts_are_a_graph(command):
+    """Its edges are the steps of the explanations, each once, whatever the names are; a clean step has none."""
+    command(f"{EXAMPLE}:unsynchronised", "--world-size", 2, "--dot", "bad.dot")
+    command("own_steps:reduced", "--world-size", 2, "--dot", "good.dot")
+    edges = re.findall(r'^"(.*)" -> "(.*)"$', Path("bad.dot").read_text(), re.M)
+    titles = [(one.split(":")[0], other.split(":")[0]) for one, other in edges]
+    norm, of = "native_batch_norm = aten.native_batch_norm.default", "model.module.norm"
+    assert titles == [
+        ("x (batch) at the start of the step", "addmm = aten.addmm.default"),
+        ("addmm = aten.addmm.default", norm),
+        (norm, f"{of}.running_mean varies"),
+        (norm, f"{of}.running_var varies"),
+    ]
+    assert "->" not in Path("good.dot").read_text()
+    held = {'a"b\\': torch.ones(2)}
+    report = analyze(capture(lambda held, x: held['a"b\\'].add_(x), held, torch.ones(2), world_size=2))
+    assert r'"held.a\"b\\ varies: all differ"' in dot_graph(report)

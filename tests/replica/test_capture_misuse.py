@@ -11,7 +11,7 @@ from torch import nn
 from samebits import rounding
 from samebits.errors import ConflictError, InvalidArgumentError, UnimplementedError
 from samebits.replica._capture.capture import MOST_RANKS
-from samebits.replica import PerRank, Witness, analyze, capture, listing, write_html
+from samebits.replica import PerRank, Witness, analyze, capture, dot_graph, listing, write_html
 
 logging.getLogger("torch.__trace").propagate = False
 X = torch.ones(4)
@@ -41,6 +41,7 @@ CALLS = {
     "feedback": (lambda r: analyze(r.step, feedback="x"), "names the output"),
     "a number declared": (lambda r: analyze(r.step, {0: None}), "no input has this name"),
     "listing a step": (lambda r: listing(r.step), "takes a report"),
+    "a graph of a step": (lambda r: dot_graph(r.step), "dot_graph takes a report"),
     "page, swapped": (lambda r: write_html("a.html", r), r"write_html\(report, file\)"),
     "methods, swapped": (lambda r: rounding.assign_methods(r, r.step), "captured step.*not Report"),
     "methods without a report": (lambda r: rounding.assign_methods(r.step, None), "takes a report"),

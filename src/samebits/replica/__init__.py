@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from samebits.replica._declarations import Equal as Equal
     from samebits.replica._declarations import Partition as Partition
     from samebits.replica._declarations import PerReplica as PerReplica
+    from samebits.replica._report.dot_graph import dot_graph as dot_graph
     from samebits.replica._report.html_page import write_html as write_html
     from samebits.replica._report.report import Report as Report
     from samebits.replica._report.step_listing import listing as listing
@@ -36,6 +37,7 @@ __getattr__, __dir__ = attach(
         "Witness": "samebits.replica._witness",
         "analyze": "samebits.replica._analysis.fixpoint",
         "capture": "samebits.replica._capture.capture",
+        "dot_graph": "samebits.replica._report.dot_graph",
         "listing": "samebits.replica._report.step_listing",
         "write_html": "samebits.replica._report.html_page",
     },

@@ -37,7 +37,14 @@ def replica(
         str | None, typer.Option(metavar="AXIS=N,...", help="A mesh instead: dp=2,tp=4; first axis slowest.")
     ] = None,
     html_file: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write the graph as a page.")
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Also write the step as a page: every op under its line."
+        ),
+    ] = None,
+    dot_file: Annotated[
+        Path | None,
+        typer.Option("--dot", metavar="FILE", help="Also write the ways to what drifts for Graphviz."),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
@@ -54,7 +61,7 @@ def replica(
     if (world_size is None) == (mesh is None):
         raise InvalidArgumentError("replica: give --world-size 8, or --mesh dp=2,tp=4.")
     axes = None if mesh is None else _axes(mesh)
-    for option, file in (("--html", html_file), ("--json", json_file)):
+    for option, file in (("--html", html_file), ("--dot", dot_file), ("--json", json_file)):
         if file is not None and not file.absolute().parent.is_dir():
             raise InvalidArgumentError(f"{option} {file}: there is no folder {file.absolute().parent}.")
     with cli._user_errors.exit_on_user_error(f"replica {function}"):
@@ -68,6 +75,8 @@ def replica(
     cli._reports.replica_report.show(report)
     if html_file is not None:
         replicas.write_html(report, html_file)
+    if dot_file is not None:
+        dot_file.write_text(replicas.dot_graph(report) + "\n", encoding="utf-8")
     if json_file is not None:
         json_file.write_text(json.dumps(_content(function, report), indent=1) + "\n", encoding="utf-8")
     raise typer.Exit(1 if report.drifting or any(one.kind == "hang" for one in report.findings) else 0)
