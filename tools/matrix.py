@@ -22,7 +22,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = tuple(f"tests/{name}" for name in ("determinism", "random", "nn", "data", "inspect", "callbacks"))
+TESTS = (
+    *(f"tests/{name}" for name in ("determinism", "random", "nn", "data", "inspect", "callbacks")),
+    "tests/tools/test_op_table.py",
+)
 ROOM_GB = 8
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 

@@ -1,88 +1,211 @@
-"""A torch that nobody reviewed fails here, with the names of the overloads that are new, gone or changed."""
+"""Another torch than the reviewed ones: ops that are gone, that have another schema, that nobody has seen."""
 
-from dataclasses import replace
+import json
 
 import pytest
+
+HEAD = """
+import json, sys, warnings
+from pathlib import Path
 import torch
+if sys.argv[1:2] == ["untested"]:
+    torch.__version__ = "2.99.1+cpu"
+warnings.simplefilter("ignore")
+import samebits
+from samebits.determinism import _all_replacements as catalogue
+from samebits.determinism import _reviewed_schemas as reviewed
+from samebits.determinism._replacement import Replacement
+samebits.set_random_seed(0)
+calls = []
 
-from samebits.determinism import table
-from samebits.determinism._environment import TESTED_TORCH
-from samebits.determinism.table._running_torch import live_overloads, unreviewed
-from samebits.determinism.table._overload_facts import ReviewedOverloads, all_reviews, version_numbers
-from samebits.determinism.table.update import update_snapshot
+def counting(name):
+    def make(kernel):
+        def counted(*args, **kwargs):
+            calls.append(name)
+            return kernel(*args, **kwargs)
+        return counted
+    return Replacement(f"aten::{name}", make, "counts its calls")
 
-HOW = "review them: python -m samebits.determinism.table.update (CONTRIBUTING.md)"
+def with_another_schema(*names):
+    # as if these had been reviewed with other arguments
+    lines = reviewed.FILES[0].read_text().splitlines()
+    changed = [f"{name},{'0' * 12},{rest}" if name in names else line
+               for line in lines for name, _, rest in [(*line.split(",", 2), "", "")[:3]]]
+    Path("snapshot.csv").write_text("\\n".join(changed) + "\\n")
+    reviewed.FILES = (Path("snapshot.csv"), *reviewed.FILES[1:])
 
+def told(run):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [[w.category.__name__, w.filename == __file__, str(w.message)] for w in caught]
 
-@pytest.fixture(scope="module")
-def live():
-    return live_overloads()
+def new_op(name, key="CPU"):
+    library.define(f"{name}(Tensor x) -> Tensor")
+    library.impl(name, lambda x: x * 2, key)
+    return getattr(torch.ops.aten, name)
 
-
-def test_this_torch_was_reviewed(live):
-    """The version, and every overload's schema and tags, are those of a review; another torch is told what is unlike."""
-    assert table.reviewed().torch == torch.__version__.split("+")[0], HOW
-    assert list(unreviewed(table.reviewed(), live)) == [], HOW
-
-
-def test_the_tested_versions_of_torch_name_the_reviewed_one():
-    """What samebits calls tested is what the op table was reviewed with, from the oldest to the newest."""
-    assert list(TESTED_TORCH) == sorted(all_reviews(), key=version_numbers)
-
-
-def test_a_new_a_gone_and_a_changed_overload_are_reported_by_name(live):
-    """Negative control: a snapshot with one overload removed, one added, one schema and one tag changed."""
-    rows = dict(table.reviewed().rows)
-    del rows["mm"]
-    rows["magic"] = replace(rows["bmm"], name="magic")
-    rows["sum"] = replace(rows["sum"], schema="0" * 12)
-    rows["exp"] = replace(rows["exp"], traits=())
-    assert list(unreviewed(ReviewedOverloads("2.13.0", rows), live)) == [
-        "tags changed: aten::exp:  then, pointwise now",
-        "gone: aten::magic",
-        "new: aten::mm",
-        "schema changed: aten::sum",
-    ]
-
-
-def test_updating_the_snapshot_with_the_reviewed_torch_changes_nothing(live):
-    """Everything torch says of an overload, its kernels included, is as recorded; what was measured is kept."""
-    if torch.version.cuda is None:
-        assert update_snapshot(table.reviewed(), live) == table.reviewed()
+library = torch.library.Library("aten", "FRAGMENT")
+X = torch.ones(2, 2)
+"""
 
 
-def test_what_was_measured_of_a_changed_overload_is_dropped(live):
-    """Evidence belongs to a schema; negative control: that of an unchanged one stays."""
-    measured = {
-        "source": "battery",
-        "runs": "equal",
-        "threads": "equal",
-        "kernel": "torch",
-        "tested": "2.12.0",
-    }
-    rows = {name: replace(table.reviewed().rows[name], **measured) for name in ("mm", "bmm")}
-    rows["mm"] = replace(rows["mm"], schema="0" * 12)
-    after = update_snapshot(ReviewedOverloads("2.12.0", rows), live).rows
-    assert (after["mm"].runs, after["bmm"].runs, after["bmm"].tested) == ("", "equal", "2.12.0")
+@pytest.fixture
+def tell(python):
+    def run(source, *args):
+        return json.loads(python(HEAD + source, *args).stdout.splitlines()[-1])
+
+    return run
 
 
-def test_evidence_is_merged_from_files(live):
-    """What varies in one of several files varies; a new file replaces older evidence, and leaves other overloads alone."""
+ROWS = """
+rows = sys.argv[2].split()
+if sys.argv[3:]: with_another_schema(*sys.argv[3:])
+catalogue.REPLACEMENTS = (*map(counting, rows), counting("relu"))
+def twice():
+    for _ in range(2):
+        samebits.enable_op_determinism()
+        samebits.enable_op_determinism(False)
+found = told(twice)
+samebits.enable_op_determinism()
+x = X.clone().requires_grad_()
+(torch.matmul(x, x).relu() + torch.sin(x)).sum().backward()
+print(json.dumps([found, sorted(set(calls)), x.grad.tolist()]))
+"""
 
-    def file(source, **found):
-        return {"torch": "2.13.0+cpu", "overloads": {"aten::exp": {"source": source, **found}}}
 
-    good, bad = {"runs": "equal", "threads": "equal"}, {"runs": "equal", "threads": "varies"}
-    both = update_snapshot(table.reviewed(), live, [file("opinfo", **bad), file("battery", **good)])
-    exp = both.rows["exp"]
-    assert (exp.source, exp.runs, exp.threads, exp.tested) == ("battery", "equal", "varies", "2.13.0")
-    again = update_snapshot(
-        both,
-        live,
-        [
-            file("opinfo", **good),
-            {"torch": "2.13.0", "overloads": {}, "calls": {"aten::matmul": ["aten::dot"]}},
-        ],
+def test_a_row_whose_op_is_gone_is_skipped_and_told_once(tell):
+    """The switch goes on without it, one warning at the user's line names it, and the other rows are installed."""
+    found, calls, _ = tell(ROWS, "tested", "no_such_op sin.no_such_overload")
+    ((kind, here, text),) = found
+    assert (kind, here) == ("UntestedVersionWarning", True)
+    assert "aten::no_such_op (gone), aten::sin.no_such_overload (gone)" in text and "relu" not in text
+    assert calls == ["relu"]
+
+
+def test_rows_that_fit_are_installed_and_nothing_is_told(tell):
+    """Negative control: rows of ops that there are."""
+    assert tell(ROWS, "tested", "sin mm")[:2] == [[], ["mm", "relu", "sin"]]
+
+
+@pytest.mark.slow
+def test_a_row_whose_schema_changed_is_skipped_and_told_once(tell):
+    """A kernel written for other arguments does not stand in front of an op; the op runs as torch has it."""
+    found, calls, gradient = tell(ROWS, "untested", "sin mm", "mm")
+    ((kind, _, text),) = found
+    assert (
+        kind == "UntestedVersionWarning" and "aten::mm (another schema)" in text and "aten::sin" not in text
     )
-    assert (again.rows["exp"].source, again.rows["exp"].threads) == ("opinfo", "equal")
-    assert "dot" in again.rows["matmul"].calls and again.rows["cos"] == both.rows["cos"]
+    assert calls == ["relu", "sin"]
+    assert gradient == tell(ROWS, "tested", "sin mm")[2]
+
+
+@pytest.mark.slow
+def test_a_row_whose_op_has_become_a_composite_is_skipped(tell):
+    """In front of matmul, which torch makes of other ops, a kernel would take away the gradient."""
+    found, calls, gradient = tell(ROWS, "tested", "matmul")
+    assert "aten::matmul (no kernel of its own)" in found[0][2] and calls == ["relu"]
+    assert gradient == tell(ROWS, "tested", "mm")[2]
+
+
+@pytest.mark.slow
+def test_what_a_reviewed_torch_no_longer_has_is_skipped_in_silence(tell):
+    """The table knows that a reviewed version lacks an op of another one: nobody can call it there."""
+    source = """
+    reviewed.schemas()["gone_since"] = {"0" * 12}
+    catalogue.REPLACEMENTS = (counting("gone_since"), counting("relu"))
+    print(json.dumps(told(samebits.enable_op_determinism)))
+    """.replace("\n    ", "\n")
+    assert tell(source, "tested") == []
+    assert "aten::gone_since (gone)" in tell(source, "untested")[0][2]
+
+
+UNSEEN = """
+before = [new_op("unseen_kernel"), new_op("unseen_composite", "CompositeImplicitAutograd")]
+off = told(lambda: [op(X) for op in before])
+samebits.enable_op_determinism()
+ops = [*before, new_op("unseen_later")]
+x = X.clone().requires_grad_()
+def run():
+    for op in ops:
+        for _ in range(3): assert op(X).tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    torch.mm(x, x).sum().backward()
+found = told(run)
+samebits.enable_op_determinism(False)
+samebits.enable_op_determinism()
+from samebits.determinism import _warn_once as notices
+print(json.dumps([off, found, told(run), len(notices.notices())]))
+"""
+
+
+def test_a_program_that_calls_what_nobody_has_reviewed_is_told_once(tell):
+    """Registered before the switch or under it, with a kernel or as a composite: one warning each, kept for the record.
+
+    Negative controls: nothing without the switch, nothing of mm, nothing a second time.
+    """
+    off, found, again, kept = tell(UNSEEN)
+    assert off == again == [] and kept == 3
+    for (kind, here, text), name in zip(found, ("kernel", "composite", "later"), strict=True):
+        assert (kind, here) == ("UnreviewedOpWarning", True)
+        assert text.startswith(f"aten::unseen_{name}, called at ") and "not reviewed" in text
+
+
+def test_an_overload_whose_schema_changed_is_not_reviewed_on_an_untested_torch(tell):
+    """`sin` reviewed with other arguments: its call is told once, with its gradient; cos, as reviewed, is silent."""
+    source = """
+with_another_schema("sin")
+samebits.enable_op_determinism()
+x = X.clone().requires_grad_()
+def run():
+    for _ in range(2): (x.sin() + x.cos()).sum().backward()
+found = told(run)
+from samebits.determinism import table
+entry, other = table.lookup("aten::sin", "cpu"), table.lookup("aten::cos", "cpu")
+want = 2 * (X.cos() - X.sin())
+print(json.dumps([[text for _, _, text in found], torch.equal(x.grad, want), entry.verdict, entry.reason, other.verdict]))
+"""
+    texts, right, verdict, reason, other = tell(source, "untested")
+    assert right and len(texts) == 1 and texts[0].startswith("aten::sin, called at ") and "2.99.1" in texts[0]
+    assert verdict == "not reviewed" and "another schema" in reason and other != verdict
+
+
+def test_other_ops_do_not_pay_for_the_watch(tell):
+    """With an op that nobody has reviewed, the switch changes the dispatch tables of no other aten op."""
+    source = """
+def tables():
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    return {name: torch._C._dispatch_dump_table(name) for name in names}
+def changed():
+    before = tables()
+    samebits.enable_op_determinism(thread_invariant=True)
+    after = tables()
+    samebits.enable_op_determinism(False)
+    return {name for name in before if before[name] != after[name]}
+without = changed()
+new_op("unseen")
+print(json.dumps([len(without) > 100, sorted(changed() ^ without)]))
+"""
+    assert tell(source) == [True, ["aten::unseen"]]
+
+
+@pytest.mark.slow
+def test_samebits_ops_lists_what_is_not_reviewed(tell):
+    """On the top of the summary, by a filter, by name; negative control: without such an op the filter leaves nothing."""
+    source = """
+import contextlib, io
+from samebits.cli._commands.ops_command import ops
+if sys.argv[2] == "new": new_op("unseen")
+def shown(**filters):
+    with contextlib.redirect_stdout(io.StringIO()) as out: ops(**filters)
+    return out.getvalue().splitlines()
+print(json.dumps([shown(), shown(verdict=["not reviewed"]), shown(op="unseen") if sys.argv[2] == "new" else []]))
+"""
+    summary, filtered, one = tell(source, "tested", "new")
+    assert next(line for line in summary if line.startswith("  not reviewed")).split()[-1] == "1"
+    listed = [line for line in filtered if line.startswith(("cpu ", "cuda "))]
+    assert [line.split()[:4] for line in listed] == [
+        [device, "not", "reviewed", "unseen"] for device in ("cpu", "cuda")
+    ]
+    assert one[-1].startswith("2 of ")
+    summary, filtered, _ = tell(source, "tested", "none")
+    assert filtered[-1].startswith("0 of ") and not any("not reviewed" in line for line in summary)

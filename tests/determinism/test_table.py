@@ -14,15 +14,12 @@ from samebits.determinism import table
 from samebits.determinism import _all_replacements as catalogue
 from samebits.determinism.table._class_rules import RULES, rule_of
 from samebits.determinism.table._thread_evidence import seen_cases
+from samebits.determinism._environment import TESTED_TORCH
 from samebits.determinism.table._overload_facts import (
-    FILES,
     OverloadRow,
     ReviewedOverloads,
     all_reviews,
-    read,
-    read_others,
-    write,
-    write_others,
+    version_numbers,
 )
 from samebits.determinism.table._verdicts import OpTable, own_lines
 from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, VERDICTS
@@ -237,15 +234,9 @@ def test_lookup_refuses_what_is_not_in_the_table():
     assert table.lookup("mm", "cpu") == table.lookup("aten::mm", "cpu")
 
 
-def test_a_snapshot_is_read_as_it_was_written(tmp_path):
-    """Writing and reading give the same rows, and the committed files are as `write` and `write_others` leave them."""
-    pinned, *others = all_reviews().values()
-    write(pinned, tmp_path / "snapshot.csv")
-    assert read(tmp_path / "snapshot.csv") == pinned
-    write_others(others, tmp_path / "versions.csv", pinned)
-    assert read_others(tmp_path / "versions.csv", pinned) == {one.torch: one for one in others}
-    for file in FILES:
-        assert (tmp_path / file.name).read_bytes() == file.read_bytes()
+def test_the_tested_versions_of_torch_name_the_reviewed_one():
+    """What samebits calls tested is what the op table was reviewed with, from the oldest to the newest."""
+    assert list(TESTED_TORCH) == sorted(all_reviews(), key=version_numbers)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -82,13 +82,3 @@ def overload(full: str) -> torch._ops.OpOverload:
     namespace, _, rest = full.partition("::")
     name, _, variant = rest.partition(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), variant or "default")
-
-
-def aten_ops() -> Iterator[torch._ops.OpOverload]:
-    """Yields every aten overload of this torch. (`dir(torch.ops.aten)` lists only those already looked up.)"""
-    for full in torch._C._dispatch_get_all_op_names():
-        if full.startswith("aten::"):
-            try:
-                yield overload(full)
-            except (AttributeError, RuntimeError):  # TorchScript-only names
-                continue

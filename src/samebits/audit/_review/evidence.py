@@ -18,7 +18,7 @@ _PROMISED_OVER_THREADS = (OVER_THREADS, ALTERNATIVE, SERIAL)
 
 
 def evidence(rows: Iterable[ReviewRow]) -> dict[str, Any]:
-    """The file that `samebits.determinism.table.update` reads.
+    """The file that `tools/op_table/update.py` reads.
 
     An op is `equal` where every case that dispatched it and was equal says so; in a case that differs only the ops
     that gave other outputs for equal inputs are named. OpInfo's samples are too small to say anything of threads, and

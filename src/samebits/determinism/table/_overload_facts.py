@@ -1,15 +1,14 @@
 """The reviewed overloads and the table's facts about each, from text files. Reading them executes nothing.
 
 One line per overload in `snapshot.csv`, as the pinned version of torch has it, which its first line names; the
-differences of other versions are in `versions.csv`. `update` writes them.
+differences of other versions are in `versions.csv`. `tools/op_table/update.py` writes them.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -33,7 +32,7 @@ class OverloadRow:
     form_of: str
     """The functional overload whose in-place or out form this is; its own name when it is that one."""
     calls: tuple[str, ...] = ()
-    """The ops that a composite called."""
+    """The ops that a composite called; `nothing` where it called no other kernel."""
     source: str = ""
     """The source of the measurement: `battery` or `opinfo`."""
     runs: str = ""
@@ -55,13 +54,8 @@ class OverloadRow:
         return any(key in {"composite", "explicit"} or key.endswith(device.upper()) for key in self.kernels)
 
 
-NOTHING = ("nothing",)
-"""The calls of a composite that called no other kernel."""
-
 _LISTS = ("traits", "kernels", "calls")
-_TITLE = "# torch "
-_COLUMNS = tuple(field.name for field in fields(OverloadRow))
-_COLUMNS_OTHERS = (*_COLUMNS[:2], "torch", *_COLUMNS[2:])
+TITLE = "# torch "
 
 
 @dataclass(frozen=True)
@@ -96,15 +90,9 @@ def reviewed() -> ReviewedOverloads:
 def read(path: Path) -> ReviewedOverloads:
     """Reads a snapshot file."""
     with path.open(encoding="ascii", newline="") as file:
-        version = file.readline().removeprefix(_TITLE).strip()
+        version = file.readline().removeprefix(TITLE).strip()
         rows = [_row(line) for line in csv.DictReader(file)]
     return ReviewedOverloads(version, {row.name: row for row in rows})
-
-
-def write(snapshot: ReviewedOverloads, path: Path) -> None:
-    """Writes a snapshot file, sorted by name, so that two of them can be compared as text."""
-    lines = (_cells(row) for row in sorted(snapshot.rows.values(), key=lambda row: row.name))
-    _write(path, f"{_TITLE}{snapshot.torch}", _COLUMNS, lines)
 
 
 def read_others(path: Path, pinned: ReviewedOverloads) -> dict[str, ReviewedOverloads]:
@@ -122,40 +110,11 @@ def read_others(path: Path, pinned: ReviewedOverloads) -> dict[str, ReviewedOver
     }
 
 
-def write_others(others: Iterable[ReviewedOverloads], path: Path, pinned: ReviewedOverloads) -> None:
-    """Writes the differences of the other versions from the pinned one, sorted by version and name."""
-    lines = [
-        (one.name, one.schema, other.torch, *_cells(one)[2:])
-        for other in sorted(others, key=lambda other: version_numbers(other.torch))
-        for one in _changes(other, pinned)
-    ]
-    _write(path, "# what other versions of torch have otherwise than the pinned one", _COLUMNS_OTHERS, lines)
-
-
 def version_numbers(version: str) -> tuple[int, ...]:
     """Returns `2.13.0` as numbers, for sorting."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def _changes(other: ReviewedOverloads, pinned: ReviewedOverloads) -> Iterator[OverloadRow]:
-    for name in sorted({*other.rows, *pinned.rows}):
-        now, there = other.rows.get(name), pinned.rows.get(name)
-        if now != there:
-            yield now or OverloadRow(name, "", (), (), "")
-
-
-def _write(path: Path, title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
-    with path.open("w", encoding="ascii", newline="") as file:
-        file.write(f"{title}\n")
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(lines)
-
-
 def _row(line: dict[str, str]) -> OverloadRow:
     lists = {name: tuple(line[name].split()) for name in _LISTS}
     return OverloadRow(**{**line, **lists})  # type: ignore[arg-type]
-
-
-def _cells(row: OverloadRow) -> list[str]:
-    return [cell if isinstance(cell, str) else " ".join(cell) for cell in astuple(row)]

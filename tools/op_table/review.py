@@ -1,4 +1,4 @@
-"""`python -m samebits.audit._review --only sum`: one line per case, for work on a kernel."""
+"""`python tools/op_table/review.py --only sum`: one line per case, for work on a kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from samebits.audit._review.review import review
 
 def main() -> int:
     """The exit status of the review."""
-    parser = argparse.ArgumentParser(prog="python -m samebits.audit._review", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--only", action="append", default=[], help="cases whose full name contains this; again for more"
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from samebits.determinism._dispatcher import aten_ops
+from samebits.determinism._dispatcher import overload
 from samebits.determinism._reviewed_schemas import schema_digest
 from samebits.determinism.table._overload_facts import ReviewedOverloads
 
@@ -30,7 +30,7 @@ class LiveOverload:
 
 def live_overloads() -> dict[str, LiveOverload]:
     """Returns every aten overload of the running torch, by name without `aten::`."""
-    ops = list(aten_ops())
+    ops = list(_aten_ops())
     functional = _functional_forms(ops)
     found = (
         LiveOverload(
@@ -53,6 +53,16 @@ def unreviewed(snapshot: ReviewedOverloads, live: dict[str, LiveOverload]) -> It
             yield f"schema changed: aten::{name}"
         elif now.traits != then.traits:
             yield f"tags changed: aten::{name}: {' '.join(then.traits)} then, {' '.join(now.traits)} now"
+
+
+def _aten_ops() -> Iterator[torch._ops.OpOverload]:
+    """Yields every aten overload of this torch. (`dir(torch.ops.aten)` lists only those already looked up.)"""
+    for full in torch._C._dispatch_get_all_op_names():
+        if full.startswith("aten::"):
+            try:
+                yield overload(full)
+            except (AttributeError, RuntimeError):  # TorchScript-only names
+                continue
 
 
 def _name(op: torch._ops.OpOverload) -> str:

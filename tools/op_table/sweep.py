@@ -1,11 +1,11 @@
-"""For maintainers: `python -m samebits.determinism.table.sweep OUT.json [PART]` measures overloads on the CPU.
+"""`python tools/op_table/sweep.py OUT.json [PART]` measures overloads on the CPU.
 
 Every OpInfo of torch's own tests (`op_db`, needs the package expecttest) whose name contains PART is run forward and
 backward under the switch. Each overload that is dispatched runs again there and then, on the same inputs: twice with
 two threads, with one and with three. An op that works element by element, or reduces, also runs on 200,003 elements,
 in three float formats: OpInfo's samples are too small to be split over threads. A profiler names what composites call.
 
-The result is evidence for `update`; `audit.review` measures whole cases of realistic sizes.
+The result is evidence for `update.py`; `samebits ops --review` measures whole cases of realistic sizes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from composite_calls import calls_of
+from overload_replay import Outcome, Replay
 from samebits.determinism._switch import enable_op_determinism
-from samebits.determinism.table.calls import calls_of
-from samebits.determinism.table.replay import Outcome, Replay
 
 _OPINFO = "torch.testing._internal.common_methods_invocations"
 _FOREACH = ("unary", "binary", "pointwise", "reduce", "other")

@@ -1,4 +1,4 @@
-"""For maintainers: `python -m samebits.determinism.table.update [--pin] [EVIDENCE.json ...]` reviews the running torch.
+"""`python tools/op_table/update.py [--pin] [EVIDENCE.json ...]` reviews the running torch.
 
 It writes `snapshot.csv` where that is the pinned version, or `--pin` makes it so, else its lines of `versions.csv`. It
 takes the overloads from the torch that is running, the kernels of other devices from torch's `native_functions.yaml`,
@@ -21,22 +21,22 @@ from typing import Any
 
 import torch
 
+import native_functions
+from running_torch import LiveOverload, live_overloads, unreviewed
 from samebits.determinism._all_replacements import REPLACEMENTS
 from samebits.determinism.table import _thread_evidence as thread_evidence
-from samebits.determinism.table import native_functions
 from samebits.determinism.table._overload_facts import (
     FILE,
     FILE_OTHERS,
-    NOTHING,
     OverloadRow,
     ReviewedOverloads,
     all_reviews,
     reviewed,
-    write,
-    write_others,
 )
-from samebits.determinism.table._running_torch import LiveOverload, live_overloads, unreviewed
+from table_files import write, write_cases, write_others
 
+NOTHING = ("nothing",)
+"""The calls of a composite that called no other kernel."""
 _CPU_KEYS = ("CPU", "MkldnnCPU", "NestedTensorCPU", "QuantizedCPU", "SparseCPU", "SparseCsrCPU")
 
 
@@ -122,9 +122,8 @@ def main(arguments: list[str]) -> None:
     write(pinned, FILE)
     if "--pin" in arguments or after is not pinned:  # else the differences of the others stay
         write_others((one for one in every.values() if one is not pinned), FILE_OTHERS, pinned)
-    thread_evidence.write(
-        cases(thread_evidence.read(thread_evidence.FILE), every.values(), files), thread_evidence.FILE
-    )
+    seen = cases(thread_evidence.read(thread_evidence.FILE), every.values(), files)
+    write_cases(seen, thread_evidence.FILE)
     measured = sum(bool(row.runs) for row in after.rows.values())
     print(f"torch {after.torch}: {len(after.rows)} overloads, {measured} measured; pinned: {pinned.torch}")
 

@@ -1,0 +1,151 @@
+"""tools/op_table reviews a torch; one that nobody reviewed fails here, with the overloads that are new, gone or changed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from composite_calls import calls_of
+from overload_replay import LARGE, Replay
+from running_torch import live_overloads, unreviewed
+from table_files import write, write_others
+from update import update_snapshot
+
+from samebits.determinism import table
+from samebits.determinism.table._overload_facts import (
+    FILES,
+    ReviewedOverloads,
+    all_reviews,
+    read,
+    read_others,
+)
+
+HOW = "review them: python tools/op_table/update.py (CONTRIBUTING.md)"
+
+
+@pytest.fixture(scope="module")
+def live():
+    return live_overloads()
+
+
+def test_this_torch_was_reviewed(live):
+    """The version, and every overload's schema and tags, are those of a review; another torch is told what is unlike."""
+    assert table.reviewed().torch == torch.__version__.split("+")[0], HOW
+    assert list(unreviewed(table.reviewed(), live)) == [], HOW
+
+
+def test_a_new_a_gone_and_a_changed_overload_are_reported_by_name(live):
+    """Negative control: a snapshot with one overload removed, one added, one schema and one tag changed."""
+    rows = dict(table.reviewed().rows)
+    del rows["mm"]
+    rows["magic"] = replace(rows["bmm"], name="magic")
+    rows["sum"] = replace(rows["sum"], schema="0" * 12)
+    rows["exp"] = replace(rows["exp"], traits=())
+    assert list(unreviewed(ReviewedOverloads("2.13.0", rows), live)) == [
+        "tags changed: aten::exp:  then, pointwise now",
+        "gone: aten::magic",
+        "new: aten::mm",
+        "schema changed: aten::sum",
+    ]
+
+
+def test_updating_the_snapshot_with_the_reviewed_torch_changes_nothing(live):
+    """Everything torch says of an overload, its kernels included, is as recorded; what was measured is kept."""
+    if torch.version.cuda is None:
+        assert update_snapshot(table.reviewed(), live) == table.reviewed()
+
+
+def test_what_was_measured_of_a_changed_overload_is_dropped(live):
+    """Evidence belongs to a schema; negative control: that of an unchanged one stays."""
+    measured = {
+        "source": "battery",
+        "runs": "equal",
+        "threads": "equal",
+        "kernel": "torch",
+        "tested": "2.12.0",
+    }
+    rows = {name: replace(table.reviewed().rows[name], **measured) for name in ("mm", "bmm")}
+    rows["mm"] = replace(rows["mm"], schema="0" * 12)
+    after = update_snapshot(ReviewedOverloads("2.12.0", rows), live).rows
+    assert (after["mm"].runs, after["bmm"].runs, after["bmm"].tested) == ("", "equal", "2.12.0")
+
+
+def test_evidence_is_merged_from_files(live):
+    """What varies in one of several files varies; a new file replaces older evidence, and leaves other overloads alone."""
+
+    def file(source, **found):
+        return {"torch": "2.13.0+cpu", "overloads": {"aten::exp": {"source": source, **found}}}
+
+    good, bad = {"runs": "equal", "threads": "equal"}, {"runs": "equal", "threads": "varies"}
+    both = update_snapshot(table.reviewed(), live, [file("opinfo", **bad), file("battery", **good)])
+    exp = both.rows["exp"]
+    assert (exp.source, exp.runs, exp.threads, exp.tested) == ("battery", "equal", "varies", "2.13.0")
+    again = update_snapshot(
+        both,
+        live,
+        [
+            file("opinfo", **good),
+            {"torch": "2.13.0", "overloads": {}, "calls": {"aten::matmul": ["aten::dot"]}},
+        ],
+    )
+    assert (again.rows["exp"].source, again.rows["exp"].threads) == ("opinfo", "equal")
+    assert "dot" in again.rows["matmul"].calls and again.rows["cos"] == both.rows["cos"]
+
+
+def test_a_snapshot_is_read_as_it_was_written(tmp_path):
+    """Writing and reading give the same rows, and the committed files are as `write` and `write_others` leave them."""
+    pinned, *others = all_reviews().values()
+    write(pinned, tmp_path / "snapshot.csv")
+    assert read(tmp_path / "snapshot.csv") == pinned
+    write_others(others, tmp_path / "versions.csv", pinned)
+    assert read_others(tmp_path / "versions.csv", pinned) == {one.torch: one for one in others}
+    for file in FILES:
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_files_as_they_are(root, tmp_path):
+    """`python tools/op_table/update.py`, with the pinned torch, leaves each file of a copy of the package byte for byte."""
+    if table.reviewed().torch != next(iter(all_reviews())) or torch.version.cuda is not None:
+        pytest.skip("the files are of the pinned torch, built for the CPU")
+    shutil.copytree(root / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = "src/samebits/determinism/table"
+    removed = tmp_path / folder / "seen.csv"
+    removed.write_text(
+        removed.read_text() + "no_such_op,tails: no_such_op\n"
+    )  # control: the command does write
+    done = subprocess.run(
+        [sys.executable, root / "tools" / "op_table" / "update.py"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0 and done.stdout.startswith(f"torch {table.reviewed().torch}: "), done.stderr
+    for file in (root / folder).glob("*.csv"):
+        assert (tmp_path / folder / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_a_composite_is_known_by_what_it_calls():
+    """The profiler names the kernels below a composite; an op that is a kernel itself has no entry."""
+    x = torch.ones(3, 4)
+    found = calls_of(lambda: (torch.matmul(x, x.T), torch.mm(x, x.T)))
+    assert "mm" in found["matmul"] and "mm" not in found
+
+
+def test_an_overload_that_varies_over_threads_is_replayed_and_noted():
+    """A long float sum by torch's kernel differs over threads; the maximum, also long, is equal, and the empty one is not replayed."""
+    x = torch.randn(1, 64)
+    threads = torch.get_num_threads()
+    try:
+        with Replay() as replay:
+            x.sum(-1), x.amax(-1), torch.empty(3)
+    finally:
+        torch.set_num_threads(threads)
+    assert LARGE > 3 * 32_768
+    over = {name: {over for _, over in outcomes} for name, outcomes in replay.found.items()}
+    assert False in over["aten::sum.dim_IntList"] and over["aten::amax"] == {True, None}
+    assert not any(name.startswith("aten::empty") for name in replay.found)
