@@ -48,12 +48,10 @@ def test_with_the_switch_they_are_equal():
     assert found.exit == 0 and found.disagreements == []
 
 
-def test_names_and_budget():
-    """Names that no case has are refused; with no time left every case is named as not run, and the status is 2."""
+def test_names():
+    """Names that no case has are refused."""
     with pytest.raises(InvalidArgumentError, match="no_such_op"):
         review(only=["no_such_op"], sources=["battery"])
-    found = review(only=["matmul: mm 7x64x64"], sources=["battery"], budget_s=0)
-    assert not found.rows and len(found.not_run) == 6 and found.exit == 2
 
 
 def test_this_process_is_left_as_it_was():

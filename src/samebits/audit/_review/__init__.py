@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING
 from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
-    from samebits.audit._review.report import Review as Review
     from samebits.audit._review.report import show as show
     from samebits.audit._review.review import review as review
 
 __getattr__, __dir__ = attach(
     __name__,
     names={
-        "Review": "samebits.audit._review.report",
         "review": "samebits.audit._review.review",
         "show": "samebits.audit._review.report",
     },

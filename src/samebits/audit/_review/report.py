@@ -37,8 +37,6 @@ class Review:
     """The result of `review`."""
 
     rows: tuple[ReviewRow, ...]
-    not_run: tuple[str, ...]
-    """Names of cases that were left out because the budget was spent."""
     settings: dict[str, Any]
     seconds: float
     environment: dict[str, Any]
@@ -56,7 +54,7 @@ class Review:
         """0: as promised; 1: a run-to-run difference, a refusal or a disagreement; 2: none, but a case was not run."""
         if self.disagreements or any(row.runs is False or row.refused for row in self.rows):
             return DIFFERENT
-        return COULD_NOT_RUN if self.not_run or any(row.failed for row in self.rows) else AS_PROMISED
+        return COULD_NOT_RUN if any(row.failed for row in self.rows) else AS_PROMISED
 
     def verdict(self) -> str:
         """One sentence."""
@@ -76,7 +74,6 @@ class Review:
             "exit": self.exit,
             "verdict": self.verdict(),
             "disagreements": self.disagreements,
-            "not_run": self.not_run,
             **evidence(self.rows),
             "rows": [row.to_dict() for row in self.rows],
         }
@@ -132,6 +129,4 @@ def _notes(review: Review) -> list[str]:
         )
     if empty:
         notes.append(f"no sample ran: {', '.join(empty)}")
-    if review.not_run:
-        notes.append(f"not run, the budget was spent: {', '.join(review.not_run)}")
     return notes

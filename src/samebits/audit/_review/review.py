@@ -33,7 +33,6 @@ def review(
     only: Sequence[str] = (),
     sources: Sequence[str] = SOURCES,
     jobs: int | None = None,
-    budget_s: float | None = None,
     each_line: bool = False,
 ) -> Review:
     """Measures every case whose full name contains one of `only` (all when it is empty), `jobs` at a time.
@@ -46,7 +45,6 @@ def review(
         only: parts of full names as `reductions: sum all [float32]`.
         sources: which of `battery` and `opinfo`.
         jobs: worker processes at the same time; one per core, at most two, when None.
-        budget_s: no case is begun after so many seconds; the result lists those that were not run.
         each_line: a line on standard error for every case.
 
     Raises:
@@ -55,14 +53,13 @@ def review(
     """
     settings = {"switch": switch, "thread_invariant": thread_invariant}
     with scratch_folder() as scratch, Progress("cases", "cases") as progress:
-        work = _Work(settings, scratch, tuple(only), budget_s, progress, deque(sources), each_line)
+        work = _Work(settings, scratch, tuple(only), progress, deque(sources), each_line)
         begin = time.monotonic()
         run_until_signalled(work.run(jobs or min(2, os.cpu_count() or 1)))
-    if not work.rows and not work.not_run:
+    if not work.rows:
         raise InvalidArgumentError(f"No case's name contains {' or '.join(map(repr, only))}.")
     return Review(
         rows=tuple(work.rows),
-        not_run=tuple(work.not_run),
         settings=settings,
         seconds=time.monotonic() - begin,
         environment=environment_fingerprint(),
@@ -76,17 +73,14 @@ class _Work:
     settings: dict[str, Any]
     scratch: Path
     only: tuple[str, ...]
-    budget_s: float | None
     progress: Progress
     sources: deque[str]
     each_line: bool
     cases: deque[str] = field(default_factory=deque)
     rows: list[ReviewRow] = field(default_factory=list)
-    not_run: list[str] = field(default_factory=list)
     listing: int = 0
 
     async def run(self, jobs: int) -> None:
-        self.deadline = None if self.budget_s is None else time.monotonic() + self.budget_s
         await asyncio.gather(*(self._work(number) for number in range(jobs)))
 
     async def _work(self, number: int) -> None:
@@ -117,9 +111,6 @@ class _Work:
         self.cases.extend(mine)
 
     async def _measure(self, worker: ReviewWorker, name: str) -> None:
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            self.not_run.append(name)
-            return
         try:
             row = ReviewRow(**await worker.ask("measure", name))
         except WorkerError as error:

@@ -9,7 +9,7 @@ tensor that lacks it again and again or, where it is the result, sum it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from math import ceil, prod
@@ -44,7 +44,6 @@ _forward = partial(torch.ops.aten._convolution.default._op_dk, _COMPOSITE)
 _backward = partial(torch.ops.aten.convolution_backward.default._op_dk, _COMPOSITE)
 
 Shape = tuple[int, ...]
-Task = Callable[[], Any]
 INPUT, WEIGHT, OUTPUT, BIAS = range(4)
 
 

@@ -44,7 +44,6 @@ _SILENT_WRITES = {
 """Arguments that are written in training, though the schema does not say so."""
 _UNTRACKED = frozenset({"set_", "resize_", "resize_as_", "set_data"})
 """Ops that give a tensor another storage."""
-_SILENT_NAMESPACES = frozenset({"profiler"})
 
 
 class Flow(NamedTuple):

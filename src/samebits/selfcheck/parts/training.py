@@ -43,10 +43,10 @@ _JOBS = 3
 _LIMIT_S = 280.0
 
 
-def verify_example(script: str, target: Target, *options: str, limit_s: float = _LIMIT_S) -> Measured:
+def verify_example(script: str, target: Target, *options: str) -> Measured:
     """Runs `samebits verify` of an example in a process."""
     file, began = target.folder / "verify.json", time.monotonic()
-    ended = _verify(script, ["--json", str(file), "--jobs", str(_JOBS), *options], target.device, limit_s)
+    ended = _verify(script, ["--json", str(file), "--jobs", str(_JOBS), *options], target.device)
     if not file.exists():
         raise VerifyError(f"verify {script} ended with {ended.returncode}: {_why(ended.stderr)}")
     outcome = json.loads(file.read_text(encoding="utf-8"))
@@ -56,7 +56,7 @@ def verify_example(script: str, target: Target, *options: str, limit_s: float = 
     return Measured(results, {"digest": outcome["final"], "steps": steps, "seconds": seconds})
 
 
-def _verify(script: str, options: list[str], device: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+def _verify(script: str, options: list[str], device: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "samebits", "verify", *options, script, "--device", device]
     try:
         return subprocess.run(
@@ -65,11 +65,11 @@ def _verify(script: str, options: list[str], device: str, limit_s: float) -> sub
             env=_environment(),
             capture_output=True,
             text=True,
-            timeout=limit_s,
+            timeout=_LIMIT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise VerifyError(f"verify {script} took more than {limit_s:g} s") from None
+        raise VerifyError(f"verify {script} took more than {_LIMIT_S:g} s") from None
 
 
 def _environment() -> dict[str, str]:
@@ -112,13 +112,13 @@ def _example(script: str, *needs: str) -> Case:
     )
 
 
-def train_twice(task: str, dtype: str, target: Target, *, limit_s: float = 100.0) -> Measured:
+def train_twice(task: str, dtype: str, target: Target) -> Measured:
     """Measures the weights of two processes with the switch; and times with and without it, in turn."""
     found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     for switch in (True, False, True, False):
         timed = 10 if target.small else 50
         job = TrainingJob(task, target.device, dtype, timed=timed, switch=switch, small=target.small)
-        found[switch] += run_in_fresh_processes(job, limit_s)
+        found[switch] += run_in_fresh_processes(job, 100.0)
     on, off = (statistics.median(one["ms"] for one in found[switch]) for switch in (True, False))
     first, second = found[True]
     digests = {name: (first[name], second[name]) for name in ("model", "optimizer")}

@@ -8,7 +8,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -30,8 +30,6 @@ EPOCH = 10
 """Batches of an epoch."""
 _BLOCK = 5
 """Steps that are timed as one."""
-
-Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Training:

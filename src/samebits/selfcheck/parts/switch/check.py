@@ -151,20 +151,6 @@ def run_sample(sample: FormulationSample, maker: Maker, runs: int) -> SampleResu
     return SampleResult(len(different), wrong, allowed)
 
 
-def failures(
-    sample: FormulationSample, device: str, runs: int = 5, *, large: bool = False, seed: int = 0
-) -> list[str]:
-    """Returns the errors of the formulation on the device, per dtype: bits over `runs` runs, values against float64."""
-    lines = []
-    for dtype in sample.dtypes:
-        one = run_sample(sample, Maker(device, dtype, large=large, seed=seed), runs)
-        if one.results != 1:
-            lines.append(f"{sample.name} {dtype}: {runs} runs gave different bits")
-        if one.error > one.allowed:
-            lines.append(f"{sample.name} {dtype}: differs from the CPU in float64 by {one.error:.1e}")
-    return lines
-
-
 def ratio(sample: FormulationSample, maker: Maker, seconds: float) -> float:
     """Returns our time over that of torch's nondeterministic kernel: the least of interleaved rounds, `seconds` each."""
     args, op = sample.make(maker), overload(sample.call)
