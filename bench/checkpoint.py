@@ -3,6 +3,7 @@
     make bench-checkpoint                   # installs the peers beside the project's own environment, then runs this
     python bench/checkpoint.py [--rounds 5] [--only samebits,plain,lightning,hf,keras] [--folder runs/bench-checkpoint]
     python bench/checkpoint.py --device cuda    # model and state on a GPU; samebits and plain only
+    python bench/checkpoint.py --size 1GB       # one large state, beside torch.save and torch.load (checkpoint_large.py)
 
 The task is an MLP 64-h-h-10 with Dropout and Adam on batches of 32 digits (random here), h = 128 (0.3 MB of weights and
 moments, gradients on top) and h = 1024 (13.5 MB). "plain" is the same loop without samebits, which saves by torch.save,
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import checkpoint_large
 import torch
 from checkpoint_peers import BATCH, PEERS, WARM, Task, clocks, missing, row
 
@@ -229,6 +231,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--only", default="", help="of samebits,plain,lightning,hf,keras; default all")
+    parser.add_argument(
+        "--size", default="", help="of one large state, such as 1GB, instead of the small ones"
+    )
     parser.add_argument("--folder", type=Path, default=Path("runs/bench-checkpoint"))
     options = parser.parse_args()
     known = FRAMEWORKS if options.device == "cpu" else FRAMEWORKS[:2]
@@ -244,6 +249,10 @@ def main() -> None:
     print(
         f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors; with others at work, only ratios mean something"
     )
+    if options.size:
+        checkpoint_large.measure(options.size, options.folder, options.rounds)
+        shutil.rmtree(options.folder)
+        return
     frameworks = installed(only)
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):  # a line per run
         for label, hidden in SIZES.items():

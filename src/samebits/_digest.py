@@ -6,8 +6,10 @@ xxh3-128 (about 17 GB/s on one core) finds differences and flipped bytes; it doe
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +18,8 @@ import torch
 import xxhash
 
 ALGORITHM = "xxh3-128"
+_LARGE = 1 << 24
+"""Bytes of a state from which on threads pay off."""
 
 
 def of_bytes(*parts: bytes | memoryview | np.ndarray) -> str:
@@ -93,11 +97,32 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
     A set is hashed sorted; an empty container is a leaf.
     """
     for name, one, parts in walk(value, path):
-        if parts is None:
-            in_any_order = isinstance(one, set | frozenset)
-            yield name, _text(json.dumps(sorted(map(repr, one)))) if in_any_order else leaf(one)
-        elif not one:
-            yield name, _text("{}" if isinstance(one, Mapping) else "[]")
+        if parts is None or not one:
+            yield name, _whole(one)
+
+
+def leaves_of(value: Any) -> dict[str, int]:
+    """Returns the `leaves` by path; a large state is hashed by several threads."""
+    found = {name: one for name, one, parts in walk(value) if parts is None or not one}
+    dense = [one for one in found.values() if isinstance(one, torch.Tensor) and one.layout is torch.strided]
+    if sum(tensor.nbytes for tensor in dense) < _LARGE:
+        return {name: _whole(one) for name, one in found.items()}
+    with hash_threads() as pool:
+        return dict(zip(found, pool.map(_whole, found.values()), strict=True))
+
+
+def hash_threads() -> ThreadPoolExecutor:
+    """Returns threads that hash: one core does not use all of the memory's speed."""
+    return ThreadPoolExecutor(min(4, os.cpu_count() or 1))
+
+
+def _whole(value: Any) -> int:
+    """Returns the hash of a leaf, of a set, or of an empty container."""
+    if isinstance(value, set | frozenset):
+        return _text(json.dumps(sorted(map(repr, value))))
+    if parts_of(value) is not None:
+        return _text("{}" if isinstance(value, Mapping) else "[]")
+    return leaf(value)
 
 
 def of_leaves(hashed: Iterable[tuple[str, int]]) -> str:

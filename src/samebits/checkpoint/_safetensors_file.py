@@ -1,15 +1,18 @@
 """A safetensors file whose every byte follows from the manifest: no metadata, sorted header, no holes.
 
 safetensors itself writes more than one metadata key in random order; a commit keeps metadata in its manifest.
-Tensors are read one by one into memory of their own, aligned as torch aligns it: views into one buffer would
-be aligned by their neighbours' sizes, and kernels may round differently for it.
+Tensors that training goes on with are in memory of their own, aligned as torch aligns it: views into one buffer would
+be aligned by their neighbours' sizes, and kernels may round differently for it. `copy_` into a parameter needs no such
+memory, so a large tensor is a view of the file until then: a state of any size needs no second copy.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -26,6 +29,11 @@ NAMES = {
     torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }  # fmt: skip
 """The name of each dtype in safetensors; any other is stored as its bytes, and only the manifest has its dtype."""
+
+_LARGE = 1 << 20
+"""Bytes from which on a tensor is mapped: below, it costs more than a copy."""
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ, which Python's mmap does not name: all pages at once, not fault by fault."""
 
 Infos = Mapping[str, Mapping[str, Any]]
 
@@ -80,8 +88,11 @@ def nbytes(info: Mapping[str, Any]) -> int:
 
 
 def read(file: BinaryIO, size: int, infos: Infos, where: str) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a file of `size` bytes, on the CPU; `where` is named in errors. Nothing is allocated for a
-    file that does not have exactly the size that `infos` require.
+    """Returns the tensors of a file of `size` bytes, on the CPU; `where` is named in errors.
+
+    Nothing is allocated for a file that does not have exactly the size that `infos` require. Large tensors of a file on a disk
+    are views of it, mapped copy-on-write: copy those that are kept, since their addresses are aligned by their
+    neighbours' sizes, and the mapping keeps the file's room on the disk.
 
     Raises:
         CorruptCommitError: a byte differs from `infos`.
@@ -94,7 +105,47 @@ def read(file: BinaryIO, size: int, infos: Infos, where: str) -> dict[str, torch
         raise CorruptCommitError(f"{where} has {size} bytes, not the {wanted} of its tensors")
     if file.read(len(head)) != head:
         raise CorruptCommitError(f"{where} does not have the header that the manifest describes")
-    return {name: _read_one(file, infos[name], f"{where}: tensor {name!r}") for name in order}
+    memory = _map(file) if any(map(_is_large, infos.values())) else None
+    tensors: dict[str, torch.Tensor | Future[torch.Tensor]] = {}
+    begin = len(head)
+    with digests.hash_threads() as pool:
+        for name in order:
+            info, what = infos[name], f"{where}: tensor {name!r}"
+            if memory is not None and _is_large(info):
+                tensors[name] = pool.submit(_view_one, memory, begin, info, what)
+                file.seek(begin + nbytes(info))
+            else:
+                tensors[name] = _read_one(file, info, what)
+            begin += nbytes(info)
+    return {name: one.result() if isinstance(one, Future) else one for name, one in tensors.items()}
+
+
+def view(memory: mmap.mmap, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """Returns the tensor whose bytes are in `memory` from `begin` on; it is not empty, and keeps the memory alive."""
+    size = math.prod(shape) * dtype.itemsize
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin).view(dtype).view(shape)
+
+
+def _is_large(info: Mapping[str, Any]) -> bool:
+    return nbytes(info) >= _LARGE and "stride" not in info
+
+
+def _map(file: BinaryIO) -> mmap.mmap | None:
+    """Returns the memory of a file on a disk; None for any other, or where an error of the disk would be a signal."""
+    try:
+        memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        memory.madvise(_POPULATE_READ, 0, mmap.PAGESIZE)
+    except (AttributeError, OSError, ValueError):
+        return None
+    return memory
+
+
+def _view_one(memory: mmap.mmap, begin: int, info: Mapping[str, Any], where: str) -> torch.Tensor:
+    page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    memory.madvise(_POPULATE_READ, page, begin + nbytes(info) - page)  # an error of the disk is raised here
+    tensor = view(memory, begin, _dtype(info), info["shape"])
+    _check_digest(raw(tensor), info, where)
+    return tensor
 
 
 def _read_one(file: BinaryIO, info: Mapping[str, Any], where: str) -> torch.Tensor:
@@ -102,11 +153,15 @@ def _read_one(file: BinaryIO, info: Mapping[str, Any], where: str) -> torch.Tens
     data = raw(tensor)
     if _fill(file, data) != data.nbytes:
         raise CorruptCommitError(f"{where} is cut off")
-    if digests.of_bytes(data) != info["digest"]:
-        raise CorruptCommitError(f"{where} does not have the digest it was written with")
+    _check_digest(data, info, where)
     if "stride" in info:
         return torch.empty_strided(info["shape"], info["stride"], dtype=tensor.dtype).copy_(tensor)
     return tensor
+
+
+def _check_digest(data: np.ndarray, info: Mapping[str, Any], where: str) -> None:
+    if digests.of_bytes(data) != info["digest"]:
+        raise CorruptCommitError(f"{where} does not have the digest it was written with")
 
 
 def _allocate(info: Mapping[str, Any], where: str) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from samebits._shared_memory import SharedMemory
 from samebits.checkpoint._async_writer.state_layout import StateLayout
 from samebits.checkpoint._async_writer.streaming_copy import copy
+from samebits.checkpoint._safetensors_file import view
 
 _NONE = np.empty(0, np.int64)
 
@@ -91,7 +92,7 @@ class SnapshotMemory:
                 dense.append((layout.dense[number], start + begin, end - begin))
             else:
                 dtype, shape = layout.tensors[name]
-                places.append(_view(memory, dtype, shape, begin, end))
+                places.append(view(memory, begin, dtype, shape))
                 numbers.append(number)
         self._dense = (
             [place for place, _, _ in dense],
@@ -130,11 +131,3 @@ def _forget_error() -> None:
     """Clears CUDA's last error, which torch would raise at the next kernel."""
     with suppress(RuntimeError):
         torch.zeros(1, device="cuda")
-
-
-def _view(memory: mmap.mmap, dtype: torch.dtype, shape: torch.Size, begin: int, end: int) -> torch.Tensor:
-    try:
-        flat = torch.frombuffer(memory, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=begin)
-    except (RuntimeError, TypeError, ValueError):
-        flat = torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=begin).view(dtype)
-    return flat.view(shape)

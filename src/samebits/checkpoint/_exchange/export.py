@@ -3,6 +3,7 @@
 # ruff: noqa: A002 - `object` is what it is called in a Run
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import warnings
@@ -60,6 +61,10 @@ def load_commit(run_dir: str | os.PathLike[str], step: int | None = None, *, ran
         >>> state["run_state"], torch.equal(state["objects"]["model"]["weight"], model.weight)
         ({'total': 6}, True)
     """
+    return copy.deepcopy(_read_commit(run_dir, step, rank))  # a large tensor is a view of the file
+
+
+def _read_commit(run_dir: str | os.PathLike[str], step: int | None, rank: int = 0) -> dict[str, Any]:
     folders = commit_folders(run_dir)
     steps = sorted({step_of(folder.name) for folder in folders})
     chosen = [folder for folder in folders if step in (None, step_of(folder.name))]
@@ -128,7 +133,7 @@ def export_safetensors(
         Those of `load_commit`; OSError.
     """
     _check_folder("export_safetensors", Path(path))
-    save_safetensors(_object_state(load_commit(run_dir, step), object, run_dir), Path(path))
+    save_safetensors(_object_state(_read_commit(run_dir, step), object, run_dir), Path(path))
     return Path(path)
 
 
@@ -149,7 +154,7 @@ def export_torch(
         Those of `load_commit`; OSError.
     """
     _check_folder("export_torch", Path(path))
-    state: Any = load_commit(run_dir, step)
+    state: Any = _read_commit(run_dir, step)
     state = state if object is None else _object_state(state, object, run_dir)
     whole, proof = Path(path), Path(path).with_name(f".{Path(path).name}.proof")
     try:
@@ -183,7 +188,7 @@ def export_dcp(
     _check_folder("export_dcp", target)
     if target.exists():
         raise InvalidArgumentError(f"export_dcp to {target}: it is there already. Choose another folder.")
-    state = load_commit(run_dir, step)
+    state = _read_commit(run_dir, step)
     objects = (
         state.get("objects", state) if object is None else {object: _object_state(state, object, run_dir)}
     )
@@ -270,7 +275,7 @@ def load_weights(
 def _read_source(source: str | os.PathLike[str], object: str, step: int | None) -> Mapping[str, Any]:
     path = Path(source).expanduser()
     if is_url(source) or (path / MARKER).is_file() or not (path.exists() or path.suffix):
-        return _object_state(load_commit(source, step), object, source)
+        return _object_state(_read_commit(source, step), object, source)
     if step is not None:
         raise InvalidArgumentError(
             f"load_weights(..., {os.fspath(source)!r}, step={step}): it is a file, not a run."

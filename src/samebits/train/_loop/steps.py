@@ -182,7 +182,7 @@ class Steps(Iterator[tuple[Step, Any]]):
                 f"Run.steps(name={loop.name!r}): the commit in {run.run_dir} is in the loop {saved['name']!r}. "
                 "Use another run directory, or the program that made it."
             )
-        run._resuming.restore()
+        run._resuming.restore_at_loop()
         loop.epoch, loop.batch_index = saved["epoch"], saved["batch_index"]
         self._source.load(saved["loader"], loop.batch_index)
         self._warn_beyond(loop.epoch, loop.batch_index)
@@ -211,7 +211,7 @@ class Steps(Iterator[tuple[Step, Any]]):
                 f"{end['epoch']} epochs, and others followed. Ask for as many, or use another run directory."
             )
         if last:
-            run._resuming.restore()  # changes in between (a fresh head, say) were part of the state, or came after it
+            run._resuming.restore_at_loop()  # changes in between (a fresh head, say) were part of the state, or came after it
         self._source.load(end["loader"], 0)
         if not end["stopped"]:
             self._warn_beyond(end["epoch"], 0)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch.__future__ import get_swap_module_params_on_conversion
 from torch.nn.parallel import DistributedDataParallel
 
 from samebits import _digest as digest
@@ -89,45 +90,80 @@ def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str
     return {"forward_syncs": found} if found else {}
 
 
-def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
-    """Loads a gathered state into the objects, and checks that it was restored bit for bit.
+Leaves = dict[str, dict[str, int]]
+"""Hash of each leaf of each object's state, by the object's name and the path in its state."""
 
-    Raises `RunMismatchError` when an object refuses its state, or does not have it afterwards.
+
+def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> Leaves:
+    """Loads a gathered state into the objects, checks that it was restored bit for bit, and returns what they have.
+
+    No tensor of `saved` is kept. Raises `RunMismatchError` when an object refuses its state, or does not have it afterwards.
     """
-    own = copy.deepcopy(saved)  # an optimizer keeps the tensors that it is given
+    memo: dict[int, Any] = {}  # what the parts share, their copies share
     for name, thing in objects.items():
-        groups = [dict(g) for g in thing.param_groups] if isinstance(thing, torch.optim.Optimizer) else []
-        try:
-            thing.load_state_dict(own["objects"][name])
-        except Exception as error:
-            raise RunMismatchError(
-                f"{where}: {name}.load_state_dict refused the saved state: {error}. Objects must be as they were when "
-                "the run was entered (parameter groups added, lazy layers built); else use another run directory."
-            ) from error
-        if isinstance(thing, torch.optim.Optimizer):
-            _restore_dtypes(thing, own["objects"][name])
-            _restore_devices(thing, groups)
+        _load(name, thing, saved["objects"][name], memo, where)
     for path, parameter in _parameters(objects):
-        if path in own["optimizer_only"]:
-            parameter.data.copy_(own["optimizer_only"][path])
-        parameter.requires_grad_(own["requires_grad"][path])
-        parameter.grad = _gradient(own["grads"][path], parameter.device)
-    for name, modes in own["training"].items():
-        _restore_module(objects[name], modes, own["buffers"][name])
-    for name, syncs in own.get("forward_syncs", {}).items():
+        if path in saved["optimizer_only"]:
+            parameter.data.copy_(saved["optimizer_only"][path])
+        parameter.requires_grad_(saved["requires_grad"][path])
+        parameter.grad = _gradient(copy.deepcopy(saved["grads"][path], memo), parameter.device)
+    for name, modes in saved["training"].items():
+        _restore_module(objects[name], modes, saved["buffers"][name])
+    for name, syncs in saved.get("forward_syncs", {}).items():
         objects[name].require_forward_param_sync = syncs  # type: ignore[attr-defined]
-    _check_restored(objects, saved, where)
+    return {
+        name: _check_restored(name, thing, saved["objects"][name], where) for name, thing in objects.items()
+    }
 
 
-def restore_changed(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
-    """Restores like `restore`, except objects that have the state already: a graph that was built with them stays valid."""
-    now = gather(objects)
+def restore_changed(
+    objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str, restored: Leaves | None = None
+) -> None:
+    """Restores like `restore`, except objects that have the state already: a graph that was built with them stays valid.
+
+    `restored` is what `restore` has returned for this state.
+    """
+    now, restored = gather(objects), restored or {}
     if any(digest.of_value(now[part]) != digest.of_value(saved[part]) for part in now if part != "objects"):
         restore(objects, saved, where)
         return
     for name, thing in objects.items():
-        if digest.of_value(now["objects"][name]) != digest.of_value(saved["objects"][name]):
-            thing.load_state_dict(copy.deepcopy(saved["objects"][name]))
+        wanted = restored.get(name) or digest.leaves_of(saved["objects"][name])
+        if digest.leaves_of(now["objects"][name]) != wanted:
+            _load(name, thing, saved["objects"][name], {}, where)
+            _check_restored(name, thing, saved["objects"][name], where)
+
+
+def _load(name: str, thing: Stateful, saved: Any, memo: dict[int, Any], where: str) -> None:
+    """Loads the state of one object; what it may keep is a copy."""
+    groups = [dict(g) for g in thing.param_groups] if isinstance(thing, torch.optim.Optimizer) else []
+    own = saved if copies_what_it_loads(thing) else copy.deepcopy(saved, memo)
+    try:
+        thing.load_state_dict(own)
+    except Exception as error:
+        raise RunMismatchError(
+            f"{where}: {name}.load_state_dict refused the saved state: {error}. Objects must be as they were when "
+            "the run was entered (parameter groups added, lazy layers built); else use another run directory."
+        ) from error
+    if isinstance(thing, torch.optim.Optimizer):
+        _restore_dtypes(thing, own)
+        _restore_devices(thing, groups)
+
+
+def copies_what_it_loads(thing: Stateful) -> bool:
+    """Returns True if `load_state_dict` copies into tensors that the object has, and keeps none that it is given: torch's modules do."""
+    if not isinstance(thing, torch.nn.Module) or get_swap_module_params_on_conversion():
+        return False
+    return _is_torchs(thing.load_state_dict) and all(
+        _is_torchs(module._load_from_state_dict)
+        and _is_torchs(module.set_extra_state)
+        and not module._load_state_dict_pre_hooks
+        for module in thing.modules()
+    )
+
+
+def _is_torchs(method: Any) -> bool:
+    return getattr(method, "__module__", "").startswith(("torch.nn.modules.", "torch.nn.parallel."))
 
 
 def _to_dense(grad: torch.Tensor | None) -> Any:
@@ -175,17 +211,18 @@ def _restore_devices(optimizer: torch.optim.Optimizer, before: list[dict[str, An
                 group[name] = value.to(made[name].device)
 
 
-def _check_restored(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
-    for name, thing in objects.items():
-        if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
-            continue
-        now = dict(digest.leaves(thing.state_dict()))
-        lost = [path for path, bits in digest.leaves(saved["objects"][name]) if now.get(path) != bits]
-        if lost:
-            raise RunMismatchError(
-                f"{where}: {name} does not have the saved state after load_state_dict ({', '.join(lost[:3])}): the "
-                "program is another one (another dtype?), or the class loses it. Use the program that made the commit."
-            )
+def _check_restored(name: str, thing: Stateful, saved: Any, where: str) -> dict[str, int]:
+    """Returns the leaves of a module or an optimizer after checking that they are the saved ones; of another object, nothing."""
+    if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
+        return {}
+    now = digest.leaves_of(thing.state_dict())
+    lost = [path for path, bits in digest.leaves_of(saved).items() if now.get(path) != bits]
+    if lost:
+        raise RunMismatchError(
+            f"{where}: {name} does not have the saved state after load_state_dict ({', '.join(lost[:3])}): the "
+            "program is another one (another dtype?), or the class loses it. Use the program that made the commit."
+        )
+    return now
 
 
 def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -26,6 +26,8 @@ class ResumeState:
         self._saved: dict[str, Any] | None = None
         self._inside: dict[str, Any] | None = None
         """The validation that the commit is in, until it has been entered."""
+        self._restored: state.Leaves | None = None
+        """The state of the objects as it was restored, once it was."""
 
     def load(
         self, manifest: Manifest, saved: dict[str, Any], environment: Environment, allowed: frozenset[str]
@@ -41,7 +43,7 @@ class ResumeState:
         self._saved, self._inside = saved, saved.get("inside")
         self._loops.load(saved["loops"])
         if self._objects.keys() == saved["objects"].keys():
-            self.restore()
+            self._restore(saved)
 
     def print_position(self, manifest: Manifest) -> None:
         """Prints the position that the run resumes from to stderr."""
@@ -65,12 +67,21 @@ class ResumeState:
                 f"Run.add({name!r}): the commit in {self._where} holds no object of that name."
             )
 
-    def restore(self) -> None:
-        """Restores the committed state of the objects (again, where a loop resumes)."""
+    def restore_at_loop(self) -> None:
+        """Restores the objects that the program has changed since the run was entered; the commit is not needed any more."""
         assert self._saved is not None
-        compatibility.check_fits(self._objects, self._saved, self._where)
-        state.restore(self._objects, self._saved, self._where)
-        self._run_state.refill(copy.deepcopy(self._saved["run_state"]), self._saved.get("in_hand"))
+        self._restore(self._saved)
+        self._saved = {
+            "objects": dict.fromkeys(self._saved["objects"])
+        }  # its tensors may be as large as the model
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        compatibility.check_fits(self._objects, saved, self._where)
+        if self._restored is None:
+            self._restored = state.restore(self._objects, saved, self._where)
+        else:
+            state.restore_changed(self._objects, saved, self._where, self._restored)
+        self._run_state.refill(copy.deepcopy(saved["run_state"]), saved.get("in_hand"))
 
     def enter_validation(self, first: Position) -> int:
         """Returns the batch at which this validation begins: 0, or that of a commit inside it, whose state is restored."""
