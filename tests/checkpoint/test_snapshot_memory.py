@@ -16,13 +16,14 @@ from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._codec import encode
 from samebits.checkpoint._manifest import canonical_json
 from samebits.checkpoint._async_writer.state_layout import StateLayout, LayoutError
+from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer, PreparedCommit
 from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._writer.writer_process import LAG
 from samebits.checkpoint._writer.commit_folder import write_image
 from samebits._context import Position
 from samebits.train._state import object_states as states
 from samebits.train._saving.commit_due import Cadence
-from samebits.train._saving.async_commits import Commits, CommitMetadata
+from samebits.train._saving.async_commits import Commits
 
 PLAIN = {
     "none": None, "yes": True, "int": 3, "huge": 2**70, "float": -0.0, "nan": float("nan"), "infinite": [1.0, float("inf")],
@@ -55,17 +56,19 @@ def facts(step, **more):
         "rolling": None,
         "value": None,
     }
-    return CommitMetadata(Position("train", 0, step, step), **{**given, **more})
+    at = Position("train", 0, step, step)
+    return at, CommitMetadata(step, at.to_dict(), **{**given, **more})
 
 
 @pytest.fixture
 def both(tmp_path):
-    """Commits by a writer process, and by the run itself."""
+    """Commits by a writer process, from the layout of the state before; and by the run itself, encoded anew each time."""
     beside = Commits(tmp_path / "beside", Cadence("explicit"), 100, 0)
     here = Commits(tmp_path / "here", Cadence("explicit"), 100, 0)
     for commits in (beside, here):
         commits.store.open()
         commits.store.newest()
+    here.store._preparer._layouts_fit = False
     yield beside, here
     for commits in (beside, here):
         commits.close()
@@ -75,9 +78,9 @@ def commit(both, step, state, **more):
     """Commits in both ways; the files of the two commits."""
     beside, here = both
     full = {"run_state": {}, "objects": {}, **state}
-    assert beside.snapshot(full, facts(step, **more))
+    assert beside.snapshot(full, *facts(step, **more))
     assert [position.step for position in beside.wait()] == [step]
-    here.commit(full, facts(step, **more), lambda: None)
+    here.commit(full, *facts(step, **more), lambda: None)
     assert beside.store.last == here.store.last
     return [
         {file.name: file.read_bytes() for file in (c.store.folder.commits / c.store.last.name).iterdir()}
@@ -152,14 +155,14 @@ def test_what_is_written_after_a_snapshot_is_not_in_it(both):
     """Tensors, lists and arrays that change as soon as `snapshot` has returned are committed as they were."""
     beside, _ = both
     state = {"w": torch.zeros(1_000_000), "n": [1, 2], "a": np.zeros(1000), "run_state": {}, "objects": {}}
-    assert beside.snapshot(state, facts(1))
+    assert beside.snapshot(state, *facts(1))
     state["w"].fill_(1)
     state["n"][0] = 9
     state["a"][:] = 1
     beside.wait()
     _, saved = CommitStore(beside.store.run_dir).newest()
     assert not saved["w"].any() and saved["n"] == [1, 2] and not saved["a"].any()
-    assert beside.snapshot(state, facts(2))  # negative control: the next one has it
+    assert beside.snapshot(state, *facts(2))  # negative control: the next one has it
     beside.wait()
     assert CommitStore(beside.store.run_dir).newest()[1]["w"].all()
 
@@ -172,7 +175,7 @@ def test_newest_wins_and_what_was_begun_is_finished(both):
         last += 1
         beside.poll()
         assert beside.snapshot(
-            {"w": torch.full((200_000,), float(last)), "run_state": {}, "objects": {}}, facts(last)
+            {"w": torch.full((200_000,), float(last)), "run_state": {}, "objects": {}}, *facts(last)
         )
     beside.wait()
     store = CommitStore(beside.store.run_dir)
@@ -206,16 +209,15 @@ def test_a_plan_reads_only_what_it_was_made_of():
         assert plan.read(other) is None
 
 
-def test_tensors_in_a_deque_are_committed_by_the_run_itself(both, capfd):
-    """What no plan covers raises PlanError; the run says so once, and then commits without the writer process."""
-    state = {"d": deque([torch.ones(1)]), "run_state": {}, "objects": {}}
+def test_tensors_in_a_deque_are_committed_by_the_writer_process_too(both, capfd):
+    """No layout covers them (LayoutError): such states are encoded anew each time, and written with the same bytes."""
     with pytest.raises(LayoutError):
-        StateLayout(state)
-    assert not both[0].snapshot(state, facts(1))
-    assert "made by the run itself from now on: the state keeps tensors in a deque" in capfd.readouterr().err
-    assert not both[0].snapshot({"run_state": {}, "objects": {}}, facts(2))
-    both[0].commit(state, facts(1), lambda: None)
-    assert CommitStore(both[0].store.run_dir).newest()[1]["d"][0] == 1
+        StateLayout({"d": deque([torch.ones(1)])})
+    for step in range(3):
+        assert equal(
+            both, step, {"d": deque([torch.full((2,), float(step))]), "w": torch.ones(3).cumsum(0).flip(0)}
+        )
+    assert not capfd.readouterr().err
 
 
 def test_nothing_is_left_when_a_run_has_closed(tmp_path):
@@ -232,7 +234,7 @@ def test_nothing_is_left_when_a_run_has_closed(tmp_path):
     for number in range(6):
         commits = Commits(tmp_path / str(number), Cadence("explicit"), 2, 0)
         commits.store.open()
-        commits.snapshot({"w": torch.ones(1000), "run_state": {}, "objects": {}}, facts(1))
+        commits.snapshot({"w": torch.ones(1000), "run_state": {}, "objects": {}}, *facts(1))
         assert there() != before and snapshots()  # negative control: one is seen
         assert [position.step for position in commits.close()] == [1]
     del commits
@@ -243,11 +245,11 @@ def test_nothing_is_left_when_a_run_has_closed(tmp_path):
 def test_the_writer_leaves_out_what_the_lag_allows(both):
     """Of 100 snapshots (a slow disk: more), 2 ms apart, at most one in half the lag is written; who waits gets the last."""
     beside, _ = both
-    assert beside.snapshot({"run_state": {}, "objects": {}, "step": 0}, facts(0))
+    assert beside.snapshot({"run_state": {}, "objects": {}, "step": 0}, *facts(0))
     beside.wait()
     began = time.monotonic()
     for step in itertools.takewhile(lambda step: step < 100 or beside.written < 2, itertools.count(1)):
-        assert beside.snapshot({"run_state": {}, "objects": {}, "step": step}, facts(step))
+        assert beside.snapshot({"run_state": {}, "objects": {}, "step": step}, *facts(step))
         beside.poll()
         time.sleep(0.002)
     passed = time.monotonic() - began
@@ -281,6 +283,19 @@ class Runtime:
         return 0 if self.pinned.pop(address, None) else 713
 
 
+class OnCuda(PreparedCommit):
+    """A commit that takes its tensors for a GPU's."""
+
+    on_cuda = True
+
+
+PREPARER = CommitPreparer()
+
+
+def on_cuda(state):
+    return OnCuda(*vars(PREPARER.prepare(state, facts(1)[1])).values())
+
+
 def test_memory_is_pinned_once_and_let_go_before_it_moves(monkeypatch):
     """A slot's memory is pinned once for all plans that fit in it, and unpinned before it is given back or moved."""
     runtime = Runtime()
@@ -288,10 +303,8 @@ def test_memory_is_pinned_once_and_let_go_before_it_moves(monkeypatch):
     slot = SnapshotMemory()
     for count, pinned in ((1000, 1), (1001, 1), (100_000, 1), (100_001, 1)):
         state = {"w": torch.randn(count)}
-        plan = StateLayout(state)
-        plan.on_cuda = True
-        slot.copy(plan, plan.read(state))
-        slot.copy(plan, plan.read(state))
+        slot.copy(on_cuda(state))
+        slot.copy(on_cuda(state))
         assert len(runtime.pinned) == pinned
         assert runtime.pinned == {slot._pinned: len(slot._memory)}
     slot.close()
@@ -303,9 +316,7 @@ def test_a_forked_child_lets_go_of_pinned_memory_without_cuda(monkeypatch):
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     slot, state = SnapshotMemory(), {"w": torch.randn(10)}
-    plan = StateLayout(state)
-    plan.on_cuda = True
-    slot.copy(plan, plan.read(state))
+    slot.copy(on_cuda(state))
     asked = []
     monkeypatch.setattr(torch.cuda, "cudart", lambda: asked.append("cudart") or runtime)
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)

@@ -70,8 +70,7 @@ class Program:
     def kill(self):
         """What the kernel does for a killed container, and nothing else: the writer, the lock, the handlers are gone."""
         commits = self.run._saving.commits
-        if commits._writer is not None:
-            commits._writer.close(kill=True)
+        commits.store.end_writer(kill=True)
         commits.store.close()
         self.run.preemption.uninstall()
         fresh = context._ProcessState()

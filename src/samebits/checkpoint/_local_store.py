@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from samebits._inspect import user_code
+from samebits.checkpoint._async_writer.writer_client import WriterClient
 from samebits.checkpoint._disk_errors import commit_error
 from samebits.checkpoint._manifest import Manifest
+from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer, PreparedCommit
 from samebits.checkpoint._reading import LocalFolder, newest_valid, no_valid_commit_error, read_manifest
-from samebits.checkpoint._remote.assembly import prepare_commit
 from samebits.checkpoint._run_directory import COMMITS, RunDirectory
 from samebits.checkpoint._writer.commit_folder import CommitFolder, commit_names, folder_identity
 from samebits.checkpoint._writer.manifest_template import Commit
@@ -39,6 +40,11 @@ class CommitStore:
         """Commits that the last `newest()` could not use, and the reasons."""
         self._directory = RunDirectory(Path(run_dir))
         self.folder = CommitFolder(self._directory.commits, keep, keep_best)
+        self.writer: WriterClient | None = None
+        """The client of the writer process, once there is one."""
+        self._preparer = CommitPreparer()
+        self._base = 0
+        """Number of changes that the writer process learns of with the next snapshot."""
         self._searched = False
 
     @property
@@ -63,7 +69,8 @@ class CommitStore:
         self.warn()
 
     def close(self) -> None:
-        """Releases the lock."""
+        """Ends the writer process and releases the lock."""
+        self.end_writer()
         self._directory.close()
 
     def __enter__(self) -> Self:
@@ -101,19 +108,67 @@ class CommitStore:
             RunDirectoryError: this process has not opened the store.
             InvalidArgumentError: `step` is before the last commit.
         """
-        self.check_step(step)
-        prepared = prepare_commit(
-            step, state, position=position, finished=finished, program=program, environment=environment,
-            rolling=rolling, value=value,
-        )  # fmt: skip
+        metadata = CommitMetadata(step, position, finished, program, environment, rolling, value)
+        return self.write(self.prepare(state, metadata), on_tensors_written)
+
+    def prepare(self, state: Mapping[str, Any], metadata: CommitMetadata) -> PreparedCommit:
+        """Returns the commit of `state`, to `write` it here and now or to `snapshot` it; nothing is written.
+
+        Raises those of `commit`, except CommitError.
+        """
+        self.check_step(metadata.step)
+        return self._preparer.prepare(state, metadata)
+
+    def write(self, commit: PreparedCommit, on_tensors_written: Callable[[], None] | None = None) -> Manifest:
+        """Makes a prepared commit durable, and returns its manifest. Raises CommitError."""
+        self._base += 1  # the writer process, if there is one, continues after this commit
         try:
-            commit = self.folder.write(
-                prepared.template, prepared.head, prepared.tensors, on_tensors_written=on_tensors_written
+            written = self.folder.write(
+                commit.template,
+                memoryview(commit.layout.head),
+                commit.tensors,
+                on_tensors_written=on_tensors_written,
             )
         except OSError as error:
-            raise self.write_error(error, prepared.template.step, prepared.nbytes) from error
+            raise self.write_error(error, commit.template.step, commit.nbytes) from error
         self.warn()
-        return read_manifest(LocalFolder(self.folder.commits / commit.name))
+        return read_manifest(LocalFolder(self.folder.commits / written.name))
+
+    def snapshot(self, commit: PreparedCommit) -> int | None:
+        """Copies a prepared commit for the writer process, which is started if there is none; returns its number.
+
+        Later changes of the state are not in it. It replaces the newest that the writer has not begun; None: the writer has
+        no room for it. The writer's reports come from `poll` and `drain` of `writer`.
+
+        Raises:
+            OSError: there is no memory or process for it.
+            WriterDiedError: the writer process has ended by itself.
+        """
+        if self.writer is None:
+            self.writer = WriterClient(self.run_dir, self._writer_options())
+        facts = {"base": self._base, "last": self.last, "corrupt": sorted(self.folder.corrupt)}
+        return self.writer.submit(commit, facts)
+
+    def mark_durable(self, fields: Mapping[str, Any]) -> None:
+        """Notes a commit that the writer process has reported."""
+        self.folder.last = Commit(*fields["commit"])
+        self.folder.troubles += fields["troubles"]
+        self.warn()
+
+    def end_writer(self, *, kill: bool = False) -> None:
+        """Ends the writer process, if there is one; it first writes its snapshots, unless it is killed."""
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            writer.close(kill=kill)
+        self._base += 1
+
+    def _writer_options(self) -> dict[str, Any]:
+        return {
+            "commits": str(self.folder.commits),
+            "keep": self.folder.keep,
+            "keep_best": self.folder.keep_best,
+            "identity": self.folder.identity,
+        }
 
     def write_error(self, error: OSError, step: int, nbytes: int) -> CommitError:
         """Returns the error for a commit of `step`, of `nbytes` bytes, that the disk refused."""

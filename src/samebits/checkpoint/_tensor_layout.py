@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 
 from samebits.checkpoint import _safetensors_file as safetensors_file
 
@@ -23,6 +24,11 @@ class FileLayout:
         places = {name: place for place, name in enumerate(self.names)}
         self.order = [places[name] for name in sorted(infos)]
         self.pieces = _pieces(infos)
+        self.number = next(_numbers)
+        """Unique among the layouts of this process."""
+
+
+_numbers = count(1)
 
 
 def _pieces(infos: safetensors_file.Infos) -> list[str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import torch
 
 from samebits._shared_memory import SharedMemory
-from samebits.checkpoint._async_writer.state_layout import StateLayout
 from samebits.checkpoint._async_writer.streaming_copy import copy
+from samebits.checkpoint._prepared_commit import PreparedCommit
 from samebits.checkpoint._safetensors_file import view
+from samebits.checkpoint._tensor_layout import FileLayout
 
 _NONE = np.empty(0, np.int64)
 
@@ -23,34 +23,38 @@ class SnapshotMemory:
     def __init__(self) -> None:
         self._memory = SharedMemory("samebits-snapshot", reserved=True)
         self.fd = self._memory.fd
-        self.static: tuple[StateLayout, int] | None = None
+        self.static: tuple[FileLayout, int] | None = None
         """The layout whose constant part follows the image, and its length."""
-        self._layout: StateLayout | None = None
+        self._layout: FileLayout | None = None
         self._dense: tuple[list[int], np.ndarray, np.ndarray] = ([], _NONE, _NONE)
-        """Tensors that are copied as bytes: their places in `layout.memory`, their target addresses, their sizes in bytes."""
-        self._tensors: tuple[list[torch.Tensor], list[int]] = ([], [])
-        self._arrays: list[tuple[np.ndarray, int]] = []
+        """Tensors that are copied as bytes: their places in the file, their target addresses, their sizes in bytes."""
+        self._others: list[tuple[torch.Tensor | np.ndarray, int]] = []
+        """Memory for each other tensor or array, and its place in the file."""
         self._pinned = 0
         """The address of the memory that CUDA has pinned; 0: none."""
 
-    def copy(self, layout: StateLayout, values: list[Any]) -> None:
+    def copy(self, commit: PreparedCommit) -> None:
         """Copies head and tensors to their places in the file; everything is copied on return. Raises OSError."""
-        self._prepare(layout)
+        self._prepare(commit)
         dense, to, sizes = self._dense
-        copy(to, np.array([layout.memory[place] for place in dense], np.int64), sizes)
-        places, numbers = self._tensors
+        copy(to, np.array([commit.sources[place].data_ptr() for place in dense], np.int64), sizes)
+        places, sources = [], []
+        for memory, place in self._others:
+            source = commit.sources[place]
+            if isinstance(memory, np.ndarray):
+                np.copyto(memory, source)
+            else:
+                places.append(memory)
+                sources.append(source)
         if places:
-            sources = [values[number] for number in numbers]
-            devices = {source.device for source in sources if source.is_cuda} if layout.on_cuda else ()
+            devices = {source.device for source in sources if source.is_cuda}
             # Kernels that write to them may run in streams that the current one does not wait for.
             for device in devices:
                 torch.cuda.synchronize(device)
             with torch.no_grad():
-                torch._foreach_copy_(places, sources, non_blocking=layout.on_cuda)
+                torch._foreach_copy_(places, sources, non_blocking=bool(devices))
             for device in devices:
                 torch.cuda.synchronize(device)
-        for place, number in self._arrays:
-            np.copyto(place, values[number])
 
     def write(self, offset: int, parts: list[bytes]) -> None:
         """Writes `parts` one after another, from byte `offset` on. Raises OSError when there is no memory."""
@@ -62,44 +66,37 @@ class SnapshotMemory:
     def close(self) -> None:
         """Frees the memory."""
         self._unpin()
-        self._layout, self._tensors, self._arrays = None, ([], []), []
-        self._dense = ([], _NONE, _NONE)
+        self._layout, self._others, self._dense = None, [], ([], _NONE, _NONE)
         self._memory.unmap()
         self._memory.close()
 
-    def _prepare(self, layout: StateLayout) -> None:
+    def _prepare(self, commit: PreparedCommit) -> None:
+        layout = commit.layout
         if layout is self._layout:
             return
         self._layout = None
-        memory = self._mapped(layout.file_layout.size)
-        memory[: len(layout.file_layout.head)] = layout.file_layout.head
-        if layout.on_cuda:
+        memory = self._mapped(layout.size)
+        memory[: len(layout.head)] = layout.head
+        if commit.on_cuda:
             self._pin()
-        places: list[torch.Tensor] = []
-        numbers: list[int] = []
         dense: list[tuple[int, int, int]] = []
         start = np.frombuffer(memory, np.uint8).ctypes.data
-        self._arrays = []
-        for name, (begin, end), number in zip(
-            layout.file_layout.names, layout.file_layout.spans, layout.sources, strict=True
-        ):
+        self._others = []
+        for place, ((begin, end), source) in enumerate(zip(layout.spans, commit.sources, strict=True)):
             if begin == end:
                 continue
-            if name in layout.arrays:
-                dtype, shape = layout.arrays[name]
-                self._arrays.append((np.ndarray(shape, dtype, memory, begin), number))
-            elif number in layout.dense:
-                dense.append((layout.dense[number], start + begin, end - begin))
+            if _is_dense(source):
+                dense.append((place, start + begin, end - begin))
+            elif isinstance(source, np.ndarray):
+                self._others.append((np.ndarray(source.shape, source.dtype, memory, begin), place))
             else:
-                dtype, shape = layout.tensors[name]
-                places.append(view(memory, begin, dtype, shape))
-                numbers.append(number)
+                self._others.append((view(memory, begin, source.dtype, source.shape), place))
         self._dense = (
             [place for place, _, _ in dense],
             np.array([address for _, address, _ in dense], np.int64),
             np.array([size for _, _, size in dense], np.int64),
         )
-        self._tensors, self._layout = (places, numbers), layout
+        self._layout = layout
 
     def _mapped(self, size: int) -> mmap.mmap:
         if len(self._memory) < size:
@@ -131,3 +128,10 @@ def _forget_error() -> None:
     """Clears CUDA's last error, which torch would raise at the next kernel."""
     with suppress(RuntimeError):
         torch.zeros(1, device="cuda")
+
+
+def _is_dense(source: torch.Tensor | np.ndarray) -> bool:
+    """Returns True if the bytes in memory are those in the file; arrays of one layout may have any strides."""
+    if isinstance(source, np.ndarray) or source.is_conj() or source.is_neg():
+        return False
+    return source.device.type == "cpu" and source.is_contiguous()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
-from itertools import count
 from types import NoneType
 from typing import Any
 from uuid import uuid4
@@ -33,7 +32,7 @@ class StateLayout:
 
     Raises:
         UnsavableStateError: the state holds something that cannot be saved.
-        PlanError: it can be saved, but not by a layout.
+        LayoutError: it can be saved, but not by a layout.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
@@ -51,15 +50,11 @@ class StateLayout:
         self._arrays = [number for number, kind in enumerate(self._types) if kind is np.ndarray]
         self._tensor_kinds = _tensor_kinds([values[number] for number in self._tensors])
         self._array_kinds = _array_kinds([values[number] for number in self._arrays])
-        self.memory = _addresses([values[number] for number in self._tensors])
+        self._memory = _addresses([values[number] for number in self._tensors])
         """Addresses of the tensors of the state that was read last."""
-        self._ties = _partition(self.memory)
-        self.dense = {
-            number: place for place, number in enumerate(self._tensors) if _is_dense(values[number])
-        }
-        """Tensors whose bytes in memory are those in the file: flat number -> place in `memory`."""
+        self._ties = _partition(self._memory)
         self.file_layout = FileLayout(
-            {name: safetensors_file.describe(t) for name, t in encoder.tensors.items()}
+            {name: safetensors_file.describe(tensor) for name, tensor in encoder.tensors.items()}
         )
         named: dict[str, int] = {}
         for number in (*self._tensors, *self._arrays):
@@ -68,20 +63,6 @@ class StateLayout:
             raise LayoutError
         self.sources = [named[name] for name in self.file_layout.names]
         """Flat numbers of the tensors of the file, in its order."""
-        self.tensors = {
-            name: self._tensor_kinds[self._tensors.index(number)][:2]
-            for name, number in named.items()
-            if self._types[number] in TENSORS
-        }
-        self.arrays = {
-            name: self._array_kinds[self._arrays.index(number)][:2]
-            for name, number in named.items()
-            if self._types[number] is np.ndarray
-        }
-        """Dtype and shape by name."""
-        self.number = next(_layout_numbers)
-        """Unique among the layouts of this process."""
-        self.on_cuda = any(device.type == "cuda" for _, _, _, device, _ in self._tensor_kinds)
 
     def read(self, state: dict[str, Any]) -> list[Any] | None:
         """Returns the flat values of a state with this structure; None for any other."""
@@ -125,16 +106,13 @@ class StateLayout:
             memory = _addresses(tensors)
         except (RuntimeError, NotImplementedError):  # sparse by now, or nested
             return False
-        if memory != self.memory:
-            self.memory = memory
+        if memory != self._memory:
+            self._memory = memory
             if _partition(memory) != self._ties:
                 return False
         return (
             not self._arrays or _array_kinds([values[number] for number in self._arrays]) == self._array_kinds
         )
-
-
-_layout_numbers = count(1)
 
 
 class _Unset:
@@ -190,11 +168,6 @@ _MAX_DEPTH = 100
 
 def _tensor_kinds(tensors: list[torch.Tensor]) -> list[Any]:
     return [(t.dtype, t.shape, t.stride(), t.device, t.is_conj() or t.is_neg()) for t in tensors]
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    lazy = tensor.is_conj() or tensor.is_neg()
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not lazy
 
 
 def _array_kinds(arrays: list[np.ndarray]) -> list[Any]:

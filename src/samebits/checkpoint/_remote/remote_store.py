@@ -19,13 +19,13 @@ from typing import Any, BinaryIO, Self
 
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest, marker_text
+from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer
 from samebits.checkpoint._reading import newest_valid, no_valid_commit_error, read_manifest
-from samebits.checkpoint._remote.assembly import prepare_commit
 from samebits.checkpoint._remote.fsspec_files import FsspecFiles
 from samebits.checkpoint._remote.lease import LEASE, SECONDS, Lease
 from samebits.checkpoint._run_directory import COMMITS, MARKER
 from samebits.checkpoint._writer.commit_folder import MANIFEST, NAME, TENSORS, best, step_of
-from samebits.checkpoint._writer.manifest_template import Commit
+from samebits.checkpoint._writer.manifest_template import Commit, digest
 from samebits.errors import (
     CommitError,
     InvalidArgumentError,
@@ -147,11 +147,10 @@ class RemoteStore:
             InvalidArgumentError: `step` is before the last commit.
         """
         self._check_step(step)
-        prepared = prepare_commit(
-            step, state, position=position, finished=finished, program=program, environment=environment,
-            rolling=rolling, value=value,
-        )  # fmt: skip
-        commit, text = prepared.sign(self.last.digest if self.last else None)
+        metadata = CommitMetadata(step, position, finished, program, environment, rolling, value)
+        prepared = CommitPreparer().prepare(state, metadata)
+        parent = self.last.digest if self.last else None
+        commit, text = prepared.template.sign(parent, [digest(data) for data in prepared.tensors])
         if self.last and (self.last.step, self.last.content) == (commit.step, commit.content):
             return read_manifest(RemoteFolder(self._files, self.last.name))
         folder = RemoteFolder(self._files, commit.name)
@@ -159,7 +158,7 @@ class RemoteStore:
         try:
             if folder.name in self._corrupt:
                 folder.delete()  # the same commit, damaged
-            self._files.write(f"{where}/{TENSORS}", prepared.blocks)
+            self._files.write(f"{where}/{TENSORS}", [memoryview(prepared.layout.head), *prepared.tensors])
             if on_tensors_written is not None:
                 on_tensors_written()
             self._lease.check()

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .manifest_template import Commit, ManifestTemplate, digest
+from samebits.checkpoint._writer.manifest_template import Commit, ManifestTemplate, digest
 
 TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"

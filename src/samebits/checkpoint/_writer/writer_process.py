@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .commit_folder import CommitFolder
-from .manifest_template import Commit, ManifestTemplate
-from .messages import END, PACKED, SnapshotMessage
+from samebits.checkpoint._writer.commit_folder import CommitFolder
+from samebits.checkpoint._writer.manifest_template import Commit, ManifestTemplate
+from samebits.checkpoint._writer.messages import END, PACKED, SnapshotMessage
 
 POLL_MS = 500
 """Milliseconds between two checks that the run lives, where the kernel does not notify."""

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 from samebits._context import Position
 from samebits._inspect import user_code
-from samebits.checkpoint._async_writer.state_layout import LayoutError, StateLayout
-from samebits.checkpoint._async_writer.writer_client import CommitReport, WriterClient, WriterDiedError
+from samebits.checkpoint._async_writer.writer_client import CommitReport, WriterDiedError
 from samebits.checkpoint._local_store import CommitStore
-from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._open_store import store_for
-from samebits.checkpoint._writer.manifest_template import Commit
+from samebits.checkpoint._prepared_commit import CommitMetadata
+from samebits.checkpoint._tensor_layout import FileLayout
 from samebits.errors import CommitError
 from samebits.train._saving.commit_due import Cadence
 from samebits.train._state import compatibility
@@ -36,66 +35,47 @@ class Snapshot(NamedTuple):
     at: float
 
 
-class CommitMetadata(NamedTuple):
-    """The metadata of a commit."""
-
-    position: Position
-    finished: bool
-    program: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    rolling: str | None
-    value: float | None
-
-
 class Commits:
     """The commits in `run_dir`: makes them, and knows which are durable."""
 
     def __init__(self, run_dir: Path | str, cadence: Cadence, keep: int, keep_best: int) -> None:
         self.cadence = cadence
         self.store = store_for(run_dir, keep, keep_best)
-        self._keep, self._keep_best = keep, keep_best
-        self._writer: WriterClient | None = None
         self._sync = not isinstance(self.store, CommitStore)
         """True if the run makes every commit itself."""
-        self._deaths = self._base = self.written = 0
+        self._deaths = self.written = 0
         self._next_poll = 0.0
         self.lag, self.lag_steps = 0.0, 0
         """Longest time until the snapshot of a boundary, or a later one, was durable, in seconds and in steps."""
-        self._layout: StateLayout | None = None
+        self._checked: FileLayout | None = None
+        """The layout of the last state whose copies were checked."""
         self._snapshots: deque[Snapshot] = deque()
         """Snapshots that are not known to be durable, nor is a later one."""
-        self._constant: tuple[Mapping[str, Any], Mapping[str, Any], str, str] = ({}, {}, "", "")
 
     def due(self, step: int) -> bool:
         """Returns True if an asynchronous commit is due."""
-        if self._writer is not None and self.cadence.one_at_a_time and not self._writer.idle:
+        writer = self.store.writer
+        if writer is not None and self.cadence.one_at_a_time and not writer.idle:
             return False
         last = self.store.last
         return self.cadence.due(step) and (last is None or last.step != step)
 
     def commit(
-        self, state: dict[str, Any], metadata: CommitMetadata, on_tensors_written: Callable[[], None]
+        self,
+        state: dict[str, Any],
+        position: Position,
+        metadata: CommitMetadata,
+        on_tensors_written: Callable[[], None],
     ) -> list[Position]:
         """Commits and waits until the commit is durable; returns the earlier snapshots that have become durable."""
         durable = self.wait()
         started = time.perf_counter()
         compatibility.check_copies(state["run_state"], state["objects"])
-        self._base += 1  # the writer process, if there is one, continues after this commit
-        self.store.commit(
-            metadata.position.step,
-            state,
-            position=metadata.position.to_dict(),
-            finished=metadata.finished,
-            program=metadata.program,
-            environment=metadata.environment,
-            rolling=metadata.rolling,
-            value=metadata.value,
-            on_tensors_written=on_tensors_written,
-        )
+        self.store.write(self.store.prepare(state, metadata), on_tensors_written)
         self.cadence.record_commit(time.perf_counter() - started)
-        return [*durable, metadata.position]
+        return [*durable, position]
 
-    def snapshot(self, state: dict[str, Any], metadata: CommitMetadata) -> bool:
+    def snapshot(self, state: dict[str, Any], position: Position, metadata: CommitMetadata) -> bool:
         """Takes a snapshot for the writer process; returns False if the run has to `commit` instead.
 
         Later changes are not in it. Where the writer has not finished the earlier ones, it replaces the newest that the
@@ -104,20 +84,21 @@ class Commits:
         if self._sync:
             return False
         started = time.perf_counter()
+        commit = self.store.prepare(state, metadata)
+        if commit.layout is not self._checked:
+            compatibility.check_copies(state["run_state"], state["objects"])
+            self._checked = commit.layout
+        at = time.monotonic()  # before the writer can begin it
         try:
-            self._submit(state, metadata)
+            number = self.store.snapshot(commit)
         except WriterDiedError as error:
             self._on_writer_died(error)
             return not self._sync
-        except LayoutError:
-            self._fall_back_to_sync(
-                "the state keeps tensors in a deque, defaultdict or Counter. Use lists and dicts to have commits made "
-                "by the writer process"
-            )
-            return False
         except OSError as error:
             self._fall_back_to_sync(f"there is no memory or process for it ({error})")
             return False
+        if number is not None:
+            self._snapshots.append(Snapshot(number, position, at))
         self.cadence.record_commit(time.perf_counter() - started)
         return True
 
@@ -133,22 +114,23 @@ class Commits:
             CommitError: the disk refused one.
         """
         now = time.monotonic()
-        if self._writer is None or not self._snapshots or now < self._next_poll:
+        writer = self.store.writer
+        if writer is None or not self._snapshots or now < self._next_poll:
             return []
         self._next_poll = now + _POLL_INTERVAL
         try:
-            return self._read_reports(self._writer.poll())
+            return self._read_reports(writer.poll())
         except WriterDiedError as error:
             self._on_writer_died(error)
             return []
 
     def wait(self) -> list[Position]:
         """Waits until nothing is under way; returns the boundaries as `poll` does."""
-        if self._writer is None:
+        if self.store.writer is None:
             return []
         durable: list[Position] = []
         try:
-            for report in self._writer.drain():
+            for report in self.store.writer.drain():
                 durable += self._read_reports([report])
         except WriterDiedError as error:
             self._on_writer_died(error)
@@ -162,9 +144,6 @@ class Commits:
         except CommitError as error:
             user_code.warn(str(error))
         finally:
-            writer, self._writer = self._writer, None
-            if writer is not None:
-                writer.close()
             with suppress(OSError):
                 self.store.close()
         if self.written:
@@ -175,63 +154,6 @@ class Commits:
                 file=sys.stderr,
             )
         return durable
-
-    def _submit(self, state: dict[str, Any], metadata: CommitMetadata) -> None:
-        assert isinstance(self.store, CommitStore)
-        self.store.check_step(metadata.position.step)
-        layout, values, tree = self._read(state)
-        program, environment = self._constants(metadata)
-        template = manifest_template(
-            layout.file_layout, step=metadata.position.step, finished=metadata.finished, tree=tree, rolling=metadata.rolling,
-            position=canonical_json(metadata.position.to_dict()), program=program, environment=environment, value=metadata.value,
-        )  # fmt: skip
-        if self._writer is None:
-            self._writer = WriterClient(self.store.run_dir, self._options())
-        last, corrupt = self.store.last, sorted(self.store.folder.corrupt)
-        at = time.monotonic()  # before the writer can begin it
-        number = self._writer.submit(
-            layout, values, template, {"base": self._base, "last": last, "corrupt": corrupt}
-        )
-        if number is not None:
-            self._snapshots.append(Snapshot(number, metadata.position, at))
-
-    def _read(self, state: dict[str, Any]) -> tuple[StateLayout, list[Any], str]:
-        """Returns the layout of `state`, its flat values and its tree."""
-        if self._layout is not None and (values := self._layout.read(state)) is not None:
-            tree = self._layout.text(values)
-            if tree is not None:
-                return self._layout, values, tree
-        compatibility.check_copies(state["run_state"], state["objects"])
-        self._layout = layout = StateLayout(state)
-        values = layout.read(state)
-        tree = None if values is None else layout.text(values)
-        if values is None or tree is None:
-            raise LayoutError
-        return layout, values, tree
-
-    def _constants(self, metadata: CommitMetadata) -> tuple[str, str]:
-        """Returns program and environment as JSON; they hardly ever change."""
-        known = self._constant
-        if (known[0], known[1]) != (metadata.program, metadata.environment):
-            for name in ("program", "environment"):
-                check_plain(getattr(metadata, name), (name,))
-            known = (
-                metadata.program,
-                metadata.environment,
-                canonical_json(metadata.program),
-                canonical_json(metadata.environment),
-            )
-            self._constant = known
-        return known[2], known[3]
-
-    def _options(self) -> dict[str, Any]:
-        assert isinstance(self.store, CommitStore)
-        return {
-            "commits": str(self.store.folder.commits),
-            "keep": self._keep,
-            "keep_best": self._keep_best,
-            "identity": self.store.folder.identity,
-        }
 
     def _read_reports(self, reports: list[CommitReport]) -> list[Position]:
         positions = []
@@ -246,10 +168,7 @@ class Commits:
 
     def _mark_durable(self, number: int, fields: Mapping[str, Any]) -> Position:
         """Notes that a snapshot is durable, and so all before it."""
-        assert isinstance(self.store, CommitStore)
-        self.store.folder.last = Commit(*fields["commit"])
-        self.store.folder.troubles += fields["troubles"]
-        self.store.warn()
+        self.store.mark_durable(fields)
         self.written += 1
         self.cadence.record_write(fields["seconds"], fields["cpu"])
         first, newest = (
@@ -264,13 +183,9 @@ class Commits:
 
     def _on_writer_died(self, error: WriterDiedError) -> None:
         """Replaces a writer that died. Its unfinished commit is lost, the next snapshot has everything; finished ones count."""
-        assert isinstance(self.store, CommitStore)
-        assert self._writer is not None
-        self._writer.close(kill=True)
-        self._writer, self._layout = None, None
+        self.store.end_writer(kill=True)
         self._snapshots.clear()
         self._deaths += 1
-        self._base += 1
         self.store.refresh()
         if error.stderr:
             print(error.stderr, end="", file=sys.stderr)
@@ -285,10 +200,8 @@ class Commits:
 
     def _fall_back_to_sync(self, reason: str) -> None:
         self._sync = True
-        if self._writer is not None:
-            self.wait()
-            self._writer.close()
-            self._writer = None
+        self.wait()
+        self.store.end_writer()
         print(
             f"samebits: commits of {self.store.run_dir} are made by the run itself from now on: {reason}",
             file=sys.stderr,

@@ -12,11 +12,12 @@ from typing import Any, NoReturn
 from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
+from samebits.checkpoint._prepared_commit import CommitMetadata
 from samebits.errors import SamebitsError
 from samebits.train._distributed import rank_agreement
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
-from samebits.train._saving.async_commits import CommitMetadata, Commits
+from samebits.train._saving.async_commits import Commits
 from samebits.train._saving.best_commits import BestCommits
 from samebits.train._saving.digest_chain import DigestChain
 from samebits.train._state import compatibility, validation_resume
@@ -204,7 +205,8 @@ class CommitPolicy:
         saved["loops"] = self._loops.state()
         saved = self.ranks.gather_state(saved, self._environment.to_dict())
         metadata = CommitMetadata(
-            position,
+            position.step,
+            position.to_dict(),
             finished=self._loops.current is None,
             program=self._program,
             environment=self._environment.to_dict(),
@@ -219,12 +221,12 @@ class CommitPolicy:
             deferred_error, self._deferred_error = self._deferred_error, None
             if deferred_error is not None:
                 raise deferred_error
-            if not wait and self.commits.snapshot(saved, metadata):
+            if not wait and self.commits.snapshot(saved, position, metadata):
                 self.commits.cadence.record_commit(time.perf_counter() - started)
                 return
             if self.ranks.rank == 0:
                 durable = self.commits.commit(
-                    saved, metadata, lambda: self._notify("commit_writing", position)
+                    saved, position, metadata, lambda: self._notify("commit_writing", position)
                 )
         self._notify_durable(durable)
 
@@ -242,9 +244,11 @@ class CommitPolicy:
             self._warned_of_restart = True
             return
         base, saved = found
-        at = Position(**base.position)
+        inside = {"phase": "validate", "name": position.name, "phase_batch": position.phase_batch}
+        at = replace(Position(**base.position), **inside)
         metadata = CommitMetadata(
-            replace(at, phase="validate", name=position.name, phase_batch=position.phase_batch),
+            at.step,
+            at.to_dict(),
             finished=base.finished,
             program=base.program,
             environment=self._environment.to_dict(),
@@ -255,7 +259,7 @@ class CommitPolicy:
             **saved,
             "inside": validation_resume.gather_validation(position, self._objects, self._run_state),
         }
-        self.commits.commit(saved, metadata, lambda: self._notify("commit_writing", position))
+        self.commits.commit(saved, at, metadata, lambda: self._notify("commit_writing", position))
 
     def _notify_durable(self, positions: Iterable[Position]) -> None:
         for position in positions:

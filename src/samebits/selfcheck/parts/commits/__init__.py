@@ -14,8 +14,8 @@ from torch import nn
 
 from samebits import _digest as digest
 from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
-from samebits.checkpoint._async_writer.state_layout import StateLayout
 from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 from samebits.selfcheck.agreement import same
@@ -124,6 +124,8 @@ def measure_restore(target: Target) -> Measured:
     )
 
 
+_METADATA = CommitMetadata(1, {}, finished=False, program={}, environment={})
+
 PINNED: Results = {
     "pinned": True,
     "copies": ["xxh3-128:0"] * 3,
@@ -134,27 +136,26 @@ PINNED: Results = {
 
 def measure_pinned(target: Target) -> Measured:
     """Copies into memory that grows, for states that change: it stays pinned, the bits are right, and kernels continue."""
-    slot, copies, originals, rates = SnapshotMemory(), [], [], []
+    slot, preparer = SnapshotMemory(), CommitPreparer()
+    copies, originals, rates = [], [], []
     unit = 10 if target.small else 10**6
     for count in (unit, unit + 1, 100 * unit):
         state = {
             "x": torch.arange(count, device=target.device),
             "y": torch.ones(count, 2, device=target.device).t(),
         }
-        plan = StateLayout(state)
+        prepared = preparer.prepare(state, _METADATA)
         for _ in range(3):
             state["x"] += 1
             began = time.perf_counter()
-            slot.copy(plan, plan.read(state) or [])
+            slot.copy(preparer.prepare(state, _METADATA))
             rates.append(count * 16 / (time.perf_counter() - began) / 1e9)
         memory = torch.frombuffer(slot._memory.mapped(1), dtype=torch.uint8)  # type: ignore[arg-type]
         parts = {
             name: memory[begin:end].clone()
-            for name, (begin, end) in zip(plan.file_layout.names, plan.file_layout.spans, strict=True)
+            for name, (begin, end) in zip(prepared.layout.names, prepared.layout.spans, strict=True)
         }
-        sources = dict(
-            zip(plan.file_layout.names, (list(state.values())[n - 1] for n in plan.sources), strict=True)
-        )
+        sources = dict(zip(prepared.layout.names, prepared.sources, strict=True))
         del memory
         copies.append(digest.of_value([parts[name] for name in sorted(parts)]))
         originals.append(digest.of_value([_bytes(sources[name]) for name in sorted(sources)]))
