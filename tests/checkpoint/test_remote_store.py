@@ -18,7 +18,7 @@ import samebits
 from samebits import _digest as digest
 from samebits.checkpoint._remote.remote_store import RemoteStore
 from samebits.checkpoint import list_commits
-from samebits.checkpoint._exchange.export import load_commit
+from samebits.checkpoint import load_commit
 from samebits.checkpoint._listing import prune
 from samebits.checkpoint._remote.lease import LEASE
 from samebits._context import Observer, CheckOverrides, process, resolve_run_dir

@@ -14,7 +14,7 @@ from samebits import _digest as digest
 from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._remote.remote_store import RemoteStore
 from samebits.checkpoint import list_commits
-from samebits.checkpoint._exchange.export import load_commit
+from samebits.checkpoint import load_commit
 from samebits.checkpoint import _manifest as manifests
 from samebits.cli import main
 

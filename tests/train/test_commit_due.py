@@ -12,7 +12,7 @@ from torch import nn
 
 import samebits
 from samebits.checkpoint._local_store import CommitStore
-from samebits.checkpoint._exchange.export import load_commit
+from samebits.checkpoint import load_commit
 from samebits._context import CheckOverrides, process
 from samebits.errors import InvalidArgumentError, RecordError, RunDirectoryError
 from samebits.train._saving import digest_chain

@@ -15,7 +15,7 @@ import torch
 
 from samebits import _native as native
 from samebits._native.lazy_kernel import Deferred, compilation_lock, instruction, with_compiled_globals
-from samebits._native.single_thread import parallel
+from samebits._native.torch_threads import parallel
 
 
 def symbol(library: ctypes.CDLL | None, name: str, result: str, *arguments: str) -> Deferred | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +39,8 @@ class SnapshotMemory:
         """Copies head and tensors to their places in the file; everything is copied on return. Raises OSError."""
         self._prepare(commit)
         dense, to, sizes = self._dense
-        copy(to, np.array([commit.sources[place].data_ptr() for place in dense], np.int64), sizes)
+        address: Callable[[Any], int] = torch.Tensor.data_ptr
+        copy(to, np.array([address(commit.sources[place]) for place in dense], np.int64), sizes)
         places, sources = [], []
         for memory, place in self._others:
             source = commit.sources[place]

@@ -9,7 +9,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from samebits.data._purity import known
-from samebits.data._purity.record import PurityRecord
+from samebits.data._purity.findings import PurityRecord
 from samebits.data._purity.values import (
     GIVEN,
     NOTHING,

@@ -10,7 +10,7 @@ import torch.compiler.config
 
 from samebits._digest import of_bytes
 from samebits._inspect.patching import Patches
-from samebits.determinism._compile import inductor, torchscript, unseeded_draws
+from samebits.determinism._compile import inductor, torchscript, triton_autotuning, unseeded_draws
 
 _patches = Patches()
 _profiled: list[bool] = []
@@ -31,7 +31,9 @@ def enter(thread_invariant: bool) -> None:
         "torch._inductor.compile_fx",
         lambda module: inductor.patch(module, _patches, mode, thread_invariant=thread_invariant),
     )
-    _patches.when_imported("triton.runtime.autotuner", lambda module: inductor.pin_triton(module, _patches))
+    _patches.when_imported(
+        "triton.runtime.autotuner", lambda module: triton_autotuning.pin_first_configuration(module, _patches)
+    )
     unseeded_draws.watch(_patches)
     _profiled.append(torchscript.pin())
     _forget_compiled()

@@ -68,21 +68,6 @@ def patch(compile_fx: ModuleType, patches: Patches, mode: str, *, thread_invaria
         patches.put(cpp.CppScheduling, "codegen_template", _refuse_template)
 
 
-def pin_triton(autotuner: Any, patches: Patches) -> None:
-    """Makes a user's `triton.autotune` take its first configuration: the fastest of a timing varies from day to day."""
-    run = autotuner.Autotuner.run
-
-    @functools.wraps(run)
-    def with_first(self: Any, *args: Any, **kwargs: Any) -> Any:
-        every, self.configs = self.configs, self.configs[:1]
-        try:
-            return run(self, *args, **kwargs)
-        finally:
-            self.configs = every
-
-    patches.put(autotuner.Autotuner, "run", with_first)
-
-
 def _check_settings(compile_inner: Any, *, untested: bool) -> Any:
     @functools.wraps(compile_inner)
     def checked(*args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from samebits._native.single_thread import on_single_thread, parallel, set_mkl_threads
+from samebits._native.torch_threads import on_single_thread, parallel, set_mkl_threads
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._replacement import replacements
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from samebits._native import single_thread
+from samebits._native import torch_threads
 from samebits.determinism._kernels import openmp_tasks
 from samebits.determinism._replacement import replacements
 
@@ -172,7 +172,7 @@ class _Call:
     def layout(self) -> torch.memory_format:
         """The memory format that torch gives results."""
         x, weight = self.tensors[:2]
-        with single_thread.single_thread():  # torch's choice of a backend looks at the number of threads
+        with torch_threads.single_thread():  # torch's choice of a backend looks at the number of threads
             backend = torch._C._select_conv_backend(x, weight, None, *self.rest[:6], None)
         return torch._C._conv_determine_backend_memory_format(x, weight, backend)
 
@@ -196,7 +196,7 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> 
     call = _Call((x, weight), _output_shape(tuple(x.shape), tuple(weight.shape), rest), rest)
     axis, bounds = cut(call.sizes, OUTPUT)
     if axis is _WHOLE:
-        with single_thread.single_thread():
+        with torch_threads.single_thread():
             return _forward(x, weight, bias, *rest)
     result = call.empty(OUTPUT)
 
@@ -242,7 +242,7 @@ def _convolution_backward(
 def _gradients(call: _Call, bias: Sequence[int] | None, mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
     if all(cut(call.sizes, which).axis is _WHOLE for which in (INPUT, WEIGHT)):
         x, weight, grad = call.tensors
-        with single_thread.single_thread():
+        with torch_threads.single_thread():
             return tuple(_backward(grad, x, weight, bias, *call.rest, mask))
     masks = (mask[0], False, False), (False, mask[1], mask[2])
     jobs = [_Job(call, which, own) for which, own in zip((INPUT, WEIGHT), masks, strict=True) if any(own)]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits._native.single_thread import single_thread
+from samebits._native.torch_threads import single_thread
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._replacement import Replacement
 

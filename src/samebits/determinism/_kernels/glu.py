@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from samebits._native.single_thread import on_single_thread, single_thread
+from samebits._native.torch_threads import on_single_thread, single_thread
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._kernels.vector_tails import GRAIN, block_of, head_of, layout, torch_kernel

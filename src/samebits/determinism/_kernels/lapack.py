@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from samebits._native.single_thread import on_single_thread
+from samebits._native.torch_threads import on_single_thread
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._replacement import replacements
 

@@ -6,7 +6,7 @@ the steps of a sequence one after the other and gains next to nothing from a sec
 
 from __future__ import annotations
 
-from samebits._native.single_thread import on_single_thread
+from samebits._native.torch_threads import on_single_thread
 from samebits.determinism._replacement import replacements
 
 REPLACEMENTS = replacements(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from samebits._native.single_thread import parallel, single_thread
+from samebits._native.torch_threads import parallel, single_thread
 
 _BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _SMALLEST = float.fromhex("0x1p-1074")

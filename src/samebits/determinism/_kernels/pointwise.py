@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from samebits._native.single_thread import on_single_thread, single_thread
+from samebits._native.torch_threads import on_single_thread, single_thread
 from samebits.determinism._dispatcher import Kernel, kernels, overload
 from samebits.determinism._kernels.vector_tails import GRAIN, Pieces, is_dense, layout, torch_kernel
 from samebits.determinism._replacement import Replacement

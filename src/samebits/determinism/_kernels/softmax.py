@@ -16,7 +16,7 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native.kernel_threads import float32_at, on_team
-from samebits._native.single_thread import on_single_thread
+from samebits._native.torch_threads import on_single_thread
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._replacement import replacements

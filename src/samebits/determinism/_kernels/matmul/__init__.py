@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits._native.single_thread import on_single_thread
+from samebits._native.torch_threads import on_single_thread
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.matmul import low_precision, tiles
 from samebits.determinism._kernels.matmul.tiles import TILED

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits._native.single_thread import torch_cpu
+from samebits._native.torch_threads import torch_cpu
 from samebits.determinism._kernels import openmp_tasks
 
 _PARTS = 8

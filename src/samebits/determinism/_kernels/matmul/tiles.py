@@ -11,7 +11,7 @@ from torch import Tensor
 
 from samebits import _native as native
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team, symbol
-from samebits._native.single_thread import torch_cpu
+from samebits._native.torch_threads import torch_cpu
 from samebits.determinism._kernels.matmul.tiling import ceil, plan
 
 

@@ -155,7 +155,7 @@ def measure_pinned(target: Target) -> Measured:
             name: memory[begin:end].clone()
             for name, (begin, end) in zip(prepared.layout.names, prepared.layout.spans, strict=True)
         }
-        sources = dict(zip(prepared.layout.names, prepared.sources, strict=True))
+        sources: dict[str, Any] = dict(zip(prepared.layout.names, prepared.sources, strict=True))
         del memory
         copies.append(digest.of_value([parts[name] for name in sorted(parts)]))
         originals.append(digest.of_value([_bytes(sources[name]) for name in sorted(sources)]))

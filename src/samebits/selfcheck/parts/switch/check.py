@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samebits._inspect.patching import replaced
-from samebits._native.single_thread import on_single_thread
+from samebits._native.torch_threads import on_single_thread
 from samebits.determinism import _verified_on_gpu as verified_on_gpu
 from samebits.determinism._cuda_decompositions import REPLACEMENTS
 from samebits.determinism._dispatcher import KernelOverrides, has_kernel, overload
