@@ -14,7 +14,6 @@ from samebits._context import Position
 from samebits._inspect import user_code
 from samebits.checkpoint._async_writer.state_layout import LayoutError, StateLayout
 from samebits.checkpoint._async_writer.writer_client import CommitReport, WriterClient, WriterDiedError
-from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._open_store import store_for
 from samebits.checkpoint._writer.manifest_template import Commit
@@ -55,7 +54,7 @@ class Commits:
         self.store = store_for(run_dir, keep, keep_best)
         self._keep, self._keep_best = keep, keep_best
         self._writer: WriterClient | None = None
-        self._sync = not isinstance(self.store, CommitStore)
+        self._sync = False
         """True if the run makes every commit itself."""
         self._deaths = self._base = self.written = 0
         self._next_poll = 0.0
@@ -63,7 +62,9 @@ class Commits:
         """Longest time until the snapshot of a boundary, or a later one, was durable, in seconds and in steps."""
         self._layout: StateLayout | None = None
         self._snapshots: deque[Snapshot] = deque()
-        """Snapshots that are not known to be durable, nor is a later one."""
+        """Snapshots that the writer process is not known to have written, nor a later one."""
+        self._written: list[Position] = []
+        """Boundaries whose commits the writer process has written, and a URL has not got yet."""
         self._constant: tuple[Mapping[str, Any], Mapping[str, Any], str, str] = ({}, {}, "", "")
 
     def due(self, step: int) -> bool:
@@ -77,7 +78,7 @@ class Commits:
         self, state: dict[str, Any], metadata: CommitMetadata, on_tensors_written: Callable[[], None]
     ) -> list[Position]:
         """Commits and waits until the commit is durable; returns the earlier snapshots that have become durable."""
-        durable = self.wait()
+        self._await_writer()
         started = time.perf_counter()
         compatibility.check_copies(state["run_state"], state["objects"])
         self._base += 1  # the writer process, if there is one, continues after this commit
@@ -93,7 +94,7 @@ class Commits:
             on_tensors_written=on_tensors_written,
         )
         self.cadence.record_commit(time.perf_counter() - started)
-        return [*durable, metadata.position]
+        return [*self._take_durable(), metadata.position]
 
     def snapshot(self, state: dict[str, Any], metadata: CommitMetadata) -> bool:
         """Takes a snapshot for the writer process; returns False if the run has to `commit` instead.
@@ -124,35 +125,29 @@ class Commits:
     @property
     def under_way(self) -> bool:
         """True if there is a commit that is not known to be durable."""
-        return bool(self._snapshots)
+        return bool(self._snapshots or self._written)
 
     def poll(self) -> list[Position]:
         """Returns the boundaries whose commits have become durable since the last call.
 
         Raises:
-            CommitError: the disk refused one.
+            CommitError: the disk, or the storage of a URL, refused one.
         """
         now = time.monotonic()
-        if self._writer is None or not self._snapshots or now < self._next_poll:
+        if not self.under_way or now < self._next_poll:
             return []
         self._next_poll = now + _POLL_INTERVAL
-        try:
-            return self._read_reports(self._writer.poll())
-        except WriterDiedError as error:
-            self._on_writer_died(error)
-            return []
+        if self._writer is not None:
+            try:
+                self._read_reports(self._writer.poll())
+            except WriterDiedError as error:
+                self._on_writer_died(error)
+        return self._take_durable()
 
     def wait(self) -> list[Position]:
         """Waits until nothing is under way; returns the boundaries as `poll` does."""
-        if self._writer is None:
-            return []
-        durable: list[Position] = []
-        try:
-            for report in self._writer.drain():
-                durable += self._read_reports([report])
-        except WriterDiedError as error:
-            self._on_writer_died(error)
-        return durable
+        self._await_writer()
+        return self._take_durable(wait=True)
 
     def close(self) -> list[Position]:
         """Waits as `wait` does, ends the writer process and releases the run directory; a failed commit is a warning."""
@@ -170,14 +165,31 @@ class Commits:
         if self.written:
             commits = "1 commit was" if self.written == 1 else f"{self.written} commits were"
             print(
-                f"samebits: {self.store.run_dir}: {commits} written during the training, each durable within "
+                f"samebits: {self.store.where}: {commits} written during the training, each on the disk within "
                 f"{self.lag * 1e3:.0f} ms ({self.lag_steps} steps)",
                 file=sys.stderr,
             )
         return durable
 
+    def _await_writer(self) -> None:
+        """Waits until the writer process has written what it got."""
+        if self._writer is None:
+            return
+        try:
+            for report in self._writer.drain():
+                self._read_reports([report])
+        except WriterDiedError as error:
+            self._on_writer_died(error)
+
+    def _take_durable(self, *, wait: bool = False) -> list[Position]:
+        self.store.publish(wait=wait)
+        self.store.warn()
+        step = self.store.durable_step
+        durable = [position for position in self._written if position.step <= step]
+        self._written = [position for position in self._written if position.step > step]
+        return durable
+
     def _submit(self, state: dict[str, Any], metadata: CommitMetadata) -> None:
-        assert isinstance(self.store, CommitStore)
         self.store.check_step(metadata.position.step)
         layout, values, tree = self._read(state)
         program, environment = self._constants(metadata)
@@ -225,7 +237,6 @@ class Commits:
         return known[2], known[3]
 
     def _options(self) -> dict[str, Any]:
-        assert isinstance(self.store, CommitStore)
         return {
             "commits": str(self.store.folder.commits),
             "keep": self._keep,
@@ -233,23 +244,19 @@ class Commits:
             "identity": self.store.folder.identity,
         }
 
-    def _read_reports(self, reports: list[CommitReport]) -> list[Position]:
-        positions = []
+    def _read_reports(self, reports: list[CommitReport]) -> None:
         for number, fields in reports:
             if "errno" in fields:
                 self._snapshots.clear()
                 error = OSError(fields["errno"], fields["strerror"], fields["filename"])
                 raise self.store.write_error(error, fields["step"], fields["wanted"]) from error
             if "commit" in fields:
-                positions.append(self._mark_durable(number, fields))
-        return positions
+                self._mark_written(number, fields)
 
-    def _mark_durable(self, number: int, fields: Mapping[str, Any]) -> Position:
-        """Notes that a snapshot is durable, and so all before it."""
-        assert isinstance(self.store, CommitStore)
+    def _mark_written(self, number: int, fields: Mapping[str, Any]) -> None:
+        """Notes that the writer process has written a snapshot, and so need not write those before it."""
         self.store.folder.last = Commit(*fields["commit"])
         self.store.folder.troubles += fields["troubles"]
-        self.store.warn()
         self.written += 1
         self.cadence.record_write(fields["seconds"], fields["cpu"])
         first, newest = (
@@ -260,11 +267,10 @@ class Commits:
             pass
         self.lag = max(self.lag, fields["at"] - first.at)
         self.lag_steps = max(self.lag_steps, newest.position.step - first.position.step)
-        return entry.position
+        self._written.append(entry.position)
 
     def _on_writer_died(self, error: WriterDiedError) -> None:
         """Replaces a writer that died. Its unfinished commit is lost, the next snapshot has everything; finished ones count."""
-        assert isinstance(self.store, CommitStore)
         assert self._writer is not None
         self._writer.close(kill=True)
         self._writer, self._layout = None, None
@@ -278,7 +284,7 @@ class Commits:
             self._fall_back_to_sync(f"{error}, for the {_MAX_DEATHS}rd time")
             return
         print(
-            f"samebits: the process that writes the commits of {self.store.run_dir} is gone: {error}. Another one is "
+            f"samebits: the process that writes the commits of {self.store.where} is gone: {error}. Another one is "
             "started; what was committed is untouched",
             file=sys.stderr,
         )
@@ -286,10 +292,10 @@ class Commits:
     def _fall_back_to_sync(self, reason: str) -> None:
         self._sync = True
         if self._writer is not None:
-            self.wait()
+            self._await_writer()
             self._writer.close()
             self._writer = None
         print(
-            f"samebits: commits of {self.store.run_dir} are made by the run itself from now on: {reason}",
+            f"samebits: commits of {self.store.where} are made by the run itself from now on: {reason}",
             file=sys.stderr,
         )

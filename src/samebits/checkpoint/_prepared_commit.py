@@ -1,4 +1,4 @@
-"""A commit in memory: its manifest and the bytes of its files, ready to be written anywhere."""
+"""A commit in memory: its manifest and the bytes of its files, ready to be written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samebits.checkpoint._codec import encode
 from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._tensor_layout import FileLayout
 from samebits.checkpoint._unsavable import unsavable
-from samebits.checkpoint._writer.manifest_template import Commit, ManifestTemplate, digest
+from samebits.checkpoint._writer.manifest_template import ManifestTemplate
 
 
 @dataclass(frozen=True)
@@ -27,51 +27,24 @@ class PreparedCommit:
     tensors: list[memoryview]
 
     @property
-    def blocks(self) -> list[memoryview]:
-        """The blocks of the tensor file."""
-        return [self.head, *self.tensors]
-
-    def sign(self, parent: str | None) -> tuple[Commit, bytes]:
-        """Returns the commit after the one with digest `parent`, and the content of its manifest."""
-        return self.template.sign(parent, [digest(data) for data in self.tensors])
-
-    @property
     def nbytes(self) -> int:
         """Size of both files in bytes, at most."""
-        return sum(block.nbytes for block in self.blocks) + self.template.size
+        return sum(block.nbytes for block in (self.head, *self.tensors)) + self.template.size
 
 
-def prepare_commit(
-    step: int,
-    state: Mapping[str, Any],
-    *,
-    position: Mapping[str, Any],
-    finished: bool,
-    program: Mapping[str, Any],
-    environment: Mapping[str, Any],
-    rolling: str | None = None,
-    value: float | None = None,
-) -> PreparedCommit:
-    """Returns the commit of `state`. The tensors' blocks share memory with it.
+def prepare_commit(step: int, state: Mapping[str, Any], **fields: Any) -> PreparedCommit:
+    """Returns the commit of `state`; `fields` are those of `CommitStore.commit`. The tensors' blocks share memory with it.
 
     Raises:
         UnsavableStateError: the state holds something that cannot be saved.
     """
-    plain = {"position": position, "program": program, "environment": environment}
-    for name, fields in plain.items():
-        check_plain(fields, (name,))
+    for name in ("position", "program", "environment"):
+        check_plain(fields[name], (name,))
+        fields[name] = canonical_json(fields[name])
     tree, tensors = encode(dict(state))
     data = {name: _raw(name, tensor) for name, tensor in tensors.items()}
     layout = FileLayout({name: safetensors_file.describe(tensor) for name, tensor in tensors.items()})
-    template = manifest_template(
-        layout,
-        step=operator.index(step),
-        finished=bool(finished),
-        tree=canonical_json(tree),
-        rolling=rolling,
-        value=value,
-        **{name: canonical_json(fields) for name, fields in plain.items()},
-    )
+    template = manifest_template(layout, step=operator.index(step), tree=canonical_json(tree), **fields)
     return PreparedCommit(template, memoryview(layout.head), [data[name].data for name in layout.names])
 
 
