@@ -138,8 +138,6 @@ class _ProcessState:
     """The `Preemption` whose signal handlers are installed."""
     locked_run_dirs: dict[str, int] = field(default_factory=dict)
     """Run directories that are locked, and the process that did it: a record lock does not exclude its own process."""
-    leases: set[str] = field(default_factory=set)
-    """The owners of leases on run directories behind URLs that this process is."""
     notices: dict[str, str] = field(default_factory=dict)
     """Warnings of op determinism that were shown: subject to text. A run's record names those from before it, too."""
 
@@ -205,11 +203,25 @@ def resolve_run_dir(path: str | os.PathLike[str]) -> Path | str:
     if is_url(path):
         url = str(path).rstrip("/")
         # No folder of a check may be another's, nor be outside of it ("..").
-        return url if root is None else root / f"{_URL_SIGNS.sub('_', url)[:100]}-{crc32(url.encode()):08x}"
+        return url if root is None else root / url_folder(url)
     absolute = Path(path).expanduser().absolute()
     if root is None or absolute.is_relative_to(root):
         return absolute
     return root / absolute.relative_to(absolute.anchor)
+
+
+def url_folder(url: str) -> str:
+    """Returns the name of a folder that stands for a URL."""
+    return f"{_URL_SIGNS.sub('_', url)[:100]}-{crc32(url.encode()):08x}"
+
+
+def cache_root() -> Path:
+    """Returns `$SAMEBITS_CACHE_DIR`, else `$XDG_CACHE_HOME/samebits`, else `~/.cache/samebits`. Raises RuntimeError without a home directory."""
+    if named := os.environ.get("SAMEBITS_CACHE_DIR"):
+        return Path(named)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base, "samebits")
+    return Path.home() / ".cache" / "samebits"
 
 
 def run_dirs(resolved: Path | str | None) -> list[Path]:

@@ -146,7 +146,7 @@ def test_every_flipped_bit_is_detected_and_the_commit_before_is_read(store, name
     for place in flips(len(good)):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1 << bit]) + good[place + 1 :])
         assert store.newest()[0].step == 1, place
-        assert [skipped for skipped, _ in store.skipped] == [path.parent]
+        assert [skipped.path for skipped, _ in store.skipped] == [path.parent]
     path.write_bytes(good)
     assert store.newest()[0].step == 2
     assert store.skipped == []

@@ -12,7 +12,7 @@ import torch
 
 from samebits import _digest as digest
 from samebits.checkpoint._local_store import CommitStore
-from samebits.checkpoint._remote.remote_store import RemoteStore
+from samebits.checkpoint._remote.uploading_store import UploadingStore
 from samebits.checkpoint import list_commits
 from samebits.checkpoint import load_commit
 from samebits.checkpoint import _manifest as manifests
@@ -267,10 +267,11 @@ def test_what_cannot_be_done_is_exit_2(run, command, monkeypatch, args, words):
     assert os.listdir(run.parent) == ["run"]
 
 
-def test_urls_are_listed_and_pruned_too(command, tmp_path):
+def test_urls_are_listed_and_pruned_too(command, tmp_path, monkeypatch):
     """The same for a URL: list, verify, prune."""
+    monkeypatch.setenv("SAMEBITS_CACHE_DIR", str(tmp_path / "cache"))
     url = f"file://{tmp_path}/r"
-    with RemoteStore(url, keep=9) as store:
+    with UploadingStore(url, keep=9) as store:
         for step in (1, 2, 3):
             commit(store, step)
     assert command(url, "--verify")[0] == 0

@@ -224,6 +224,24 @@ def test_commits_that_nobody_waits_for(ranks, tmp_path):
     assert bits(again) == bits(expected) and {*again[0]["commits"]} <= {2, 4, 6, 8, 10, 12}
 
 
+@pytest.mark.parametrize("save", [2, "3%"])
+def test_a_url_needs_no_folder_that_ranks_or_machines_share(ranks, tmp_path, save):
+    """Each rank on a machine of its own, all killed, and three other machines go on from the URL: equal bits; only rank 0's made a folder."""
+    expected, url = uninterrupted(ranks, 3), f"file://{tmp_path}/r"
+
+    def on_machines(name, killer=None):
+        cache = tmp_path / f"{name}{dist.get_rank()}"
+        os.environ["SAMEBITS_CACHE_DIR"] = str(cache)
+        commits = range(1, 13) if save == "3%" else None
+        return {**train(url, killer=killer, commits=commits, save=save), "folder": (cache / "runs").exists()}
+
+    _, codes = ranks(3, lambda: on_machines("a", Killer("step_begins", 11, 0, 1, 2)), code=None)
+    assert codes == [-9] * 3
+    results, _ = ranks(3, lambda: on_machines("b"))
+    assert bits(results) == bits(expected) and (save == 2 or all(one["resumed"] for one in results))
+    assert [one["folder"] for one in results] == [True, False, False]
+
+
 def test_a_signal_to_one_rank_ends_all_at_the_same_step(ranks, tmp_path, capfd):
     """SIGTERM to one rank: all commit the same boundary and exit with 75; started again, equal bits."""
     expected = uninterrupted(ranks, 3, epochs=30)

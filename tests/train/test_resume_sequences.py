@@ -171,7 +171,7 @@ class Training(RuleBasedStateMachine):
         found = self.store.newest() if (self.folder / "run").exists() else None
         if found is None:
             return []
-        damaged = {path for path, _ in self.store.skipped}
+        damaged = {folder.path for folder, _ in self.store.skipped}
         return sorted(path for path in (self.folder / "run" / "commits").glob("0*") if path not in damaged)
 
     def _note(self):

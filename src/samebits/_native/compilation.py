@@ -32,6 +32,7 @@ from numba.core.serialize import dumps
 from numba.extending import intrinsic as intrinsic
 from numba.extending import typeof_impl
 
+from samebits._context import cache_root
 from samebits._native.lazy_kernel import Deferred, compilation_lock
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -42,23 +43,14 @@ _CHECKSUM_BYTES = 16
 def cache_folder() -> Path | None:
     """Returns the folder of compiled kernels, created if need be; None if none can be written.
 
-    `$SAMEBITS_CACHE_DIR`, else `$XDG_CACHE_HOME/samebits`, else `~/.cache/samebits`; below it one folder per
-    digest of all kernel sources, Numba, llvmlite and Python.
+    Below `cache_root()` there is one for each digest of all kernel sources, Numba, llvmlite and Python.
     """
     try:
-        folder = _cache_root() / f"kernels-{_sources_digest()}"
+        folder = cache_root() / f"kernels-{_sources_digest()}"
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: there is no home directory
         return None
     return folder if os.access(folder, os.W_OK | os.X_OK) else None
-
-
-def _cache_root() -> Path:
-    if named := os.environ.get("SAMEBITS_CACHE_DIR"):
-        return Path(named)
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base, "samebits")
-    return Path.home() / ".cache" / "samebits"
 
 
 def _sources_digest() -> str:

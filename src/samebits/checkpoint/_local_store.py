@@ -19,7 +19,13 @@ from samebits.checkpoint._async_writer.writer_client import WriterClient
 from samebits.checkpoint._disk_errors import commit_error
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer, PreparedCommit
-from samebits.checkpoint._reading import LocalFolder, newest_valid, no_valid_commit_error, read_manifest
+from samebits.checkpoint._reading import (
+    Folder,
+    LocalFolder,
+    newest_valid,
+    no_valid_commit_error,
+    read_manifest,
+)
 from samebits.checkpoint._run_directory import COMMITS, RunDirectory
 from samebits.checkpoint._writer.commit_folder import CommitFolder, commit_names, folder_identity
 from samebits.checkpoint._writer.manifest_template import Commit
@@ -36,7 +42,9 @@ class CommitStore:
     def __init__(self, run_dir: Path, keep: int = 2, keep_best: int = 0) -> None:
         if keep < 1:
             raise InvalidArgumentError(f"CommitStore(keep={keep}): at least the newest commit must stay")
-        self.skipped: list[tuple[Path, str]] = []
+        self.where: Path | str = Path(run_dir)
+        """The run directory, for messages."""
+        self.skipped: list[tuple[Folder, str]] = []
         """Commits that the last `newest()` could not use, and the reasons."""
         self._directory = RunDirectory(Path(run_dir))
         self.folder = CommitFolder(self._directory.commits, keep, keep_best)
@@ -132,7 +140,7 @@ class CommitStore:
         except OSError as error:
             raise self.write_error(error, commit.template.step, commit.nbytes) from error
         self.warn()
-        return read_manifest(LocalFolder(self.folder.commits / written.name))
+        return read_manifest(self._folder(written.name))
 
     def snapshot(self, commit: PreparedCommit) -> int | None:
         """Copies a prepared commit for the writer process, which is started if there is none; returns its number.
@@ -149,11 +157,10 @@ class CommitStore:
         facts = {"base": self._base, "last": self.last, "corrupt": sorted(self.folder.corrupt)}
         return self.writer.submit(commit, facts)
 
-    def mark_durable(self, fields: Mapping[str, Any]) -> None:
+    def mark_written(self, fields: Mapping[str, Any]) -> None:
         """Notes a commit that the writer process has reported."""
         self.folder.last = Commit(*fields["commit"])
         self.folder.troubles += fields["troubles"]
-        self.warn()
 
     def end_writer(self, *, kill: bool = False) -> None:
         """Ends the writer process, if there is one; it first writes its snapshots, unless it is killed."""
@@ -190,20 +197,32 @@ class CommitStore:
             NewerCommitError: a later samebits wrote one of them.
         """
         self.folder.last, self.folder.corrupt, self._searched = None, set(), True
-        found, skipped = newest_valid(map(LocalFolder, self._commits()))
-        self.skipped = [(folder.path, why) for folder, why in skipped]
+        found, self.skipped = newest_valid(self._folders())
         if found is not None:
             _, manifest, state = found
             self.folder.last = manifest.commit
-            self.folder.corrupt = {path.name for path, _ in self.skipped}
+            damaged = [folder for folder, _ in self.skipped if isinstance(folder, LocalFolder)]
+            self.folder.corrupt = {folder.name for folder in damaged}
             return manifest, state
-        if skipped:
-            raise no_valid_commit_error(self.run_dir, skipped)
+        if self.skipped:
+            raise no_valid_commit_error(self.where, self.skipped)
         return None
 
     def values(self) -> dict[str, float | None]:
         """Returns the `Manifest.value` of the existing commits, by name."""
         return self.folder.values()
+
+    @property
+    def durable_step(self) -> int:
+        """The step up to which commits are durable in the run directory; -1 without."""
+        return self.last.step if self.last else -1
+
+    def publish(self, *, wait: bool = False) -> None:
+        """Begins to make the last commit durable at a URL and, with `wait`, returns when it is; in a folder it is already.
+
+        Raises:
+            CommitError: one could not be uploaded.
+        """
 
     def refresh(self) -> None:
         """Finds the newest commit again, where another process may have made one. Its tensors are not read."""
@@ -220,16 +239,22 @@ class CommitStore:
         """Raises unless this process may commit `step` next."""
         if not self._directory.owned:
             raise RunDirectoryError(
-                f"commit to {self.run_dir}, which this process (pid {os.getpid()}) has not opened. "
+                f"commit to {self.where}, which this process (pid {os.getpid()}) has not opened. "
                 "Call open() first, in the process that commits."
             )
         if not self._searched:
             self.newest()
         if step < 0 or (self.last and step < self.last.step):
             raise InvalidArgumentError(
-                f"commit(step={step}) to {self.run_dir}, which is at step {self.last.step if self.last else 0}. "
+                f"commit(step={step}) to {self.where}, which is at step {self.last.step if self.last else 0}. "
                 "Load the newest commit and resume from it, or use another run directory."
             )
+
+    def _folder(self, name: str) -> Folder:
+        return LocalFolder(self.folder.commits / name)
+
+    def _folders(self) -> list[Folder]:
+        return list(map(LocalFolder, self._commits()))
 
     def _commits(self) -> list[Path]:
         return local_commits(self._directory.path)

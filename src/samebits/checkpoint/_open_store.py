@@ -12,8 +12,9 @@ from samebits._context import is_url, resolve_run_dir
 from samebits.checkpoint._local_store import CommitStore, local_commits
 from samebits.checkpoint._reading import Folder, LocalFolder
 from samebits.checkpoint._remote.fsspec_files import FsspecFiles
-from samebits.checkpoint._remote.lease import Lease
-from samebits.checkpoint._remote.remote_store import RemoteStore, remote_folders
+from samebits.checkpoint._remote.remote_folder import remote_folders
+from samebits.checkpoint._remote.uploading_store import UploadingStore, staging_folder
+from samebits.checkpoint._remote.writer_claim import WriterClaim
 from samebits.checkpoint._run_directory import MARKER, RunDirectory
 from samebits.errors import InvalidArgumentError, RunDirectoryError
 
@@ -44,10 +45,10 @@ def check_path(path: Any, name: str) -> None:
         ) from None
 
 
-def store_for(run_dir: Path | str, keep: int, keep_best: int = 0) -> CommitStore | RemoteStore:
+def store_for(run_dir: Path | str, keep: int, keep_best: int = 0) -> CommitStore:
     """Returns the store of a resolved run directory."""
     if isinstance(run_dir, str):
-        return RemoteStore(run_dir, keep, keep_best)
+        return UploadingStore(run_dir, keep, keep_best)
     return CommitStore(run_dir, keep, keep_best)
 
 
@@ -66,22 +67,16 @@ def commit_folders(run_dir: str | os.PathLike[str]) -> Sequence[Folder]:
 
 @contextmanager
 def lock_run_directory(run_dir: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds the one-writer lock of a run directory. Raises RunDirectoryError when a live process has it."""
+    """Holds the one-writer lock of a run directory. Raises RunDirectoryError when a live process has it, or may have it."""
     where = find_run_directory(run_dir)
-    if isinstance(where, str):
-        lease = Lease(FsspecFiles(where))
-        lease.take()
-        try:
-            yield
-        finally:
-            lease.release()
-    else:
-        directory = RunDirectory(where)
-        directory.open()
-        try:
-            yield
-        finally:
-            directory.close()
+    directory = RunDirectory(where if isinstance(where, Path) else staging_folder(where))
+    directory.open()
+    try:
+        if isinstance(where, str):
+            WriterClaim(FsspecFiles(where), directory.path).check_free()
+        yield
+    finally:
+        directory.close()
 
 
 def find_run_directory(run_dir: str | os.PathLike[str]) -> Path | str:

@@ -61,8 +61,8 @@ class Run:
     code 75. A finished run yields no steps and restores its final state, so that the code after the loop runs again.
 
     Args:
-        run_dir: folder of this run alone; made when missing. Or a URL that fsspec opens ("s3://bucket/run"). None:
-            nothing is saved (no resume).
+        run_dir: folder of this run alone; made when missing. Or a URL that fsspec opens ("s3://bucket/run"): commits
+            are made below `$SAMEBITS_CACHE_DIR` and uploaded. None: nothing is saved (no resume).
         save: when to commit, besides at the ends of loops and before an exit by a signal; the bits do not depend on it.
             A share of the time ("3%"), a number of steps, seconds ("30s"), or "explicit": by `run.commit()` only.
             Except for the last, a process of its own makes the commits durable while training continues: of several within

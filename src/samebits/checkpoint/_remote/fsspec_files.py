@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Self, cast
 
+from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES
 from samebits.errors import CorruptCommitError, RemoteStorageError
 
 CURE = "Check the connection, the credentials and the URL, then run again: what was committed before is untouched."
@@ -68,6 +70,7 @@ class FsspecFiles:
             CorruptCommitError: it is a link, a pipe or a folder.
         """
         with self._translate_errors(f"open {name}"):
+            self._files.invalidate_cache()
             info = self._files.info(self._path(name))
             if info.get("type") != "file" or info.get("islink"):
                 raise CorruptCommitError(f"{self.url}/{name} is no regular file")
@@ -80,26 +83,14 @@ class FsspecFiles:
         with file:
             return file.read(limit)
 
-    def write(self, name: str, blocks: Iterable[bytes | memoryview]) -> None:
-        """Creates a file of `blocks`; where the storage supports it, the file is durable on return."""
-        with self._translate_errors(f"write {name}"):
-            try:
-                self._write(name, blocks := list(blocks))
-            except FileNotFoundError:  # a storage with real folders
-                self._files.makedirs(self._files._parent(self._path(name)), exist_ok=True)
-                self._write(name, blocks)
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Creates a new file, atomically where the storage can; returns False if it exists already."""
-        with self._translate_errors(f"create {name}"):
-            try:
-                self._files.pipe_file(self._path(name), data, mode="create")
-            except FileExistsError:
-                return False
-            except FileNotFoundError:
-                self._files.makedirs(self._files._parent(self._path(name)), exist_ok=True)
-                self._files.pipe_file(self._path(name), data, mode="create")
-        return True
+    def write(self, name: str, source: BinaryIO) -> None:
+        """Creates a file with the rest of `source`; where the storage supports it, the file is durable on return."""
+        with self._translate_errors(f"write {name}", passing=()), self._create(name) as file:
+            shutil.copyfileobj(source, file, BUFFER_BYTES)
+            file.flush()
+            # Only files of this machine have a number
+            with suppress(AttributeError, io.UnsupportedOperation):
+                os.fsync(file.fileno())
 
     def remove(self, name: str) -> None:
         """Removes a file, if it exists."""
@@ -118,24 +109,25 @@ class FsspecFiles:
         except Exception:  # half of all storages have no such method, each with another error
             return None
 
-    def _write(self, name: str, blocks: Iterable[bytes | memoryview]) -> None:
-        with self._files.open(self._path(name), "wb") as file:
-            for block in blocks:
-                file.write(block)
-            file.flush()
-            # Only files of this machine have a number
-            with suppress(AttributeError, io.UnsupportedOperation):
-                os.fsync(file.fileno())
+    def _create(self, name: str) -> Any:
+        path = self._path(name)
+        try:
+            return self._files.open(path, "wb")
+        except FileNotFoundError:  # a storage with real folders
+            self._files.makedirs(self._files._parent(path), exist_ok=True)
+            return self._files.open(path, "wb")
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}" if name else self._root
 
     @contextmanager
-    def _translate_errors(self, what: str) -> Iterator[None]:
-        """Turns a storage's errors, which have no common base, into `RemoteStorageError`."""
+    def _translate_errors(
+        self, what: str, passing: tuple[type[Exception], ...] = (FileNotFoundError, CorruptCommitError)
+    ) -> Iterator[None]:
+        """Turns a storage's errors, which have no common base, into `RemoteStorageError`, but for those that are `passing`."""
         try:
             yield
-        except (FileNotFoundError, CorruptCommitError):
+        except passing:
             raise
         except Exception as error:
             raise RemoteStorageError(f"{self.url}: could not {what}: {error!r:.300}. {CURE}") from error

@@ -9,7 +9,7 @@ import mmap
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from samebits.checkpoint._writer.manifest_template import Commit, ManifestTemplate, digest
@@ -92,20 +92,25 @@ class CommitFolder:
             except OSError as error:
                 self.troubles.append(f"{path} cannot be deleted: {error}")
 
-    def _prune(self, newest: Commit) -> None:
-        older = [
-            name
-            for name in commit_names(self.commits)
-            if step_of(name) <= newest.step and name != newest.name
-        ]
-        valid = [name for name in older if name not in self.corrupt and step_of(name) < newest.step]
+    def replaced(
+        self,
+        newest: Commit,
+        names: Sequence[str],
+        corrupt: Collection[str],
+        value: Callable[[str], float | None],
+    ) -> list[str]:
+        """Returns those of the commits `names`, latest step first, that `keep` and `keep_best` let go after `newest`."""
+        older = [name for name in names if step_of(name) <= newest.step and name != newest.name]
+        valid = [name for name in older if name not in corrupt and step_of(name) < newest.step]
         stay = set(valid[: self.keep - 1])
         if self.keep_best:
-            stay |= best({name: self._value(name) for name in (newest.name, *valid)}, self.keep_best)
+            stay |= best({name: value(name) for name in (newest.name, *valid)}, self.keep_best)
+        return [name for name in older if name not in stay]
+
+    def _prune(self, newest: Commit) -> None:
         try:
-            for name in older:
-                if name not in stay:
-                    (self.commits / name).rename(self.commits / f"{TMP}{name}")
+            for name in self.replaced(newest, commit_names(self.commits), self.corrupt, self._value):
+                (self.commits / name).rename(self.commits / f"{TMP}{name}")
         except OSError as error:
             self.troubles.append(f"old commits in {self.commits.parent} cannot be deleted: {error}")
         self.sweep()

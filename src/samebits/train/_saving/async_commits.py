@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from samebits._context import Position
 from samebits._inspect import user_code
 from samebits.checkpoint._async_writer.writer_client import CommitReport, WriterDiedError
-from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._open_store import store_for
 from samebits.checkpoint._prepared_commit import CommitMetadata
 from samebits.checkpoint._tensor_layout import FileLayout
@@ -41,7 +40,7 @@ class Commits:
     def __init__(self, run_dir: Path | str, cadence: Cadence, keep: int, keep_best: int) -> None:
         self.cadence = cadence
         self.store = store_for(run_dir, keep, keep_best)
-        self._sync = not isinstance(self.store, CommitStore)
+        self._sync = False
         """True if the run makes every commit itself."""
         self._deaths = self.written = 0
         self._next_poll = 0.0
@@ -50,7 +49,9 @@ class Commits:
         self._checked: FileLayout | None = None
         """The layout of the last state whose copies were checked."""
         self._snapshots: deque[Snapshot] = deque()
-        """Snapshots that are not known to be durable, nor is a later one."""
+        """Snapshots that the writer process is not known to have written, nor a later one."""
+        self._written: list[Position] = []
+        """Boundaries whose commits the writer process has written, and a URL has not got yet."""
 
     def due(self, step: int) -> bool:
         """Returns True if an asynchronous commit is due."""
@@ -68,12 +69,12 @@ class Commits:
         on_tensors_written: Callable[[], None],
     ) -> list[Position]:
         """Commits and waits until the commit is durable; returns the earlier snapshots that have become durable."""
-        durable = self.wait()
+        self._await_writer()
         started = time.perf_counter()
         compatibility.check_copies(state["run_state"], state["objects"])
         self.store.write(self.store.prepare(state, metadata), on_tensors_written)
         self.cadence.record_commit(time.perf_counter() - started)
-        return [*durable, position]
+        return [*self._take_durable(), position]
 
     def snapshot(self, state: dict[str, Any], position: Position, metadata: CommitMetadata) -> bool:
         """Takes a snapshot for the writer process; returns False if the run has to `commit` instead.
@@ -105,36 +106,29 @@ class Commits:
     @property
     def under_way(self) -> bool:
         """True if there is a commit that is not known to be durable."""
-        return bool(self._snapshots)
+        return bool(self._snapshots or self._written)
 
     def poll(self) -> list[Position]:
         """Returns the boundaries whose commits have become durable since the last call.
 
         Raises:
-            CommitError: the disk refused one.
+            CommitError: the disk, or the storage of a URL, refused one.
         """
         now = time.monotonic()
-        writer = self.store.writer
-        if writer is None or not self._snapshots or now < self._next_poll:
+        if not self.under_way or now < self._next_poll:
             return []
         self._next_poll = now + _POLL_INTERVAL
-        try:
-            return self._read_reports(writer.poll())
-        except WriterDiedError as error:
-            self._on_writer_died(error)
-            return []
+        if self.store.writer is not None:
+            try:
+                self._read_reports(self.store.writer.poll())
+            except WriterDiedError as error:
+                self._on_writer_died(error)
+        return self._take_durable()
 
     def wait(self) -> list[Position]:
         """Waits until nothing is under way; returns the boundaries as `poll` does."""
-        if self.store.writer is None:
-            return []
-        durable: list[Position] = []
-        try:
-            for report in self.store.writer.drain():
-                durable += self._read_reports([report])
-        except WriterDiedError as error:
-            self._on_writer_died(error)
-        return durable
+        self._await_writer()
+        return self._take_durable(wait=True)
 
     def close(self) -> list[Position]:
         """Waits as `wait` does, ends the writer process and releases the run directory; a failed commit is a warning."""
@@ -149,26 +143,42 @@ class Commits:
         if self.written:
             commits = "1 commit was" if self.written == 1 else f"{self.written} commits were"
             print(
-                f"samebits: {self.store.run_dir}: {commits} written during the training, each durable within "
+                f"samebits: {self.store.where}: {commits} written during the training, each on the disk within "
                 f"{self.lag * 1e3:.0f} ms ({self.lag_steps} steps)",
                 file=sys.stderr,
             )
         return durable
 
-    def _read_reports(self, reports: list[CommitReport]) -> list[Position]:
-        positions = []
+    def _await_writer(self) -> None:
+        """Waits until the writer process has written what it got."""
+        if self.store.writer is None:
+            return
+        try:
+            for report in self.store.writer.drain():
+                self._read_reports([report])
+        except WriterDiedError as error:
+            self._on_writer_died(error)
+
+    def _take_durable(self, *, wait: bool = False) -> list[Position]:
+        self.store.publish(wait=wait)
+        self.store.warn()
+        step = self.store.durable_step
+        durable = [position for position in self._written if position.step <= step]
+        self._written = [position for position in self._written if position.step > step]
+        return durable
+
+    def _read_reports(self, reports: list[CommitReport]) -> None:
         for number, fields in reports:
             if "errno" in fields:
                 self._snapshots.clear()
                 error = OSError(fields["errno"], fields["strerror"], fields["filename"])
                 raise self.store.write_error(error, fields["step"], fields["wanted"]) from error
             if "commit" in fields:
-                positions.append(self._mark_durable(number, fields))
-        return positions
+                self._mark_written(number, fields)
 
-    def _mark_durable(self, number: int, fields: Mapping[str, Any]) -> Position:
-        """Notes that a snapshot is durable, and so all before it."""
-        self.store.mark_durable(fields)
+    def _mark_written(self, number: int, fields: Mapping[str, Any]) -> None:
+        """Notes that the writer process has written a snapshot, and so need not write those before it."""
+        self.store.mark_written(fields)
         self.written += 1
         self.cadence.record_write(fields["seconds"], fields["cpu"])
         first, newest = (
@@ -179,7 +189,7 @@ class Commits:
             pass
         self.lag = max(self.lag, fields["at"] - first.at)
         self.lag_steps = max(self.lag_steps, newest.position.step - first.position.step)
-        return entry.position
+        self._written.append(entry.position)
 
     def _on_writer_died(self, error: WriterDiedError) -> None:
         """Replaces a writer that died. Its unfinished commit is lost, the next snapshot has everything; finished ones count."""
@@ -193,16 +203,16 @@ class Commits:
             self._fall_back_to_sync(f"{error}, for the {_MAX_DEATHS}rd time")
             return
         print(
-            f"samebits: the process that writes the commits of {self.store.run_dir} is gone: {error}. Another one is "
+            f"samebits: the process that writes the commits of {self.store.where} is gone: {error}. Another one is "
             "started; what was committed is untouched",
             file=sys.stderr,
         )
 
     def _fall_back_to_sync(self, reason: str) -> None:
         self._sync = True
-        self.wait()
+        self._await_writer()
         self.store.end_writer()
         print(
-            f"samebits: commits of {self.store.run_dir} are made by the run itself from now on: {reason}",
+            f"samebits: commits of {self.store.where} are made by the run itself from now on: {reason}",
             file=sys.stderr,
         )

@@ -65,8 +65,8 @@ class CommitPolicy:
         store = self.commits.store
         store.open()
         found = store.newest()
-        for path, reason in store.skipped:
-            user_code.warn(f"skipped the damaged commit {path.name}: {reason}")
+        for folder, reason in store.skipped:
+            user_code.warn(f"skipped the damaged commit {folder.name}: {reason}")
         if found is not None:
             compatibility.check_kind(*found, str(self._run_dir))
         if isinstance(self._run_dir, Path):
@@ -274,6 +274,6 @@ class CommitPolicy:
 
     def _durable_commit_text(self) -> str:
         """Returns, in words, the commit that a restart resumes from."""
-        last = None if self.commits is None else self.commits.store.last
-        what = "nothing was committed" if last is None else f"committed at step {last.step}"
+        step = -1 if self.commits is None else self.commits.store.durable_step
+        what = "nothing was committed" if step < 0 else f"committed at step {step}"
         return f"{what} in {self._run_dir}"
