@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from url_storages import (
-    UnreliableFileSystem, commit, files, get, names, newest, put, state_at, steps,
+    FACTS, UnreliableFileSystem, commit, files, get, names, newest, put, state_at, steps,
 )  # fmt: skip
 
 import samebits
@@ -217,20 +217,14 @@ def test_of_the_commits_that_wait_the_newest_and_the_best_are_uploaded():
     with UploadingStore(url, keep=2, keep_best=1) as store:
         commit(store, 0)
         UnreliableFileSystem.gate.clear()
-        for step, value in enumerate((8.0, 7.0, 1.0, 2.0, 3.0, None, 4.0, 5.0), 1):
-            CommitStore.commit(
-                store,
-                step,
-                state_at(step),
-                position={},
-                finished=False,
-                program={},
-                environment={},
-                value=value,
-            )  # as the writer process does: without waiting for the upload
-            store.publish()
-            assert store.durable_step == 0
-        UnreliableFileSystem.gate.set()
+        try:
+            for step, value in enumerate((8.0, 7.0, 1.0, 2.0, 3.0, None, 4.0, 5.0), 1):
+                # As the writer process does: without waiting for the upload
+                CommitStore.commit(store, step, state_at(step), **{**FACTS, "value": value})
+                store.publish()
+                assert store.durable_step == 0
+        finally:
+            UnreliableFileSystem.gate.set()
         store.publish(wait=True)
         assert store.durable_step == 8
         assert steps(url) == [8, 3]  # here 8, 7 and 3
