@@ -19,6 +19,7 @@ from samebits.checkpoint import load_commit
 from samebits.checkpoint._listing import prune
 from samebits.checkpoint import list_commits
 from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._prepared_commit import CommitMetadata
 from samebits.checkpoint._remote.uploading_store import UploadingStore, staging_folder
 from samebits.checkpoint._remote.writer_claim import WRITER
 from samebits.errors import (
@@ -220,7 +221,8 @@ def test_of_the_commits_that_wait_the_newest_and_the_best_are_uploaded():
         try:
             for step, value in enumerate((8.0, 7.0, 1.0, 2.0, 3.0, None, 4.0, 5.0), 1):
                 # As the writer process does: without waiting for the upload
-                CommitStore.commit(store, step, state_at(step), **{**FACTS, "value": value})
+                metadata = CommitMetadata(step, **{**FACTS, "value": value})
+                CommitStore.write(store, store.prepare(state_at(step), metadata))
                 store.publish()
                 assert store.durable_step == 0
         finally:
