@@ -148,6 +148,14 @@ def test_every_nesting_comes_back_with_equal_types_and_bits_through_a_commit(sta
     assert identical({"state": state}, loaded)
 
 
+def test_a_tuple_key_beside_a_number_keeps_its_items(tmp_path):
+    """{0: None, ("", None): None}: the key's first item is not taken for the value of 0."""
+    state = {"state": {0: None, ("", None): None, ("a", 1): 2}}
+    with CommitStore(tmp_path / "run") as store:
+        store.commit(1, state, **BITS)
+    assert identical(state, CommitStore(tmp_path / "run").newest()[1])
+
+
 @pytest.mark.parametrize(("a", "b"), [
     (0.0, -0.0), (1, True), (1, 1.0), ((1,), [1]), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), (np.float64(1), 1.0),
     (torch.zeros(2), torch.zeros(2).half()), (torch.zeros(2), -torch.zeros(2)), (torch.zeros(0, 2), torch.zeros(2, 0)),

@@ -35,7 +35,7 @@ def test_no_thread_that_starts_meanwhile_takes_over_our_one_thread(python):
     python(
         "import threading, torch\n"
         "from samebits.determinism._kernels import openmp_tasks as workers\n"
-        "from samebits._native import single_thread as openmp\n"
+        "from samebits._native import torch_threads as openmp\n"
         "torch.set_num_threads(3)\n"
         "seen = []\n"
         "def fresh():\n"

@@ -96,7 +96,9 @@ class Encoder:
         for key, value in mapping.items():
             if not _is_key(key):
                 raise unsavable([*self.path, f"<key {type(key).__name__}>"], key)
-            flat += (self.node(key), self.child(key, value))
+            # A key is no part of the walk: the items of a tuple have no paths
+            encoder = Encoder() if type(key) is tuple else self
+            flat += (encoder.node(key), self.child(key, value))
         return flat
 
     def ordered(self, value: OrderedDict[Any, Any]) -> dict[str, Any]:
