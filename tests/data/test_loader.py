@@ -24,7 +24,7 @@ from torch.utils.data import (
 import samebits
 from samebits import _digest as digest
 from samebits._context import Position, process
-from samebits.data import DataLoader
+from samebits.data import DataLoader, Pipeline
 from samebits.errors import (
     EmptyDatasetError,
     InvalidArgumentError,
@@ -131,12 +131,31 @@ def test_resumes_at_every_batch(order, workers):
         assert [batch for epoch in stream(resumed, 2) for batch in epoch] == whole[cut:], cut
 
 
+@pytest.mark.parametrize("order", ["shuffled", "sampler", "collate draws"])
+def test_the_state_is_that_of_a_pipeline(order):
+    """A loader's state has a pipeline's schema, and is after a resume that of the whole epoch; it has no digest of batches."""
+    whole, cut = make(order), make(order, num_workers=2)
+    batches, begun = iter(whole), iter(cut)
+    for _ in range(5):
+        next(batches)
+    next(begun), next(begun)
+    resumed = make(order)
+    resumed.load_state_dict(json.loads(json.dumps(cut.state_dict())))
+    rest = iter(resumed)
+    for _ in range(3):
+        next(rest)
+    assert resumed.state_dict() == whole.state_dict() != cut.state_dict()
+    assert whole.state_dict().keys() == Pipeline.range(3).with_options(seed=1).state_dict().keys()
+    assert whole.state_dict()["digest"] == "0" * 16
+
+
 def test_prefetched_batches_are_not_counted():
     """The state tells the batches handed out, not those that workers made ahead."""
     loader = make("in order", num_workers=2, prefetch_factor=4)
     batches = iter(loader)
     next(batches)
-    assert loader.state_dict()["batch_index"] == 1
+    state = loader.state_dict()
+    assert (state["delivered"], state["state"]) == (1, 1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -267,10 +286,12 @@ def test_iterable_datasets_are_refused():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"batch_size": 6}, "batch_size was 5, is 6"),
-        ({"shuffle": False}, "order was 'shuffle=True', is 'shuffle=False'"),
-        ({"seed": 4}, "seed was 11, is 4"),
-        ({"dataset": Noisy(36)}, "length was 37, is 36"),
+        ({"batch_size": 6}, r"DataLoader\(batch_size=6\) was different"),
+        ({"shuffle": False}, r"DataLoader\(order=shuffle=False\) was different"),
+        ({"drop_last": True}, r"DataLoader\(drop_last=True\) was different"),
+        ({"seed": 4}, "seed 4 was different"),
+        ({"dataset": Noisy(36)}, r"DataLoader\(length=36\) was different"),
+        ({"dataset": Counting()}, r"DataLoader\(dataset=Counting\) was different"),
     ],
 )
 def test_a_position_of_another_pipeline_is_refused(change, named):
@@ -282,7 +303,7 @@ def test_a_position_of_another_pipeline_is_refused(change, named):
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"epoch": 1}, {"epoch": "x", "batch_index": 0, "pipeline": {}}, None, [1]]
+    "state", [{}, {"epoch": 1}, {"epoch": 1, "batch_index": 0, "pipeline": {"seed": 11}}, None, [1]]
 )
 def test_what_is_no_state_is_refused(state):
     """Anything that is not a state of this class is refused by name."""

@@ -64,7 +64,7 @@ def check(
 
 def _digests(pipeline: Pipeline, workers: int, count: int) -> list[int]:
     """Returns the rolling digest after each element."""
-    iterator = pipeline.with_options(num_parallel_calls=workers)._iterator(pipeline._key(), 0)
+    iterator = pipeline.with_options(num_parallel_calls=workers)._iterate(pipeline._key(), 0)
     try:
         return _extend_digests(iterator, 0, count)
     finally:
@@ -73,7 +73,7 @@ def _digests(pipeline: Pipeline, workers: int, count: int) -> list[int]:
 
 def _state_after(pipeline: Pipeline, count: int) -> dict[str, Any]:
     """Returns the state after `count` elements."""
-    iterator = pipeline._iterator(pipeline._key(), 0)
+    iterator = pipeline._iterate(pipeline._key(), 0)
     for _ in islice(iterator, count):
         pass
     iterator.close()
@@ -81,7 +81,7 @@ def _state_after(pipeline: Pipeline, count: int) -> dict[str, Any]:
 
 
 def _read_resumed(pipeline: Pipeline, state: dict[str, Any], count: int) -> list[int]:
-    iterator = pipeline._iterator(pipeline._key(), 0)
+    iterator = pipeline._iterate(pipeline._key(), 0)
     iterator.load_state_dict(state)
     try:
         return _extend_digests(iterator, int(state["digest"], 16), count)

@@ -15,13 +15,16 @@ from samebits._context import Position, Words, process
 from samebits.data._calls.process_generators import Draws
 from samebits.data._loader_batches.batch import BatchWork, draws_of
 from samebits.data._loader_batches.batch_order import BatchOrder, BatchTask, IndexOrder, SamplerOrder
+from samebits.data._loader_batches.loader_batches import LoaderBatches
+from samebits.data._options import Options
 from samebits.data._pipeline import Pipeline
+from samebits.data._read_position import ReadPosition
+from samebits.data._resumable import Resumable
 from samebits.data._workers.launch_workers import may_start
 from samebits.data._workers.worker_pool import Workers
 from samebits.errors import (
     EmptyDatasetError,
     InvalidArgumentError,
-    PipelineMismatchError,
     UnimplementedError,
     UnseededError,
 )
@@ -31,7 +34,7 @@ from samebits.random._process import generator_states, seeds
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(torch_data.DataLoader[T_co]):
+class DataLoader(Resumable, torch_data.DataLoader[T_co]):
     """A `torch.utils.data.DataLoader` whose batches depend on (dataset, seed, epoch, batch number) alone.
 
     The arguments are torch's, for any map-style dataset (`__len__` and `__getitem__`). The differences:
@@ -64,6 +67,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         [tensor([3, 5]), tensor([0, 1])]
     """
 
+    _domain = "data"
+
     def __init__(
         self,
         dataset: torch_data.Dataset[T_co],
@@ -92,12 +97,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgumentError(f"samebits.data.DataLoader(...): {error}") from error
-        self._seed = seed
+        self._given_seed = seed
         self._shuffle = bool(shuffle)
         self._own_sampler = sampler is not None or batch_sampler is not None
         self._order = self._make_order()
-        self._next = (0, 0)  # epoch and batch where the next iter() starts
-        self._live: tuple[int, int] | None = None  # epoch and next batch of the current iteration
         self._read: tuple[Any, Draws] | None = (
             None  # a collate_fn, and what is known of its draws and the dataset's
         )
@@ -112,67 +115,25 @@ class DataLoader(torch_data.DataLoader[T_co]):
             generator_states.fill((0, 0))
         if process.position is not None:
             return self._iter_at(process.position, 0)
-        epoch, batch = self._next
-        self._next, self._live = (epoch + 1, 0), (epoch, batch)
-        return self._batches(int_keys.fold(self._key(), "epoch", epoch), epoch, batch, counted=True)
+        (epoch, state), self._next = self._next, (self._next[0] + 1, None)
+        self._live = live = self._iterate(self._key(), epoch).position
+        if state is not None:
+            live.load_state_dict(state)
+        key = int_keys.fold(self._key(), "epoch", live.epoch)
+        return _count_batches(live, self._batches(key, live.epoch, live.delivered))
 
-    def _iter_at(self, position: Position, start: int) -> Iterator[T_co]:
-        """Returns the batches from `start` on of an iteration keyed by a position inside a run; no epoch is counted."""
+    def _iter_at(self, position: Position, start: int) -> Iterator[T_co]:  # type: ignore[override]
         key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
-        return self._batches(key, 0, start, counted=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the current iteration (batches delivered, not prefetched); JSON-able."""
-        return self._state_at(*self.position)
+        return self._batches(key, 0, start)
 
     @property
-    def position(self) -> tuple[int, int]:
-        """Returns the epoch and the number of the next batch."""
-        return self._live or self._next
+    def _stage(self) -> LoaderBatches:  # type: ignore[override]
+        order = type(self._index_sampler).__name__ if self._own_sampler else f"shuffle={self._shuffle}"
+        return LoaderBatches(self._order, self.dataset, self.batch_size, self.drop_last, order)
 
-    def _state_at(self, epoch: int, batch: int) -> dict[str, Any]:
-        """Returns the `state_dict` for a `position`; its fingerprint is the same at each and is computed once."""
-        return {"epoch": epoch, "batch_index": batch, "pipeline": self.fingerprint()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets the position where the next `iter()` starts. O(1); a sampler of your own is replayed up to there.
-
-        Raises:
-            PipelineMismatchError: the state belongs to a different dataset length, batch size, order or seed.
-        """
-        try:
-            epoch, batch, pipeline = int(state["epoch"]), int(state["batch_index"]), dict(state["pipeline"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise PipelineMismatchError(
-                f"DataLoader.load_state_dict: not a state of samebits.data.DataLoader ({error!r}): {state!r:.200}"
-            ) from None
-        mine = self.fingerprint()
-        differing = [
-            f"{name} was {pipeline.get(name)!r}, is {mine.get(name)!r}"
-            for name in sorted({*mine, *pipeline})
-            if mine.get(name) != pipeline.get(name)
-        ]
-        if differing:
-            raise PipelineMismatchError(
-                f"DataLoader.load_state_dict: the position belongs to another pipeline: {'; '.join(differing)}. "
-                "Build the loader as it was, or start a new run in another directory."
-            )
-        self._next, self._live = (epoch, batch), None
-
-    def _forget_iteration(self) -> None:
-        """Ends an abandoned iteration: the position is again where the next `iter()` starts."""
-        self._live = None
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Returns the properties that define the stream of batches, as plain values; a saved position needs equal ones."""
-        return {
-            "dataset": type(self.dataset).__name__,
-            "length": len(self.dataset),  # type: ignore[arg-type]
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "order": type(self._index_sampler).__name__ if self._own_sampler else f"shuffle={self._shuffle}",
-            "seed": self._root_seed(),
-        }
+    @property
+    def _options(self) -> Options:  # type: ignore[override]
+        return Options(rank=0, world_size=1)
 
     def _make_order(self) -> BatchOrder:
         single = not self._auto_collation
@@ -183,7 +144,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             length, 1 if single else (self.batch_size or 1), self._shuffle, self.drop_last, single
         )
 
-    def _batches(self, key: Words, epoch: int, start: int, *, counted: bool) -> Iterator[T_co]:
+    def _batches(self, key: Words, epoch: int, start: int) -> Iterator[T_co]:
         tasks = self._order.tasks(key, epoch, start)
         inner: Iterator[Any]
         if self.num_workers == 0 or not may_start():
@@ -192,7 +153,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             inner = _BatchPrefetcher(self, tasks)
         if self.pin_memory and torch.accelerator.is_available():
             inner = map(torch_data._utils.pin_memory.pin_memory, inner)
-        return _count_batches(self, inner, epoch, start) if counted else inner
+        return inner
 
     def _work(self) -> BatchWork:
         assert self.collate_fn is not None
@@ -228,9 +189,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _jobs_ahead(self) -> int:
         return self.num_workers * (self.prefetch_factor or 2)
 
-    def _root_seed(self) -> int:
-        if self._seed is not None:
-            return self._seed
+    def _seed(self) -> int:
+        if self._given_seed is not None:
+            return self._given_seed
         if self.generator is not None:
             return self.generator.initial_seed()
         seed = seeds.root_seed()
@@ -242,9 +203,6 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 "Call samebits.set_random_seed(seed) first, or pass seed=."
             )
         return torch.initial_seed()
-
-    def _key(self) -> Words:
-        return int_keys.fold(int_keys.root(self._root_seed()), "data")
 
 
 class _BatchPrefetcher(Iterator[Any]):
@@ -271,13 +229,12 @@ def _start_method(context: Any) -> str:
     return "auto" if name is None else "fork" if name == "fork" else "server"
 
 
-def _count_batches(loader: DataLoader[Any], inner: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
-    """Yields the batches and updates the loader's position: a batch counts when it is delivered."""
-    for number, batch in enumerate(inner, start + 1):
-        loader._live = (epoch, number)
+def _count_batches(live: ReadPosition, inner: Iterator[Any]) -> Iterator[Any]:
+    """Yields the batches and moves the position: a batch counts when it is delivered."""
+    for live.delivered, batch in enumerate(inner, live.delivered + 1):  # noqa: B020
+        live.state = live.delivered
         yield batch
-    if loader._live is not None and loader._live[0] == epoch:
-        loader._live = None
+    live.exhausted = True
 
 
 def _check(

@@ -11,6 +11,7 @@ from torch.utils.data import DistributedSampler
 
 from samebits._context import Words
 from samebits._inspect import rng_states
+from samebits.data._stages.stage import INFINITE
 from samebits.errors import UnimplementedError
 from samebits.random import _int_keys as int_keys
 from samebits.random._draws import feistel
@@ -33,6 +34,11 @@ class BatchTask:
 class BatchOrder(Protocol):
     """The tasks of one epoch, from any batch on."""
 
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch, or `INFINITE` where only reading tells."""
+        ...
+
     def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
         """Yields the tasks of the epoch's batches from number `start` on."""
         ...
@@ -52,6 +58,11 @@ class IndexOrder:
     drop_last: bool
     single: bool
     """One bare index per task (torch's `batch_size=None`)."""
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return len(self)
 
     def __len__(self) -> int:
         return self.length // self.batch_size if self.drop_last else -(-self.length // self.batch_size)
@@ -76,6 +87,7 @@ class SamplerOrder:
 
     sampler: Iterable[Any]
     single: bool
+    batches = INFINITE
 
     def __len__(self) -> int:
         try:

@@ -86,6 +86,10 @@ class Stage(ABC):
         """Returns what defines its elements besides its inputs, as plain values, for the fingerprint and for messages."""
         return {}
 
+    def parts(self) -> list[str]:
+        """Returns the texts that a fingerprint hashes one by one, so that a message can name the one that differs."""
+        return [self.describe()]
+
     def describe(self) -> str:
         """Returns the stage as the user wrote it, for messages: `batch(batch_size=64)`."""
         return f"{self.kind}({', '.join(f'{name}={value}' for name, value in self.parameters().items())})"
