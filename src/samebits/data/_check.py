@@ -12,7 +12,6 @@ from samebits.data._calls.process_generators import Draws
 from samebits.data._pipeline import Pipeline
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.stage import Addressed, Stage
-from samebits.data._workers.tasks import compute
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import InvalidArgumentError, PipelineDifferenceError
 
@@ -124,7 +123,7 @@ def _culprit(stage: Stage, first_difference: int) -> Stage | None:
         return None
     last = min(first_difference + 1, stage.length)
     draws = Draws()
-    made = [draws.run(lambda: compute(stage, 0, (0, last))) for _ in range(3)]
+    made = [draws.run(lambda: stage.compute(0, (0, last))) for _ in range(3)]
     return stage if len({tuple(_element_hashes(one)) for one in made}) > 1 else None
 
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 import torch.utils.data as torch_data
 
-from samebits._context import Position, Words, process
-from samebits.data._calls.process_generators import Draws
-from samebits.data._loader_batches.batch import BatchWork, draws_of
-from samebits.data._loader_batches.batch_order import BatchOrder, BatchTask, IndexOrder, SamplerOrder
+from samebits._context import process
+from samebits.data._calls.user_function import Function
+from samebits.data._collate.collate import default_collate
+from samebits.data._loader_batches.batch_order import BatchOrder, IndexOrder, SamplerOrder
 from samebits.data._loader_batches.loader_batches import LoaderBatches
-from samebits.data._options import Options
+from samebits.data._options import Options, StartMethod
 from samebits.data._pipeline import Pipeline
-from samebits.data._read_position import ReadPosition
 from samebits.data._resumable import Resumable
-from samebits.data._workers.launch_workers import may_start
 from samebits.data._workers.worker_pool import Workers
 from samebits.errors import (
     EmptyDatasetError,
@@ -28,7 +24,6 @@ from samebits.errors import (
     UnimplementedError,
     UnseededError,
 )
-from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states, seeds
 
 T_co = TypeVar("T_co", covariant=True)
@@ -101,10 +96,10 @@ class DataLoader(Resumable, torch_data.DataLoader[T_co]):
         self._shuffle = bool(shuffle)
         self._own_sampler = sampler is not None or batch_sampler is not None
         self._order = self._make_order()
-        self._read: tuple[Any, Draws] | None = (
-            None  # a collate_fn, and what is known of its draws and the dataset's
-        )
-        self._workers: Workers | None = None  # those that live from epoch to epoch
+        self._called: tuple[Function, Function] | None = None
+        self._kept_workers: list[Workers] | None = [] if self.persistent_workers else None
+        if self._kept_workers is not None:
+            weakref.finalize(self, _end_workers, self._kept_workers)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -113,27 +108,44 @@ class DataLoader(Resumable, torch_data.DataLoader[T_co]):
         # Compiles the kernel before workers are forked, and checks that it can.
         with generator_states.preserve_states():
             generator_states.fill((0, 0))
-        if process.position is not None:
-            return self._iter_at(process.position, 0)
-        (epoch, state), self._next = self._next, (self._next[0] + 1, None)
-        self._live = live = self._iterate(self._key(), epoch).position
-        if state is not None:
-            live.load_state_dict(state)
-        key = int_keys.fold(self._key(), "epoch", live.epoch)
-        return _count_batches(live, self._batches(key, live.epoch, live.delivered))
-
-    def _iter_at(self, position: Position, start: int) -> Iterator[T_co]:  # type: ignore[override]
-        key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
-        return self._batches(key, 0, start)
+        return super().__iter__()
 
     @property
     def _stage(self) -> LoaderBatches:  # type: ignore[override]
         order = type(self._index_sampler).__name__ if self._own_sampler else f"shuffle={self._shuffle}"
-        return LoaderBatches(self._order, self.dataset, self.batch_size, self.drop_last, order)
+        parameters = {
+            "dataset": type(self.dataset).__name__, "length": len(self.dataset), "batch_size": self.batch_size,  # type: ignore[arg-type]
+            "drop_last": self.drop_last, "order": order,
+        }  # fmt: skip
+        return LoaderBatches(
+            self._order, self.dataset, self._functions(), parameters,
+            single=not self._auto_collation, num_workers=self.num_workers, worker_init=self.worker_init_fn,
+        )  # fmt: skip
+
+    def _functions(self) -> tuple[Function, Function]:
+        """Returns the functions of dataset and collate, whose code is read once."""
+        # A function of the user's could keep what it made, so it does not write where ours does.
+        collate: Any = default_collate if self.collate_fn is torch_data.default_collate else self.collate_fn
+        if self._called is None or self._called[1].call is not collate:
+            read = getattr(self.dataset, "__getitems__", None) or self.dataset.__getitem__
+            self._called = (
+                Function(read, LoaderBatches.kind, stateful=False),
+                Function(collate, LoaderBatches.kind, stateful=False),
+            )
+        return self._called
 
     @property
-    def _options(self) -> Options:  # type: ignore[override]
-        return Options(rank=0, world_size=1)
+    def _options(self) -> _LoaderOptions:  # type: ignore[override]
+        return _LoaderOptions(
+            num_parallel_calls=self.num_workers,
+            prefetch=self.num_workers * (self.prefetch_factor or 2) + 1,  # one of them is the next
+            timeout=self.timeout or None,
+            start_method=_start_method(self.multiprocessing_context),
+            pin_memory=self.pin_memory,
+            rank=0,
+            world_size=1,
+            kept_workers=self._kept_workers,
+        )
 
     def _make_order(self) -> BatchOrder:
         single = not self._auto_collation
@@ -143,51 +155,6 @@ class DataLoader(Resumable, torch_data.DataLoader[T_co]):
         return IndexOrder(
             length, 1 if single else (self.batch_size or 1), self._shuffle, self.drop_last, single
         )
-
-    def _batches(self, key: Words, epoch: int, start: int) -> Iterator[T_co]:
-        tasks = self._order.tasks(key, epoch, start)
-        inner: Iterator[Any]
-        if self.num_workers == 0 or not may_start():
-            inner = map(self._work().compute_inline, tasks)
-        else:
-            inner = _BatchPrefetcher(self, tasks)
-        if self.pin_memory and torch.accelerator.is_available():
-            inner = map(torch_data._utils.pin_memory.pin_memory, inner)
-        return inner
-
-    def _work(self) -> BatchWork:
-        assert self.collate_fn is not None
-        if self._read is None or self._read[0] is not self.collate_fn:
-            self._read = self.collate_fn, draws_of(self.dataset, self.collate_fn)
-        return BatchWork(
-            self.dataset,
-            self.collate_fn,
-            draws=self._read[1],
-            single=not self._auto_collation,
-            num_workers=self.num_workers,
-            worker_init=self.worker_init_fn,
-        )
-
-    def _team(self) -> Workers:
-        """Returns the workers of the next iteration."""
-        if self._workers is not None:
-            self._workers.discard_pending()
-            return self._workers
-        workers = Workers(
-            self._work(),
-            count=self.num_workers,
-            ahead=self._jobs_ahead,
-            timeout=self.timeout or None,
-            start_method=_start_method(self.multiprocessing_context),
-        )
-        if self.persistent_workers:
-            self._workers = workers
-            weakref.finalize(self, workers.close)
-        return workers
-
-    @property
-    def _jobs_ahead(self) -> int:
-        return self.num_workers * (self.prefetch_factor or 2)
 
     def _seed(self) -> int:
         if self._given_seed is not None:
@@ -205,36 +172,26 @@ class DataLoader(Resumable, torch_data.DataLoader[T_co]):
         return torch.initial_seed()
 
 
-class _BatchPrefetcher(Iterator[Any]):
-    """The batches of tasks that workers compute ahead of the reader."""
+class _LoaderOptions(Options):
+    """The options of a loader: its workers are counted when it is made, and it pins memory as torch's does."""
 
-    def __init__(self, loader: DataLoader[Any], tasks: Iterator[BatchTask]) -> None:
-        self._workers = loader._team()
-        self._over = weakref.finalize(self, self._workers.close if not loader.persistent_workers else int)
-        self._tasks = tasks
-        self._under_way = deque(map(self._workers.submit, islice(tasks, loader._jobs_ahead)))
+    def workers(self, cores: int) -> Any:
+        return self.num_parallel_calls
 
-    def __next__(self) -> Any:
-        if not self._under_way:
-            self._over()
-            raise StopIteration
-        batch = self._workers.result(self._under_way.popleft())
-        self._under_way.extend(map(self._workers.submit, islice(self._tasks, 1)))
-        return batch
+    def placement(self) -> Callable[[Any], Any] | None:
+        pins = self.pin_memory and torch.accelerator.is_available()
+        return torch_data._utils.pin_memory.pin_memory if pins else None
 
 
-def _start_method(context: Any) -> str:
+def _end_workers(kept: list[Workers]) -> None:
+    for workers in kept:
+        workers.close()
+
+
+def _start_method(context: Any) -> StartMethod:
     """Returns the start method of our workers for a context of `multiprocessing`, or for its name."""
     name = context if context is None or isinstance(context, str) else context.get_start_method()
     return "auto" if name is None else "fork" if name == "fork" else "server"
-
-
-def _count_batches(live: ReadPosition, inner: Iterator[Any]) -> Iterator[Any]:
-    """Yields the batches and moves the position: a batch counts when it is delivered."""
-    for live.delivered, batch in enumerate(inner, live.delivered + 1):  # noqa: B020
-        live.state = live.delivered
-        yield batch
-    live.exhausted = True
 
 
 def _check(

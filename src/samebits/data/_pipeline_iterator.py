@@ -38,7 +38,8 @@ class PipelineIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         element = self._next_element()
-        self.position.rolling_digest = update_digest(self.position.rolling_digest, element)
+        if self._stage.has_digest:
+            self.position.rolling_digest = update_digest(self.position.rolling_digest, element)
         return element if self._placement is None else self._placement(element)
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,7 +78,8 @@ class PipelineIterator(Iterator[Any]):
         else:
             for _ in range(count):
                 self._next_element()
-        position.rolling_digest = update_digest(position.rolling_digest, ("skipped", count))
+        if self._stage.has_digest:
+            position.rolling_digest = update_digest(position.rolling_digest, ("skipped", count))
 
     def _next_element(self) -> Any:
         position = self.position

@@ -38,7 +38,7 @@ class Resumable:
     def _iter_at(self, position: Position, start: int) -> PipelineIterator:
         """Returns the elements from `start` on of an iteration keyed by a position inside a run; no epoch is counted."""
         key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
-        iterator = self._iterate(key, 0)
+        iterator = PipelineIterator(self._stage.keyed_by_position(), key, 0, self._seed(), self._options)
         if start:
             iterator.skip_batches(start)
         return iterator
