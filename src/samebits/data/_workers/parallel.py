@@ -132,8 +132,10 @@ class Parallel:
         if not self._ordered:
             done = self._workers.first([number for _, number in under_way])
             under_way.rotate(-next(at for at, (_, number) in enumerate(under_way) if number == done))
-        task, number = under_way.popleft()
-        return task, self._workers.result(number)
+        task, number = under_way[0]
+        computed = self._workers.result(number)
+        under_way.popleft()  # not before: after a timeout it is discarded
+        return task, computed
 
     def _read_inline(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         """Reads in this process: running a task showed a side effect that reading the code had missed."""

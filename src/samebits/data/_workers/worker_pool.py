@@ -130,7 +130,7 @@ class Workers:
     def discard(self, numbers: Sequence[int]) -> None:
         """Drops these jobs: their results will not be read."""
         for number in numbers:
-            del self._jobs[number]
+            self._jobs.pop(number, None)
             if number in self._queue:
                 self._queue.remove(number)
             answer = self._arrived.pop(number, None)
