@@ -24,7 +24,7 @@ from torch.utils.data import (
 import samebits
 from samebits import _digest as digest
 from samebits._context import Position, process
-from samebits.data import DataLoader
+from samebits.data import DataLoader, Pipeline
 from samebits.errors import (
     EmptyDatasetError,
     InvalidArgumentError,
@@ -131,12 +131,31 @@ def test_resumes_at_every_batch(order, workers):
         assert [batch for epoch in stream(resumed, 2) for batch in epoch] == whole[cut:], cut
 
 
+@pytest.mark.parametrize("order", ["shuffled", "sampler", "collate draws"])
+def test_the_state_is_that_of_a_pipeline(order):
+    """A loader's state has a pipeline's schema, and is after a resume that of the whole epoch; it has no digest of batches."""
+    whole, cut = make(order), make(order, num_workers=2)
+    batches, begun = iter(whole), iter(cut)
+    for _ in range(5):
+        next(batches)
+    next(begun), next(begun)
+    resumed = make(order)
+    resumed.load_state_dict(json.loads(json.dumps(cut.state_dict())))
+    rest = iter(resumed)
+    for _ in range(3):
+        next(rest)
+    assert resumed.state_dict() == whole.state_dict() == batches.state_dict() != cut.state_dict()
+    assert whole.state_dict().keys() == Pipeline.range(3).with_options(seed=1).state_dict().keys()
+    assert whole.state_dict()["digest"] == "0" * 16
+
+
 def test_prefetched_batches_are_not_counted():
     """The state tells the batches handed out, not those that workers made ahead."""
     loader = make("in order", num_workers=2, prefetch_factor=4)
     batches = iter(loader)
     next(batches)
-    assert loader.state_dict()["batch_index"] == 1
+    state = loader.state_dict()
+    assert (state["delivered"], state["state"]) == (1, 1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -267,10 +286,12 @@ def test_iterable_datasets_are_refused():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"batch_size": 6}, "batch_size was 5, is 6"),
-        ({"shuffle": False}, "order was 'shuffle=True', is 'shuffle=False'"),
-        ({"seed": 4}, "seed was 11, is 4"),
-        ({"dataset": Noisy(36)}, "length was 37, is 36"),
+        ({"batch_size": 6}, r"DataLoader\(batch_size=6\) was different"),
+        ({"shuffle": False}, r"DataLoader\(order=shuffle=False\) was different"),
+        ({"drop_last": True}, r"DataLoader\(drop_last=True\) was different"),
+        ({"seed": 4}, "seed 4 was different"),
+        ({"dataset": Noisy(36)}, r"DataLoader\(length=36\) was different"),
+        ({"dataset": Counting()}, r"DataLoader\(dataset=Counting\) was different"),
     ],
 )
 def test_a_position_of_another_pipeline_is_refused(change, named):
@@ -282,7 +303,7 @@ def test_a_position_of_another_pipeline_is_refused(change, named):
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"epoch": 1}, {"epoch": "x", "batch_index": 0, "pipeline": {}}, None, [1]]
+    "state", [{}, {"epoch": 1}, {"epoch": 1, "batch_index": 0, "pipeline": {"seed": 11}}, None, [1]]
 )
 def test_what_is_no_state_is_refused(state):
     """Anything that is not a state of this class is refused by name."""
@@ -462,6 +483,61 @@ def test_an_abandoned_epoch_does_not_reach_the_next(persistent):
     assert stream(loader, 1)[0] == expected
 
 
+def test_two_iterations_share_persistent_workers():
+    """An iteration inside another's has the same persistent workers, and takes no batch of the other's away."""
+    loader, alone = make("shuffled", num_workers=2, persistent_workers=True), make("shuffled")
+    position = Position("train", 0, 4, 4)
+    inner = [digest.of_value(batch) for batch in alone._iter_at(position, 3)]
+    outer = []
+    for batch in loader:
+        outer.append(digest.of_value(batch))
+        assert [digest.of_value(batch) for batch in loader._iter_at(position, 3)] == inner
+    assert outer == stream(alone, 1)[0] and len(loader._kept_workers) == 1
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sampler", "one by one"])
+def test_skipped_batches_are_not_read(order):
+    """`skip_batches` goes to a later batch, of a sampler of the user's, too, and reads no element before it."""
+    dataset = Counting()
+    batches = iter(make(order, dataset))
+    next(batches)
+    before = dataset.calls
+    batches.skip_batches(3)
+    assert dataset.calls == before
+    assert [digest.of_value(batch) for batch in _skipped(order)] == stream(make(order), 1)[0][4:]
+
+
+def _skipped(order):
+    batches = iter(make(order, num_workers=2))
+    next(batches)
+    batches.skip_batches(3)
+    return batches
+
+
+def test_a_dropped_iterator_ends_its_workers_and_leaves_the_position():
+    """Workers end with the iterator, as torch's do, while the loader still knows the position."""
+    before = {process.pid for process in multiprocessing.active_children()}
+    loader = make("shuffled", num_workers=2)
+    batches = iter(loader)
+    first = digest.of_value(next(batches))
+    assert len({process.pid for process in multiprocessing.active_children()} - before) == 2
+    del batches
+    assert {process.pid for process in multiprocessing.active_children()} == before
+    resumed = make("shuffled")
+    resumed.load_state_dict(loader.state_dict())
+    assert [first, *stream(resumed, 1)[0]] == stream(make("shuffled"), 1)[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_caught_error_comes_again(workers):
+    """After an error of the dataset the next batch raises it again: the epoch does not end early, no batch is left out."""
+    batches = iter(DataLoader(Unlucky(ValueError("cannot decode")), 2, seed=1, num_workers=workers))
+    assert len([next(batches) for _ in range(3)]) == 3
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cannot decode"):
+            next(batches)
+
+
 def test_persistent_workers_are_the_same_processes():
     """Workers with persistent_workers=True live from epoch to epoch; without it each epoch has its own."""
 
@@ -484,7 +560,7 @@ def test_the_timeout_is_an_error():
             return index
 
     for timeout in (0.5, 4.0, 32.0):  # a loaded machine may not have the first ones so soon
-        told = rf"batch . of samebits.data.DataLoader\(Waiting\).*{timeout} seconds"
+        told = rf"batch . of DataLoader\(dataset=Waiting.*{timeout} seconds"
         with pytest.raises(RuntimeError, match=told) as caught:
             list(DataLoader(Waiting(), batch_size=4, num_workers=2, timeout=timeout))
         if "batch 2 of" in str(caught.value):

@@ -563,7 +563,7 @@ class Data:
     def __len__(self): return 8
     def __getitem__(self, index): return READ
 samebits.enable_op_determinism()
-assert purity.may_draw(Data().__getitem__) == SEEN
+assert (purity.read(Data().__getitem__).may_draw is not None) == SEEN
 loaded = [torch.cat(list(DataLoader(Data(), batch_size=4, seed=1, num_workers=n))).tolist() for n in (0, 2, 0)]
 mapped = Pipeline.range(8).map(Data().__getitem__).batch(4)
 read = [torch.cat(list(mapped.with_options(seed=1, num_parallel_calls=n))).tolist() for n in (0, 1, 0)]
@@ -603,7 +603,7 @@ class DrawsAsFloat:
 def test_a_draw_that_reading_missed_does_not_follow_the_callers_generators(kind):
     """Where an element cannot be made twice, a missed draw is set too: what the caller drew before does not matter."""
     hidden, calls = DrawsAsFloat(), []
-    assert not purity.may_draw(lambda x: float(hidden))
+    assert purity.read(lambda x: float(hidden)).may_draw is None
     source = Pipeline.from_iterable(range(6)) if kind == "stream" else Pipeline.range(6)
     if kind == "effect":
         drawn = source.map(lambda x: (calls.append(x), float(hidden))[1])

@@ -468,7 +468,7 @@ def test_a_late_draw_that_reading_missed_is_computed_again(workers):
     """
     hidden = DrawsAsFloat()
     late = lambda x: float(hidden) if x >= 100 else float(x)  # noqa: E731
-    assert not purity.may_draw(late)
+    assert purity.read(late).may_draw is None
     read = []
     for drawn in (0, 7):
         torch.rand(drawn), np.random.rand(drawn), random.random()
@@ -485,7 +485,7 @@ def test_a_memo_of_a_draw_that_reading_missed_is_an_error(workers):
     hidden = DrawsAsFloat()
     memo = functools.cache(lambda: float(hidden))
     late = lambda x: memo() if x >= 100 else float(x)  # noqa: E731
-    assert not purity.may_draw(late)
+    assert purity.read(late).may_draw is None
     with pytest.raises(PipelineError, match="remembers its draw"):
         list(Pipeline.range(150).map(late).with_options(seed=1, num_parallel_calls=workers))
 

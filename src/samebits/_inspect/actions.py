@@ -7,6 +7,7 @@ import collections
 import functools
 import itertools
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ def action_of(kind: type) -> str | None:
         return "attributes"
     if issubclass(kind, torch.utils.data.Sampler):
         return "sampler"
+    if issubclass(kind, Iterator) and kind.__module__.startswith("samebits.data"):
+        return "iterator"
     if issubclass(kind, torch.optim.Optimizer) or kind.__module__.startswith("samebits"):
         return None
     return "stateful" if hasattr(kind, "state_dict") else None

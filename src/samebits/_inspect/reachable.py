@@ -18,7 +18,7 @@ from samebits._inspect.attributes import attributes_of, defaults_of, own_names
 from samebits._inspect.held import reader_of
 from samebits._inspect.leaf_hashes import ENDS, ITEMS, both_ends, numbers, of_array, of_ends, of_tensor
 from samebits._inspect.rng_states import of_generator
-from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, of_nested, plain
+from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, plain
 from samebits._inspect.user_code import is_library, is_user_type
 
 MAX_LEAVES = 300
@@ -224,14 +224,11 @@ class Walk:
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
             stands = {} if frame is None else frame.f_locals
-            loader = stands.get("loader")
-            if isinstance(loader, torch.utils.data.DataLoader) and hasattr(loader, "state_dict"):
-                self._add(
-                    path, plain(of_nested(loader.state_dict()).hashes)
-                )  # how it came there does not count
-                return
             known = [item for _, item in sorted(stands.items()) if type(item) in PLAIN]
             self._add(path, plain([-1 if frame is None else frame.f_lasti, *known]))
+        elif hasattr(value, "position"):  # of a loader or a pipeline; which elements it gave does not count
+            at = value.position
+            self._add(path, plain([at.epoch, at.delivered, repr(at.state)]))
         elif isinstance(value, _BaseDataLoaderIter):
             self._add(path, plain(value._num_yielded))
         elif hasattr(value, "__length_hint__"):

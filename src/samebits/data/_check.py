@@ -12,7 +12,6 @@ from samebits.data._calls.process_generators import Draws
 from samebits.data._pipeline import Pipeline
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.stage import Addressed, Stage
-from samebits.data._workers.tasks import compute
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import InvalidArgumentError, PipelineDifferenceError
 
@@ -64,7 +63,7 @@ def check(
 
 def _digests(pipeline: Pipeline, workers: int, count: int) -> list[int]:
     """Returns the rolling digest after each element."""
-    iterator = pipeline.with_options(num_parallel_calls=workers)._iterator(pipeline._key(), 0)
+    iterator = pipeline.with_options(num_parallel_calls=workers)._iterate(pipeline._key(), 0)
     try:
         return _extend_digests(iterator, 0, count)
     finally:
@@ -73,7 +72,7 @@ def _digests(pipeline: Pipeline, workers: int, count: int) -> list[int]:
 
 def _state_after(pipeline: Pipeline, count: int) -> dict[str, Any]:
     """Returns the state after `count` elements."""
-    iterator = pipeline._iterator(pipeline._key(), 0)
+    iterator = pipeline._iterate(pipeline._key(), 0)
     for _ in islice(iterator, count):
         pass
     iterator.close()
@@ -81,7 +80,7 @@ def _state_after(pipeline: Pipeline, count: int) -> dict[str, Any]:
 
 
 def _read_resumed(pipeline: Pipeline, state: dict[str, Any], count: int) -> list[int]:
-    iterator = pipeline._iterator(pipeline._key(), 0)
+    iterator = pipeline._iterate(pipeline._key(), 0)
     iterator.load_state_dict(state)
     try:
         return _extend_digests(iterator, int(state["digest"], 16), count)
@@ -124,7 +123,7 @@ def _culprit(stage: Stage, first_difference: int) -> Stage | None:
         return None
     last = min(first_difference + 1, stage.length)
     draws = Draws()
-    made = [draws.run(lambda: compute(stage, 0, (0, last))) for _ in range(3)]
+    made = [draws.run(lambda: stage.compute(0, (0, last))) for _ in range(3)]
     return stage if len({tuple(_element_hashes(one)) for one in made}) > 1 else None
 
 

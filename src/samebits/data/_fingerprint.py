@@ -1,4 +1,4 @@
-"""The fingerprint of a pipeline: a position holds only for a pipeline with the same stages and seed."""
+"""The fingerprint of a pipeline or a loader: a position holds only for one with the same stages and seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = 4
 
 
 def fingerprint(stage: Stage, seed: int) -> str:
-    """Returns 16 hexadecimal digits for the whole, and 4 for the seed and for each stage from the sources on."""
+    """Returns 16 hexadecimal digits for the whole, and 4 for the seed and for each part of each stage from the sources on."""
     parts = _parts(stage, seed)
     return "".join([xxhash.xxh3_64_hexdigest("\n".join(parts).encode()), *map(_short, parts)])
 
@@ -31,14 +31,12 @@ def check(saved: str, stage: Stage, seed: int) -> None:
 
 
 def _message(difference: str, theirs: int, mine: int) -> str:
-    return (
-        f"the position belongs to another pipeline: {difference} (it had {theirs - 1} stages, this one has {mine - 1}). Build the "
-        "pipeline as it was, or start anew without the state"
-    )
+    counts = "" if theirs == mine else f" (it had {theirs - 1} parts, this one has {mine - 1})"
+    return f"the position belongs to another pipeline: {difference}{counts}. Build it as it was, or start anew without the state"
 
 
 def _parts(stage: Stage, seed: int) -> list[str]:
-    return [f"seed {seed}", *(one.describe() for one in _stages(stage))]
+    return [f"seed {seed}", *(part for one in _stages(stage) for part in one.parts())]
 
 
 def _stages(stage: Stage) -> list[Stage]:

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 import torch.utils.data as torch_data
 
-from samebits._context import Position, Words, process
-from samebits.data._calls.process_generators import Draws
-from samebits.data._loader_batches.batch import BatchWork, draws_of
-from samebits.data._loader_batches.batch_order import BatchOrder, BatchTask, IndexOrder, SamplerOrder
+from samebits._context import process
+from samebits.data._calls.user_function import Function
+from samebits.data._collate.collate import default_collate
+from samebits.data._loader_batches.batch_order import BatchOrder, IndexOrder, SamplerOrder
+from samebits.data._loader_batches.loader_batches import LoaderBatches
+from samebits.data._options import Options, StartMethod
 from samebits.data._pipeline import Pipeline
-from samebits.data._workers.launch_workers import may_start
+from samebits.data._resumable import Resumable
 from samebits.data._workers.worker_pool import Workers
 from samebits.errors import (
     EmptyDatasetError,
     InvalidArgumentError,
-    PipelineMismatchError,
     UnimplementedError,
     UnseededError,
 )
-from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states, seeds
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(torch_data.DataLoader[T_co]):
+class DataLoader(Resumable, torch_data.DataLoader[T_co]):
     """A `torch.utils.data.DataLoader` whose batches depend on (dataset, seed, epoch, batch number) alone.
 
     The arguments are torch's, for any map-style dataset (`__len__` and `__getitem__`). The differences:
@@ -64,6 +62,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         [tensor([3, 5]), tensor([0, 1])]
     """
 
+    _domain = "data"
+
     def __init__(
         self,
         dataset: torch_data.Dataset[T_co],
@@ -92,16 +92,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
             )  # fmt: skip
         except ValueError as error:
             raise InvalidArgumentError(f"samebits.data.DataLoader(...): {error}") from error
-        self._seed = seed
+        self._given_seed = seed
         self._shuffle = bool(shuffle)
         self._own_sampler = sampler is not None or batch_sampler is not None
         self._order = self._make_order()
-        self._next = (0, 0)  # epoch and batch where the next iter() starts
-        self._live: tuple[int, int] | None = None  # epoch and next batch of the current iteration
-        self._read: tuple[Any, Draws] | None = (
-            None  # a collate_fn, and what is known of its draws and the dataset's
-        )
-        self._workers: Workers | None = None  # those that live from epoch to epoch
+        self._called: tuple[Function, Function] | None = None
+        self._kept_workers: list[Workers] | None = [] if self.persistent_workers else None
+        if self._kept_workers is not None:
+            weakref.finalize(self, _end_workers, self._kept_workers)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -110,69 +108,44 @@ class DataLoader(torch_data.DataLoader[T_co]):
         # Compiles the kernel before workers are forked, and checks that it can.
         with generator_states.preserve_states():
             generator_states.fill((0, 0))
-        if process.position is not None:
-            return self._iter_at(process.position, 0)
-        epoch, batch = self._next
-        self._next, self._live = (epoch + 1, 0), (epoch, batch)
-        return self._batches(int_keys.fold(self._key(), "epoch", epoch), epoch, batch, counted=True)
-
-    def _iter_at(self, position: Position, start: int) -> Iterator[T_co]:
-        """Returns the batches from `start` on of an iteration keyed by a position inside a run; no epoch is counted."""
-        key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
-        return self._batches(key, 0, start, counted=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the current iteration (batches delivered, not prefetched); JSON-able."""
-        return self._state_at(*self.position)
+        return super().__iter__()
 
     @property
-    def position(self) -> tuple[int, int]:
-        """Returns the epoch and the number of the next batch."""
-        return self._live or self._next
+    def _stage(self) -> LoaderBatches:  # type: ignore[override]
+        order = type(self._index_sampler).__name__ if self._own_sampler else f"shuffle={self._shuffle}"
+        parameters = {
+            "dataset": type(self.dataset).__name__, "length": len(self.dataset), "batch_size": self.batch_size,  # type: ignore[arg-type]
+            "drop_last": self.drop_last, "order": order,
+        }  # fmt: skip
+        return LoaderBatches(
+            self._order, self.dataset, self._functions(), parameters,
+            single=not self._auto_collation, num_workers=self.num_workers, worker_init=self.worker_init_fn,
+        )  # fmt: skip
 
-    def _state_at(self, epoch: int, batch: int) -> dict[str, Any]:
-        """Returns the `state_dict` for a `position`; its fingerprint is the same at each and is computed once."""
-        return {"epoch": epoch, "batch_index": batch, "pipeline": self.fingerprint()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets the position where the next `iter()` starts. O(1); a sampler of your own is replayed up to there.
-
-        Raises:
-            PipelineMismatchError: the state belongs to a different dataset length, batch size, order or seed.
-        """
-        try:
-            epoch, batch, pipeline = int(state["epoch"]), int(state["batch_index"]), dict(state["pipeline"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise PipelineMismatchError(
-                f"DataLoader.load_state_dict: not a state of samebits.data.DataLoader ({error!r}): {state!r:.200}"
-            ) from None
-        mine = self.fingerprint()
-        differing = [
-            f"{name} was {pipeline.get(name)!r}, is {mine.get(name)!r}"
-            for name in sorted({*mine, *pipeline})
-            if mine.get(name) != pipeline.get(name)
-        ]
-        if differing:
-            raise PipelineMismatchError(
-                f"DataLoader.load_state_dict: the position belongs to another pipeline: {'; '.join(differing)}. "
-                "Build the loader as it was, or start a new run in another directory."
+    def _functions(self) -> tuple[Function, Function]:
+        """Returns the functions of dataset and collate, whose code is read once."""
+        # A function of the user's could keep what it made, so it does not write where ours does.
+        collate: Any = default_collate if self.collate_fn is torch_data.default_collate else self.collate_fn
+        if self._called is None or self._called[1].call is not collate:
+            read = getattr(self.dataset, "__getitems__", None) or self.dataset.__getitem__
+            self._called = (
+                Function(read, LoaderBatches.kind, stateful=False),
+                Function(collate, LoaderBatches.kind, stateful=False),
             )
-        self._next, self._live = (epoch, batch), None
+        return self._called
 
-    def _forget_iteration(self) -> None:
-        """Ends an abandoned iteration: the position is again where the next `iter()` starts."""
-        self._live = None
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Returns the properties that define the stream of batches, as plain values; a saved position needs equal ones."""
-        return {
-            "dataset": type(self.dataset).__name__,
-            "length": len(self.dataset),  # type: ignore[arg-type]
-            "batch_size": self.batch_size,
-            "drop_last": self.drop_last,
-            "order": type(self._index_sampler).__name__ if self._own_sampler else f"shuffle={self._shuffle}",
-            "seed": self._root_seed(),
-        }
+    @property
+    def _options(self) -> _LoaderOptions:  # type: ignore[override]
+        return _LoaderOptions(
+            num_parallel_calls=self.num_workers,
+            prefetch=self.num_workers * (self.prefetch_factor or 2) + 1,  # one of them is the next
+            timeout=self.timeout or None,
+            start_method=_start_method(self.multiprocessing_context),
+            pin_memory=self.pin_memory,
+            rank=0,
+            world_size=1,
+            kept_workers=self._kept_workers,
+        )
 
     def _make_order(self) -> BatchOrder:
         single = not self._auto_collation
@@ -183,54 +156,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
             length, 1 if single else (self.batch_size or 1), self._shuffle, self.drop_last, single
         )
 
-    def _batches(self, key: Words, epoch: int, start: int, *, counted: bool) -> Iterator[T_co]:
-        tasks = self._order.tasks(key, epoch, start)
-        inner: Iterator[Any]
-        if self.num_workers == 0 or not may_start():
-            inner = map(self._work().compute_inline, tasks)
-        else:
-            inner = _BatchPrefetcher(self, tasks)
-        if self.pin_memory and torch.accelerator.is_available():
-            inner = map(torch_data._utils.pin_memory.pin_memory, inner)
-        return _count_batches(self, inner, epoch, start) if counted else inner
-
-    def _work(self) -> BatchWork:
-        assert self.collate_fn is not None
-        if self._read is None or self._read[0] is not self.collate_fn:
-            self._read = self.collate_fn, draws_of(self.dataset, self.collate_fn)
-        return BatchWork(
-            self.dataset,
-            self.collate_fn,
-            draws=self._read[1],
-            single=not self._auto_collation,
-            num_workers=self.num_workers,
-            worker_init=self.worker_init_fn,
-        )
-
-    def _team(self) -> Workers:
-        """Returns the workers of the next iteration."""
-        if self._workers is not None:
-            self._workers.discard_pending()
-            return self._workers
-        workers = Workers(
-            self._work(),
-            count=self.num_workers,
-            ahead=self._jobs_ahead,
-            timeout=self.timeout or None,
-            start_method=_start_method(self.multiprocessing_context),
-        )
-        if self.persistent_workers:
-            self._workers = workers
-            weakref.finalize(self, workers.close)
-        return workers
-
-    @property
-    def _jobs_ahead(self) -> int:
-        return self.num_workers * (self.prefetch_factor or 2)
-
-    def _root_seed(self) -> int:
-        if self._seed is not None:
-            return self._seed
+    def _seed(self) -> int:
+        if self._given_seed is not None:
+            return self._given_seed
         if self.generator is not None:
             return self.generator.initial_seed()
         seed = seeds.root_seed()
@@ -243,41 +171,27 @@ class DataLoader(torch_data.DataLoader[T_co]):
             )
         return torch.initial_seed()
 
-    def _key(self) -> Words:
-        return int_keys.fold(int_keys.root(self._root_seed()), "data")
+
+class _LoaderOptions(Options):
+    """The options of a loader: its workers are counted when it is made, and it pins memory as torch's does."""
+
+    def workers(self, cores: int) -> Any:
+        return self.num_parallel_calls
+
+    def placement(self) -> Callable[[Any], Any] | None:
+        pins = self.pin_memory and torch.accelerator.is_available()
+        return torch_data._utils.pin_memory.pin_memory if pins else None
 
 
-class _BatchPrefetcher(Iterator[Any]):
-    """The batches of tasks that workers compute ahead of the reader."""
-
-    def __init__(self, loader: DataLoader[Any], tasks: Iterator[BatchTask]) -> None:
-        self._workers = loader._team()
-        self._over = weakref.finalize(self, self._workers.close if not loader.persistent_workers else int)
-        self._tasks = tasks
-        self._under_way = deque(map(self._workers.submit, islice(tasks, loader._jobs_ahead)))
-
-    def __next__(self) -> Any:
-        if not self._under_way:
-            self._over()
-            raise StopIteration
-        batch = self._workers.result(self._under_way.popleft())
-        self._under_way.extend(map(self._workers.submit, islice(self._tasks, 1)))
-        return batch
+def _end_workers(kept: list[Workers]) -> None:
+    for workers in kept:
+        workers.close()
 
 
-def _start_method(context: Any) -> str:
+def _start_method(context: Any) -> StartMethod:
     """Returns the start method of our workers for a context of `multiprocessing`, or for its name."""
     name = context if context is None or isinstance(context, str) else context.get_start_method()
     return "auto" if name is None else "fork" if name == "fork" else "server"
-
-
-def _count_batches(loader: DataLoader[Any], inner: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
-    """Yields the batches and updates the loader's position: a batch counts when it is delivered."""
-    for number, batch in enumerate(inner, start + 1):
-        loader._live = (epoch, number)
-        yield batch
-    if loader._live is not None and loader._live[0] == epoch:
-        loader._live = None
 
 
 def _check(

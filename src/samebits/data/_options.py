@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from samebits._context import process
+from samebits._context import notify, process
 from samebits.data._device_placement import Placement
 from samebits.data._loader_batches.sharding import Remainder, Share, share
 from samebits.determinism._warn_once import warn_once
@@ -38,6 +39,8 @@ class Options:
     rank: int | None = None
     world_size: int | None = None
     remainder: Remainder | None = None
+    kept_workers: list[Any] | None = None
+    """The worker processes (`Workers`) that live from one iteration to the next; None: each iteration has its own."""
 
     def with_changes(self, **changed: object) -> Options:
         """Returns these options with those that are not None changed; checked."""
@@ -50,11 +53,17 @@ class Options:
         mine = {name: value for name, value in vars(self).items() if value is not None}
         return replace(other, **mine)
 
+    def workers(self, cores: int) -> int | Literal["auto"] | None:
+        """Returns the number of workers, which an observer learns and `samebits verify` may replace."""
+        count = self.num_parallel_calls
+        notify("workers_wanted", (cores if count == "auto" else count) or 0)
+        return count if process.overrides.num_workers is None else process.overrides.num_workers
+
     def share(self) -> Share:
         """Returns the rows of each batch that this process computes."""
         return share(self.rank, self.world_size, self.remainder or "pad")
 
-    def placement(self) -> Placement | None:
+    def placement(self) -> Callable[[Any], Any] | None:
         """Returns the object that moves elements to their device; None if none is needed."""
         if self.device is None and not self.pin_memory:
             return None

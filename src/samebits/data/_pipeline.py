@@ -7,14 +7,13 @@ from typing import Any, Literal
 
 import torch
 
-from samebits._context import Position, Words, process
+from samebits._context import process
 from samebits.data._calls.user_function import Function
 from samebits.data._collate.collate import default_collate
 from samebits.data._collate.padding import PadCollate
-from samebits.data._fingerprint import fingerprint
 from samebits.data._loader_batches.sharding import Remainder
 from samebits.data._options import Executor, OnConflict, Options, StartMethod
-from samebits.data._pipeline_iterator import PipelineIterator
+from samebits.data._resumable import Resumable
 from samebits.data._stages import shuffle_repeat, zip_mix
 from samebits.data._stages import streamed as streams
 from samebits.data._stages.batch_stages import batch
@@ -26,13 +25,12 @@ from samebits.data._stages.sources import IterableSource, Random, Range, Source
 from samebits.data._stages.stage import INFINITE, Addressed, Stage
 from samebits.data._torch_dataset import PipelineDataset
 from samebits.errors import InvalidArgumentError, UnseededError
-from samebits.random import _int_keys as int_keys
 from samebits.random._process import seeds
 
 Collate = Callable[[list[Any]], Any]
 
 
-class Pipeline:
+class Pipeline(Resumable):
     """A stream of elements (TensorFlow's `Dataset`): element k is a function of (pipeline, seed, epoch, k) alone.
 
     Every method returns a new pipeline and leaves this one as it is. `iter(pipeline)` starts the next epoch; each
@@ -50,11 +48,11 @@ class Pipeline:
         [[2, 0], [1, 5], [4, 3]]
     """
 
+    _domain = "pipeline"
+
     def __init__(self, stage: Stage, options: Options | None = None) -> None:
         self._stage = stage
         self._options = options or Options()
-        self._next: tuple[int, dict[str, Any] | None] = (0, None)  # epoch and state of the next iter()
-        self._live: PipelineIterator | None = None
 
     # Sources
 
@@ -384,62 +382,6 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline({_describe_chain(self._stage)})"
-
-    # Iteration and its state
-
-    def __iter__(self) -> PipelineIterator:
-        if process.position is not None:
-            return self._iter_at(process.position, 0)
-        (epoch, state), self._next = self._next, (self._next[0] + 1, None)
-        self._live = self._iterator(self._key(), epoch)
-        if state is not None:
-            self._live.load_state_dict(state)
-        return self._live
-
-    def _iter_at(self, position: Position, start: int) -> PipelineIterator:
-        """Returns the elements from `start` on of an iteration keyed by a position inside a run; no epoch is counted."""
-        key = int_keys.fold(self._key(), "inside", position.loop, position.step, *position.inside)
-        iterator = self._iterator(key, 0)
-        if start:
-            iterator.skip_batches(start)
-        return iterator
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the current iteration, or of the next epoch's start: small and JSON-able."""
-        if self._live is not None and not self._live.exhausted:
-            return self._live.state_dict()
-        epoch, state = self._next
-        return state or self._iterator(self._key(), epoch).state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes the next `iter()` after the element at which `state` was taken, in O(1) where there is an index.
-
-        Raises:
-            PipelineMismatchError: this is no such state, or of a newer samebits, or of another pipeline (the message says
-                where it differs).
-        """
-        probe = self._iterator(self._key(), 0)
-        probe.load_state_dict(state)
-        self._next, self._live = (probe.epoch, dict(state)), None
-
-    @property
-    def _rolling_digest(self) -> int:
-        """Returns the rolling digest of the elements that the current iteration has delivered; 0 if there is none."""
-        return 0 if self._live is None else self._live.rolling_digest
-
-    def _forget_iteration(self) -> None:
-        """Ends an abandoned iteration: the position is again where the next `iter()` starts."""
-        self._live = None
-
-    def fingerprint(self) -> str:
-        """Returns a hash of the stages and the seed; a saved position holds only for an equal one."""
-        return fingerprint(self._stage, self._seed())
-
-    def _iterator(self, key: Words, epoch: int) -> PipelineIterator:
-        return PipelineIterator(self._stage, key, epoch, self._seed(), self._options)
-
-    def _key(self) -> Words:
-        return int_keys.fold(int_keys.root(self._seed()), "pipeline")
 
     def _seed(self) -> int:
         if self._options.seed is not None:

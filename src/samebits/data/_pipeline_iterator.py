@@ -4,48 +4,42 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 from samebits._context import Words
-from samebits.data import _fingerprint as fingerprint
 from samebits.data._calls.process_generators import Draws
 from samebits.data._options import Options
+from samebits.data._read_position import ReadPosition
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.batch_stages import Batching
-from samebits.data._stages.stage import Addressed, Stage, State, Streamed
+from samebits.data._stages.stage import Stage, State, Streamed
 from samebits.data._workers.executor_choice import draws_of, reader
 from samebits.data._workers.inline import Inline
-from samebits.errors import InvalidArgumentError, PipelineError, PipelineMismatchError, UnimplementedError
-
-SCHEMA = 1
+from samebits.errors import InvalidArgumentError, PipelineError
 
 
 class PipelineIterator(Iterator[Any]):
     """The elements of one epoch of a pipeline, from any of them on."""
 
     def __init__(self, stage: Stage, key: Words, epoch: int, seed: int, options: Options) -> None:
-        self._definition, self._seed = stage, seed
         self._stage = stage.bind(key)
         self._streamed = isinstance(stage, Streamed)
         self._options = options
         self._placement = options.placement()
         self._draws = Draws()
         self._elements: Iterator[tuple[Any, State]] | None = None
-        self._state: State = None
-        self.rolling_digest = 0
-        self.delivered = 0
-        self.epoch = epoch
-        self.exhausted = False
         share = options.share()
         if share.world_size > 1:
             batching = _last_batching(self._stage)
             share.check(batching.batch_size)
             batching.share = share
+        length = None if self._streamed else self._stage.length
+        self.position = ReadPosition(stage, seed, options, epoch, length)
 
     def __next__(self) -> Any:
         element = self._next_element()
-        self.rolling_digest = update_digest(self.rolling_digest, element)
+        if self._stage.has_digest:
+            self.position.rolling_digest = update_digest(self.position.rolling_digest, element)
         return element if self._placement is None else self._placement(element)
 
     def state_dict(self) -> dict[str, Any]:
@@ -57,25 +51,7 @@ class PipelineIterator(Iterator[Any]):
         Raises:
             UnimplementedError: elements come in order of completion, so no position says which ones came.
         """
-        if (
-            self.delivered
-            and not self.exhausted
-            and self._options.num_parallel_calls
-            and not self._options.is_ordered()
-        ):
-            raise UnimplementedError(
-                "PipelineIterator.state_dict: with deterministic=False elements come in order of completion, so that "
-                "no position says which ones are still to come. Leave deterministic=False out where the state is saved, or "
-                "save it between two epochs"
-            )
-        return {
-            "schema": SCHEMA,
-            "epoch": self.epoch,
-            "delivered": self.delivered,
-            "state": self._state,
-            "digest": f"{self.rolling_digest:016x}",
-            "pipeline": self._fingerprint,
-        }
+        return self.position.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes after the element at which `state` was taken.
@@ -83,32 +59,8 @@ class PipelineIterator(Iterator[Any]):
         Raises:
             PipelineMismatchError: this is no such state, or of a newer samebits, or of another pipeline.
         """
-        try:
-            schema, epoch, delivered = int(state["schema"]), int(state["epoch"]), int(state["delivered"])
-            inner, rolling, saved = (
-                _check_state(state["state"]),
-                int(state["digest"], 16),
-                str(state["pipeline"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise PipelineMismatchError(
-                f"load_state_dict: not a state of a samebits.data.Pipeline ({error!r}): {state!r:.200}"
-            ) from None
-        if schema > SCHEMA:
-            raise PipelineMismatchError(
-                f"load_state_dict: the state has schema {schema}, this samebits knows up to {SCHEMA}; use the samebits that "
-                "wrote it, or a newer one"
-            )
-        fingerprint.check(saved, self._definition, self._seed)
-        if isinstance(self._stage, Addressed) and (
-            isinstance(inner, list) or (inner or 0) > self._stage.length
-        ):
-            raise PipelineMismatchError(
-                f"load_state_dict: not a state of this pipeline, which has no element {inner}"
-            )
+        self.position.load_state_dict(state)
         self.close()
-        self.epoch, self.delivered, self._state, self.rolling_digest = epoch, delivered, inner, rolling
-        self.exhausted = False
 
     def skip_batches(self, count: int) -> None:
         """Steps over the next `count` elements: without computing them where they have numbers, else by reading them.
@@ -117,33 +69,32 @@ class PipelineIterator(Iterator[Any]):
         """
         if count < 0:
             raise InvalidArgumentError(f"PipelineIterator.skip_batches(count={count}): count is at least 0")
-        if isinstance(self._stage, Addressed):
+        position = self.position
+        if position.length is not None:
             self.close()
-            last = min((self._state or 0) + count, self._stage.length)
-            self.delivered += last - (self._state or 0)
-            self._state = last
+            before = position.state or 0
+            position.state = min(before + count, position.length)
+            position.delivered += position.state - before
         else:
             for _ in range(count):
                 self._next_element()
-        self.rolling_digest = update_digest(self.rolling_digest, ("skipped", count))
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint.fingerprint(self._definition, self._seed)
+        if self._stage.has_digest:
+            position.rolling_digest = update_digest(position.rolling_digest, ("skipped", count))
 
     def _next_element(self) -> Any:
-        if self.exhausted:
+        position = self.position
+        if position.exhausted:
             raise StopIteration
         if self._elements is None:
             self._elements = self._begin()
         try:
             if self._streamed:
                 with self._draws.fill_each_call():
-                    element, self._state = next(self._elements)
+                    element, position.state = next(self._elements)
             else:
-                element, self._state = next(self._elements)
+                element, position.state = next(self._elements)
         except StopIteration:
-            self.exhausted = True
+            position.exhausted = True
             self.close()
             raise
         except PipelineError as error:
@@ -152,7 +103,7 @@ class PipelineIterator(Iterator[Any]):
         except BaseException:
             self.close()  # so that the next call raises this error again, and does not end the epoch
             raise
-        self.delivered += 1
+        position.delivered += 1
         return element
 
     def close(self) -> None:
@@ -166,16 +117,7 @@ class PipelineIterator(Iterator[Any]):
         chosen = reader(self._stage, self._draws, self._options)
         if not isinstance(chosen, Inline):
             self._closing = weakref.finalize(self, chosen.close)
-        return chosen.read(self._stage, self.epoch, self._state)
-
-
-def _check_state(state: Any) -> State:
-    """Returns `state` if it is None, a count, or a list of such; raises `ValueError` otherwise."""
-    if isinstance(state, list):
-        return [_check_state(one) for one in state]
-    if state is None or (isinstance(state, int) and state >= 0):
-        return state
-    raise ValueError(f"{state!r} is no position")
+        return chosen.read(self._stage, self.position.epoch, self.position.state)
 
 
 def _last_batching(stage: Stage) -> Batching:

@@ -4,34 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import DistributedSampler
 
 from samebits._context import Words
 from samebits._inspect import rng_states
+from samebits.data._stages.stage import INFINITE
 from samebits.errors import UnimplementedError
 from samebits.random import _int_keys as int_keys
 from samebits.random._draws import feistel
 from samebits.random._process import generator_states
 
+_AT_ONCE = 1024
+"""Indices that are permuted by one call, which costs as much as 64 of them."""
 
-@dataclass(frozen=True)
-class BatchTask:
+
+class BatchTask(NamedTuple):
     """All that a worker needs to compute one batch, at any time and in any process.
 
     `key` belongs to (seed, epoch); `first` is the ordinal in the epoch's stream of the first index.
     """
 
+    number: int
+    after: int
+    """The number of the next batch."""
     key: Words
-    batch_index: int
     first: int
     indices: Any
 
 
 class BatchOrder(Protocol):
     """The tasks of one epoch, from any batch on."""
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch, or `INFINITE` where only reading tells."""
+        ...
 
     def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
         """Yields the tasks of the epoch's batches from number `start` on."""
@@ -53,18 +63,32 @@ class IndexOrder:
     single: bool
     """One bare index per task (torch's `batch_size=None`)."""
 
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return len(self)
+
     def __len__(self) -> int:
         return self.length // self.batch_size if self.drop_last else -(-self.length // self.batch_size)
 
     def tasks(self, key: Words, epoch: int, start: int) -> Iterator[BatchTask]:
         """Yields the tasks of the epoch's batches from number `start` on; nothing before it is computed."""
+        for batch, (first, indices) in zip(
+            range(start, len(self)), self._batches_from(key, start), strict=False
+        ):
+            yield BatchTask(batch, batch + 1, key, first, indices[0] if self.single else indices)
+
+    def _batches_from(self, key: Words, start: int) -> Iterator[tuple[int, list[int]]]:
+        """Yields the ordinal of the first element and the indices of each batch."""
         order_key = int_keys.fold(key, "order")
-        for batch in range(start, len(self)):
-            first, last = batch * self.batch_size, min((batch + 1) * self.batch_size, self.length)
-            indices = range(first, last)
+        step = max(1, _AT_ONCE // self.batch_size) * self.batch_size
+        for begin in range(start * self.batch_size, self.length, step):
+            end = min(begin + step, self.length)
+            indices = list(range(begin, end))
             if self.shuffle:
-                indices = feistel.permute_indices(order_key, first, last, self.length).tolist()
-            yield BatchTask(key, batch, first, indices[0] if self.single else list(indices))
+                indices = feistel.permute_indices(order_key, begin, end, self.length).tolist()
+            for first in range(begin, end, self.batch_size):
+                yield first, indices[first - begin : first - begin + self.batch_size]
 
 
 @dataclass(frozen=True)
@@ -76,6 +100,10 @@ class SamplerOrder:
 
     sampler: Iterable[Any]
     single: bool
+    batches = INFINITE
+
+    def __getstate__(self) -> None:
+        """Returns None: a worker gets tasks, and a sampler need not be one that can be pickled."""
 
     def __len__(self) -> int:
         try:
@@ -91,7 +119,7 @@ class SamplerOrder:
         for batch, indices in enumerate(self._seeded_items(int_keys.fold(key, "sampler"), epoch)):
             indices = indices if self.single else list(indices)  # noqa: PLW2901 (a sampler may reuse its list)
             if batch >= start:
-                yield BatchTask(of_share, batch, first, indices)
+                yield BatchTask(batch, batch + 1, of_share, first, indices)
             first += 1 if self.single else len(indices)
 
     def _rank_path(self) -> tuple[str | int, ...]:

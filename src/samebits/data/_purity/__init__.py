@@ -33,11 +33,6 @@ def read(function: Callable[..., Any]) -> Reading:
     return reading
 
 
-def may_draw(function: Callable[..., Any]) -> bool:
-    """False only where reading the code shows that it draws from none of the process's generators."""
-    return read(function).may_draw is not None
-
-
 def side_effects(function: Callable[..., Any]) -> list[Finding]:
     """Returns the changes that outlast a call, as far as reading the code shows them."""
     return list(read(function).findings.values())

@@ -95,6 +95,8 @@ def _element_kind(element: Any) -> str:
 class Batch(Batching, Addressed):
     """Batches of an addressed stage: a batch is addressed as well, so workers compute whole batches."""
 
+    makes_batches = True
+
     @override
     def fetch(self, ordinals: Ordinals) -> list[Any]:
         batches = []

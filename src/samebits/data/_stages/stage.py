@@ -30,6 +30,13 @@ State = Any
 Ordinals = np.ndarray
 """int64, one dimension."""
 
+BLOCK = 64
+"""Elements of a task where the stage has no batches. Tasks begin at multiples of it, so that a dataset that reads a
+block at once (`__getitems__`) finds the same blocks wherever reading starts."""
+
+Task = tuple[Any, ...]
+"""First ordinal and the one after the last, within one repetition; then what else its stage needs to compute it."""
+
 
 class Reader(Protocol):
     """The way a streamed stage reads its inputs: inline or by workers, ahead or not; the elements are the same."""
@@ -48,6 +55,8 @@ class Stage(ABC):
 
     kind: str
     """The name of the `Pipeline` method that makes it."""
+    has_digest = True
+    """False if iterations keep no rolling digest of the elements."""
     key: Words = (0, 0)
     """The key of a bound stage: never drawn from, always folded into."""
 
@@ -86,6 +95,14 @@ class Stage(ABC):
         """Returns what defines its elements besides its inputs, as plain values, for the fingerprint and for messages."""
         return {}
 
+    def keyed_by_position(self) -> Stage:
+        """Returns the stage for an iteration inside a run, which its key alone tells from others."""
+        return self
+
+    def parts(self) -> list[str]:
+        """Returns the texts that a fingerprint hashes one by one, so that a message can name the one that differs."""
+        return [self.describe()]
+
     def describe(self) -> str:
         """Returns the stage as the user wrote it, for messages: `batch(batch_size=64)`."""
         return f"{self.kind}({', '.join(f'{name}={value}' for name, value in self.parameters().items())})"
@@ -94,14 +111,39 @@ class Stage(ABC):
 class Blocks(Stage):
     """A stage that workers can compute in pieces: group o of 0, 1 or more elements is a function of (key, o)."""
 
+    unit = "element"
+    """The name of a group in messages."""
+    makes_batches = False
+
     @property
     @abstractmethod
     def groups(self) -> int:
         """Groups of one repetition, or `INFINITE`."""
 
+    @property
+    def task_size(self) -> int:
+        """The groups of one task: one if the stage makes batches or maps them."""
+        return 1 if self.makes_batches or any(stage.task_size == 1 for stage in self.inputs) else BLOCK
+
+    def tasks(self, repetition: int, first: int) -> Iterator[Task]:
+        """Yields the tasks of one repetition from that with group `first` on."""
+        size, groups = self.task_size, self.groups
+        for start in range(first // size * size, groups, size):
+            yield start, min(start + size, groups)
+
     @abstractmethod
-    def block(self, ordinals: Ordinals) -> list[list[Any]]:
-        """Returns the groups of these ordinals, in their order."""
+    def compute(self, repetition: int, task: Task) -> list[Any]:
+        """Returns the results of a task: elements of an addressed stage, else groups."""
+
+    def begin_worker(self, worker: int) -> None:
+        """Prepares the process of worker number `worker` for tasks of this stage."""
+
+    def ordinals(self, repetition: int, task: Task) -> Ordinals:
+        """Returns the ordinals of a task."""
+        ordinals = np.arange(*task, dtype=np.int64)
+        if repetition:
+            ordinals += repetition * self.groups
+        return ordinals
 
 
 class Addressed(Blocks):
@@ -121,6 +163,10 @@ class Addressed(Blocks):
     def fetch(self, ordinals: Ordinals) -> list[Any]:
         """Returns the elements of these ordinals, in their order."""
 
+    def compute(self, repetition: int, task: Task) -> list[Any]:
+        """Returns the elements of a task."""
+        return self.fetch(self.ordinals(repetition, task))
+
     def block(self, ordinals: Ordinals) -> list[list[Any]]:
         """Returns one group for each element."""
         return [[element] for element in self.fetch(ordinals)]
@@ -136,6 +182,14 @@ class Grouped(Blocks):
     def length(self) -> int | None:
         """None: it is known only after reading."""
         return None
+
+    @abstractmethod
+    def block(self, ordinals: Ordinals) -> list[list[Any]]:
+        """Returns the groups of these ordinals, in their order."""
+
+    def compute(self, repetition: int, task: Task) -> list[Any]:
+        """Returns the groups of a task."""
+        return self.block(self.ordinals(repetition, task))
 
 
 class Streamed(Stage):

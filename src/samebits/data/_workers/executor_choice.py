@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from samebits._context import notify, process
 from samebits.data._calls.process_generators import Draws
 from samebits.data._options import Options
-from samebits.data._stages.stage import Blocks, Stage, State, Streamed
+from samebits.data._stages.stage import Blocks, Stage, State, Streamed, Task
 from samebits.data._workers.inline import Inline
 from samebits.data._workers.launch_workers import may_start
 from samebits.data._workers.parallel import Parallel
 from samebits.data._workers.side_effects import may_draw
-from samebits.data._workers.tasks import Task, read_one
+from samebits.data._workers.tasks import read_one
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictWarning
 
@@ -34,10 +33,7 @@ def reader(stage: Stage, draws: Draws, options: Options) -> Inline | Parallel | 
     """Returns the reader of a bound pipeline for these options."""
     ordered = options.is_ordered()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = options.num_parallel_calls
-    notify("workers_wanted", (cores if count == "auto" else count) or 0)
-    if process.overrides.num_workers is not None:
-        count = process.overrides.num_workers
+    count = options.workers(cores)
     if not count or not may_start() or (count == "auto" and cores == 1):
         return Inline(draws)
     if count == "auto":
@@ -57,7 +53,7 @@ def _parallel(stage: Stage, draws: Draws, options: Options, count: int, *, order
         )
     return Parallel(
         stage, draws, num_workers=count, ahead=options.prefetch or 2 * count, threads=threads, ordered=ordered,
-        timeout=options.timeout, start_method=options.start_method or "auto",
+        timeout=options.timeout, start_method=options.start_method or "auto", kept=options.kept_workers,
     )  # fmt: skip
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from samebits.data._calls.process_generators import Draws
-from samebits.data._stages.stage import Blocks, Stage, State, Streamed
+from samebits.data._stages.stage import Blocks, Stage, State, Streamed, Task
 from samebits.data._workers.serial import Serial
 from samebits.data._workers.side_effects import CaptureWatch, Effects
-from samebits.data._workers.tasks import Task, compute, elements, read_one, tasks
+from samebits.data._workers.tasks import elements, place, read_one
 
 
 class Inline:
@@ -20,7 +22,7 @@ class Inline:
     def __init__(self, draws: Draws, timed: Callable[[Task, Callable[[], Any]], Any] | None = None) -> None:
         """`timed`: runs a task's computation, and measures it."""
         self._draws = draws
-        self._timed = timed or _call
+        self._timed = timed
 
     def read(self, stage: Stage, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         """Yields the elements of a bound stage from `state` on, each with the state after it."""
@@ -36,26 +38,21 @@ class Inline:
     def blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         """Yields the elements of a bound stage of blocks."""
         watch, effects = CaptureWatch(stage), Effects(stage)
-        after = state
-        for task in tasks(stage, state):
+        after, start = state, place(state)
+        for task in stage.tasks(repetition, start[0]):
             if effects.affects(stage):
                 yield from Serial(stage, effects, self._draws).read(repetition, after)
                 return
-            computed = self._timed(task, lambda task=task: self.compute_task(stage, repetition, task, watch))
+            work = partial(self._draws.run, partial(call_on_one_thread, stage.compute, repetition, task))
+            if not watch.done:
+                work = partial(watch.run, work)
+            computed = work() if self._timed is None else self._timed(task, work)
             if watch.noticed() is not None:
                 effects = Effects(stage)
-            yield from elements(stage, task, computed, state)
+            coming = elements(stage, task, deque(computed), start)
+            del computed, work  # so that the memory of a batch that is over serves the next
+            yield from coming
             after = task[1]
-
-    def compute_task(self, stage: Blocks, repetition: int, task: Task, watch: CaptureWatch) -> list[Any]:
-        """Returns the results of a task."""
-        return watch.run(
-            lambda: self._draws.run(lambda: call_on_one_thread(compute, stage, repetition, task))
-        )
-
-
-def _call(task: Task, work: Callable[[], Any]) -> Any:
-    return work()
 
 
 def call_on_one_thread(function: Any, *arguments: Any) -> Any:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from samebits.data._calls.process_generators import Draws
-from samebits.data._stages.stage import Blocks, Stage, State, Streamed
+from samebits.data._stages.stage import Blocks, Stage, State, Streamed, Task
 from samebits.data._workers.inline import Inline
 from samebits.data._workers.serial import Serial
 from samebits.data._workers.side_effects import CaptureWatch, EffectNoticedError, Effects, WatchedDraws
-from samebits.data._workers.tasks import Task, elements, read_one, tasks
+from samebits.data._workers.tasks import elements, place, read_one
 from samebits.data._workers.thread_pool import Threads
 from samebits.data._workers.worker_pool import Workers
 from samebits.data._workers.worker_process import StageWork, WorkerJob
@@ -43,21 +43,28 @@ class Parallel:
     def __init__(
         self, stage: Stage, draws: Draws, *, num_workers: int, ahead: int, threads: bool = False,
         ordered: bool = True, timeout: float | None = None, start_method: str = "auto",
+        kept: list[Any] | None = None,
     ) -> None:  # fmt: skip
-        """`ordered`: elements come in their order, not in order of completion."""
+        """`ordered`: elements come in their order, not in order of completion; `kept`: the workers of all iterations."""
         self._ahead, self._ordered = ahead, ordered
         self._inline = Inline(draws)
         self._watch = CaptureWatch(stage)
         self._serial: dict[int, Serial] = {}
         self._known = list(self._worker_stages(stage, draws))
         self._workers: Pool | None = None
+        self._kept: Workers | None = None
         if self._known and threads:
             self._workers = Threads(self._known, count=num_workers, timeout=timeout)
+        elif kept:
+            self._workers = self._kept = kept[0]
         elif self._known:
             work = StageWork(self._known, WatchedDraws(draws, stage))
             self._workers = Workers(
                 work, count=num_workers, ahead=ahead, timeout=timeout, start_method=start_method
             )
+            if kept is not None:
+                self._kept = self._workers
+                kept.append(self._kept)
 
     def _worker_stages(self, stage: Stage, draws: Draws) -> Iterator[Blocks]:
         """Yields the stages that workers compute: all blocks, or the parts of one with side effects that are free of them."""
@@ -82,8 +89,8 @@ class Parallel:
         return self._blocks(stage, repetition, state)
 
     def close(self) -> None:
-        """Ends the workers."""
-        if self._workers is not None:
+        """Ends the workers, unless they are kept."""
+        if self._workers is not None and self._kept is None:
             self._workers.close()
 
     def read_one(self, stage: Stage, repetition: int, state: State) -> Any:
@@ -93,16 +100,21 @@ class Parallel:
     def _blocks(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         under_way: deque[tuple[Task, int]] = deque()
         after = state
-        coming = tasks(stage, state)
+        start = place(state)
+        left = stage.tasks(repetition, start[0])
         try:
             while self._watch.noticed() is None:  # threads change captured values in this process
-                done = self._watch.run(lambda: self._run_step(stage, repetition, coming, under_way))
+                done = self._watch.run(lambda: self._run_step(stage, repetition, left, under_way))
                 if done is None:
                     return
-                yield from elements(stage, *done, state)
-                after = done[0][1]
+                coming, after = elements(stage, done[0], deque(done[1]), start), done[0][1]
+                del done
+                yield from coming
         except EffectNoticedError as found:  # by processes
             self._watch.note(*found.args)
+        finally:
+            if self._kept is not None:
+                self._kept.discard([number for _, number in under_way])
         yield from self._read_inline(stage, repetition, after)
 
     def _run_step(
@@ -120,8 +132,10 @@ class Parallel:
         if not self._ordered:
             done = self._workers.first([number for _, number in under_way])
             under_way.rotate(-next(at for at, (_, number) in enumerate(under_way) if number == done))
-        task, number = under_way.popleft()
-        return task, self._workers.result(number)
+        task, number = under_way[0]
+        computed = self._workers.result(number)
+        under_way.popleft()  # not before: after a timeout it is discarded
+        return task, computed
 
     def _read_inline(self, stage: Blocks, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
         """Reads in this process: running a task showed a side effect that reading the code had missed."""

@@ -15,6 +15,7 @@ ALIGNMENT = 64
 
 _current: ResultMemory | None = None
 """The slot of the current result, while its maker may write the result there at once."""
+_NO_SLOT = nullcontext()
 _offer: tuple[Any, ResultMemory] | None = None
 """The maker of that result, and its slot."""
 
@@ -97,7 +98,7 @@ def offer_memory(maker: Any, slot: ResultMemory) -> Iterator[None]:
 
 def use_offered_memory(maker: Any) -> AbstractContextManager[None]:
     """Returns a block in which `empty` uses the slot that was offered to `maker`, if one was."""
-    return _offer[1].use_for_empty() if _offer is not None and _offer[0] is maker else nullcontext()
+    return _offer[1].use_for_empty() if _offer is not None and _offer[0] is maker else _NO_SLOT
 
 
 def writes_in_place() -> bool:

@@ -21,7 +21,7 @@ from samebits.data._stages.map_filter import AddressedOperation, FlatMap, Groupe
 from samebits.data._stages.shuffle_repeat import Enumerate, Renumbered
 from samebits.data._stages.stage import Addressed, Blocks, Grouped, Ordinals, State
 from samebits.data._workers.side_effects import Effects
-from samebits.data._workers.tasks import place, task_size
+from samebits.data._workers.tasks import place
 
 _END = object()
 Fetch = Callable[[Blocks, int, int], Any]
@@ -125,7 +125,7 @@ class Serial:
         """Yields the elements from `state` on, each with the state after it; `ahead`: tasks to request ahead."""
         first, done = place(state)
         groups = self._stage.groups
-        size = task_size(self._stage)
+        size = self._stage.task_size
         foreseen = first
         for ordinal in range(first, groups):
             while fetch is not None and foreseen < min(groups, ordinal + size * ahead):

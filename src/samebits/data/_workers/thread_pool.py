@@ -11,7 +11,6 @@ import torch
 
 from samebits.data._calls import process_generators
 from samebits.data._stages.stage import Blocks
-from samebits.data._workers.tasks import compute
 from samebits.data._workers.worker_process import WorkerJob
 from samebits.errors import PipelineTimeoutError
 
@@ -36,7 +35,7 @@ class Threads:
         number, self._numbers = self._numbers, self._numbers + 1
         stage = self._stages[job.stage]
         self._jobs[number] = self._pool.submit(
-            process_generators.run_without_rng_setup, lambda: compute(stage, job.repetition, job.task)
+            process_generators.run_without_rng_setup, lambda: stage.compute(job.repetition, job.task)
         )
         return number
 

@@ -127,14 +127,15 @@ class Workers:
             self._await(*numbers)
         return next(number for number in self._arrived if number in numbers)
 
-    def discard_pending(self) -> None:
-        """Drops all jobs submitted so far: their results will not be read."""
-        self._queue.clear()
-        self._jobs.clear()
-        for answer in self._arrived.values():
-            if isinstance(answer.place, int):
+    def discard(self, numbers: Sequence[int]) -> None:
+        """Drops these jobs: their results will not be read."""
+        for number in numbers:
+            self._jobs.pop(number, None)
+            if number in self._queue:
+                self._queue.remove(number)
+            answer = self._arrived.pop(number, None)
+            if answer is not None and isinstance(answer.place, int):
                 self._free.append(answer.place)
-        self._arrived.clear()
 
     def close(self) -> None:
         """Ends the workers; delivered results stay readable."""
@@ -236,12 +237,13 @@ class Workers:
 
     def _make_room(self, number: int) -> None:
         """Frees a slot for a job whose result is needed, if need be that of a result that has not been read yet."""
-        if number not in self._queue or self._free:
+        if number not in self._queue:
             return
         for other, answer in self._arrived.items():
+            if self._free:
+                break
             if isinstance(answer.place, int):
                 self._arrived[other] = answer._replace(place=self._copy_result(answer, answer.place))
-                break
         self._queue.remove(number)
         self._queue.appendleft(number)
         self._dispatch()

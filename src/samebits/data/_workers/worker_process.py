@@ -19,12 +19,12 @@ import torch
 from samebits._context import process
 from samebits.data._collate.collate import default_collate
 from samebits.data._collate.padding import PadCollate
+from samebits.data._loader_batches.loader_batches import LoaderBatches
 from samebits.data._stages.batch_stages import Batch
-from samebits.data._stages.stage import Blocks, Stage
+from samebits.data._stages.stage import Blocks, Task
 from samebits.data._workers.parent_death import tie_to_parent
 from samebits.data._workers.result_encoding import encode
 from samebits.data._workers.result_memory import ResultMemory, offer_memory
-from samebits.data._workers.tasks import Task, compute
 from samebits.errors import PipelineError
 
 REQUEST = struct.Struct("qqq")
@@ -74,21 +74,24 @@ class StageWork:
         self._in_slot = [_collates_in_slot(stage) for stage in stages]
 
     def begin(self, worker: int) -> None:
-        """Does nothing: there is nothing to prepare."""
+        """Prepares the process for each stage."""
+        for stage in self._stages:
+            stage.begin_worker(worker)
 
     def compute(self, job: WorkerJob, slot: ResultMemory | None) -> Any:
         """Returns the elements or groups of a task."""
         stage = self._stages[job.stage]
         if slot is not None and self._in_slot[job.stage]:
             with offer_memory(stage, slot):
-                return self._draws.run(lambda: compute(stage, job.repetition, job.task))
-        return self._draws.run(lambda: compute(stage, job.repetition, job.task))
+                return self._draws.run(lambda: stage.compute(job.repetition, job.task))
+        return self._draws.run(lambda: stage.compute(job.repetition, job.task))
 
     def describe(self, job: WorkerJob) -> str:
         """Returns the names of its elements and stage."""
-        first, end = job.task
-        elements = f"element {first}" if end == first + 1 else f"elements {first} to {end - 1}"
-        return f"{elements} of {self._stages[job.stage].describe()}"
+        first, end, *_ = job.task
+        stage = self._stages[job.stage]
+        elements = f"{stage.unit} {first}" if end == first + 1 else f"{stage.unit}s {first} to {end - 1}"
+        return f"{elements} of {stage.describe()}"
 
 
 def serve(
@@ -197,9 +200,9 @@ def _try_pickle(value: Any) -> bytes | None:
     return pickled
 
 
-def _collates_in_slot(stage: Stage) -> bool:
+def _collates_in_slot(stage: Blocks) -> bool:
     """Returns True if results are batches that our collate makes: a collate of the user could keep them."""
-    if not isinstance(stage, Batch):
+    if not isinstance(stage, Batch | LoaderBatches):
         return False
     collate = stage.collate.call
     return collate is default_collate or isinstance(collate, PadCollate)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from samebits._context import Position, Words, process
 from samebits._inspect import user_code
-from samebits.data import DataLoader, Pipeline
+from samebits.data._resumable import Resumable
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states
 from samebits.train._run_arguments import check_iterable
 
 _END = object()
-_POSITIONED = (DataLoader, Pipeline)
-"""Loaders that go to any batch at once and report their position."""
-_WITHOUT_DRAWS = (*_POSITIONED, list, tuple)
-"""Those, and iterables that draw nothing."""
+_WITHOUT_DRAWS = (Resumable, list, tuple)
+"""Loaders and pipelines of samebits, and iterables that draw nothing."""
 
 
 class BatchSource:
@@ -39,23 +36,23 @@ class BatchSource:
         self._ahead: Any = None
         self._before_ahead: Any = None
         self._epoch_state: Any = None
-        self._held_state: Callable[[], Any] | None = None
-        """Returns the state that `hold` keeps."""
+        self._held: Any = None
+        """The state that `hold` keeps."""
         self.rolled = 0
         """Rolling digest of the epoch's batches up to the last one, if the loader keeps one."""
         self._forget_iteration()  # an earlier iteration of the user's, who read a first batch, say
 
     def state(self) -> Any:
         """Returns the state of the loader for a commit, plain values and tensors."""
-        if self._held_state is not None:
-            return self._held_state()
-        if isinstance(self._loader, _POSITIONED):
+        if self._held is not None:
+            return self._held
+        if isinstance(self._loader, Resumable):
             return self._loader.state_dict() if self._ahead is None else self._before_ahead
         return self._epoch_state if self._iterator is not None else _loader_state(self._loader)
 
     def load(self, state: Any, batch_index: int) -> None:
         """Restores a state that was taken `batch_index` batches into an epoch."""
-        if isinstance(self._loader, _POSITIONED):
+        if isinstance(self._loader, Resumable):
             self._loader.load_state_dict(state)
             return
         _load_loader_state(self._loader, state)
@@ -70,32 +67,24 @@ class BatchSource:
 
     def hold(self) -> None:
         """Keeps the current state until `release`: a run that is interrupted while it waits for a batch resumes here."""
-        if (
-            isinstance(self._loader, DataLoader)
-            and self._ahead is None
-            and _has_positional_state(self._loader)
-        ):
-            self._held_state = partial(self._loader._state_at, *self._loader.position)
-            return
-        state = self.state()
-        self._held_state = lambda: state
+        self._held = self.state()
 
     def release(self) -> None:
         """Notes that the batch has arrived, and that the loop has it."""
-        self._held_state = None
+        self._held = None
 
     def next(self, epoch: int, batch_index: int) -> tuple[Any, bool]:
         """Returns batch `batch_index` of `epoch`, and True if it is the epoch's last."""
         if self._iterator is None:
             self._begin(epoch, batch_index)
         batch, ends = self._read(epoch, batch_index)
-        self.rolled = self._loader._rolling_digest if isinstance(self._loader, Pipeline) else 0
+        self.rolled = self._loader._rolling_digest if isinstance(self._loader, Resumable) else 0
         if ends:
             self._end_epoch()
         return batch, ends
 
     def _begin(self, epoch: int, batch_index: int) -> None:
-        if isinstance(self._loader, _POSITIONED):
+        if isinstance(self._loader, Resumable):
             self._iterator = iter(self._loader)
             return
         self._epoch_state = _loader_state(self._loader)
@@ -117,7 +106,7 @@ class BatchSource:
         try:
             return batch, batch_index + 1 >= len(self._loader)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):  # no length: read one batch ahead
-            if isinstance(self._loader, _POSITIONED):
+            if isinstance(self._loader, Resumable):
                 self._before_ahead = self._loader.state_dict()
             following = self._draw(epoch, batch_index + 1)
             self._ahead = (following,)
@@ -158,7 +147,7 @@ class BatchSource:
         self._forget_iteration()
 
     def _forget_iteration(self) -> None:
-        if isinstance(self._loader, _POSITIONED):
+        if isinstance(self._loader, Resumable):
             self._loader._forget_iteration()
 
 
@@ -177,7 +166,7 @@ class NestedBatchSource(BatchSource):
         self.first = replace(position, batch_index=0, step=position.step - position.batch_index)
 
     def _begin(self, epoch: int, batch_index: int) -> None:
-        if not isinstance(self._loader, _POSITIONED):
+        if not isinstance(self._loader, Resumable):
             super()._begin(epoch, batch_index)
             return
         self._iterator = self._loader._iter_at(self.first, batch_index)
@@ -200,16 +189,11 @@ def check_loader(loader: Any, call: str = "Run.steps") -> None:
             f"{call}(loader={type(loader).__name__}): an iterator can be read only once, so it cannot be resumed. "
             "Pass what it was made of: a samebits.data.DataLoader, a list, or any object whose __iter__ starts anew."
         )
-    if getattr(loader, "persistent_workers", False) and not isinstance(loader, _POSITIONED):
+    if getattr(loader, "persistent_workers", False) and not isinstance(loader, Resumable):
         raise UnimplementedError(
             f"{call}: torch's DataLoader with persistent_workers=True keeps generators in its workers from epoch to "
             "epoch, which cannot be saved. Use samebits.data.DataLoader (same arguments)."
         )
-
-
-def _has_positional_state(loader: DataLoader[Any]) -> bool:
-    """Returns True if the state is that of its position: a subclass of the user's may have more in it, which changes now."""
-    return getattr(loader.state_dict, "__func__", None) is DataLoader.state_dict
 
 
 def _loader_state(loader: Any) -> dict[str, Any]:

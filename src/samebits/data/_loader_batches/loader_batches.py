@@ -1,0 +1,152 @@
+"""The batches of a `DataLoader` as a stage: each element and the collate draw from generators set from the position.
+
+Where the code of dataset and collate provably does not draw, nothing is set; see `process_generators`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from operator import length_hint
+from typing import Any
+
+import torch.utils.data as torch_data
+from torch.utils.data import _utils as torch_utils
+from typing_extensions import override
+
+from samebits._context import Words
+from samebits.data._calls.process_generators import fill, fill_if_needed, is_filling
+from samebits.data._calls.user_function import Function
+from samebits.data._loader_batches.batch_order import BatchOrder, BatchTask
+from samebits.data._stages.stage import Blocks
+from samebits.data._workers.result_memory import use_offered_memory
+from samebits.errors import PipelineError
+from samebits.random import _int_keys as int_keys
+
+
+class LoaderBatches(Blocks):
+    """The batches of a dataset in an order: the position of a batch is its number.
+
+    Before each `__getitem__` the process's torch, NumPy and Python generators are set from
+    (seed, epoch, ordinal in the epoch's stream), before `collate_fn` from (seed, epoch, batch).
+    """
+
+    kind = "DataLoader"
+    unit = "batch"
+    makes_batches = True
+    has_digest = False  # it would be a pass over each batch, which takes up to half of the time to collate it
+
+    def __init__(
+        self,
+        order: BatchOrder,
+        dataset: Any,
+        functions: tuple[Function, Function],
+        parameters: dict[str, Any],
+        *,
+        single: bool,
+        num_workers: int,
+        worker_init: Callable[[int], None] | None,
+    ) -> None:
+        """`functions`: the dataset's, which is called through the dataset, and the collate function."""
+        super().__init__()
+        self.order, self.dataset, self._single = order, dataset, single
+        self.read, self.collate = functions
+        self._parameters = parameters
+        self._num_workers, self._worker_init = num_workers, worker_init
+        self._counts_epochs = True
+
+    @property
+    @override
+    def length(self) -> int:
+        return self.order.batches
+
+    @property
+    @override
+    def groups(self) -> int:
+        return self.length
+
+    @override
+    def parameters(self) -> dict[str, Any]:
+        return self._parameters
+
+    @override
+    def parts(self) -> list[str]:
+        return [f"{self.kind}({name}={value})" for name, value in self._parameters.items()]
+
+    @override
+    def stage_key(self, key: Words) -> Words:
+        return key
+
+    @override
+    def keyed_by_position(self) -> LoaderBatches:
+        other = copy.copy(self)
+        other._counts_epochs = False
+        return other
+
+    @override
+    def begin_worker(self, worker: int) -> None:
+        torch_utils.worker._worker_info = torch_utils.worker.WorkerInfo(
+            id=worker, num_workers=self._num_workers, seed=worker, dataset=self.dataset
+        )
+        if self._worker_init is not None:
+            self._worker_init(worker)
+
+    @override
+    def tasks(self, repetition: int, first: int) -> Iterator[BatchTask]:
+        key = int_keys.fold(self.key, "epoch", repetition) if self._counts_epochs else self.key
+        return self.order.tasks(key, repetition, first)
+
+    @override
+    def compute(self, repetition: int, task: Any) -> list[list[Any]]:
+        data = self._read(task)
+        fill_if_needed(task.key, "collate", task.number)
+        try:
+            with use_offered_memory(self):
+                return [[self.collate.call(data)]]
+        except Exception as error:
+            self._annotate_error(error, task, f"collate_fn ({self.collate.name})")
+            raise
+
+    @property
+    def _name(self) -> str:
+        return type(self.dataset).__name__
+
+    def _read(self, task: BatchTask) -> Any:
+        indices = iter(() if self._single else task.indices)
+        try:
+            return self._single_element(task) if self._single else self._elements(task, indices)
+        except Exception as error:
+            done = 0 if self._single else len(task.indices) - length_hint(indices)
+            read = f"[{task.indices if self._single else task.indices[done - 1]!r}]"
+            self._annotate_error(
+                error, task, f"{self._name}{read if self._single or done else '.__getitems__'}"
+            )
+            raise
+
+    def _annotate_error(self, error: Exception, task: BatchTask, source: str) -> None:
+        """Adds to an error of the user's code where it was raised: only our frames are between it and the loop."""
+        worker = torch_data.get_worker_info()
+        where = "" if worker is None else f", in worker {worker.id}"
+        place = f"raised by {source}, for batch {task.number} of the epoch{where}"
+        if isinstance(error, StopIteration):  # taken for the end of the epoch
+            raise PipelineError(
+                f"samebits.data.DataLoader: StopIteration, {place}. It would end the epoch: give next() a "
+                "default there, or raise another error."
+            ) from error
+        error.add_note(f"samebits.data.DataLoader: {place}")
+
+    def _single_element(self, task: BatchTask) -> Any:
+        fill_if_needed(task.key, "element", task.first)
+        return self.dataset[task.indices]
+
+    def _elements(self, task: BatchTask, indices: Iterator[Any]) -> Any:
+        if getattr(self.dataset, "__getitems__", None):  # torch's protocol: the dataset reads a whole batch
+            fill_if_needed(task.key, "element", task.first)
+            return self.dataset.__getitems__(task.indices)
+        if not is_filling():
+            return [self.dataset[index] for index in indices]
+        key, elements = int_keys.fold(task.key, "element"), []
+        for ordinal, index in enumerate(indices, task.first):
+            fill(int_keys.fold(key, ordinal))
+            elements.append(self.dataset[index])
+        return elements
