@@ -11,7 +11,7 @@ from url_storages import UnreliableFileSystem, commit, get, names, newest, put, 
 
 from samebits import _digest as digest
 from samebits.checkpoint._listing import prune
-from samebits.checkpoint._remote.uploading_store import UploadingStore, staging_folder
+from samebits.checkpoint._remote.remote_store import UploadingStore, staging_folder
 from samebits.checkpoint._remote.writer_claim import WRITER
 from samebits.checkpoint._writer.commit_folder import step_of
 from samebits.errors import CommitError, RemoteStorageError, RunDirectoryError

@@ -21,7 +21,7 @@ from samebits import random
 from samebits.data import Pipeline, _purity as purity
 from samebits.data._calls import process_generators
 from samebits.data._workers import executor_choice
-from samebits.data._workers.side_effects import functions
+from samebits.data._workers.serial_functions import functions
 from samebits.data._calls.user_function import Function
 from samebits.data._calls.rng_parameter import key_words
 from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError

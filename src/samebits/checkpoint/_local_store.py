@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from samebits._inspect import user_code
 from samebits.checkpoint._async_writer.writer_client import WriterClient
-from samebits.checkpoint._disk_errors import commit_error
+from samebits.checkpoint._disk_error_messages import commit_error
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer, PreparedCommit
 from samebits.checkpoint._reading import (

@@ -5,30 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
-from importlib.metadata import PackageNotFoundError, version
+from functools import cached_property
 from typing import Any, NoReturn
 
 from samebits import _digest as digests
-from samebits._context import VERSION
-from samebits.checkpoint._manifest_field_checks import check_fields
+from samebits.checkpoint._manifest_checks import SCHEMA, check_fields, check_schema, samebits_version
 from samebits.checkpoint._tensor_layout import FileLayout
 from samebits.checkpoint._unsavable import unsavable
 from samebits.checkpoint._writer.commit_folder import TENSORS
 from samebits.checkpoint._writer.manifest_template import Commit, ManifestTemplate
-from samebits.errors import CorruptCommitError, NewerCommitError, UnsavableStateError
+from samebits.errors import CorruptCommitError, UnsavableStateError
 
-SCHEMA = 1
 MAX_MANIFEST_BYTES = 1 << 28
-
-
-@cache
-def samebits_version() -> str:
-    """Returns the version of the installed package, or that of the sources where it is not installed."""
-    try:
-        return version("samebits")
-    except PackageNotFoundError:
-        return VERSION
 
 
 def marker_text() -> str:
@@ -96,8 +84,7 @@ class Manifest:
             raise CorruptCommitError(f"{file} is no manifest: {error!r}") from error
         if _file(digests.of_bytes(body), body) != data:  # with a key twice, too
             raise CorruptCommitError(f"{file} does not have the digest it was written with")
-        if values.get("schema") != SCHEMA:
-            raise _schema_error(values, file)
+        check_schema(values, file)
         try:
             check_fields(values)
             return cls(**values)
@@ -107,15 +94,6 @@ class Manifest:
 
 def _file(digest: str, body: bytes) -> bytes:
     return b'{"digest":"' + digest.encode() + b'",' + body[1:]
-
-
-def _schema_error(values: Mapping[str, Any], file: object) -> CorruptCommitError:
-    schema = values.get("schema")
-    kind = NewerCommitError if type(schema) is int and schema > SCHEMA else CorruptCommitError
-    return kind(
-        f"{file} has schema version {schema!r}, written by samebits {values.get('samebits')!r}; this samebits "
-        f"{samebits_version()} reads version {SCHEMA}. Read it with the samebits that wrote it."
-    )
 
 
 def manifest_template(

@@ -14,16 +14,11 @@ from samebits.data._calls.user_function import Function
 from samebits.data._collate.collate import default_collate
 from samebits.data._loader_batches.batch_order import BatchOrder, IndexOrder, SamplerOrder
 from samebits.data._loader_batches.loader_batches import LoaderBatches
+from samebits.data._loader_state import Resumable
 from samebits.data._options import Options, StartMethod
 from samebits.data._pipeline import Pipeline
-from samebits.data._resumable import Resumable
 from samebits.data._workers.worker_pool import Workers
-from samebits.errors import (
-    EmptyDatasetError,
-    InvalidArgumentError,
-    UnimplementedError,
-    UnseededError,
-)
+from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError, UnseededError
 from samebits.random._process import generator_states, seeds
 
 T_co = TypeVar("T_co", covariant=True)

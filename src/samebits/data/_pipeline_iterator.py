@@ -9,8 +9,8 @@ from typing import Any
 from samebits._context import Words
 from samebits.data._calls.process_generators import Draws
 from samebits.data._options import Options
-from samebits.data._read_position import ReadPosition
 from samebits.data._rolling_digest import update_digest
+from samebits.data._saved_position import ReadPosition
 from samebits.data._stages.batch_stages import Batching
 from samebits.data._stages.stage import Stage, State, Streamed
 from samebits.data._workers.executor_choice import draws_of, reader

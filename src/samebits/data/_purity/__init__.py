@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from samebits.data._purity.findings import Finding as Finding
-from samebits.data._purity.reading import Reading
+from samebits.data._purity.side_effects import Reading
 from samebits.data._purity.state import changed as changed
 from samebits.data._purity.state import snapshot as snapshot
 from samebits.data._purity.values import GIVEN, Made, Value

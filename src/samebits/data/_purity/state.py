@@ -14,7 +14,7 @@ import xxhash
 from samebits import _digest as digest
 from samebits._inspect import rng_states
 from samebits.data._purity import known
-from samebits.data._purity.reading import Reading
+from samebits.data._purity.side_effects import Reading
 from samebits.data._purity.values import PLAIN
 
 DEEP, ITEMS, BYTES, VALUES = 4, 2000, 1 << 20, 20_000

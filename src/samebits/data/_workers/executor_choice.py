@@ -13,7 +13,7 @@ from samebits.data._stages.stage import Blocks, Stage, State, Streamed, Task
 from samebits.data._workers.inline import Inline
 from samebits.data._workers.launch_workers import may_start
 from samebits.data._workers.parallel import Parallel
-from samebits.data._workers.side_effects import may_draw
+from samebits.data._workers.serial_functions import may_draw
 from samebits.data._workers.tasks import read_one
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictWarning

@@ -12,7 +12,7 @@ import torch
 from samebits.data._calls.process_generators import Draws
 from samebits.data._stages.stage import Blocks, Stage, State, Streamed, Task
 from samebits.data._workers.serial import Serial
-from samebits.data._workers.side_effects import CaptureWatch, Effects
+from samebits.data._workers.serial_functions import CaptureWatch, Effects
 from samebits.data._workers.tasks import elements, place, read_one
 
 

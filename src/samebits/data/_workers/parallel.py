@@ -10,7 +10,7 @@ from samebits.data._calls.process_generators import Draws
 from samebits.data._stages.stage import Blocks, Stage, State, Streamed, Task
 from samebits.data._workers.inline import Inline
 from samebits.data._workers.serial import Serial
-from samebits.data._workers.side_effects import CaptureWatch, EffectNoticedError, Effects, WatchedDraws
+from samebits.data._workers.serial_functions import CaptureWatch, EffectNoticedError, Effects, WatchedDraws
 from samebits.data._workers.tasks import elements, place, read_one
 from samebits.data._workers.thread_pool import Threads
 from samebits.data._workers.worker_pool import Workers

@@ -20,7 +20,7 @@ from samebits.data._stages.batch_stages import Batch
 from samebits.data._stages.map_filter import AddressedOperation, FlatMap, GroupedOperation, Unbatch
 from samebits.data._stages.shuffle_repeat import Enumerate, Renumbered
 from samebits.data._stages.stage import Addressed, Blocks, Grouped, Ordinals, State
-from samebits.data._workers.side_effects import Effects
+from samebits.data._workers.serial_functions import Effects
 from samebits.data._workers.tasks import place
 
 _END = object()

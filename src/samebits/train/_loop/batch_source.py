@@ -11,7 +11,7 @@ import torch
 
 from samebits._context import Position, Words, process
 from samebits._inspect import user_code
-from samebits.data._resumable import Resumable
+from samebits.data._loader_state import Resumable
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states

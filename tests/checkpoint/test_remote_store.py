@@ -20,7 +20,7 @@ from samebits.checkpoint._listing import prune
 from samebits.checkpoint import list_commits
 from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._prepared_commit import CommitMetadata
-from samebits.checkpoint._remote.uploading_store import UploadingStore, staging_folder
+from samebits.checkpoint._remote.remote_store import UploadingStore, staging_folder
 from samebits.checkpoint._remote.writer_claim import WRITER
 from samebits.errors import (
     CommitError,

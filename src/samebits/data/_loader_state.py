@@ -8,7 +8,7 @@ from samebits._context import Position, Words, process
 from samebits.data._fingerprint import fingerprint
 from samebits.data._options import Options
 from samebits.data._pipeline_iterator import PipelineIterator
-from samebits.data._read_position import ReadPosition
+from samebits.data._saved_position import ReadPosition
 from samebits.data._stages.stage import Stage
 from samebits.random import _int_keys as int_keys
 

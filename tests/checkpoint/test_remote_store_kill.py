@@ -13,7 +13,7 @@ from url_storages import DyingFileSystem, break_connection, commit, get, names, 
 import samebits
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, Observer, process
-from samebits.checkpoint._remote.uploading_store import UploadingStore
+from samebits.checkpoint._remote.remote_store import UploadingStore
 from samebits.checkpoint._remote.writer_claim import WRITER
 from samebits.errors import CommitError
 

@@ -1,16 +1,46 @@
-"""Checks that a manifest holds only what samebits itself writes. Digests cannot show it: a forger computes them, too."""
+"""Checks that a manifest is of a known schema and holds only what samebits itself writes.
+
+Digests cannot show it: a forger computes them, too.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from samebits._context import VERSION
+from samebits.errors import CorruptCommitError, NewerCommitError
+
+SCHEMA = 1
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 ROLLING = re.compile(r"[a-z0-9-]+:[0-9a-f]{16}")
 LIMIT = 2**63
 MAX_DIMENSIONS = 64
 """More than any tensor of torch's operators has."""
+
+
+@cache
+def samebits_version() -> str:
+    """Returns the version of the installed package, or that of the sources where it is not installed."""
+    try:
+        return version("samebits")
+    except PackageNotFoundError:
+        return VERSION
+
+
+def check_schema(values: Mapping[str, Any], file: object) -> None:
+    """Raises NewerCommitError for a later schema, CorruptCommitError for any other than `SCHEMA`."""
+    schema = values.get("schema")
+    if schema == SCHEMA:
+        return
+    kind = NewerCommitError if type(schema) is int and schema > SCHEMA else CorruptCommitError
+    raise kind(
+        f"{file} has schema version {schema!r}, written by samebits {values.get('samebits')!r}; this samebits "
+        f"{samebits_version()} reads version {SCHEMA}. Read it with the samebits that wrote it."
+    )
 
 
 def check_fields(values: Mapping[str, Any]) -> None:
