@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from torch.utils.weak import WeakTensorKeyDictionary
 
 ALGORITHM = "xxh3-128"
 _LARGE = 1 << 24
@@ -101,14 +102,40 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
             yield name, _whole(one)
 
 
-def leaves_of(value: Any) -> dict[str, int]:
-    """Returns the `leaves` by path; a large state is hashed by several threads."""
-    found = {name: one for name, one, parts in walk(value) if parts is None or not one}
-    dense = [one for one in found.values() if isinstance(one, torch.Tensor) and one.layout is torch.strided]
-    if sum(tensor.nbytes for tensor in dense) < _LARGE:
-        return {name: _whole(one) for name, one in found.items()}
+def differing(now: Any, saved: Any, *, bits: bool = True) -> list[str]:
+    """Returns the paths of the leaves of either state that the other lacks or has with other bits.
+
+    Without `bits`, of tensors only dtype and shape are compared. A large state is hashed by several threads.
+    """
+    mine, theirs = (
+        {path: one for path, one, parts in walk(value) if parts is None or not one} for value in (now, saved)
+    )
+    shared = [path for path in mine if path in theirs]
     with hash_threads() as pool:
-        return dict(zip(found, pool.map(_whole, found.values()), strict=True))
+        run = pool.map if sum(map(_nbytes, mine.values())) >= _LARGE else map
+        equal = dict(
+            zip(shared, run(lambda path: _are_equal(mine[path], theirs[path], bits), shared), strict=True)
+        )
+    return [path for path in {**theirs, **mine} if not equal.get(path)]
+
+
+def _are_equal(a: Any, b: Any, bits: bool) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
+            return False
+        if not bits:
+            return True
+        if (known := verified.get(b)) is not None:
+            return of_bytes(array_of(a).reshape(-1).view(np.uint8)) == known
+    return _whole(a) == _whole(b)
+
+
+verified: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""`of_bytes` of tensors that nobody changes: views of a file that has just been verified."""
+
+
+def _nbytes(value: Any) -> int:
+    return value.nbytes if isinstance(value, torch.Tensor) and value.layout is torch.strided else 0
 
 
 def hash_threads() -> ThreadPoolExecutor:

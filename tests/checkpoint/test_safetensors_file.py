@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 import samebits
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._local_store import CommitStore
-from samebits.errors import CorruptCommitError
+from samebits.errors import CorruptCommitError, RunMismatchError
 from samebits.train._state import object_states
 
 LARGE = (512, 1024)
@@ -159,6 +160,27 @@ def test_a_change_between_enter_and_loop_is_undone(tmp_path, change):
         model.weight.data.add_(change)
         next(resumed.steps([0] * 5))
         assert torch.equal(model.weight, saved.weight)
+
+
+def test_a_module_that_does_not_get_the_saved_bits_is_refused(tmp_path):
+    """A model of another dtype, and one whose loader drops a bit: RunMismatchError that names the tensor; the same (control) resumes."""
+
+    class Drops(torch.nn.Linear):
+        def _load_from_state_dict(self, state, prefix, *rest):
+            super()._load_from_state_dict(state, prefix, *rest)
+            with torch.no_grad():
+                self.weight[0, 0] += 1
+
+    Drops.__qualname__ = "Linear"  # another class is refused by its name
+    commit(tmp_path, {"model": torch.nn.Linear(1024, 512)})
+    for refused, model in (
+        (False, torch.nn.Linear(1024, 512)),
+        (True, torch.nn.Linear(1024, 512).bfloat16()),
+        (True, Drops(1024, 512)),
+    ):
+        with pytest.raises(RunMismatchError, match="weight") if refused else nullcontext():
+            with run(tmp_path, {"model": model}):
+                pass
 
 
 RESTORE = """

@@ -3,8 +3,10 @@
 import itertools
 import mmap
 import os
+import tempfile
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from samebits.checkpoint._async_writer.state_layout import StateLayout, LayoutEr
 from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer, PreparedCommit
 from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._writer.writer_process import LAG
-from samebits.checkpoint._writer.commit_folder import write_image
+from samebits.checkpoint._writer.commit_folder import LARGE, write_file, write_image
 from samebits._context import Position
 from samebits.train._state import object_states as states
 from samebits.train._saving.commit_due import Cadence
@@ -265,6 +267,21 @@ def test_an_image_of_any_size_is_written_whole(tmp_path, size):
         memory[:size] = os.urandom(size)
         write_image(tmp_path / "image", memoryview(memory)[:size])
         assert (tmp_path / "image").read_bytes() == memory[:size]
+
+
+@pytest.mark.parametrize("where", ["disk", "/dev/shm"])
+@pytest.mark.parametrize(
+    "sizes", [(10, LARGE), (LARGE, 0, LARGE), (3, 4096, 2 * LARGE + 5, 1), (LARGE - 1, 1), (LARGE + 4096,)]
+)
+def test_a_large_file_of_any_blocks_is_written_whole(tmp_path, monkeypatch, where, sizes):
+    """Past the page cache, and where the file system refuses that: the bytes of the blocks, one after another; not executable."""
+    with tempfile.TemporaryDirectory(dir=tmp_path if where == "disk" else where) as folder:
+        blocks = [np.random.default_rng(size).bytes(size) for size in sizes]
+        for flag in (os.O_DIRECT, 0):  # without it as on a file system that refuses it
+            monkeypatch.setattr(os, "O_DIRECT", flag)
+            path = Path(folder) / str(flag)
+            write_file(path, list(map(memoryview, blocks)))
+            assert path.read_bytes() == b"".join(blocks) and not path.stat().st_mode & 0o111
 
 
 class Runtime:

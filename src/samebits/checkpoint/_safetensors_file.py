@@ -145,6 +145,7 @@ def _view_one(memory: mmap.mmap, begin: int, info: Mapping[str, Any], where: str
     memory.madvise(_POPULATE_READ, page, begin + nbytes(info) - page)  # an error of the disk is raised here
     tensor = view(memory, begin, _dtype(info), info["shape"])
     _check_digest(raw(tensor), info, where)
+    digests.verified[tensor] = info["digest"]
     return tensor
 
 

@@ -90,12 +90,8 @@ def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str
     return {"forward_syncs": found} if found else {}
 
 
-Leaves = dict[str, dict[str, int]]
-"""Hash of each leaf of each object's state, by the object's name and the path in its state."""
-
-
-def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> Leaves:
-    """Loads a gathered state into the objects, checks that it was restored bit for bit, and returns what they have.
+def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
+    """Loads a gathered state into the objects, and checks that it was restored bit for bit.
 
     No tensor of `saved` is kept. Raises `RunMismatchError` when an object refuses its state, or does not have it afterwards.
     """
@@ -111,25 +107,18 @@ def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: st
         _restore_module(objects[name], modes, saved["buffers"][name])
     for name, syncs in saved.get("forward_syncs", {}).items():
         objects[name].require_forward_param_sync = syncs  # type: ignore[attr-defined]
-    return {
-        name: _check_restored(name, thing, saved["objects"][name], where) for name, thing in objects.items()
-    }
+    for name, thing in objects.items():
+        _check_restored(name, thing, saved["objects"][name], where)
 
 
-def restore_changed(
-    objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str, restored: Leaves | None = None
-) -> None:
-    """Restores like `restore`, except objects that have the state already: a graph that was built with them stays valid.
-
-    `restored` is what `restore` has returned for this state.
-    """
-    now, restored = gather(objects), restored or {}
+def restore_changed(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
+    """Restores like `restore`, except objects that have the state already: a graph that was built with them stays valid."""
+    now = gather(objects)
     if any(digest.of_value(now[part]) != digest.of_value(saved[part]) for part in now if part != "objects"):
         restore(objects, saved, where)
         return
     for name, thing in objects.items():
-        wanted = restored.get(name) or digest.leaves_of(saved["objects"][name])
-        if digest.leaves_of(now["objects"][name]) != wanted:
+        if digest.differing(now["objects"][name], saved["objects"][name]):
             _load(name, thing, saved["objects"][name], {}, where)
             _check_restored(name, thing, saved["objects"][name], where)
 
@@ -211,18 +200,15 @@ def _restore_devices(optimizer: torch.optim.Optimizer, before: list[dict[str, An
                 group[name] = value.to(made[name].device)
 
 
-def _check_restored(name: str, thing: Stateful, saved: Any, where: str) -> dict[str, int]:
-    """Returns the leaves of a module or an optimizer after checking that they are the saved ones; of another object, nothing."""
+def _check_restored(name: str, thing: Stateful, saved: Any, where: str) -> None:
     if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
-        return {}
-    now = digest.leaves_of(thing.state_dict())
-    lost = [path for path, bits in digest.leaves_of(saved).items() if now.get(path) != bits]
+        return
+    lost = digest.differing(thing.state_dict(), saved, bits=not copies_what_it_loads(thing))
     if lost:
         raise RunMismatchError(
             f"{where}: {name} does not have the saved state after load_state_dict ({', '.join(lost[:3])}): the "
             "program is another one (another dtype?), or the class loses it. Use the program that made the commit."
         )
-    return now
 
 
 def _parameters(objects: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -26,8 +26,7 @@ class ResumeState:
         self._saved: dict[str, Any] | None = None
         self._inside: dict[str, Any] | None = None
         """The validation that the commit is in, until it has been entered."""
-        self._restored: state.Leaves | None = None
-        """The state of the objects as it was restored, once it was."""
+        self._restored = False
 
     def load(
         self, manifest: Manifest, saved: dict[str, Any], environment: Environment, allowed: frozenset[str]
@@ -77,10 +76,9 @@ class ResumeState:
 
     def _restore(self, saved: dict[str, Any]) -> None:
         compatibility.check_fits(self._objects, saved, self._where)
-        if self._restored is None:
-            self._restored = state.restore(self._objects, saved, self._where)
-        else:
-            state.restore_changed(self._objects, saved, self._where, self._restored)
+        restore = state.restore_changed if self._restored else state.restore
+        restore(self._objects, saved, self._where)
+        self._restored = True
         self._run_state.refill(copy.deepcopy(saved["run_state"]), saved.get("in_hand"))
 
     def enter_validation(self, first: Position) -> int:
