@@ -135,6 +135,7 @@ class CommitStore:
                 commit.template,
                 memoryview(commit.layout.head),
                 commit.tensors,
+                digests=commit.digests(),
                 on_tensors_written=on_tensors_written,
             )
         except OSError as error:

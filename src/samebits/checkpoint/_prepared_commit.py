@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from samebits._digest import hash_threads
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._async_writer.state_layout import LayoutError, StateLayout
 from samebits.checkpoint._codec import encode
 from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._tensor_layout import FileLayout
 from samebits.checkpoint._unsavable import unsavable
-from samebits.checkpoint._writer.manifest_template import ManifestTemplate
+from samebits.checkpoint._writer.commit_folder import LARGE
+from samebits.checkpoint._writer.manifest_template import ManifestTemplate, digest
 
 
 class CommitMetadata(NamedTuple):
@@ -52,6 +54,12 @@ class PreparedCommit:
     def tensors(self) -> list[memoryview]:
         """The bytes of each tensor; they share memory with it where they can."""
         return [_raw(name, source).data for name, source in zip(self.layout.names, self.sources, strict=True)]
+
+    def digests(self) -> list[str]:
+        """Returns the digest of each tensor, of a large state by several threads."""
+        with hash_threads() as pool:
+            run = pool.map if self.layout.size >= LARGE else map
+            return list(run(digest, self.tensors))
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from samebits.checkpoint._writer.manifest_template import Commit, ManifestTemplate, digest
@@ -21,7 +20,7 @@ NAME = re.compile(r"([0-9]{12,19})-([0-9a-f]{8})")
 TMP = "tmp-"
 BUFFER_BYTES = 1 << 20
 LARGE = 1 << 23
-"""Bytes from which on a file is written past the page cache, and tensors are hashed by several threads."""
+"""Bytes from which on a file is written past the page cache."""
 
 
 class CommitFolder:
@@ -45,13 +44,16 @@ class CommitFolder:
         head: memoryview,
         tensors: Sequence[memoryview],
         image: memoryview | None = None,
+        digests: Sequence[str] | None = None,
         on_tensors_written: Callable[[], None] | None = None,
     ) -> Commit:
         """Makes a commit durable and prunes old ones; one with the content of the last is not written again.
 
-        `head` and `tensors` make up the file; `image` is both in one piece of memory, if they are contiguous. Raises OSError.
+        `head` and `tensors` make up the file; `image` is both in one piece of memory, if they are contiguous; `digests` are those of
+        the tensors, if they are known. Raises OSError.
         """
-        commit, manifest = template.sign(self.last.digest if self.last else None, _digests(tensors))
+        digests = digests or list(map(digest, tensors))
+        commit, manifest = template.sign(self.last.digest if self.last else None, digests)
         if self.last and (self.last.step, self.last.content) == (commit.step, commit.content):
             return self.last
         renamed = self.identity is not None and self.identity != folder_identity(self.commits)
@@ -124,13 +126,6 @@ class CommitFolder:
             except (OSError, ValueError, TypeError, KeyError):
                 return None
         return self._values[name]
-
-
-def _digests(tensors: Sequence[memoryview]) -> list[str]:
-    if sum(map(len, tensors)) < LARGE:
-        return list(map(digest, tensors))
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        return list(pool.map(digest, tensors))
 
 
 def folder_identity(folder: Path) -> list[int]:
