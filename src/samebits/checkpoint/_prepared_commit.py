@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,12 +107,12 @@ class CommitPreparer:
         raise LayoutError
 
     def _text(self, name: str, fields: Mapping[str, Any]) -> str:
-        """Returns the canonical JSON of plain fields that hardly ever change."""
-        if name in self._texts and self._texts[name][0] == fields:
-            return self._texts[name][1]
-        check_plain(fields, (name,))
-        text = canonical_json(fields)
-        self._texts[name] = (copy.deepcopy(fields), text)
+        """Returns the canonical JSON of plain fields; a caller changes them by passing another mapping."""
+        known, text = self._texts.get(name, (None, ""))
+        if known is not fields and known != fields:
+            check_plain(fields, (name,))
+            text = canonical_json(fields)
+            self._texts[name] = fields, text
         return text
 
 
