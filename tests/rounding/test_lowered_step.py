@@ -121,7 +121,7 @@ def spawned(folder, number):
     return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request, tmp_path_factory):
     """What the ranks print."""
     return spawned(tmp_path_factory.mktemp("ranks"), request.param)
