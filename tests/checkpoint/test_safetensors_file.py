@@ -163,7 +163,7 @@ def test_a_change_between_enter_and_loop_is_undone(tmp_path, change):
 
 
 def test_a_module_that_does_not_get_the_saved_bits_is_refused(tmp_path):
-    """A model of another dtype, and one whose loader drops a bit: RunMismatchError that names the tensor; the same (control) resumes."""
+    """Another dtype, a loader or a hook that changes a bit: RunMismatchError that names the tensor; the same model (control) resumes."""
 
     class Drops(torch.nn.Linear):
         def _load_from_state_dict(self, state, prefix, *rest):
@@ -171,12 +171,18 @@ def test_a_module_that_does_not_get_the_saved_bits_is_refused(tmp_path):
             with torch.no_grad():
                 self.weight[0, 0] += 1
 
+    def clear(module, _):
+        torch.nn.init.zeros_(module.weight)
+
+    hooked = torch.nn.Linear(1024, 512)
+    hooked.register_load_state_dict_post_hook(clear)
     Drops.__qualname__ = "Linear"  # another class is refused by its name
     commit(tmp_path, {"model": torch.nn.Linear(1024, 512)})
     for refused, model in (
         (False, torch.nn.Linear(1024, 512)),
         (True, torch.nn.Linear(1024, 512).bfloat16()),
         (True, Drops(1024, 512)),
+        (True, hooked),
     ):
         with pytest.raises(RunMismatchError, match="weight") if refused else nullcontext():
             with run(tmp_path, {"model": model}):

@@ -140,13 +140,14 @@ def _load(name: str, thing: Stateful, saved: Any, memo: dict[int, Any], where: s
 
 
 def copies_what_it_loads(thing: Stateful) -> bool:
-    """Returns True if `load_state_dict` copies into tensors that the object has, and keeps none that it is given: torch's modules do."""
+    """Returns True if `load_state_dict` copies into tensors that the object has, and does nothing else: torch's modules without hooks."""
     if not isinstance(thing, torch.nn.Module) or get_swap_module_params_on_conversion():
         return False
     return _is_torchs(thing.load_state_dict) and all(
         _is_torchs(module._load_from_state_dict)
         and _is_torchs(module.set_extra_state)
         and not module._load_state_dict_pre_hooks
+        and not module._load_state_dict_post_hooks  # one could change what was copied
         for module in thing.modules()
     )
 
