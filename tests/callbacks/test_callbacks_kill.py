@@ -132,6 +132,7 @@ def shown(folder):
     }
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_a_killed_training_as_one_go(forked, tmp_path):
     """Killed before the first commit and behind one: every step once, with the values of one go; before the resume (control) not."""
 

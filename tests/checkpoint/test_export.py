@@ -339,6 +339,29 @@ def test_a_forged_dcp_folder_is_an_error(saved, tmp_path, change):
     assert bits(model) == before
 
 
+def test_a_dcp_folder_of_an_older_python_is_read(saved, tmp_path, monkeypatch):
+    """Python before 3.11.4 pickles a member of an enumeration as getattr(class, name): read, and no attribute of anything else."""
+    run_dir, model = saved
+
+    def by_name(self, _protocol):
+        return getattr, (type(self), self.name)
+
+    monkeypatch.setattr(torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+    folder = export_dcp(run_dir, tmp_path / "dcp")
+    assert b"getattr" in (folder / ".metadata").read_bytes()
+    loaded = Odd()
+    load_weights(loaded, folder)
+    assert bits(loaded) == bits(model)
+
+    class Attribute:
+        def __reduce__(self):
+            return getattr, (torch.float32, "itemsize")
+
+    changed(folder, lambda metadata: setattr(metadata, "planner_data", Attribute()))
+    with pytest.raises(WeightsFileError, match="asks for attribute 'itemsize'"):
+        load_weights(Odd(), folder)
+
+
 def test_damaged_files_are_errors(saved, tmp_path):
     """Cut, compressed (whose size nobody knows before), a pipe, a folder of nothing, a number: WeightsFileError."""
     run_dir, model = saved

@@ -228,6 +228,7 @@ print((peak - begin) / (2048 * 2048 * 4))
 """
 
 
+@pytest.mark.slow
 def test_a_restore_takes_less_than_one_tensor_beside_the_model(tmp_path):
     """12 layers of 16 MiB: private memory during a resume grows by less than one; it was 24 when everything was read and copied."""
     done = subprocess.run(

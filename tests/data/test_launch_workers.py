@@ -54,6 +54,7 @@ print("equal", len(alone))
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_has_workers_of_both_kinds(python):
     """Functions, lambdas, closures and classes of a script, after OpenMP ran with two threads: the bits of no workers.
 

@@ -325,6 +325,7 @@ def test_unseeded_under_the_switch_raises(python):
     assert UnseededError.__mro__[2] is RuntimeError
 
 
+@pytest.mark.slow
 def test_workers_need_no_main_guard(python):
     """A script without `if __name__ == "__main__"` may use workers."""
     assert (
@@ -335,6 +336,7 @@ def test_workers_need_no_main_guard(python):
     )
 
 
+@pytest.mark.slow
 def test_workers_die_with_their_parent(python):
     """SIGKILL of the training process leaves no worker behind."""
     out = python(
@@ -470,6 +472,7 @@ def test_any_cut_resumes(length, size, drop, epochs, data):
     assert got == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_abandoned_epoch_does_not_reach_the_next(persistent):
     """Batches that workers made for an epoch that was left early are not given out in the next one."""

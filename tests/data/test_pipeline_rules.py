@@ -533,6 +533,7 @@ def test_workers_of_a_server_follow_the_same_rules(request):
     assert log == 2 * once
 
 
+@pytest.mark.slow
 def test_a_pipeline_with_a_seed_of_its_own_needs_no_other():
     """Under the switch, in a process that nobody seeded, its functions draw; the program's own draws still raise."""
     program = """

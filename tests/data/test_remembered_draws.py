@@ -20,7 +20,7 @@ from samebits._context import process
 from samebits.data._calls import process_generators
 from samebits.data._calls.rng_parameter import key_words
 from samebits.data._calls.remembered_draws import Memos
-from samebits.data._calls.reachable_memories import keepers
+from samebits.data._calls.reachable_keepers import keepers
 from samebits.errors import ConflictWarning, PipelineDifferenceError, PipelineError
 from samebits.random._process import generator_states
 from samebits._inspect import rng_states
@@ -447,8 +447,8 @@ def test_functions_of_libraries_are_not_taken_for_made_by_exec():
         functools.wraps,
         random.Random.gauss,
     ]
-    assert all(map(purity.known.is_library, functions))
-    assert not purity.known.is_library(counting())
+    assert all(map(purity.known_functions.is_library, functions))
+    assert not purity.known_functions.is_library(counting())
 
 
 # The generators around each task

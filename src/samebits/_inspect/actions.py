@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from samebits._inspect.held import reader_of
+from samebits._inspect.library_objects import reader_of
 from samebits._inspect.rng_states import GENERATORS
 from samebits._inspect.user_code import is_user_type
 

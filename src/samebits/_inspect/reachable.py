@@ -15,8 +15,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from samebits._inspect.actions import action_of, thorough_action_of
 from samebits._inspect.attributes import attributes_of, defaults_of, own_names
-from samebits._inspect.held import reader_of
 from samebits._inspect.leaf_hashes import ENDS, ITEMS, both_ends, numbers, of_array, of_ends, of_tensor
+from samebits._inspect.library_objects import reader_of
 from samebits._inspect.rng_states import of_generator
 from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, plain
 from samebits._inspect.user_code import is_library, is_user_type

@@ -7,13 +7,13 @@ from samebits._lazy_imports import attach
 if TYPE_CHECKING:
     from samebits.callbacks._base import Callback as Callback
     from samebits.callbacks._csv_logger import CSVLogger as CSVLogger
+    from samebits.callbacks._early_stopping import EarlyStopping as EarlyStopping
+    from samebits.callbacks._early_stopping import TerminateOnNaN as TerminateOnNaN
     from samebits.callbacks._lambda import Lambda as Lambda
     from samebits.callbacks._learning_rates import LearningRateScheduler as LearningRateScheduler
     from samebits.callbacks._learning_rates import ReduceLROnPlateau as ReduceLROnPlateau
     from samebits.callbacks._model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from samebits.callbacks._progress_bar import ProgressBar as ProgressBar
-    from samebits.callbacks._stopping import EarlyStopping as EarlyStopping
-    from samebits.callbacks._stopping import TerminateOnNaN as TerminateOnNaN
     from samebits.callbacks._tensorboard import TensorBoard as TensorBoard
 
 __getattr__, __dir__ = attach(
@@ -21,13 +21,13 @@ __getattr__, __dir__ = attach(
     names={
         "CSVLogger": "samebits.callbacks._csv_logger",
         "Callback": "samebits.callbacks._base",
-        "EarlyStopping": "samebits.callbacks._stopping",
+        "EarlyStopping": "samebits.callbacks._early_stopping",
         "Lambda": "samebits.callbacks._lambda",
         "LearningRateScheduler": "samebits.callbacks._learning_rates",
         "ModelCheckpoint": "samebits.callbacks._model_checkpoint",
         "ProgressBar": "samebits.callbacks._progress_bar",
         "ReduceLROnPlateau": "samebits.callbacks._learning_rates",
         "TensorBoard": "samebits.callbacks._tensorboard",
-        "TerminateOnNaN": "samebits.callbacks._stopping",
+        "TerminateOnNaN": "samebits.callbacks._early_stopping",
     },
 )

@@ -175,8 +175,18 @@ class _InertUnpickler(pickle._Unpickler):  # type: ignore[name-defined]
             return tuple
         if name in _RECORDS.get(module, ()):
             return self._kinds.setdefault(name, type(name, (_Inert,), {"offset": None}))
+        if (module, name) == ("builtins", "getattr"):
+            return self._member
         raise WeightsFileError(
             f"its metadata asks for {module}.{name}, which does not belong in a checkpoint; nothing was executed"
+        )
+
+    def _member(self, kind: Any, name: str) -> _Inert:
+        """Returns a record in place of an enumeration's member, which Python before 3.11.4 writes as `getattr(kind, name)`."""
+        if kind in self._kinds.values() and isinstance(name, str):
+            return kind(name)
+        raise WeightsFileError(
+            f"its metadata asks for attribute {name!r} of {kind!r}, which does not belong in a checkpoint; nothing was executed"
         )
 
 

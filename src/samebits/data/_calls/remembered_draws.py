@@ -13,8 +13,8 @@ from typing import Any
 from samebits._context import Words
 from samebits._inspect import rng_states
 from samebits.data._calls import process_generators
-from samebits.data._calls.memories import Keeper, Numbers
-from samebits.data._calls.reachable_memories import keepers
+from samebits.data._calls.draw_keepers import Keeper, Numbers
+from samebits.data._calls.reachable_keepers import keepers
 from samebits.data._purity import Finding
 from samebits.data._rolling_digest import update_digest
 

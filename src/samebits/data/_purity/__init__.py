@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from samebits.data._purity.abstract_values import GIVEN, Made, Value
+from samebits.data._purity.captured_state import changed as changed
+from samebits.data._purity.captured_state import snapshot as snapshot
 from samebits.data._purity.findings import Finding as Finding
 from samebits.data._purity.side_effects import Reading
-from samebits.data._purity.state import changed as changed
-from samebits.data._purity.state import snapshot as snapshot
-from samebits.data._purity.values import GIVEN, Made, Value
 
 
 def read(function: Callable[..., Any]) -> Reading:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from samebits.data._purity import known
+from samebits.data._purity import known_functions
+from samebits.data._purity.abstract_values import PLAIN, Captured, CellValue, Made, Value, items
 from samebits.data._purity.frames import Frame
-from samebits.data._purity.values import PLAIN, Captured, CellValue, Made, Value, items
 
 _CODE = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType)
 """What is captured as code, and no state of its own."""
@@ -52,7 +52,7 @@ class PurityRecord:
 
     def is_library(self, found: Any) -> bool:
         """Returns True if the code of this function or class is not read."""
-        return known.is_library(found, self.home)
+        return known_functions.is_library(found, self.home)
 
     def reaches(self) -> set[int]:
         """The identities of the objects and variables that a call looks at, one level into containers."""

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
-from samebits.data._purity.host import Host
-from samebits.data._purity.values import (
+from samebits.data._purity.abstract_values import (
     GIVEN,
     NOTHING,
     Atom,
@@ -26,6 +25,7 @@ from samebits.data._purity.values import (
     Text,
     Value,
 )
+from samebits.data._purity.interpreter import Host
 
 _PASSES = 6
 _LEAVES = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD"}

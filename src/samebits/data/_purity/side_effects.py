@@ -9,11 +9,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from samebits.data._purity import known
-from samebits.data._purity.frames import Frame
-from samebits.data._purity.library import Library
-from samebits.data._purity.looking import of_class
-from samebits.data._purity.values import (
+from samebits.data._purity import known_functions
+from samebits.data._purity.abstract_values import (
     GIVEN,
     NOTHING,
     Captured,
@@ -24,6 +21,9 @@ from samebits.data._purity.values import (
     Value,
     value,
 )
+from samebits.data._purity.frames import Frame
+from samebits.data._purity.lookups import of_class
+from samebits.data._purity.unread_calls import Library
 
 DEPTH, CALLS, PASSES = 24, 400, 4
 """Bounds: calls within calls, calls that are read at all, and readings until nothing new comes up."""
@@ -40,7 +40,7 @@ class Reading(Library):
     def read(self, function: Any, arguments: list[Value], named: dict[str, Value]) -> None:
         """Reads a call of `function`."""
         self.keep(_name(function), function)
-        self.home = known.root(known.module_of(_unwrapped(function)))
+        self.home = known_functions.root(known_functions.module_of(_unwrapped(function)))
         site = Made((0, 0))
         size = -1
         for _ in range(PASSES):
@@ -51,7 +51,7 @@ class Reading(Library):
             if now == size or not self.complete:
                 break
             size = now
-        if not self.complete and known.is_installed(self.home):
+        if not self.complete and known_functions.is_installed(self.home):
             self.findings.clear()  # of a large library, whose memos and locks matter to nobody
 
     def called(
@@ -236,7 +236,7 @@ class Reading(Library):
 def _is_method(method: MethodValue) -> bool:
     """Returns True if a method of this name is known of an object that may have it."""
     kind = method.of.kind if isinstance(method.of, Made) else None
-    return method.name in known.METHODS or method.function is not None or hasattr(kind, method.name)
+    return method.name in known_functions.METHODS or method.function is not None or hasattr(kind, method.name)
 
 
 def _unwrapped(function: Any) -> Any:

@@ -72,7 +72,9 @@ class WorkerSettings:
         torch.set_default_dtype(dtype)
         if settings is not None:
             enable_op_determinism(
-                thread_invariant=settings.thread_invariant, on_unimplemented=settings.on_unimplemented
+                thread_invariant=settings.thread_invariant,
+                machine_invariant=settings.machine_invariant,
+                on_unimplemented=settings.on_unimplemented,
             )
         return pickle.load(file)  # noqa: S301
 

@@ -20,7 +20,7 @@ from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 from samebits.selfcheck.agreement import same
 from samebits.selfcheck.case import Case, Measured, Part, Results, Target, expected
-from samebits.selfcheck.parts.commits import beside
+from samebits.selfcheck.parts.commits import snapshot_alternatives
 from samebits.selfcheck.programs.job import TrainingJob, run_killed_and_resumed
 from samebits.train import Run
 
@@ -208,8 +208,13 @@ def _cases() -> Iterator[Case]:
             same,
             limit_s=150,
         )
-    judge = expected(**beside.EXPECTED)
-    yield Case("a copy beside the training, 100 MB", beside.measure, judge, example=beside.EXPECTED)
+    judge = expected(**snapshot_alternatives.EXPECTED)
+    yield Case(
+        "a copy beside the training, 100 MB",
+        snapshot_alternatives.measure,
+        judge,
+        example=snapshot_alternatives.EXPECTED,
+    )
     yield Case("restore", measure_restore, same, limit_s=120)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from samebits.selfcheck.case import Case, Part
-from samebits.selfcheck.parts.random import functions, held, limits, speed, torchs
+from samebits.selfcheck.parts.random import functions, long_streams, random_objects, speed, torch_ops
 
 
 def _cases() -> Iterator[Case]:
-    for module in (functions, held, torchs, limits, speed):
+    for module in (functions, random_objects, torch_ops, long_streams, speed):
         yield from module.cases()
 
 

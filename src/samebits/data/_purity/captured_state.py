@@ -13,9 +13,9 @@ import xxhash
 
 from samebits import _digest as digest
 from samebits._inspect import rng_states
-from samebits.data._purity import known
+from samebits.data._purity import known_functions
+from samebits.data._purity.abstract_values import PLAIN
 from samebits.data._purity.side_effects import Reading
-from samebits.data._purity.values import PLAIN
 
 DEEP, ITEMS, BYTES, VALUES = 4, 2000, 1 << 20, 20_000
 """Bounds of what is looked at: levels, items of each container (the last ones), bytes of an array (its ends), values in all."""
@@ -81,11 +81,11 @@ class _Look:
 
 def _state_of(found: Any) -> Any:
     """Plain values that tell whether an object is still as it was; of its class only what is known to be free of effects."""
-    if isinstance(found, known.GENERATORS):
+    if isinstance(found, known_functions.GENERATORS):
         return rng_states.state_of(found)
     if isinstance(found, type | ModuleType | FunctionType):
         return None
-    if known.root(type(found).__module__) == "_io":
+    if known_functions.root(type(found).__module__) == "_io":
         return None if found.closed or not found.seekable() else found.tell()
     if isinstance(found, logging.Logger):  # it keeps which levels are enabled
         return None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits.data._calls.memories import (
+from samebits.data._calls.draw_keepers import (
     ClosureCell,
     Container,
     FunctionCache,
@@ -21,8 +21,8 @@ from samebits.data._calls.memories import (
     Variables,
     contents,
 )
-from samebits.data._purity import known
-from samebits.data._purity.values import PLAIN
+from samebits.data._purity import known_functions
+from samebits.data._purity.abstract_values import PLAIN
 
 OBJECTS, KEEPERS, ITEMS = 5000, 200, 64
 """Bounds: objects that are walked over, keepers, items of a container that are visited."""
@@ -59,9 +59,9 @@ def _keepers_of(obj: Any, name: str) -> Iterator[Keeper]:
     if isinstance(obj, functools._lru_cache_wrapper):
         yield FunctionCache(obj)
     elif isinstance(obj, FunctionType):
-        yield from () if known.is_library(obj) else _keepers_of_function(obj)
+        yield from () if known_functions.is_library(obj) else _keepers_of_function(obj)
     elif isinstance(obj, type):
-        if not known.is_library(obj):
+        if not known_functions.is_library(obj):
             yield Variables(f"{obj.__qualname__}.{{}}", vars(obj), functools.partial(setattr, obj))
     elif isinstance(obj, np.ndarray):
         if obj.flags.writeable and obj.dtype.kind in "biufc":
@@ -90,7 +90,9 @@ def _keepers_of_function(obj: FunctionType) -> Iterator[Keeper]:
 def _modules(obj: FunctionType, used: Iterable[str]) -> list[ModuleType]:
     """Returns the user's modules that a function names."""
     named = map(obj.__globals__.get, used)
-    return [found for found in named if isinstance(found, ModuleType) and not known.is_library(found)]
+    return [
+        found for found in named if isinstance(found, ModuleType) and not known_functions.is_library(found)
+    ]
 
 
 def _parts(obj: Any, name: str) -> Iterator[Part]:
@@ -107,10 +109,10 @@ def _parts(obj: Any, name: str) -> Iterator[Part]:
         yield obj.fget if isinstance(obj, property) else obj.func, name
     elif isinstance(obj, FunctionType):
         yield from ((obj.__wrapped__, name),) if hasattr(obj, "__wrapped__") else ()
-        yield from () if known.is_library(obj) else _parts_of_function(obj)
+        yield from () if known_functions.is_library(obj) else _parts_of_function(obj)
     elif isinstance(obj, type):
-        bases = () if known.is_library(obj) else obj.__mro__[1:]
-        own = () if known.is_library(obj) else vars(obj).items()
+        bases = () if known_functions.is_library(obj) else obj.__mro__[1:]
+        own = () if known_functions.is_library(obj) else vars(obj).items()
         yield from ((base, base.__qualname__) for base in bases)
         yield from ((part, f"{obj.__qualname__}.{n}") for n, part in own)
     elif isinstance(obj, (dict, list, set, tuple, frozenset, deque)):

@@ -7,9 +7,8 @@ from abc import abstractmethod
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from samebits.data._purity import known
-from samebits.data._purity.looking import Looking
-from samebits.data._purity.values import (
+from samebits.data._purity import known_functions
+from samebits.data._purity.abstract_values import (
     GIVEN,
     NOTHING,
     Captured,
@@ -22,6 +21,7 @@ from samebits.data._purity.values import (
     items,
     value,
 )
+from samebits.data._purity.lookups import Looking
 
 _SYSTEM = frozenset({"builtins", "_io", "io", "os", "posix", "shutil", "pathlib", "nt"})
 _CALLABLE = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, functools._lru_cache_wrapper)
@@ -73,19 +73,22 @@ class Library(Looking):
         writes_in_place = name.endswith("_") and not name.endswith("__")
         first = arguments[0] if arguments else NOTHING
         if of is None:
-            if name in known.CHANGING_FIRST or writes_in_place:
+            if name in known_functions.CHANGING_FIRST or writes_in_place:
                 self.changed(first, f"call of {name}", line)
-            if name in known.LASTING_CALLS and known.root(known.module_of(function)) in _SYSTEM:
+            if (
+                name in known_functions.LASTING_CALLS
+                and known_functions.root(known_functions.module_of(function)) in _SYSTEM
+            ):
                 self._touches(name, arguments, named, line)
         else:
-            if name in known.CHANGING or writes_in_place:
+            if name in known_functions.CHANGING or writes_in_place:
                 self.changed(frozenset({of}), f"call of {name}", line)
                 for one in [*arguments, *named.values()]:
                     self.holds(frozenset({of}), one | self.inside(one, line))
             if name in ("shuffle", "readinto", "permuted"):
                 self.changed(first, f"call of {name}", line)
-            generator = isinstance(of, Captured) and isinstance(of.object, known.GENERATORS)
-            if generator and not known.is_of_process(of.object):
+            generator = isinstance(of, Captured) and isinstance(of.object, known_functions.GENERATORS)
+            if generator and not known_functions.is_of_process(of.object):
                 self.changed(frozenset({of}), "random generator advanced", line)
         if "out" in named:
             self.changed(named["out"] | self.inside(named["out"], 0), "out=", line)
@@ -111,17 +114,17 @@ class Library(Looking):
                 )
             return GIVEN | arguments[0]
         if name == "default_rng":
-            return frozenset({Made(site.site, known.np.random.Generator)})
+            return frozenset({Made(site.site, known_functions.np.random.Generator)})
         if name == "super":
             return self.running[-1].variables.get("self", GIVEN)
-        if name not in known.HANDING_ON and name not in known.CONTAINERS:
+        if name not in known_functions.HANDING_ON and name not in known_functions.CONTAINERS:
             return made | GIVEN if isinstance(of, Given) else made
         handed: Value = owned.union(*arguments, *named.values())
-        if name not in known.CONTAINERS:
+        if name not in known_functions.CONTAINERS:
             return made | handed
         for one in [owned, *arguments, *named.values()]:
             self.holds(made, self.inside(one, 0))
-        if name in known.TAKING_OUT:
+        if name in known_functions.TAKING_OUT:
             return self.inside(made, 0) | frozenset().union(*arguments[1 if of is None else 0 :])
         return made
 
@@ -138,20 +141,20 @@ class Library(Looking):
             return
         if isinstance(of, Captured) and not isinstance(of.object, ModuleType):
             kind = type(of.object)
-            generator = isinstance(of.object, known.GENERATORS)
+            generator = isinstance(of.object, known_functions.GENERATORS)
             own = (
-                not known.is_of_process(of.object)
+                not known_functions.is_of_process(of.object)
                 if generator
-                else known.has_quiet_methods(kind) and name not in known.RANDOM_METHODS
+                else known_functions.has_quiet_methods(kind) and name not in known_functions.RANDOM_METHODS
             )
         elif isinstance(of, Made) and of.kind is not None:
-            own = issubclass(of.kind, known.GENERATORS) or (
-                known.has_quiet_methods(of.kind) and name not in known.RANDOM_METHODS
+            own = issubclass(of.kind, known_functions.GENERATORS) or (
+                known_functions.has_quiet_methods(of.kind) and name not in known_functions.RANDOM_METHODS
             )
         elif of is not None:
-            own = name in known.METHODS and name not in known.RANDOM_METHODS
+            own = name in known_functions.METHODS and name not in known_functions.RANDOM_METHODS
         else:
-            own = known.is_quiet(function)
+            own = known_functions.is_quiet(function)
         if not own:
             self.draws(f"{name}()", line)
 

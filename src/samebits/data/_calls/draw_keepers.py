@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samebits.data._purity.values import PLAIN
+from samebits.data._purity.abstract_values import PLAIN
 
 FEW = 16
 """Items of a container up to which a replaced plain value is detected; of larger ones only the number of items."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from samebits.data._purity.values import CellValue, Made, Value
+from samebits.data._purity.abstract_values import CellValue, Made, Value
 
 
 class Host(Protocol):

@@ -8,9 +8,8 @@ from abc import abstractmethod
 from types import FunctionType, ModuleType
 from typing import Any
 
-from samebits.data._purity import known
-from samebits.data._purity.findings import PurityRecord
-from samebits.data._purity.values import (
+from samebits.data._purity import known_functions
+from samebits.data._purity.abstract_values import (
     GIVEN,
     NOTHING,
     PLAIN,
@@ -24,6 +23,7 @@ from samebits.data._purity.values import (
     items,
     value,
 )
+from samebits.data._purity.findings import PurityRecord
 
 
 class Looking(PurityRecord):
@@ -237,7 +237,7 @@ def of_class(kind: type, name: str) -> Any:
 
 
 def _is_vector(found: Any) -> bool:
-    return isinstance(found, known.np.ndarray | known.torch.Tensor) and found.ndim == 1
+    return isinstance(found, known_functions.np.ndarray | known_functions.torch.Tensor) and found.ndim == 1
 
 
 def _is_slice(index: Value) -> bool:
