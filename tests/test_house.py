@@ -94,7 +94,7 @@ def orphans(package, tests):
     return [
         file.relative_to(tests).as_posix() for file in sorted(tests.rglob("test_*.py"))
         if file.parent.name != "tools" and not any(
-            f"{file.stem}_".startswith(f"test_{name}_") for name in known[file.parent.relative_to(tests).as_posix()]
+            f"{file.stem}_".startswith(f"test_{name}_") for name in known[(file.parent.relative_to(tests).parts or (".",))[0]]
         )
     ]  # fmt: skip
 

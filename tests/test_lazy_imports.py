@@ -60,6 +60,7 @@ def test_the_version_is_that_of_the_installed_package():
     assert f'version = "{samebits.__version__}"' in project.read_text()
 
 
+@pytest.mark.slow
 def test_run_starts_again_before_it_imports_torch(tmp_path):
     """`samebits run` starts Python again to fix the hash seed: of the two processes only the second imports torch."""
     (tmp_path / "empty.py").write_text("")
@@ -239,6 +240,7 @@ print("drawn")
 """
 
 
+@pytest.mark.slow
 def test_a_seed_that_is_set_before_samebits_is_used_counts(python):
     """What was there at `import samebits` tells it, though the parts that look are imported later."""
     assert python(LATER).stdout == "drawn\n"
@@ -257,6 +259,7 @@ np.random.rand()
 """
 
 
+@pytest.mark.slow
 def test_what_samebits_sets_and_puts_back_is_no_seed_of_the_programs(python):
     """NumPy forgets its system's seed at any seeding: it was noted before, so an unseeded draw is still refused."""
     assert "UnseededError" in python(FILLED, code=1).stderr

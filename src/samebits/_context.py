@@ -79,7 +79,9 @@ class OpDeterminismSettings:
     """The arguments of `enable_op_determinism`."""
 
     thread_invariant: bool = False
+    """True also with `machine_invariant`, which includes it."""
     on_unimplemented: OnUnimplemented = "raise"
+    machine_invariant: bool = False
 
 
 class Observer:
@@ -123,6 +125,8 @@ class _ProcessState:
 
     op_determinism: OpDeterminismSettings | None = None
     """The settings of the switch; None while it is off."""
+    asked_op_determinism: OpDeterminismSettings | None = None
+    """The settings that the command line asked for (`samebits run --machine-invariant`)."""
     seed: int | None = None
     position: Position | None = None
     run_key: Words | None = None

@@ -96,3 +96,13 @@ def test_thread_rows_are_promised_where_the_switch_makes_them_so():
         True,
         True,
     ]
+
+
+def test_the_row_of_another_cpu_is_for_those_who_ask_for_every_machine():
+    """It is in the table where the mode was on in every step; asked for alone it says that it does not apply; else it is not there."""
+    every = ("kill", "workers", "threads", "cpu")
+    names = [check.group for check in checks_after(facts([4, 4], machine_invariant=True), every, 1)]
+    assert names.count("cpu") == 1
+    assert "cpu" not in [check.group for check in checks_after(facts([4, 4]), every, 1)]
+    (alone,) = checks_after(facts([4, 4]), ("cpu",), 1)
+    assert "does not enable machine_invariant" in alone.does_not_apply

@@ -56,6 +56,7 @@ def run(command, folder, env=None):
         return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=250)
 
 
+@pytest.mark.slow
 def test_a_launched_script_is_the_script_that_python_runs(tmp_path):
     """Equal output, draws, arguments and exit code; pickling and spawned workers find its classes; files are named."""
     (tmp_path / "sub").mkdir()
@@ -78,6 +79,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "code"), [("ValueError('no')", 1), ("SystemExit('bye')", 1), ("SystemExit(9)", 9)]
 )
@@ -124,6 +126,7 @@ print(data.num_workers, torch.get_num_threads(), ",".join(os.listdir("many")), t
 """
 
 
+@pytest.mark.slow
 def test_what_is_varied_reaches_the_script_and_the_record_says_so(tmp_path):
     """Workers, threads, the order of listings and the switch are as the spec says; the bits are the same."""
     (tmp_path / "many").mkdir()
@@ -154,6 +157,7 @@ def test_what_is_varied_reaches_the_script_and_the_record_says_so(tmp_path):
     assert [record.end["thread_invariant"] for record in records] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_script_without_a_run_is_stopped_after_its_steps(tmp_path):
     """stop_after_steps ends a plain script cleanly, with a last line."""
     (tmp_path / "script.py").write_text(SURROUNDINGS)
@@ -169,6 +173,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_script_dies_with_the_process_that_launched_it_if_asked(tmp_path, dies):
     """SIGKILL of the parent ends the script too; without die_with_parent it lives on (the control)."""
@@ -196,3 +201,17 @@ def _ends(pid, seconds):
             return True
         time.sleep(0.02)
     return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--thread-invariant", "--machine-invariant"])
+def test_a_script_that_takes_back_what_the_command_asked_for_is_told(tmp_path, option):
+    """Its own, weaker enable_op_determinism() warns with the option's name, at its line; one that is as strong does not."""
+    name = option.removeprefix("--").replace("-", "_")
+    for call, told in (("", True), (f"{name}=True", False)):
+        (tmp_path / "script.py").write_text(f"import samebits\nsamebits.enable_op_determinism({call})\n")
+        command = [sys.executable, "-m", "samebits", "run", option, "script.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert (
+            f"script.py:2: ConflictWarning: the program was started with {option}" in done.stderr
+        ) is told, done.stderr

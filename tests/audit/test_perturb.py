@@ -239,6 +239,7 @@ with torch_hooks(heard):
 """
 
 
+@pytest.mark.slow
 def test_torch_autograd_grad_is_heard_and_compiles(python):
     """One event, with what it starts from, given by name; in compiled code none, and the same numbers."""
     assert python(HEARD).stdout.splitlines() == ["[2.0, 2.0, 2.0] [3.0]", "[2.0, 2.0, 2.0] 1"]

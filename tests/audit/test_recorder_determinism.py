@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 SCRIPT = """
 import torch, samebits
 samebits.set_random_seed(0)
@@ -33,6 +35,7 @@ def recorded(tmp_path, python, before="", arguments=""):
     return lines[0]["environment"]["op_determinism"], lines[-1]
 
 
+@pytest.mark.slow
 def test_a_record_names_what_ran_without_a_promise(tmp_path, python):
     """An undeclared op and an op that was let through by on_unimplemented='warn' are named in the record's last line."""
     before = "from samebits.determinism import _all_replacements as catalogue; catalogue.REPLACEMENTS = ()"

@@ -62,6 +62,7 @@ def test_this_process_is_left_as_it_was():
     assert not samebits.op_determinism_enabled()
 
 
+@pytest.mark.slow
 def test_a_crash_costs_one_case(tmp_path):
     """A worker that dies of a signal is an error for its case; the next case gets a new worker."""
 

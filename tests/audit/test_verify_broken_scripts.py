@@ -29,8 +29,6 @@ QUICK = {
 }
 """One of each kind, with the one check that must find it; the rest, with all checks, is `make soak`."""
 
-FAST = {"listdir_shards"}
-
 
 def claim(script):
     """(component, check) as the docstring of a broken script says."""
@@ -98,10 +96,9 @@ def judged(name, folder, checks, count=lambda *_: None):
     count("repaired scripts that pass")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in QUICK]
-)
+@pytest.mark.parametrize("name", QUICK)
 def test_broken_is_named_and_repaired_passes(name, tmp_path):
     """verify exits 1 on the broken script, its check fails and names the component; on the repaired twin it exits 0."""
     judged(name, tmp_path, QUICK[name])

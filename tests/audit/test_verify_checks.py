@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +118,31 @@ def test_momentum_that_is_not_saved_fails_the_kill_rows_and_is_named(tmp_path):
     found = row(report, "killed mid-epoch")["difference"]
     assert found["component"] == "optimizer"
     assert "samebits.Run" in report["verdict"]
+
+
+EVERY_MACHINE = SOUND.replace("enable_op_determinism()", "enable_op_determinism(machine_invariant=True)")
+BY_NUMPY = EVERY_MACHINE.replace(
+    "x = torch.randn(40, 6)",
+    "import numpy as np\nfactors = np.random.default_rng(0).standard_normal((2, 40, 301)).astype(np.float32)\n"
+    "x = torch.from_numpy((factors[0] @ factors[1].T)[:, :6] / 20)",
+)
+
+
+@pytest.mark.slow
+def test_the_row_of_another_cpu_is_equal_or_names_what_is_not(tmp_path):
+    """A script of machine_invariant passes on a played CPU without AVX-512; with NumPy's product in its data, the row names the step."""
+    options = ("--checks", "threads,cpu", "--steps", "6")
+    status, table, _, report = verify(tmp_path, EVERY_MACHINE, *options)
+    assert status == 0, report["verdict"]
+    assert row(report, "a CPU with AVX2")["equal"] is True
+    assert row(report, "3 threads")["equal"] is True
+    assert "as on a CPU with AVX2" in " ".join(report["verdict"].split())
+    assert "a CPU with AVX2" in table
+    status, _, _, report = verify(tmp_path, BY_NUMPY, *options)
+    assert row(report, "3 threads")["equal"] is True
+    if "avx512f" in Path("/proc/cpuinfo").read_text():
+        assert status == 1
+        assert row(report, "a CPU with AVX2")["difference"]["component"] == "locals"  # `x`, which NumPy made
 
 
 @pytest.mark.slow

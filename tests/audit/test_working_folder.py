@@ -242,6 +242,7 @@ def large():
         yield Path(folder)
 
 
+@pytest.mark.slow
 @ways
 @pytest.mark.timeout(600)
 def test_a_large_folder_starts_at_once(large, way, capsys):

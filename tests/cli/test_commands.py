@@ -168,6 +168,7 @@ def test_what_run_is_given_wrongly_is_told_in_the_words_of_the_command(tmp_path)
     assert samebits("run", "--record-level", "loss", "train.py", cwd=tmp_path).returncode == 0  # control
 
 
+@pytest.mark.slow
 def test_sigterm_passes_through_as_75(tmp_path):
     """A `Run` under `samebits run` commits at SIGTERM, and its exit status 75 is the command's."""
     (tmp_path / "train.py").write_text(

@@ -43,6 +43,7 @@ def test_without_filters_the_counts_come_first_and_then_what_needs_attention(tmp
     assert "\x1b" not in done.stdout and not any(line != line.rstrip() for line in lines)
 
 
+@pytest.mark.slow
 def test_what_the_heading_says_is_not_said_again_in_the_reason():
     """An op whose bits follow the thread count: the heading says so, once; what it depends on stands behind."""
     done = run("--op", "add.Tensor", "--device", "cpu")
@@ -50,6 +51,7 @@ def test_what_the_heading_says_is_not_said_again_in_the_reason():
     assert line.count("bits change with the thread count") == 1 and "an alpha other than 1" in line
 
 
+@pytest.mark.slow
 def test_filters_choose_entries_and_the_file_holds_what_is_shown(tmp_path):
     """Substring or glob of the name, device, verdict, evidence; one line for each overload and device."""
     done = run(

@@ -31,6 +31,7 @@ def test_rpc_is_refused(on):
         torch.distributed.rpc.init_rpc("worker", rank=0, world_size=1)
 
 
+@pytest.mark.slow
 def test_a_distributed_optimizer_imported_under_the_switch_is_refused(python):
     """DistributedOptimizer is not imported by enabling; imported later it raises when constructed, and is put back."""
     out = python(

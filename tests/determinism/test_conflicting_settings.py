@@ -207,6 +207,7 @@ def test_the_debug_mode_alone_leaves_inductor_nondeterministic():
     assert len(own) == 1 and "set_deterministic_debug_mode leaves it" in str(own[0].message)
 
 
+@pytest.mark.slow
 def test_inductor_imported_later_reads_the_switch(python):
     """Enabling imports no compiler; imported later, Inductor is deterministic in all threads; off, it is not any more."""
     out = python(

@@ -35,6 +35,7 @@ def loaded(python, program):
     return int(python(program + COUNT).stdout.split()[-1])
 
 
+@pytest.mark.slow
 def test_a_training_step_on_the_cpu_imports_no_formulation_for_cuda(python):
     """import samebits, the switch, a whole step, and a `put_` of ours: 0 of the package's modules."""
     assert loaded(python, STEP) == 0

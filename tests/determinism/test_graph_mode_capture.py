@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore"}
 
 SCRIPTED = """
@@ -30,6 +32,7 @@ print(json.dumps([before, under, eager, after]))
 """
 
 
+@pytest.mark.slow
 def test_torchscript_runs_as_written_under_the_switch(python):
     """Scripted, traced and loaded code has eager bits at every call, profiled before or not. Off: bits change at call 2."""
     before, under, eager, after = json.loads(python(SCRIPTED, env=QUIET).stdout)
@@ -58,11 +61,13 @@ if sys.argv[1] == "on": run(lambda: torch.compile(drop))
 """
 
 
+@pytest.mark.slow
 def test_a_captured_draw_raises_when_nobody_seeded(python):
     """make_fx, torch.export, aot_eager and Inductor: a dropout raises without a seed, when it is captured or at its first run."""
     assert python(UNSEEDED, "on", env=QUIET).stdout.split() == ["raised"] * 4
 
 
+@pytest.mark.slow
 def test_a_captured_draw_goes_through_without_the_switch(python):
     """Negative control: without the switch they draw numbers that no second run has."""
     assert python(UNSEEDED, "off", env=QUIET).stdout.split() == ["drew"] * 3

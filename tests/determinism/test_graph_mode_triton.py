@@ -56,6 +56,7 @@ def test_a_scan_in_blocks_is_refused_for_floats(codegen):
     assert kernel.scan is before
 
 
+@pytest.mark.slow
 def test_they_are_refused_whenever_inductor_is_imported(python):
     """Imported under the switch, Inductor is changed as it is when it was there before."""
     told = python(LATER)

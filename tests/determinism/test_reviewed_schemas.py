@@ -74,6 +74,7 @@ print(json.dumps([found, sorted(set(calls)), x.grad.tolist()]))
 """
 
 
+@pytest.mark.slow
 def test_a_row_whose_op_is_gone_is_skipped_and_told_once(tell):
     """The switch goes on without it, one warning at the user's line names it, and the other rows are installed."""
     found, calls, _ = tell(ROWS, "tested", "no_such_op sin.no_such_overload")
@@ -83,6 +84,7 @@ def test_a_row_whose_op_is_gone_is_skipped_and_told_once(tell):
     assert calls == ["relu"]
 
 
+@pytest.mark.slow
 def test_rows_that_fit_are_installed_and_nothing_is_told(tell):
     """Negative control: rows of ops that there are."""
     assert tell(ROWS, "tested", "sin mm")[:2] == [[], ["mm", "relu", "sin"]]
@@ -138,6 +140,7 @@ print(json.dumps([off, found, told(run), len(notices.notices())]))
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_calls_what_nobody_has_reviewed_is_told_once(tell):
     """Registered before the switch or under it, with a kernel or as a composite: one warning each, kept for the record.
 
@@ -150,6 +153,7 @@ def test_a_program_that_calls_what_nobody_has_reviewed_is_told_once(tell):
         assert text.startswith(f"aten::unseen_{name}, called at ") and "not reviewed" in text
 
 
+@pytest.mark.slow
 def test_an_overload_whose_schema_changed_is_not_reviewed_on_an_untested_torch(tell):
     """`sin` reviewed with other arguments: its call is told once, with its gradient; cos, as reviewed, is silent."""
     source = """
@@ -169,6 +173,7 @@ print(json.dumps([[text for _, _, text in found], torch.equal(x.grad, want), ent
     assert verdict == "not reviewed" and "another schema" in reason and other != verdict
 
 
+@pytest.mark.slow
 def test_other_ops_do_not_pay_for_the_watch(tell):
     """With an op that nobody has reviewed, the switch changes the dispatch tables of no other aten op."""
     source = """

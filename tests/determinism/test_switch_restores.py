@@ -63,6 +63,7 @@ def leftovers(before, after):
     return [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
 
 
+@pytest.mark.slow
 def test_off_leaves_no_kernel_and_no_attribute_behind(python):
     """After on and off, seeded or not, the dispatch tables of all aten ops and all replaced attributes are as before."""
     out = python(
@@ -166,6 +167,7 @@ def test_the_guard_that_removes_itself_leaves_our_kernels(python):
     assert out.split() == ["2", "True", "True"]
 
 
+@pytest.mark.slow
 def test_turning_on_again_after_unseeded_draws_is_a_warning(python):
     """Leaving a block inside which unseeded numbers were drawn warns as enabling does: it would hide them."""
     done = python(
@@ -199,6 +201,7 @@ print(importing * 1000, took[0] * 1000, min(took) * 1000)
 """
 
 
+@pytest.mark.slow
 def test_enabling_is_nothing_beside_the_import_of_torch(python):
     """Turning the switch on takes less than a fifth of the CPU time of `import torch`, the first time too."""
     importing, first, again = map(float, python(TIME).stdout.split())

@@ -79,6 +79,10 @@ attempt("drop inductor", lambda: torch.compile(drop)(x))
 """
 
 
+pytestmark = pytest.mark.slow
+"""One process of 25 s; `test_graph_mode_capture.py` has a fast case of each kind."""
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """One process that captures and runs everything without the switch, under it, and seeded: (phase, name) to outcome."""
@@ -104,7 +108,6 @@ def outcomes(told, phase, *, before):
     }
 
 
-@pytest.mark.slow
 def test_an_unseeded_draw_raises_when_the_graph_is_made(told):
     """make_fx, export, compile, script and trace raise, with the user's line; not in evaluation, nor with a generator.
 

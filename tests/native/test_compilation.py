@@ -126,8 +126,11 @@ FORKED = """
 import os, threading
 from samebits.random._cpu import uniform_normal_kernels as _distributions, philox as _philox
 import torch
+# The first use of torch's functions takes locks of the C library that no fork waits for.
+keys, out = torch.zeros(1, 2, dtype=torch.uint64), torch.empty(8, dtype=torch.float64)
+torch.get_num_threads()
 def compile_slowly():
-    _distributions.normal(torch.zeros(1, 2, dtype=torch.uint64), 0.0, 1.0, torch.empty(8, dtype=torch.float64))
+    _distributions.normal(keys, 0.0, 1.0, out)
 thread = threading.Thread(target=compile_slowly)
 thread.start()
 children = []
@@ -222,6 +225,7 @@ print(sorted({"numba", "llvmlite"} & set(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_numba_is_imported_by_the_first_call_of_a_kernel(tmp_path):
     """Not by the package, by seeding, by the switch or by a step in which no kernel of ours runs."""
     assert run(DEFERRED).splitlines() == ["[]", "['llvmlite', 'numba']"]
@@ -234,6 +238,7 @@ def test_keys_are_folded_without_numba_to_the_same_bits(seed, offset, data):
     assert (w0 | w1 << 32, w2 | w3 << 32) == philox.fold(seed, offset, data)
 
 
+@pytest.mark.slow
 def test_a_key_is_the_same_before_and_after_numba_came():
     """`words.fold` and `set_random_seed` in a process before and after its first kernel."""
     code = """

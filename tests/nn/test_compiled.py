@@ -76,6 +76,7 @@ def test_one_graph_has_eagers_masks(backend, dynamic):
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_a_transformer_is_one_graph():
     """own_randomness on torch's layer, whose attention drops its weights, leaves a single graph with eager's masks."""
     torch.manual_seed(0)

@@ -73,6 +73,7 @@ def test_weights_become_integers(weights):
         assert integer == 1 or abs(Fraction(weight) / unit - integer) <= Fraction(51, 100)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None)
 @given(WEIGHTS.filter(any), st.integers(0, 2**64 - 1))
 def test_weighted_choice_is_exact_arithmetic(weights, seed):

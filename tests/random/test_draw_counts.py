@@ -29,6 +29,7 @@ def seen():
     return {name: draws()[name] for name in NONE}
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     key=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),

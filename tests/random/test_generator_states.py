@@ -60,6 +60,7 @@ def test_fill_keeps_the_users_seed():
     assert torch.initial_seed() == 2**63 - 1
 
 
+@pytest.mark.slow
 def test_positions_do_not_collide():
     """10^5 positions give 10^5 different beginnings of torch's stream."""
     seen = set()

@@ -88,6 +88,7 @@ def same(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracer", TRACERS)
 def test_a_graph_draws_what_the_call_draws(tracer):
     """Every function, recorded with one key and run with two, gives the bits of the direct call, and is no constant."""
@@ -97,6 +98,7 @@ def test_a_graph_draws_what_the_call_draws(tracer):
             assert same(graph(key), function(key)), name
 
 
+@pytest.mark.slow
 def test_inductor_draws_what_the_call_draws():
     """All functions in one graph through Inductor give the bits of the direct calls."""
     names = [name for name in FUNCTIONS if name not in IN_PLACE]

@@ -146,6 +146,7 @@ def test_empty_and_scalar_shapes(shape):
     assert sr.dropout(sr.key(1), torch.ones(shape)).shape == shape
 
 
+@pytest.mark.slow
 def test_bernoulli_is_a_threshold_on_the_words():
     """An element is one where its word + 1 <= p 2**32; for every dtype, and for p as a number or a tensor."""
     key, n = sr.key(3), 2000

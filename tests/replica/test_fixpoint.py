@@ -62,6 +62,7 @@ def test_four_times_the_graph_is_four_times_the_work(form):
     assert 3 < growth(form) < LINEAR
 
 
+@pytest.mark.slow
 def test_a_walk_over_all_for_each_is_counted(monkeypatch):
     """The check sees work that is not linear: a layout that looks at a whole list for each of its tensors."""
     monkeypatch.setattr(

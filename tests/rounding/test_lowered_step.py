@@ -145,6 +145,7 @@ def test_a_seed_for_each_rank_drifts(ranks):
     assert len(ends(ranks, "a seed for each rank")) == len(ranks)
 
 
+@pytest.mark.slow
 def test_collectives_in_place_scattered_and_gathered(ranks):
     """`dist.all_reduce` in place and an update through a view are equal on all ranks; scattered parts are their own."""
     assert len({json.dumps(rank["in place"]) for rank in ranks}) == 1 and ranks[0]["updated"]

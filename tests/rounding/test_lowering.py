@@ -135,6 +135,7 @@ def check_off(instructions, dtype):
     assert same(*runs)
 
 
+@pytest.mark.slow
 @examples(30)
 @given(programs(PLAIN, 8), st.sampled_from([BF16, FP16, torch.float32]))
 def test_with_rounding_off_a_lowered_program_is_the_captured_one(instructions, dtype):
@@ -142,6 +143,7 @@ def test_with_rounding_off_a_lowered_program_is_the_captured_one(instructions, d
     check_off(instructions, dtype)
 
 
+@pytest.mark.slow
 @examples(5)
 @given(WITH_FLOW)
 def test_with_rounding_off_so_are_branches_loops_and_calls(instructions):

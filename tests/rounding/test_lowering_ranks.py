@@ -97,6 +97,7 @@ INSTRUCTION = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )

@@ -201,6 +201,7 @@ def test_float32_weights_need_no_seed(python):
     assert out[1].endswith("0 [1.0, 1.0, 1.0]")
 
 
+@pytest.mark.slow
 def test_updates_far_below_a_step_are_kept_on_average():
     """A hundred updates of 1/50 of a step each move the mean weight by two steps; torch's SGD moves nothing."""
     step = 2.0**-7

@@ -18,6 +18,7 @@ from samebits.rounding._cpu.number_formats import FORMATS
 from samebits.rounding._triton import rounding_triton, rounding_launchers as launch
 
 
+@pytest.mark.slow
 def test_the_interpreter_gives_the_bits_of_the_cpu(interpreted):
     """Both kernels have the bits of the CPU in Triton's interpreter."""
     interpreted(Path(__file__).parents[1] / "support" / "interpreted_rounding_triton.py")

@@ -51,6 +51,7 @@ def counted_to_nearest(upper, counts):
         counts[low] = 65536 * (np.int64(to_bfloat16(x)) - np.int64(upper))
 
 
+@pytest.mark.slow
 def test_bfloat16_is_unbiased_for_every_low_half():
     """For each of the 2**16 low halves of a float32, exactly so many of the 2**16 random halves round up: normal,
     subnormal and negative numbers, and the step to infinity."""

@@ -17,7 +17,7 @@ from samebits.random._triton import launchers
 from samebits.selfcheck import parts
 from samebits.selfcheck.case import Target
 from samebits.selfcheck.draws import DRAWS, KEYS
-from samebits.selfcheck.parts.random import functions, held, speed, torchs
+from samebits.selfcheck.parts.random import functions, random_objects, speed, torch_ops
 
 SMALL = Target("cpu", small=True)
 
@@ -41,7 +41,7 @@ def test_every_function_that_draws_has_a_case(cases):
         for name, value in vars(random.Generator).items()
         if inspect.isfunction(value) and hasattr(value, "__wrapped__")
     }
-    assert len(methods) > 10 and methods == set(held._METHODS)
+    assert len(methods) > 10 and methods == set(random_objects._METHODS)
     layers = {
         name
         for name in dir(nn)
@@ -49,7 +49,7 @@ def test_every_function_that_draws_has_a_case(cases):
     }
     of_matrices = {"OwnsRandomness", "MultiheadAttention", "LSTM", "GRU", "RNN"}
     windows = {"FractionalMaxPool2d", "FractionalMaxPool3d"}
-    assert layers - of_matrices - windows == {name.split()[0] for name in held._LAYERS}
+    assert layers - of_matrices - windows == {name.split()[0] for name in random_objects._LAYERS}
 
 
 @pytest.mark.parametrize("name", [name for name in functions.by_function() if name != "truncated_normal"])
@@ -105,7 +105,7 @@ def test_generators_that_are_not_put_back_are_seen(cases, monkeypatch):
 def test_compiled_code_is_compared(cases):
     """Inductor's code draws the numbers of the plain call; a function that draws others is seen."""
     case = cases["torch.compile"]
-    results = held._compiled(SMALL).results
+    results = random_objects._compiled(SMALL).results
     assert not list(case.judge(results))
     results["step"]["compiled"][3] = results["step"]["compiled"][3] + 1
     (line,) = case.judge(results)
@@ -114,16 +114,16 @@ def test_compiled_code_is_compared(cases):
 
 def test_what_a_torch_lacks_is_skipped_by_its_name():
     """An op that this torch does not have makes a need that nothing fulfils; so does memory."""
-    absent = torchs._case("a", "_no_such_op", None, None, {})
+    absent = torch_ops._case("a", "_no_such_op", None, None, {})
     assert absent.needs == ("aten::_no_such_op",) and not find_spec(absent.needs[0])
     assert not find_spec("5 GiB of free GPU memory")
-    assert not torchs._case("a", "add", None, None, {}).needs
+    assert not torch_ops._case("a", "add", None, None, {}).needs
 
 
 def test_normal_numbers_may_be_near_torchs():
     """A distance that approximations explain passes, and a larger one or NaN does not."""
-    assert not list(torchs._near({"float32": 6e-6}))
-    assert list(torchs._near({"float32": 7e-6})) and list(torchs._near({"float32": float("nan")}))
+    assert not list(torch_ops._near({"float32": 6e-6}))
+    assert list(torch_ops._near({"float32": 7e-6})) and list(torch_ops._near({"float32": float("nan")}))
 
 
 @pytest.mark.parametrize("name", [name for name in speed._ROWS if name != "dropout and gradient"])

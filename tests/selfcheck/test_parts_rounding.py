@@ -79,6 +79,7 @@ def test_shards_that_share_their_noise_are_seen(cases, monkeypatch):
     assert len(found) == 4 and all("another shard" in line or "another dimension" in line for line in found)
 
 
+@pytest.mark.slow
 def test_a_fresh_process_trains_the_same_weights(cases):
     """A process of its own gives the digests of this one, on the CPU too."""
     case = cases["the optimizers in a fresh process"]

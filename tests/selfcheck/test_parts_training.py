@@ -13,7 +13,7 @@ from samebits.errors import VerifyError
 from samebits.selfcheck.agreement import same
 from samebits.selfcheck.case import Target, expected
 from samebits.selfcheck.parts import commits, compiled, processes, training
-from samebits.selfcheck.parts.commits import beside
+from samebits.selfcheck.parts.commits import snapshot_alternatives
 from samebits.selfcheck.programs.job import TrainingJob, run_in_fresh_processes, run_killed_and_resumed
 
 SMALL = TrainingJob(device="cpu", small=True, steps=6)
@@ -164,8 +164,8 @@ class Late:
 def test_a_torn_snapshot_is_counted():
     """What is copied after the training has gone on is torn, each time; what is copied at once is not."""
     state, work = torch.zeros(10), torch.ones(2, 2)
-    assert beside._torn(state, work, Late(state, late=True)) == 5
-    assert beside._torn(state, work, Late(state, late=False)) == 0
+    assert snapshot_alternatives._torn(state, work, Late(state, late=True)) == 5
+    assert snapshot_alternatives._torn(state, work, Late(state, late=False)) == 0
 
 
 def test_an_op_that_varies_is_seen():

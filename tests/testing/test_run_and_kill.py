@@ -91,6 +91,7 @@ def hangs(run_dir):
     time.sleep(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "told"),
     [(fails, "ValueError: no such luck"), (hangs, "more than 2 s")],
@@ -116,6 +117,7 @@ SHORTER = SCRIPT.replace(
 ).replace("import sys", "import os, sys")
 
 
+@pytest.mark.slow
 def test_a_kill_that_hit_nothing_is_told_as_what_it_is(tmp_path, monkeypatch):
     """A program that does fewer steps the second time ends before its kill: the error says so, and that it has finished."""
     monkeypatch.chdir(tmp_path)

@@ -8,6 +8,8 @@ from importlib.metadata import version
 
 import pytest
 
+from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
+
 QUICK = ("layers", "rounding", "steps", "commits", "recurrent")
 """Sections of the text of a CPU that a test computes anew: half a minute of one core."""
 
@@ -20,7 +22,7 @@ def golden(root):
     return module
 
 
-def held(golden, name, sections):
+def lines_of(golden, name, sections):
     """The lines of a text that are of these sections."""
     lines = (golden.TEXTS / name).read_text().splitlines()
     return [line for line in lines if line.split(" ", 1)[0] in sections]
@@ -28,9 +30,23 @@ def held(golden, name, sections):
 
 def test_random_numbers_seeds_pipelines_and_loaders_are_those_of_every_cpu(golden):
     """Draws, seeds, pipelines and loaders have the digests of tests/golden/anywhere.txt, whatever the machine."""
-    now = golden.tree_text(golden.ROOT, golden.ANYWHERE)
-    assert golden.compare(held(golden, "anywhere.txt", golden.ANYWHERE), now) == []
+    sections = [name for name in golden.ANYWHERE if name not in golden.MACHINES]
+    now = golden.tree_text(golden.ROOT, sections)
+    assert golden.compare(golden.held(sections), now) == []
     assert len(now) > 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cpu", ["this", "played"])
+@pytest.mark.parametrize("section", ["machine_training", "machine_lengths"])
+def test_what_machine_invariance_promises_is_that_of_every_cpu(golden, section, cpu, monkeypatch):
+    """Trained weights, and functions at the lengths 1 to 100, have the digests of every CPU: on this one, and on one without AVX-512."""
+    if cpu == "played":
+        for name, value in AVX2_ENVIRONMENT.items():
+            monkeypatch.setenv(name, value)
+    now = golden.tree_text(golden.ROOT, [section])
+    assert golden.compare(golden.held([section]), now) == []
+    assert len(now) >= 30
 
 
 @pytest.mark.slow
@@ -42,7 +58,7 @@ def test_what_depends_on_the_cpu_is_that_of_this_cpus_text(golden):
     if golden.first_line() != (golden.TEXTS / name).read_text().splitlines()[0]:
         pytest.skip(f"tests/golden/{name} is not of torch {version('torch')} and this vector code")
     now = golden.tree_text(golden.ROOT, QUICK)
-    assert golden.compare(held(golden, name, QUICK), now) == []
+    assert golden.compare(lines_of(golden, name, QUICK), now) == []
     assert len(now) > 100
 
 

@@ -107,6 +107,7 @@ def test_the_python_whose_torch_sees_the_gpu_is_taken(clone, path, tmp_path):
     assert found.stdout.startswith("taken:")
 
 
+@pytest.mark.slow
 def test_without_network_an_environment_is_not_half_made(clone, path):
     """With a GPU, and no Python that sees it, an environment is made; where that fails, 2, and nothing is left."""
     _program(path / "python3", f'exec {BASE} -S "$@"')

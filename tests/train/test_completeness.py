@@ -205,6 +205,7 @@ with samebits.Run("run", model=model, optimizer=optimizer, ignore=sys.argv[1:]) 
 """
 
 
+@pytest.mark.slow
 def test_scripts_are_looked_at(tmp_path):
     """In a plain script a global that a function counts in is named; what only a resumed process carries is named there."""
 

@@ -242,6 +242,7 @@ def test_a_url_needs_no_folder_that_ranks_or_machines_share(ranks, tmp_path, sav
     assert [one["folder"] for one in results] == [True, False, False]
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_ends_all_at_the_same_step(ranks, tmp_path, capfd):
     """SIGTERM to one rank: all commit the same boundary and exit with 75; started again, equal bits."""
     expected = uninterrupted(ranks, 3, epochs=30)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -104,6 +105,25 @@ def test_all_changes_are_listed_at_once(committed):
         RunMismatchError, match=r"(?s)cpu: Z80 then.*packages.torch: 0.1 then.*\['cpu', 'torch'\]"
     ):
         Environment.current({}, 1).check(before, "the run", frozenset())
+
+
+def test_under_machine_invariance_the_cpu_may_change(tmp_path):
+    """A commit of the mode resumes on another CPU of the same platform; one of thread invariance does not (the control)."""
+    for setting, message in (("machine_invariant", None), ("thread_invariant", "cpu: Z80 then")):
+        with samebits.enable_op_determinism(**{setting: True}):
+            train(tmp_path / setting, epochs=1)
+            before = pretend(tmp_path / setting, ("cpu",), "Z80")
+            before.environment["cpu_capability"] = "AVX2"
+            before.environment["threads"] = 64
+            with pytest.raises(RunMismatchError, match=message) if message else nullcontext():
+                Environment.current({}, 1).check(before, "the run", frozenset())
+            before.environment["platform"] = "Linux-aarch64"
+            with pytest.raises(RunMismatchError, match="Linux-aarch64 then"):
+                Environment.current({}, 1).check(before, "the run", frozenset({"cpu"}))
+    with pytest.raises(RunMismatchError, match="cpu: Z80 then"):  # here the mode is off
+        Environment.current({}, 1).check(
+            pretend(tmp_path / "machine_invariant", ("cpu",), "Z80"), "the run", frozenset()
+        )
 
 
 def test_a_flag_that_really_changed_is_refused(committed):

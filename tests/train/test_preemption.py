@@ -368,6 +368,7 @@ with samebits.Run(sys.argv[1], grace=4.0) as run:
 """
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_hangs_at_its_end_is_ended(tmp_path):
     """Exit handlers that block do not hold the process beyond the grace period."""
     command = [sys.executable, "-c", HANGS, tmp_path / "r"]

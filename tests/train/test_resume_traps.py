@@ -229,12 +229,14 @@ print([x.item().hex() for x in samebits.data.DataLoader(Large(), num_workers=int
 """
 
 
+@pytest.mark.slow
 def test_large_sums_in_an_element_are_those_of_a_worker(python):
     """An element that sums a large tensor has the same bits inline and in a worker; the threads are put back."""
     inline = python(LARGE, 0).stdout
     assert inline == python(LARGE, 1).stdout and inline.endswith("2\n")
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_whole_group_commits(root, tmp_path):
     """SIGTERM to the process group, loader workers included, ends in a commit and exit code 75."""
     command = [
@@ -257,6 +259,7 @@ def test_sigterm_to_the_whole_group_commits(root, tmp_path):
     assert "SIGTERM: committed at step" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_with_automatic_shapes_is_refused(python):
     """torch.compile's automatic dynamic shapes depend on what the process has met: refused, with the cure."""
     out = python(

@@ -79,6 +79,7 @@ def whole_and_resumed(folder):
     return whole, train(folder / "run", folder / "log.csv")
 
 
+@pytest.mark.slow
 def test_fit_on_three_ranks_resumes(ranks, tmp_path, capfd):
     """Cut in an epoch's middle and resumed: weights, averages and histories as without, the same history on all ranks, and
     one log that has each epoch once."""
@@ -181,6 +182,7 @@ def cut_in_each_place_of_a_group(folder):
     return whole, resumed
 
 
+@pytest.mark.slow
 def test_gradients_are_summed_once_per_group_and_resume(ranks, tmp_path):
     """accumulate=3 on three ranks: until a group's last batch each rank has a gradient of its own, which a commit there keeps:
     cut behind each step of the first two epochs, each step behind it leaves the same bits on each rank."""

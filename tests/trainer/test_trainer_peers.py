@@ -167,6 +167,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(forked, uninterrupted,
     assert resumed in (True, None) and epochs > 6
 
 
+@pytest.mark.slow
 def test_two_workers_before_the_kill_and_one_after_it(forked, uninterrupted, tmp_path):
     """Random augmentation with 2 workers, killed; with 1 worker after the resume; with none uninterrupted: equal."""
     killed = forked(lambda: own_loop(tmp_path / "r", Hit("step", KILLED), (KILLED - 3,), workers=2))
@@ -174,6 +175,7 @@ def test_two_workers_before_the_kill_and_one_after_it(forked, uninterrupted, tmp
     assert forked(lambda: own_loop(tmp_path / "r", workers=1)).value[:2] == uninterrupted(own_loop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", [False, True], ids=["in the loop's body", "run.validate"])
 def test_sigterm_inside_a_validation(forked, uninterrupted, tmp_path, phase):
     """SIGTERM between two batches of a validation: exit code 75 with a commit, and equal after the resume."""
@@ -185,6 +187,7 @@ def test_sigterm_inside_a_validation(forked, uninterrupted, tmp_path, phase):
     )
 
 
+@pytest.mark.slow
 def test_the_wrong_ways_do_end_elsewhere(forked, uninterrupted, tmp_path):
     """Negative control: another seed, no augmentation, and a schedule that is lost at the resume change the end."""
     ends = {uninterrupted(own_loop)[0], uninterrupted(own_loop, augment=False)[0], uninterrupted(trainer)[0]}

@@ -20,6 +20,7 @@ MODULES = {
     **dict.fromkeys(("commits", "record", "steps"), "runs"),
     **dict.fromkeys(("draws", "seeds", "layers"), "randomness"),
     **dict.fromkeys(("pipelines", "loaders"), "inputs"),
+    **dict.fromkeys(("machine_kernels", "machine_lengths", "machine_training"), "machines"),
     **dict.fromkeys(("replicas", "rounding"), "analysis"),
 }
 

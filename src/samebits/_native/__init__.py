@@ -7,12 +7,14 @@ Numba is imported when the first kernel is called. A kernel's body or an instruc
 from typing import TYPE_CHECKING
 
 from samebits._lazy_imports import attach
+from samebits._native.lazy_kernel import called as called
 from samebits._native.lazy_kernel import inlined as inlined
 from samebits._native.lazy_kernel import instruction as instruction
 from samebits._native.lazy_kernel import kernel as kernel
 
 if TYPE_CHECKING:
     from samebits._native import compilation as compilation
+    from samebits._native import vector_types as vector_types
     from samebits._native.compilation import carray as carray
     from samebits._native.compilation import cgutils as cgutils
     from samebits._native.compilation import ir as ir
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = attach(
     __name__,
-    ["compilation"],
+    ["compilation", "vector_types"],
     {
         "carray": "samebits._native.compilation",
         "cgutils": "samebits._native.compilation",

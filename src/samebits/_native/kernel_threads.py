@@ -64,6 +64,22 @@ class OnTeam:
         else:
             alone(address)
 
+    def alone(self) -> Callable[[bytes], None]:
+        """Returns the kernel for its only chunk, on this thread: takes `packed_arguments`, which it overwrites."""
+        return (self._compiled or self._compile())[2]
+
+    def run_packed(self, chunks: int, packed: bytes) -> None:
+        """Runs all chunks; `packed` has, as 64 bits each, 0, their number and the arguments, and is used once.
+
+        It saves 1 us. The 0 is counted up in place, so that the bytes must be the caller's own and new.
+        """
+        threads = min(torch.get_num_threads(), chunks) if chunks > 1 else 1
+        _, code, alone = self._compiled or self._compile()
+        if threads > 1 and parallel is not None:
+            parallel(code, packed, threads, 0)
+        else:
+            alone(packed)
+
     def _compile(self) -> tuple[Any, int, Any]:
         # A fork waits for this lock. (That of a cached_property would be locked forever in a child.)
         with compilation_lock():

@@ -58,6 +58,11 @@ def inlined(function: Callable[..., Any]) -> Deferred:
     return Deferred(lambda: native.compilation.inlined(with_compiled_globals(function)))
 
 
+def called(function: Callable[..., Any]) -> Deferred:
+    """Returns a part of kernels that is compiled once in a process; LLVM decides where it is expanded."""
+    return Deferred(lambda: native.compilation.part(with_compiled_globals(function), set()))
+
+
 def instruction(build: Callable[..., Any]) -> Deferred:
     """Returns an expression of kernels, given as LLVM instructions (`numba.extending.intrinsic`)."""
     return Deferred(lambda: native.compilation.intrinsic(build))

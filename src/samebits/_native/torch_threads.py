@@ -26,13 +26,15 @@ def _load(name: str, load: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL | Non
 
 
 def _parallel() -> Any:
-    run = getattr(_load("libgomp.so.1"), "GOMP_parallel", None)
+    run = getattr(openmp, "GOMP_parallel", None)
     if run is not None:
         run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         run.restype = None
     return run
 
 
+openmp = _load("libgomp.so.1")
+"""Torch's OpenMP runtime."""
 torch_cpu = _load("libtorch_cpu.so")
 """The library with MKL's functions, in builds of torch that have MKL."""
 parallel = _parallel()

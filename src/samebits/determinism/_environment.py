@@ -94,7 +94,11 @@ def _op_determinism() -> dict[str, Any]:
     """Returns the flag of torch, and the settings of the switch."""
     settings = process.op_determinism
     enabled = {"enabled": torch.are_deterministic_algorithms_enabled()}
-    return enabled if settings is None else {**enabled, **asdict(settings)}
+    if settings is None:
+        return enabled
+    found = {**enabled, **asdict(settings)}
+    # Without it where it is off: commits from before the mode do not have it.
+    return {name: value for name, value in found.items() if value or name != "machine_invariant"}
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], inside: str = "") -> list[str]:

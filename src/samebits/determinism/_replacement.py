@@ -20,9 +20,11 @@ class Replacement:
     reason: str
     """In one sentence: the variation without it, and the rule of our kernel."""
     device: str = "CPU"
-    """`CPU` or `CUDA`."""
+    """`CPU` or `CUDA`; `AutogradCPU` for an op that torch composes of others: ours has a gradient of its own."""
     only_threads: bool = False
     """Torch's kernel is equal from run to run, but not over thread counts: installed with `thread_invariant` only."""
+    only_machine: bool = False
+    """Ours has the same bits on every machine: installed with `machine_invariant` only, instead of another of this op."""
     serial: bool = False
     """Ours runs the whole op on one thread."""
     verified: str = "CPU"
@@ -35,11 +37,15 @@ def replacements(
     reason: str,
     *,
     only_threads: bool = False,
+    only_machine: bool = False,
     serial: bool = False,
 ) -> tuple[Replacement, ...]:
     """Returns the same CPU replacement for several overloads, names without `aten::`."""
     return tuple(
-        Replacement(f"aten::{name}", make, reason, only_threads=only_threads, serial=serial) for name in names
+        Replacement(
+            f"aten::{name}", make, reason, only_threads=only_threads, only_machine=only_machine, serial=serial
+        )
+        for name in names
     )
 
 

@@ -101,8 +101,10 @@ def misfit_reason(one: Replacement) -> str:
         return _GONE
     if schema not in schemas().get(one.op.removeprefix("aten::"), ()):
         return "another schema"
-    # In front of an op that torch composes of others, it would take away that op's gradient.
-    return "" if any(has_kernel(one.op, key) for key in (one.device, *_EXPLICIT)) else "no kernel of its own"
+    # In front of an op that torch composes of others, it would take away that op's gradient, unless it stands before autograd.
+    keeps_gradient = one.device.startswith("Autograd")
+    known = keeps_gradient or any(has_kernel(one.op, key) for key in (one.device, *_EXPLICIT))
+    return "" if known else "no kernel of its own"
 
 
 def _live_schema(full: str) -> str:

@@ -15,7 +15,7 @@ import torch
 from samebits._context import OnUnimplemented, OpDeterminismSettings, process
 from samebits._inspect.patching import Patches
 from samebits.determinism import _all_replacements as replacements
-from samebits.determinism import _compile
+from samebits.determinism import _compile, _machine_invariant
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._compile import inductor_flag
@@ -33,7 +33,8 @@ from samebits.determinism._guards import (
 from samebits.determinism._guards.torch_draws import SeedGuard
 from samebits.determinism._guards.uninitialized_memory import memory_fill
 from samebits.determinism._replacement import Replacement
-from samebits.errors import InvalidArgumentError
+from samebits.determinism._warn_once import warn_once
+from samebits.errors import ConflictWarning, InvalidArgumentError
 
 
 class _Switch:
@@ -61,15 +62,21 @@ class _Switch:
     def _turn_on(self, settings: OpDeterminismSettings) -> None:
         self.guard.check()
         conflicting_settings.refuse_environment()
+        if settings.machine_invariant:
+            _machine_invariant.machine.check()
         with ExitStack() as undo:
             undo.enter_context(_set_flags())
+            if settings.machine_invariant:
+                undo.enter_context(_machine_invariant.recurrent.composed())
             undo.enter_context(inductor_flag.deterministic())
             conflicting_settings.refuse_late_workspace()
             undo.enter_context(_install_kernels(settings))
             undo.enter_context(_patch_functions(settings))
             undo.enter_context(torch_generators.watch_generators())
             undo.callback(_compile.leave)
-            _compile.enter(settings.thread_invariant)
+            _compile.enter(
+                thread_invariant=settings.thread_invariant, machine_invariant=settings.machine_invariant
+            )
             for guard in self.guards:
                 undo.callback(guard.remove)
                 guard.install()
@@ -109,7 +116,11 @@ class OpDeterminism:
 
 
 def enable_op_determinism(
-    enabled: bool = True, *, thread_invariant: bool = False, on_unimplemented: OnUnimplemented = "raise"
+    enabled: bool = True,
+    *,
+    thread_invariant: bool = False,
+    machine_invariant: bool = False,
+    on_unimplemented: OnUnimplemented = "raise",
 ) -> OpDeterminism:
     """Makes torch's ops reproducible, or raises where they cannot be; `False` restores the state before.
 
@@ -126,6 +137,9 @@ def enable_op_determinism(
         enabled: on or off.
         thread_invariant: also the same bits for any number of intra-op threads. Costs 1% to 9% of a transformer's step
             and 16% to 44% of a small convolutional network's (docs/benchmarks.md).
+        machine_invariant: also the same bits on every x86-64 CPU with AVX2 and FMA, of any vendor, and for every batch
+            that a row is in. Includes `thread_invariant`. An op that is not covered raises `UnimplementedError`, as do
+            torch.compile, TorchScript and complex numbers (docs/machine-invariance.md).
         on_unimplemented: the effect of an op without a deterministic implementation: "raise" `UnimplementedError`, or "warn" once per op and run. The environment fingerprint and the record have the setting.
 
     Raises:
@@ -151,8 +165,33 @@ def enable_op_determinism(
             f"enable_op_determinism(on_unimplemented={on_unimplemented!r}): it is 'raise' or 'warn'."
         )
     before = process.op_determinism
-    _switch.change(OpDeterminismSettings(bool(thread_invariant), on_unimplemented) if enabled else None)
+    settings = OpDeterminismSettings(
+        bool(thread_invariant or machine_invariant), on_unimplemented, bool(machine_invariant)
+    )
+    _switch.change(settings if enabled else None)
+    _warn_of_less(settings if enabled else None)
     return OpDeterminism(before)
+
+
+def _warn_of_less(settings: OpDeterminismSettings | None) -> None:
+    """Warns, once, where a program takes back what the command that started it asked for."""
+    for name, option in (
+        ("machine_invariant", "--machine-invariant"),
+        ("thread_invariant", "--thread-invariant"),
+    ):
+        if getattr(process.asked_op_determinism, name, False) and not getattr(settings, name, False):
+            now = (
+                "enable_op_determinism(False)"
+                if settings is None
+                else f"enable_op_determinism() without {name}=True"
+            )
+            warn_once(
+                option,
+                f"the program was started with {option}, and its own {now} takes that back. Say {name}=True there, "
+                "or leave that call away.",
+                ConflictWarning,
+            )
+            return
 
 
 def op_determinism_enabled() -> bool:
@@ -197,22 +236,28 @@ def _set_flags() -> Iterator[None]:
 
 @contextmanager
 def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
-    """Installs our kernels, and in front of those that torch refuses errors with the cure."""
+    """Installs our kernels, and in front of those that torch refuses, or that the mode does not cover, errors with the cure."""
     overrides = KernelOverrides()
+    warn = settings.on_unimplemented == "warn"
     try:
         ours = reviewed_schemas.installable(_wanted_replacements(settings))
         for it in ours:
             overrides.put(it.op, it.device, it.make)
-        refused_ops.refuse(overrides, ours, warn=settings.on_unimplemented == "warn")
+        if settings.machine_invariant:
+            _machine_invariant.refusal.refuse(overrides, ours, warn=warn)
+        refused_ops.refuse(overrides, ours, warn=warn)
         yield
     finally:
         overrides.remove()
 
 
 def _wanted_replacements(settings: OpDeterminismSettings) -> Iterator[Replacement]:
-    for it in replacements.REPLACEMENTS:
-        if settings.thread_invariant or not it.only_threads:
-            yield it
+    if settings.machine_invariant:
+        yield from _machine_invariant.replacements.wanted()
+    else:
+        yield from (
+            it for it in replacements.REPLACEMENTS if settings.thread_invariant or not it.only_threads
+        )
     if torch.backends.cuda.is_built():
         yield from cuda_loading.installable()
 

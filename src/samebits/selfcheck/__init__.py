@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from samebits.selfcheck import text as text
     from samebits.selfcheck.case import Case as Case
     from samebits.selfcheck.case import Part as Part
-    from samebits.selfcheck.parts.switch.adopt import adopt as adopt
+    from samebits.selfcheck.parts.switch.adopt_formulations import adopt as adopt
     from samebits.selfcheck.rehearsal import rehearse as rehearse
     from samebits.selfcheck.runner import run as run
 
@@ -26,7 +26,7 @@ __getattr__, __dir__ = attach(
     {
         "Case": "samebits.selfcheck.case",
         "Part": "samebits.selfcheck.case",
-        "adopt": "samebits.selfcheck.parts.switch.adopt",
+        "adopt": "samebits.selfcheck.parts.switch.adopt_formulations",
         "rehearse": "samebits.selfcheck.rehearsal",
         "run": "samebits.selfcheck.runner",
     },

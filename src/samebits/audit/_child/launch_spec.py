@@ -41,6 +41,8 @@ class LaunchSpec:
     """Op determinism on, and `seed` set, before the script starts."""
     thread_invariant: bool = False
     """With `switch`: also the same bits for any number of intra-op threads."""
+    machine_invariant: bool = False
+    """With `switch`: also the same bits on any CPU."""
     seed: int | None = None
     overlaid: bool = False
     """The working directory is under an overlay, where an ordinary user cannot rename folders."""

@@ -92,7 +92,7 @@ class Recorder(Observer, TorchListener):
         self._early: list[bytes] = []
         """The hashes of the outputs of the evaluations before the first step."""
         self._threads: list[int] = []
-        self._any_threads = True
+        self._any_threads = self._any_machine = True
         """True if every step so far was made by ops whose bits do not depend on the thread count."""
         self._resumed_from: int | None = None
 
@@ -307,6 +307,7 @@ class Recorder(Observer, TorchListener):
             "resumed_from": self._resumed_from,
             "threads": self._threads,
             "thread_invariant": self._any_threads and bool(self._threads),
+            "machine_invariant": self._any_machine and bool(self._threads),
         }
         if self._step is not None and self._step.outputs:
             line["eval"] = self._step.evaluations()
@@ -331,6 +332,7 @@ class Recorder(Observer, TorchListener):
         self._threads = [self._threads[0] if self._threads else threads, threads]
         settings = process.op_determinism
         self._any_threads &= settings is not None and settings.thread_invariant
+        self._any_machine &= settings is not None and settings.machine_invariant
 
     def _initial(self, before: Position, frame: FrameType | None, *, fresh: bool) -> None:
         self._lines.initial(before, frame, self._early, fresh=fresh)

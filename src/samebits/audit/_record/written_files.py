@@ -6,7 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from samebits._context import cache_root
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES = (os.sep + "__pycache__" + os.sep, os.sep + ".cache" + os.sep)
@@ -60,7 +63,7 @@ def lines_outside(
     files: Iterable[str], allowed: Iterable[str | os.PathLike[str] | None], start: str
 ) -> list[str]:
     """Returns a line for each of `files` below none of `allowed`; those below the folder `start` by their relative path."""
-    roots = tuple(os.path.realpath(root) + os.sep for root in (*allowed, *_SCRATCH) if root)
+    roots = tuple(os.path.realpath(root) + os.sep for root in (*allowed, *_SCRATCH, *_compiled()) if root)
     lines = []
     for full in files:
         if not full.startswith(roots) and not any(cache in full for cache in _CACHES):
@@ -69,3 +72,11 @@ def lines_outside(
                 f"writes outside its run directory: {full if relative.startswith('..') else relative}"
             )
     return lines
+
+
+def _compiled() -> list[Path]:
+    """Returns the folder of compiled kernels, which the script did not ask for."""
+    try:
+        return [cache_root()]
+    except RuntimeError:  # there is no home directory
+        return []

@@ -7,7 +7,7 @@ from samebits.audit._verify.check_plan import BaselineFacts
 
 
 def facts_of(record: Record) -> BaselineFacts:
-    """Returns steps, ends of epochs, validations inside a body, use of `Run`, loader workers, thread invariance."""
+    """Returns steps, ends of epochs, validations inside a body, use of `Run`, loader workers, thread and machine invariance."""
     lines = list(record.steps.values())
     end = record.end or {}
     return BaselineFacts(
@@ -18,6 +18,7 @@ def facts_of(record: Record) -> BaselineFacts:
         uses_run=any(seen.startswith("loop ") for seen in end.get("seen", ())),
         loaders=end.get("loaders"),
         thread_invariant=bool(end.get("thread_invariant")),
+        machine_invariant=bool(end.get("machine_invariant")),
     )
 
 

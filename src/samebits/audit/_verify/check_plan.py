@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-GROUPS = ("run-again", "kill", "workers", "threads")
+GROUPS = ("run-again", "kill", "workers", "threads", "cpu")
 """The groups that `--checks` selects from, in the order of the table."""
 KILLS = ("kill-mid-epoch", "kill-epoch-end", "kill-twice")
 """The rows of "kill", which `--checks` also takes one by one."""
@@ -31,6 +31,8 @@ class BaselineFacts:
     """The script's number of workers for each of its loaders; None: not known."""
     thread_invariant: bool = False
     """True if the switch was on, thread counts included, in every step."""
+    machine_invariant: bool = False
+    """True if the switch was on, the CPU included, in every step."""
 
 
 _PLACES = {
@@ -62,6 +64,8 @@ class ProcessVariation:
     commit_steps: tuple[int, ...] | None = None
     num_workers: int | None = None
     threads: int | None = None
+    older_cpu: bool = False
+    """Its libraries play a CPU without AVX-512 (`older_cpu`)."""
     moved: bool = False
     """It runs in the current folder under another path."""
 
@@ -98,6 +102,8 @@ def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> li
         found += [_workers(facts, number) for number in WORKERS]
     if "threads" in groups:
         found += [_threads(facts, number) for number in THREADS]
+    if "cpu" in groups and (facts.machine_invariant or groups == ("cpu",)):
+        found.append(_older_cpu(facts))
     return found
 
 
@@ -190,6 +196,15 @@ def _workers(facts: BaselineFacts, number: int) -> Check:
         return Check("workers", name, does_not_apply="the script makes no torch or samebits loader")
     note = "the script's own number" if facts.loaders and {*facts.loaders} == {number} else ""
     return Check("workers", name, f"num_workers={number}", (ProcessVariation(num_workers=number),), note=note)
+
+
+def _older_cpu(facts: BaselineFacts) -> Check:
+    name = "a CPU with AVX2"
+    if not facts.machine_invariant:
+        return Check("cpu", name, does_not_apply="the script does not enable machine_invariant")
+    return Check(
+        "cpu", name, "libraries told to use no AVX-512", (ProcessVariation(older_cpu=True),), note="played"
+    )
 
 
 def _threads(facts: BaselineFacts, number: int) -> Check:

@@ -16,6 +16,7 @@ from samebits.audit._record.read_record import Record, read_record
 from samebits.audit._verify.check_plan import ProcessVariation
 from samebits.audit._verify.child_processes import ExitedProcess, run_child
 from samebits.audit._verify.folder.working_folder import WorkingFolder
+from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
 from samebits.audit._verify.process_start import Start
 from samebits.audit._verify.reaper import remove
 from samebits.errors import RecordError
@@ -37,6 +38,8 @@ class Request:
     """Start it as `samebits run` would: switch on, seeds set, hash seed fixed."""
     thread_invariant: bool = False
     """With `as_run`: the switch covers the number of intra-op threads, so the thread rows are promised."""
+    machine_invariant: bool = False
+    """With `as_run`: the switch covers the CPU, too."""
     steps: int | None = None
     groups: tuple[str, ...] = ()
     jobs: int = 1
@@ -170,10 +173,11 @@ class Runner:
         """
         fixed = 0 if self.request.as_run else surroundings.hash_seed
         threads = {} if process.threads is None else dict.fromkeys(_THREADS, str(process.threads))
+        cpu = AVX2_ENVIRONMENT if process.older_cpu else {}
         own = {"TMPDIR": str(temporary), "PYTHONHASHSEED": str(fixed)}
         if start.folder is not None and start.folder != Path.cwd():
             own["PWD"] = str(start.folder)  # as a shell's cd would set it
-        return {**_WAITING, **_IN_ORDER, **os.environ, **threads, **own}
+        return {**_WAITING, **_IN_ORDER, **os.environ, **threads, **cpu, **own}
 
     def _spec(
         self, process: ProcessVariation, record: Path, run_root: Path, surroundings: CheckEnvironment
@@ -194,6 +198,7 @@ class Runner:
             overlaid=self.folder is not None,
             switch=self.request.as_run,
             thread_invariant=self.request.thread_invariant,
+            machine_invariant=self.request.machine_invariant,
             seed=0 if self.request.as_run else None,
         )
 

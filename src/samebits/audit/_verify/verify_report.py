@@ -192,7 +192,12 @@ class VerifyReport:
         file.write_text(self.to_json(), encoding="utf-8")
 
 
-_TITLES = {"kill": "killed and resumed", "workers": "loader workers", "threads": "number of threads"}
+_TITLES = {
+    "kill": "killed and resumed",
+    "workers": "loader workers",
+    "threads": "number of threads",
+    "cpu": "CPU",
+}
 
 
 def _way_in_words(group: str, checks: list[Check]) -> str:
@@ -201,6 +206,8 @@ def _way_in_words(group: str, checks: list[Check]) -> str:
         return "run again" if checks else ""
     if group == "kill":
         return f"killed and resumed in {len(checks)} way{'' if len(checks) == 1 else 's'}"
+    if group == "cpu":
+        return "as on a CPU with AVX2"
     varied = [check.processes[0] for check in checks]
     if group == "workers":
         return f"with {_join_words([str(process.num_workers) for process in varied])} loader workers"

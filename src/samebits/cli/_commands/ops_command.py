@@ -16,7 +16,7 @@ from samebits import cli
 from samebits.audit import _review as reviewing
 from samebits.audit import _verify as checking
 from samebits.determinism import table
-from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, VERDICTS
+from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, MACHINE, VERDICTS
 from samebits.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -38,6 +38,13 @@ def ops(
     ] = None,
     evidence: Annotated[
         list[str] | None, typer.Option(metavar="WORD", help=f"One of: {', '.join(EVIDENCE)}. Again for more.")
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(MACHINE),
+            help="Of the CPU under machine_invariant: torch's kernel, ours, made of these, refused.",
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every overload, not only a summary.")] = False,
     json_file: Annotated[
@@ -66,6 +73,9 @@ def ops(
             found.write_json(json_file)
         raise typer.Exit(found.exit)
     filters = _filters(op, device, verdict or [], evidence or [])
+    if machine is not None:
+        _check("--machine", [machine], MACHINE)
+        filters.append(lambda entry: entry.machine == machine)
     chosen = [entry for entry in table.entries() if all(keeps(entry) for keeps in filters)]
     if op is not None and not chosen:
         _check_op(op)

@@ -25,6 +25,13 @@ def run(
     thread_invariant: Annotated[
         bool, typer.Option("--thread-invariant", help="The same bits for any number of threads, too.")
     ] = False,
+    machine_invariant: Annotated[
+        bool,
+        typer.Option(
+            "--machine-invariant",
+            help="The same bits on any CPU and for any number of threads; raises where none are.",
+        ),
+    ] = False,
     record: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write DIR/record.jsonl: digests of every step.")
     ] = None,
@@ -50,6 +57,7 @@ def run(
         every=record_every,
         switch=True,
         thread_invariant=thread_invariant,
+        machine_invariant=machine_invariant,
         seed=seed,
     )
     raise typer.Exit(audit._child.launch.execute(script, list(args or ()), spec))

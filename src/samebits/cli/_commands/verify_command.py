@@ -25,6 +25,9 @@ def verify(
     thread_invariant: Annotated[
         bool, typer.Option("--thread-invariant", help="With --run: any number of threads is promised, too.")
     ] = False,
+    machine_invariant: Annotated[
+        bool, typer.Option("--machine-invariant", help="With --run: any CPU and any number of threads.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
     ] = None,
@@ -65,18 +68,20 @@ def verify(
     """
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise InvalidArgumentError(f"--json {json_file}: there is no folder {json_file.absolute().parent}.")
-    if thread_invariant and not as_run:
-        raise InvalidArgumentError(
-            "--thread-invariant goes with --run; a script that is started as it is enables it itself: "
-            "samebits.enable_op_determinism(thread_invariant=True)."
-        )
+    promises = {"thread_invariant": thread_invariant, "machine_invariant": machine_invariant}
+    for name, wanted in promises.items():
+        if wanted and not as_run:
+            raise InvalidArgumentError(
+                f"--{name.replace('_', '-')} goes with --run; a script that is started as it is enables it itself: "
+                f"samebits.enable_op_determinism({name}=True)."
+            )
     if timeout is not None and not 0 < timeout < math.inf:
         raise InvalidArgumentError(f"--timeout {timeout:g}: a number of seconds above 0, such as 600.")
     request = checking.Request(
         script=script,
         args=tuple(args or ()),
         as_run=as_run,
-        thread_invariant=thread_invariant,
+        **promises,
         steps=steps,
         groups=tuple(checks.split(",")),
         jobs=jobs or checking.jobs(),

@@ -20,6 +20,7 @@ from samebits.determinism.table._verdict_names import (
     DETERMINISTIC,
     DEVICES,
     EVIDENCE,
+    MACHINE,
     NOT_REVIEWED,
     REFUSED,
     SERIAL,
@@ -49,6 +50,7 @@ class _VerdictGroup:
     ops: str
     evidence: str
     reason: str
+    machine: str
 
 
 def show(everything: Sequence[Entry], chosen: Sequence[Entry], *, list_all: bool) -> None:
@@ -76,6 +78,10 @@ def _summary(console: Console, everything: Sequence[Entry]) -> None:
     counts = Counter((entry.verdict, entry.device) for entry in everything)
     for verdict in VERDICTS:
         _counts(console, verdict, [counts[verdict, device] for device in DEVICES])
+    for kind in MACHINE:
+        _counts(
+            console, f"machine_invariant: {kind}", [sum(entry.machine == kind for entry in everything), 0]
+        )
     nobody = Counter(entry.device for entry in everything if entry.evidence == "none")
     _counts(console, 'evidence "none": nobody looked', [nobody[device] for device in DEVICES])
 
@@ -108,7 +114,9 @@ def _line(entry: Entry, ops: str = "", evidence: str = "") -> _VerdictGroup:
     name = entry.op.removeprefix("aten::")
     heading = _heading(entry)
     reason = entry.reason.removesuffix(f"; {_CHANGE}") if heading == _THREADS else entry.reason
-    return _VerdictGroup(entry.device, heading, ops or name, evidence or entry.evidence, reason)
+    return _VerdictGroup(
+        entry.device, heading, ops or name, evidence or entry.evidence, reason, entry.machine
+    )
 
 
 def _heading(entry: Entry) -> str:
@@ -129,9 +137,10 @@ def _tables(console: Console, lines: Sequence[_VerdictGroup]) -> None:
         table = Table(box=box.SIMPLE_HEAD, expand=True, show_edge=False, padding=(0, 1, 0, 0))
         table.add_column("op", ratio=4, overflow="fold")
         table.add_column("evidence", width=8)
+        table.add_column("any CPU", width=8)
         table.add_column("reason", ratio=5)
         for line in section:
-            table.add_row(Text(line.ops), Text(line.evidence), Text(line.reason))
+            table.add_row(Text(line.ops), Text(line.evidence), Text(line.machine), Text(line.reason))
         console.print(table)
 
 
@@ -139,6 +148,7 @@ def _plain(console: Console, lines: Sequence[_VerdictGroup]) -> None:
     for _, _, section in _sections(lines):
         for line in section:
             words = (f"{line.device:4}", line.heading, line.ops, f"[{line.evidence}]", line.reason)
+            words += (f"[any CPU: {line.machine}]",) if line.machine else ()
             console.print(Text("  ".join(words)), soft_wrap=True)
 
 

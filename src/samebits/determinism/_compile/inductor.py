@@ -34,13 +34,14 @@ def pin_shapes(config: Any, patches: Patches) -> None:
     patches.put(config._config["recompile_limit"], "default", 64)
 
 
-def patch(compile_fx: ModuleType, patches: Patches, mode: str, *, thread_invariant: bool) -> None:
-    """Applies everything to Inductor, whose module `torch._inductor.compile_fx` has just been imported."""
-    refused = thread_invariant and torch.__version__.split("+")[0] not in TESTED_TORCH
-    patches.put(
-        compile_fx, "_compile_fx_inner", _check_settings(compile_fx._compile_fx_inner, untested=refused)
-    )
-    if refused:
+def patch(compile_fx: ModuleType, patches: Patches, mode: str, promise: str) -> None:
+    """Applies everything to Inductor, whose module `torch._inductor.compile_fx` has just been imported.
+
+    `promise`: the code has the same bits in all "runs", for all "threads" or on all "machines".
+    """
+    why = _refusal_of_all(promise)
+    patches.put(compile_fx, "_compile_fx_inner", _check_settings(compile_fx._compile_fx_inner, why))
+    if why is not None and promise == "threads":
         return
     output_code = import_module("torch._inductor.output_code")
     graph = output_code.CompiledFxGraph
@@ -55,7 +56,7 @@ def patch(compile_fx: ModuleType, patches: Patches, mode: str, *, thread_invaria
     patches.when_imported(
         "torch._inductor.codegen.triton_split_scan", lambda module: _patch_scan(module, patches)
     )
-    if thread_invariant:
+    if promise == "threads":
         ir = import_module("torch._inductor.ir")
         split = cpp_reductions.split_by_size(ir, ir.Reduction.num_splits)
         patches.put(ir.Reduction, "num_splits", staticmethod(split))
@@ -68,15 +69,24 @@ def patch(compile_fx: ModuleType, patches: Patches, mode: str, *, thread_invaria
         patches.put(cpp.CppScheduling, "codegen_template", _refuse_template)
 
 
-def _check_settings(compile_inner: Any, *, untested: bool) -> Any:
+def _refusal_of_all(promise: str) -> tuple[str, str] | None:
+    """Returns what is wrong with any code of Inductor's under a promise, and the cure; None where it can be kept."""
+    if promise == "machines":
+        return "torch.compile has other bits on another CPU (machine-invariant op determinism)", _EAGER
+    if promise == "threads" and torch.__version__.split("+")[0] not in TESTED_TORCH:
+        what = (
+            f"torch.compile with thread-invariant op determinism was tested with torch {', '.join(TESTED_TORCH)}, "
+            f"not with {torch.__version__}"
+        )
+        return what, f"call enable_op_determinism(thread_invariant=False), or {_EAGER}"
+    return None
+
+
+def _check_settings(compile_inner: Any, refusal: tuple[str, str] | None) -> Any:
     @functools.wraps(compile_inner)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if untested:
-            _refuse(
-                f"torch.compile with thread-invariant op determinism was tested with torch {', '.join(TESTED_TORCH)}, "
-                f"not with {torch.__version__}",
-                f"call enable_op_determinism(thread_invariant=False), or {_EAGER}",
-            )
+        if refusal is not None:
+            _refuse(*refusal)
         _refuse_settings(kwargs)
         return compile_inner(*args, **kwargs)
 

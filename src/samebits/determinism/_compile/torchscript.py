@@ -10,9 +10,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+
+from samebits._inspect.patching import Patches
+from samebits._inspect.user_code import calling_line
+from samebits.errors import UnimplementedError
 
 
 def pin() -> bool:
@@ -24,6 +28,19 @@ def pin() -> bool:
 def unpin(was: bool) -> None:
     """Turns profiling on again if it was."""
     torch._C._jit_set_profiling_mode(was)
+
+
+def refuse(patches: Patches) -> None:
+    """Makes every call of a compiled function or method raise: its executor fuses ops past the dispatcher."""
+    for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+        patches.put(kind, "__call__", _refused)
+
+
+def _refused(code: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+    raise UnimplementedError(
+        f"TorchScript code ({code.name}), called at {calling_line()}, has other bits on another CPU (machine-invariant op "
+        "determinism): call the Python function or module that it was made of."
+    )
 
 
 def _forget_rewritten() -> None:

@@ -185,7 +185,7 @@ def _out_name(out_op: str) -> str:
     )
 
 
-def _tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
+def tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
     """The kernel for callers that give a number where the schema says Tensor, as `x % 2.0` does.
 
     Torch holds such a number as a tensor that does not take part in type promotion and hands it to Python as the
@@ -193,6 +193,8 @@ def _tensors_for_numbers(name: str, kernel: Kernel) -> Kernel:
     """
     schema = overload(f"aten::{name}")._schema
     places = [i for i, a in enumerate(schema.arguments) if str(a.type) == "Tensor" and not a.kwarg_only]
+    if len(places) < 2:
+        return kernel
 
     def with_tensors(*args: Any, **kwargs: Any) -> Any:
         if any(not isinstance(args[i], Tensor) for i in places):
@@ -283,7 +285,7 @@ def _replacements(forms: Sequence[tuple[str, str, str]]) -> tuple[Replacement, .
 
 def _make(name: str, make: Any, kernel: Kernel) -> Kernel:
     takes_numbers = name.partition(".")[0].rstrip("_") in _TAKE_NUMBERS
-    return _tensors_for_numbers(name, make(kernel)) if takes_numbers else make(kernel)
+    return tensors_for_numbers(name, make(kernel)) if takes_numbers else make(kernel)
 
 
 _TAKE_NUMBERS = ("add", "sub", "mul", "div", "fmod", "remainder", "pow")

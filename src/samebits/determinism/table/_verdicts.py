@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from samebits.determinism import _all_replacements as catalogue
+from samebits.determinism._machine_invariant import coverage
+from samebits.determinism._machine_invariant import replacements as every_machine
 from samebits.determinism._replacement import Replacement
 from samebits.determinism._reviewed_schemas import not_reviewed, running_version, schemas
 from samebits.determinism.table._class_rules import rule_of
@@ -61,6 +63,8 @@ class Entry:
     """`equal` or `varies` over thread counts, as measured; empty where it was not measured."""
     measured_as: str = ""
     """The form that was measured, where it is another one with the same kernel."""
+    machine: str = ""
+    """The CPU under `machine_invariant`: `exact` (torch's kernel stays), `integers` (for these alone), `ours`, `composed`, or `refused`; empty elsewhere."""
 
     @property
     def deterministic(self) -> bool:
@@ -78,9 +82,11 @@ class OpTable:
         lines: Iterable[Mapping[str, Any]],
         cases: Mapping[str, tuple[str, ...]],
         gpus: Iterable[GpuEvidence] = (),
+        machine: Iterable[Replacement] = (),
     ) -> None:
         self.snapshot, self._cases, self._gpus = snapshot, cases, tuple(gpus)
         self._ours = {(one.op.removeprefix("aten::"), one.device.lower()): one for one in replacements}
+        self._every_machine = {one.op.removeprefix("aten::") for one in machine if one.device == "CPU"}
         self._own = {(name, line["device"]): line for line in lines for name in line["ops"]}
         self._forms: dict[str, list[OverloadRow]] = {}
         for row in snapshot.rows.values():
@@ -98,7 +104,9 @@ class OpTable:
                 f"full name as aten::sum.dim_IntList, for the devices {' and '.join(DEVICES)}."
             )
         if (name, device) not in self._entries:
-            self._entries[name, device] = self._entry(self.snapshot.rows[name], device)
+            row = self.snapshot.rows[name]
+            entry = self._entry(row, device)
+            self._entries[name, device] = replace(entry, machine=self._machine(row, entry))
         return self._entries[name, device]
 
     def entries(self) -> Iterator[Entry]:
@@ -126,6 +134,14 @@ class OpTable:
         if entry.verdict in {UNWRITTEN, REFUSED}:
             return entry
         return self._with_measurement(entry, row) if device == "cpu" else self._with_gpu(entry, row)
+
+    def _machine(self, row: OverloadRow, entry: Entry) -> str:
+        if entry.device != "cpu" or entry.verdict == NO_KERNEL:
+            return ""
+        if row.name in self._every_machine:
+            return coverage.OURS
+        covered = coverage.of_torch(row, self.snapshot.rows[row.form_of])
+        return coverage.INTEGERS if covered.types == coverage.INTEGERS else covered.kind
 
     def _new(
         self, row: OverloadRow, device: str, verdict: str, reason: str, evidence: str, rule: str
@@ -235,7 +251,14 @@ def own_lines() -> list[dict[str, Any]]:
 @cache
 def op_table() -> OpTable:
     """Returns the table of this package."""
-    return OpTable(reviewed(), catalogue.all_replacements(), own_lines(), seen_cases(), gpu_evidence())
+    return OpTable(
+        reviewed(),
+        catalogue.all_replacements(),
+        own_lines(),
+        seen_cases(),
+        gpu_evidence(),
+        every_machine.REPLACEMENTS,
+    )
 
 
 def lookup(op: str, device: str) -> Entry:

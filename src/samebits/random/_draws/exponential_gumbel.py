@@ -153,14 +153,14 @@ def _check_positive(caller: str, name: str, number: float) -> None:
 
 
 def _bounds_in_dtype(low: float, high: float, dtype: torch.dtype) -> tuple[float, float]:
-    """Returns the least and the greatest number of the dtype in [low, high]."""
+    """Returns the least and the greatest number of the dtype in [low, high]; raises where none is finite."""
     bounds = torch.tensor([low, high], dtype=torch.float64)
     least, greatest = bounds.to(dtype).double().tolist()
     if least < low:
         least = _next(least, dtype, up=True)
     if greatest > high:
         greatest = _next(greatest, dtype, up=False)
-    if not least <= greatest:
+    if not least <= greatest or least == math.inf or greatest == -math.inf:
         raise InvalidArgumentError(
             f"truncated_normal: no {dtype} is in low={low} to high={high}; choose a wider interval or dtype"
         )

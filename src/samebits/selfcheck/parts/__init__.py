@@ -7,7 +7,7 @@ from importlib import import_module
 from samebits.errors import InvalidArgumentError
 from samebits.selfcheck.case import Part
 
-NAMES = ("random", "switch", "training", "compiled", "commits", "rounding", "processes")
+NAMES = ("random", "switch", "training", "compiled", "commits", "rounding", "arithmetic", "processes")
 """A part's name is that of its file."""
 
 

@@ -85,8 +85,11 @@ class Environment:
     def check(self, manifest: Manifest, where: str, allowed: Collection[str]) -> None:
         """Raises `RunMismatchError` with the list of differences that are not allowed, each with its name."""
         recorded = manifest.environment
-        before = {name: recorded.get(name) for name in self.fingerprint if name != "threads"}
-        now = {name: value for name, value in self.fingerprint.items() if name != "threads"}
+        left = {"threads"}
+        if _on_every_machine(recorded) and _on_every_machine(self.fingerprint):
+            left |= {"cpu", "cpu_capability"}
+        before = {name: recorded.get(name) for name in self.fingerprint if name not in left}
+        now = {name: value for name, value in self.fingerprint.items() if name not in left}
         changed = {line: _name_of(line) for line in differences(before, now)}
         refused = [
             f"{line} ({name!r})" for line, name in changed.items() if name is not None and name not in allowed
@@ -191,6 +194,12 @@ def _file_digest(path: str, folder: str) -> tuple[str, str]:
             return os.path.relpath(path, folder), digest.of_bytes(file.read())
     except OSError:  # it was moved since
         return os.path.relpath(path, folder), ""
+
+
+def _on_every_machine(environment: Mapping[str, Any]) -> bool:
+    """Returns True if its bits do not depend on the CPU."""
+    settings = environment.get("op_determinism")
+    return isinstance(settings, Mapping) and settings.get("machine_invariant") is True
 
 
 def _name_of(line: str) -> str | None:

@@ -1,61 +1,33 @@
 """Arithmetic of one rounding, with the same bits in the interpreter and on a GPU."""
 
+import numpy as np
 import triton
 import triton.language as tl
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-_SPLITTER = tl.constexpr(2.0**27 + 1.0)
+from samebits.random._triton.interpreted import fill_fused
 
+INTERPRETED = triton.knobs.runtime.interpret
 
-@triton.jit
-def fma(a, b, c):
-    """a * b + c, rounded once: the GPU's instruction, emulated where the interpreter would round the product too."""
-    if not INTERPRETED:
+if INTERPRETED:
+    # NumPy, which computes in the interpreter, has no such operation: the CPU's own instruction.
+
+    def fma(a, b, c):
+        """a * b + c, rounded once."""
+        like = a * b + c
+        given = [
+            np.ascontiguousarray(np.broadcast_to(one.handle.data, like.handle.data.shape))
+            for one in (a, b, c)
+        ]
+        fused = np.empty_like(like.handle.data)
+        fill_fused(*(one.reshape(-1) for one in (*given, fused)))
+        return tl.tensor(type(like.handle)(fused, like.handle.dtype), like.type)
+
+else:
+
+    @triton.jit
+    def fma(a, b, c):
+        """a * b + c, rounded once."""
         return tl.fma(a, b, c)
-    elif c.dtype == tl.float32:
-        # The product of two float32 is exact in float64, and odd rounding of the sum makes the second rounding safe.
-        total, error = _two_sum(a.to(tl.float64) * b.to(tl.float64), c.to(tl.float64))
-        return _to_odd(total, error).to(tl.float32)
-    else:
-        return _fma_float64(a, b, c)
-
-
-@triton.jit
-def _fma_float64(a, b, c):
-    """Boldo and Melquiond, Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd (2008)."""
-    product = a * b
-    a_high, a_low = _halves(a)
-    b_high, b_low = _halves(b)
-    rest = a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
-    partial, lowest = _two_sum(c, rest)
-    total, middle = _two_sum(product, partial)
-    small, error = _two_sum(lowest, middle)
-    return total + _to_odd(small, error)
-
-
-@triton.jit
-def _halves(a):
-    """Veltkamp's split of a float64 into two of 26 bits."""
-    shifted = a * _SPLITTER
-    high = shifted - (shifted - a)
-    return high, a - high
-
-
-@triton.jit
-def _two_sum(a, b):
-    """Knuth's exact sum: the rounded one and its error."""
-    total = a + b
-    b_part = total - a
-    return total, (a - (total - b_part)) + (b - b_part)
-
-
-@triton.jit
-def _to_odd(total, error):
-    """total + error rounded to odd: an inexact result is the neighbour whose last bit is set."""
-    bits = total.to(tl.int64, bitcast=True)
-    step = tl.where((error > 0) == (total > 0), 1, -1)
-    inexact_and_even = (error != 0) & ((bits & 1) == 0)
-    return tl.where(inexact_and_even, bits + step, bits).to(tl.float64, bitcast=True)
 
 
 @triton.jit

@@ -1,0 +1,86 @@
+"""What the same bits on every machine cost: whole training steps and single ops, in float32 and bfloat16.
+
+    python bench/portable.py [--rounds 9] [--only steps|ops] [--threads 1,2]
+
+In one process torch's default, `thread_invariant=True` and `machine_invariant=True` take turns; the fastest of the rounds
+counts. Printed are torch's time, the time of machine invariance over it, and over that of thread invariance. "refused" is an
+op that raises. The kernels of each family by themselves: portable_product.py, portable_functions.py, portable_reductions.py
+and portable_convolution.py.
+"""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import samebits
+
+sys.path.insert(0, str(Path(__file__).parent))
+import ops
+
+THREADS, MACHINES = "samebits, threads too", "samebits, machines too"
+
+
+def layers() -> dict[str, Callable[[], Any]]:
+    """Ops of every family beside those of ops.py: products, functions, reductions, convolutions, attention."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype)[6:]
+        x, wide = torch.randn(256, 1024).to(dtype), torch.randn(4096, 1024).to(dtype)
+        weight, bias = torch.randn(1024, 1024).to(dtype), torch.randn(1024).to(dtype)
+        image, kernel = torch.randn(16, 64, 32, 32).to(dtype), torch.randn(64, 64, 3, 3).to(dtype)
+        heads = torch.randn(4, 4, 256, 64).to(dtype)
+        scores = torch.randn(512, 1000).to(dtype)
+        million = torch.randn(1 << 20).to(dtype)
+        found |= {
+            f"linear 256 x 1024 -> 1024, {name}": lambda x=x, w=weight, b=bias: F.linear(x, w, b),
+            f"linear 4096 x 1024 -> 1024, {name}": lambda x=wide, w=weight, b=bias: F.linear(x, w, b),
+            f"conv2d 3 x 3, 64 -> 64, {name}": lambda x=image, w=kernel: F.conv2d(x, w, padding=1),
+            f"attention, 4 heads of 256 x 64, {name}": lambda x=heads: F.scaled_dot_product_attention(x, x, x),
+            f"softmax 512 x 1000, {name}": lambda x=scores: x.softmax(1),
+            f"layer_norm 4096 x 1024, {name}": lambda x=wide, b=bias: F.layer_norm(x, (1024,), b, b),
+            f"sum of 2^20, {name}": million.sum,
+            **{f"{op} of 2^20, {name}": getattr(million, op) for op in ("exp", "tanh", "sigmoid", "erf", "sin")},
+            f"gelu of 2^20, {name}": lambda x=million: F.gelu(x),
+        }  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", choices=("steps", "ops"))
+    parser.add_argument("--threads", default="1,2")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    samebits.set_random_seed(1)
+    groups = {
+        "steps": ("Whole training step", ops.steps),
+        "ops": ("Single ops", lambda: layers() | ops.ops()),
+    }
+    for threads in map(int, asked.threads.split(",")):
+        for group, (title, cases) in groups.items():
+            if asked.only in (None, group):
+                best = ops.fastest(cases(), asked.rounds, threads, ("default", THREADS, MACHINES))
+                print(
+                    f"\n{title}, {threads} thread(s)\n{'':44}{'default':>12}{'to default':>14}{'to threads':>14}"
+                )
+                for name, times in best.items():
+                    ours = times[MACHINES]
+                    ratios = (
+                        f"{'refused' if ours is None or other is None else f'{ours / other:.2f}':>14}"
+                        for other in (times["default"], times[THREADS])
+                    )
+                    print(f"{name:44}{(times['default'] or 0) * 1e3:>9.3f} ms{''.join(ratios)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

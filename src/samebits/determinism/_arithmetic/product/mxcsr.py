@@ -1,0 +1,31 @@
+"""The register that says how SSE and AVX round and what becomes of denormals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from samebits import _native as native
+from samebits._native import instruction
+
+
+@instruction
+def set_mxcsr(typing_context: Any, value: Any) -> Any:
+    """Sets the register for this thread; returns the value before.
+
+    0x1F80: round to nearest even, denormals kept. 0x9FC0: denormals are flushed to zero, as results and as factors.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        ir = native.ir
+        word, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        place = native.cgutils.alloca_once(builder, word)
+        kind = ir.FunctionType(ir.VoidType(), [pointer])
+        store = native.cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse.stmxcsr")
+        load = native.cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse.ldmxcsr")
+        builder.call(store, [builder.bitcast(place, pointer)])
+        before = builder.zext(builder.load(place), ir.IntType(64))
+        builder.store(builder.trunc(arguments[0], word), place)
+        builder.call(load, [builder.bitcast(place, pointer)])
+        return before
+
+    return native.types.int64(native.types.int64), build

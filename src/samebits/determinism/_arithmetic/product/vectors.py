@@ -1,0 +1,191 @@
+"""Vectors of the CPU that kernels are compiled for, as instructions: loads and stores of some lanes, chains, transposition.
+
+The width follows Numba's target (`NUMBA_CPU_NAME` and `NUMBA_CPU_FEATURES` can name another CPU): 512 bits with AVX-512,
+else 256. Which lanes compute an output is no part of a result's definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+from samebits import _native as native
+
+
+@lru_cache(maxsize=1)
+def features() -> frozenset[str]:
+    """Returns the features of the CPU for which Numba compiles, as LLVM names them."""
+    from numba.core.registry import cpu_target  # noqa: PLC0415 (Numba is imported when a kernel is first called)
+
+    names = cast("Any", cpu_target.target_context).codegen().magic_tuple()[2]
+    return frozenset(name[1:] for name in names.split(",") if name.startswith("+"))
+
+
+@dataclass(frozen=True)
+class Number:
+    """The numbers that a kernel multiplies, and its vectors of them."""
+
+    name: str
+    """`float32`, `float64`, or `bfloat16`: pairs of them in 32 bits, which are multiplied into float32."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element of a factor (of a pair)."""
+        return 8 if self.name == "float64" else 4
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a vector."""
+        return (64 if "avx512f" in features() else 32) // self.size
+
+    @property
+    def masks(self) -> bool:
+        """Returns True if the CPU has registers for masks (AVX-512)."""
+        return "avx512f" in features()
+
+
+FLOAT32, FLOAT64, BFLOAT16 = Number("float32"), Number("float64"), Number("bfloat16")
+
+
+class Emitter:
+    """Instructions about vectors of one kind of number, put where `builder` stands."""
+
+    def __init__(self, builder: Any, number: Number) -> None:
+        ir = native.ir
+        self.builder = builder
+        self.module = builder.module
+        self.number = number
+        self.lanes = number.lanes
+        self.i8, self.i32, self.i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+        self.word = self.i64 if number.size == 8 else self.i32
+        """An integer of an element's size."""
+        self.scalar = ir.DoubleType() if number.size == 8 else ir.FloatType()
+        self.letter = "f64" if number.size == 8 else "f32"
+        self.vector = ir.VectorType(self.scalar, self.lanes)
+        self.words = ir.VectorType(self.word, self.lanes)
+        self.bits = ir.VectorType(ir.IntType(1), self.lanes)
+
+    def call(self, name: str, result: Any, *arguments: Any) -> Any:
+        """Calls an LLVM intrinsic. (llvmlite's `declare_intrinsic` refuses vector types.)"""
+        kind = native.ir.FunctionType(result, [one.type for one in arguments])
+        return self.builder.call(native.cgutils.get_or_insert_function(self.module, kind, name), arguments)
+
+    def pointer(self, address: Any) -> Any:
+        """The bytes at an address."""
+        return self.builder.inttoptr(address, self.i8.as_pointer())
+
+    def at(self, pointer: Any, offset: Any, kind: Any) -> Any:
+        """A pointer to a kind of element, some bytes further on."""
+        if isinstance(offset, int):
+            offset = self.i64(offset)
+        return self.builder.bitcast(self.builder.gep(pointer, [offset]), kind.as_pointer())
+
+    def constant(self, word: int) -> Any:
+        """A vector whose elements have the bits of an integer."""
+        return native.ir.Constant(self.words, [word] * self.lanes)
+
+    def opaque(self, value: Any) -> Any:
+        """The same integer, of which the compiler knows nothing more at this place."""
+        kind = native.ir.FunctionType(value.type, [value.type])
+        return self.builder.asm(kind, "", "=r,0", [value], side_effect=True)
+
+    def splat(self, element: Any) -> Any:
+        """A vector of one element, again and again."""
+        ir = native.ir
+        kind = ir.VectorType(element.type, self.lanes)
+        one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), element, self.i32(0))
+        return self.builder.shuffle_vector(
+            one, one, ir.Constant(ir.VectorType(self.i32, self.lanes), [0] * self.lanes)
+        )
+
+    def zero(self) -> Any:
+        """A vector of zeros."""
+        return native.ir.Constant(self.vector, [0.0] * self.lanes)
+
+    def mask(self, count: Any, first: int = 0) -> Any:
+        """Says which lanes stand for one of the elements below `count`; lane 0 is element `first`.
+
+        One bit for each lane where the CPU has registers for them, else a word of ones or zeros.
+        """
+        ir = native.ir
+        rest = self.builder.sub(count, self.i64(first))
+        rest = self.builder.select(self.builder.icmp_signed("<", rest, self.i64(0)), self.i64(0), rest)
+        rest = rest if self.word == self.i64 else self.builder.trunc(rest, self.word)
+        lane = ir.Constant(self.words, list(range(self.lanes)))
+        bits = self.builder.icmp_signed("<", lane, self.splat(rest))
+        return bits if self.number.masks else self.builder.sext(bits, self.words)
+
+    def load(self, pointer: Any, offset: Any, mask: Any = None, missing: int = 0) -> Any:
+        """Loads a vector; lanes that the mask leaves out become the number with the bits `missing`."""
+        place = self.at(pointer, offset, self.vector)
+        if mask is None:
+            return self.builder.load(place, align=self.number.size)
+        if self.number.masks:
+            name = f"llvm.masked.load.v{self.lanes}{self.letter}.p0"
+            other = self.builder.bitcast(self.constant(missing), self.vector)
+            return self.call(name, self.vector, place, self.i32(self.number.size), mask, other)
+        name = f"llvm.x86.avx.maskload.p{'d' if self.number.size == 8 else 's'}.256"
+        loaded = self.call(name, self.vector, self.at(pointer, offset, self.i8), mask)
+        if not missing:
+            return loaded
+        filler = self.builder.and_(self.builder.not_(mask), self.constant(missing))
+        return self.builder.bitcast(
+            self.builder.or_(self.builder.bitcast(loaded, self.words), filler), self.vector
+        )
+
+    def store(self, value: Any, pointer: Any, offset: Any, mask: Any = None) -> None:
+        """Stores a vector, or those lanes that the mask has."""
+        place = self.at(pointer, offset, self.vector)
+        if mask is None:
+            self.builder.store(value, place, align=self.number.size)
+        elif self.number.masks:
+            name = f"llvm.masked.store.v{self.lanes}{self.letter}.p0"
+            self.call(name, native.ir.VoidType(), value, place, self.i32(self.number.size), mask)
+        else:
+            name = f"llvm.x86.avx.maskstore.p{'d' if self.number.size == 8 else 's'}.256"
+            self.call(name, native.ir.VoidType(), self.at(pointer, offset, self.i8), mask, value)
+
+    def prefetch(self, pointer: Any, offset: Any) -> None:
+        """Fetches a line of memory that will be written."""
+        place = self.at(pointer, offset, self.i8)
+        self.call("llvm.prefetch.p0", native.ir.VoidType(), place, self.i32(1), self.i32(3), self.i32(1))
+
+    def broadcast(self, pointer: Any, offset: Any) -> Any:
+        """The element at a place, in every lane."""
+        return self.splat(self.builder.load(self.at(pointer, offset, self.scalar), align=1))
+
+    def chained(self, left: Any, right: Any, total: Any) -> Any:
+        """The next link of a chain: left times right plus total, rounded once; two of them for a pair of bfloat16."""
+        if self.number.name != "bfloat16":
+            return self.call(f"llvm.fma.v{self.lanes}{self.letter}", self.vector, left, right, total)
+        left, right = self.builder.bitcast(left, self.words), self.builder.bitcast(right, self.words)
+        if "avx512bf16" in features():
+            short = native.ir.VectorType(native.ir.IntType(16), 2 * self.lanes)
+            return self._pairs(total, left, right, short)
+        for part in (self._odd, self._even):
+            total = self.call(f"llvm.fma.v{self.lanes}f32", self.vector, part(left), part(right), total)
+        return total
+
+    def _odd(self, pair: Any) -> Any:
+        return self.builder.bitcast(self.builder.and_(pair, self.constant(0xFFFF0000)), self.vector)
+
+    def _even(self, pair: Any) -> Any:
+        return self.builder.bitcast(self.builder.shl(pair, self.constant(16)), self.vector)
+
+    def _pairs(self, total: Any, left: Any, right: Any, short: Any) -> Any:
+        left, right = self.builder.bitcast(left, short), self.builder.bitcast(right, short)
+        return self.call("llvm.x86.avx512bf16.dpbf16ps.512", self.vector, total, left, right)
+
+    def plain(self, value: Any) -> Any:
+        """The vector, with the one quiet NaN for every NaN."""
+        nan = self.constant(0x7FF8000000000000 if self.number.size == 8 else 0x7FC00000)
+        odd = self.builder.fcmp_unordered("uno", value, value)
+        return self.builder.select(odd, self.builder.bitcast(nan, self.vector), value)
+
+    def shuffled(self, left: Any, right: Any, lanes: list[int]) -> Any:
+        """A vector of lanes of two."""
+        ir = native.ir
+        return self.builder.shuffle_vector(
+            left, right, ir.Constant(ir.VectorType(self.i32, len(lanes)), lanes)
+        )

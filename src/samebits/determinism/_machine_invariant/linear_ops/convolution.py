@@ -1,0 +1,202 @@
+"""Convolutions, transposed ones, and their gradients, by the definition of `_arithmetic.convolution`: same bits on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from samebits.determinism._arithmetic.convolution import (
+    ConvolutionSteps,
+    Three,
+    channels_first,
+    channels_last,
+    gathered,
+    spread,
+    weight_gradient,
+)
+from samebits.determinism._machine_invariant.refusal import unsupported
+from samebits.determinism._replacement import always, replacements
+
+_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+# Torch registers its kernels of these ops for all devices at once; a kernel for the CPU goes before them.
+_torchs = partial(torch.ops.aten._convolution.default._op_dk, _COMPOSITE)
+_torchs_backward = partial(torch.ops.aten.convolution_backward.default._op_dk, _COMPOSITE)
+
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class ConvolutionCase(NamedTuple):
+    """A convolution that is computed here."""
+
+    steps: ConvolutionSteps
+    is_transposed: bool
+    outputs: Three
+
+
+def _three(values: Sequence[int], rank: int, filler: int) -> Three:
+    given = tuple(values) * rank if len(values) == 1 else tuple(values)
+    z, y, x = (filler,) * (3 - len(given)) + given
+    return z, y, x
+
+
+@lru_cache(maxsize=2048)
+def _case(sizes: Any, weight: Any, rest: Any) -> ConvolutionCase | None:
+    """Returns the case of a call; None where torch's kernel raises, or nothing is multiplied."""
+    stride, padding, dilation, transposed, extra, groups = rest
+    rank = len(sizes) - 2
+    if len(weight) != len(sizes) or not 1 <= rank <= 3 or 0 in sizes or 0 in weight:
+        return None
+    if any(len(values) not in (1, rank) for values in (stride, padding, dilation, extra)):
+        return None
+    if (
+        groups < 1
+        or weight[0] % groups
+        or min(stride) < 1
+        or min(dilation) < 1
+        or min((*padding, *extra)) < 0
+    ):
+        return None
+    if sizes[1] != (weight[0] if transposed else weight[1] * groups):
+        return None
+    steps = ConvolutionSteps(
+        _three(stride, rank, 1), _three(padding, rank, 0), _three(dilation, rank, 1), groups
+    )
+    added, source, kernel = _three(extra, rank, 0), _three(sizes[2:], rank, 1), _three(weight[2:], rank, 1)
+    outputs = []
+    for n, k, s, p, d, e in zip(source, kernel, *steps[:3], added, strict=True):
+        tap = d * (k - 1) + 1
+        if transposed and e >= max(s, d):
+            return None
+        outputs.append((n - 1) * s - 2 * p + tap + e if transposed else (n + 2 * p - tap) // s + 1)
+    if min(outputs) < 1:
+        return None
+    return ConvolutionCase(steps, transposed, (outputs[0], outputs[1], outputs[2]))
+
+
+def _of(x: Tensor, weight: Tensor, rest: Sequence[Any]) -> ConvolutionCase | None:
+    """Returns the case of a call's tensors and parameters; see `_case`."""
+    if x.dtype != weight.dtype or x.dtype not in _TYPES:
+        if x.is_complex() or weight.is_complex():
+            unsupported(
+                "aten::convolution", f"of {str(x.dtype)[6:]}", "Convolve the real and imaginary parts"
+            )
+        return None
+    stride, padding, dilation, transposed, extra, groups = rest[:6]
+    key = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(extra), groups)
+    return _case(x.shape, weight.shape, key)
+
+
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    case = _of(x, weight, rest)
+    if case is None or not _is_bias(bias, x, weight, case):
+        return _torchs(x, weight, bias, *rest)
+    last = _gives_last(x, weight)
+    compute = spread if case.is_transposed else gathered
+    wide_bias = None if bias is None else _wide(bias).contiguous()
+    found = compute(_image(x, last), _kernel(weight), wide_bias, case.outputs, case.steps, last=last)
+    return _as_torchs(found, x, last)
+
+
+def _is_bias(bias: Tensor | None, x: Tensor, weight: Tensor, case: ConvolutionCase) -> bool:
+    outputs = weight.shape[1] * case.steps.groups if case.is_transposed else weight.shape[0]
+    return bias is None or (bias.dtype == x.dtype and bias.shape == (outputs,))
+
+
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Sequence[int] | None, *rest: Any
+) -> tuple[Tensor | None, ...]:
+    rest, mask = rest[:-1], rest[-1]
+    case = _of(x, weight, rest)
+    if case is None or grad.dtype != x.dtype or tuple(grad.shape[2:]) != case.outputs[5 - grad.dim() :]:
+        return tuple(_torchs_backward(grad, x, weight, bias, *rest, mask))
+    last = _gives_last(x, weight)
+    found: list[Tensor | None] = [None, None, None]
+    errors, kernel = _image(grad, last), _kernel(weight)
+    if mask[0]:
+        sizes = _three(x.shape[2:], x.dim() - 2, 1)
+        compute = gathered if case.is_transposed else spread
+        found[0] = _as_torchs(compute(errors, kernel, None, sizes, case.steps, last=last), x, last)
+    if mask[1]:
+        image = _image(x, last)
+        if case.is_transposed:
+            image, errors = errors, image
+        value = weight_gradient(image, errors, _three(kernel.shape[2:], 3, 1), case.steps, last=last)
+        value = value.view(weight.shape)
+        if last and value.dim() in _FORMATS:
+            value = channels_last(value, _FORMATS[value.dim()])
+        found[1] = value if value.dtype == x.dtype else value.to(x.dtype)
+    if mask[2]:
+        found[2] = grad.sum((0, *range(2, grad.dim())))
+    return tuple(found)
+
+
+def _gives_last(x: Tensor, weight: Tensor) -> bool:
+    """Returns True if the results are in channels last."""
+    # torch's kernel for three dimensions and float64 knows none
+    is_known = x.dim() in _FORMATS and (x.dim(), x.dtype) != (5, torch.float64)
+    return is_known and (_is_channels_last(x) or _is_channels_last(weight))
+
+
+def _wide(x: Tensor) -> Tensor:
+    """The tensor, as float32 if it is of a short type."""
+    return x.float() if x.element_size() == 2 else x
+
+
+def _kernel(weight: Tensor) -> Tensor:
+    """The weight with three dimensions of space, and contiguous."""
+    return _with_three(_wide(weight).contiguous())
+
+
+def _image(x: Tensor, last: bool) -> Tensor:
+    """The input or gradient with three dimensions of space, and with its channels first, or contiguous with them last."""
+    x, rank = _wide(x), x.dim()
+    is_last = rank in _FORMATS and not x.is_contiguous() and x.is_contiguous(memory_format=_FORMATS[rank])
+    if not last:
+        return _with_three(channels_first(x) if is_last else x)
+    if not is_last:
+        x = channels_last(x.contiguous(), _FORMATS[rank])
+    moved = x.movedim(1, -1)
+    return moved if rank == 5 else moved.unsqueeze(1)
+
+
+def _with_three(x: Tensor) -> Tensor:
+    while x.dim() < 5:
+        x = x.unsqueeze(2)
+    return x
+
+
+def _as_torchs(found: Tensor, x: Tensor, last: bool) -> Tensor:
+    """A result in the rank, type and memory format of torch's."""
+    rank = x.dim()
+    if last:
+        found = (found if rank == 5 else found.squeeze(1)).movedim(-1, 1)
+    elif rank < 5:
+        found = found.view(*found.shape[:2], *found.shape[7 - rank :])
+    return found if found.dtype == x.dtype else found.to(x.dtype)
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    """Returns True if torch suggests channels last for the results of `x` (`is_channels_last_strides_2d` of its C++ code)."""
+    if x.is_contiguous():
+        return False
+    sizes, strides, least = x.shape, x.stride(), 0
+    if strides[1] == 0:
+        return False
+    for dim in (1, *range(x.dim() - 1, 1, -1), 0):
+        if strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * max(1, sizes[dim])
+    return True
+
+
+_REASON = "oneDNN blocks by the CPU and the number of threads: chains of fused multiply-adds in the order of the definition"
+
+REPLACEMENTS = (
+    *replacements(("_convolution",), always(_convolution), _REASON, only_machine=True),
+    *replacements(("convolution_backward",), always(_convolution_backward), _REASON, only_machine=True),
+)

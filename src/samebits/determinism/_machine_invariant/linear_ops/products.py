@@ -1,0 +1,126 @@
+"""Products of matrices, vectors and batches, by the definition of `_arithmetic.product`: same bits on every machine."""
+
+from __future__ import annotations
+
+import functools
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samebits.determinism._arithmetic.product import product
+from samebits.determinism._dispatcher import Kernel
+from samebits.determinism._kernels.out_argument import into
+from samebits.determinism._replacement import Replacement, replacements
+from samebits.errors import UnimplementedError
+
+
+def _torchs(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
+    """The result of torch's kernel, for what is no product of ours: integers, empty factors, and wrong arguments."""
+    if any(x.is_complex() for x in args if isinstance(x, Tensor)):
+        raise UnimplementedError(
+            "a product of complex matrices has no kernel with the same bits on every machine; "
+            "multiply the real and imaginary parts (torch.view_as_real)"
+        )
+    return kernel(*args, **kwargs)
+
+
+def _plain(kernel: Kernel, *, ranks: tuple[int, int], is_out: bool) -> Kernel:
+    """mm, bmm, mv, dot and vdot; `ranks`: dimensions of the factors; `is_out`: the form with `out=`."""
+    left, right = ranks
+
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        result = product(a, b) if a.dim() == left and b.dim() == right else None
+        return _torchs(kernel, a, b) if result is None else result
+
+    def multiply_into(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
+        result = product(a, b) if a.dim() == left and b.dim() == right else None
+        return _torchs(kernel, a, b, out=out) if result is None else into(out, result)
+
+    return multiply_into if is_out else multiply
+
+
+def _with_sum(kernel: Kernel, *, ranks: tuple[int, int], form: str) -> Kernel:
+    """addmm, baddbmm and addmv; `form`: "" (a new tensor), "_" (in place) or "out"."""
+    left, right = ranks
+
+    def multiply(
+        self: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, **out: Tensor
+    ) -> Tensor:
+        result = None
+        if self.dtype == a.dtype and a.dim() == left and b.dim() == right:
+            result = product(a, b, self, alpha, beta)
+        if result is None or (form == "_" and result.shape != self.shape):
+            return _torchs(kernel, self, a, b, beta=beta, alpha=alpha, **out)
+        if form == "_":
+            return self.copy_(result)
+        return into(out["out"], result) if form == "out" else result
+
+    return multiply
+
+
+def _outer(kernel: Kernel, *, is_out: bool) -> Kernel:
+    """addr, as the product of a column and a row; torch promotes the types of its arguments."""
+
+    def multiply(
+        self: Tensor, column: Tensor, row: Tensor, *, beta: Any = 1, alpha: Any = 1, **out: Tensor
+    ) -> Tensor:
+        result = None
+        dtype = functools.reduce(torch.promote_types, (self.dtype, column.dtype, row.dtype))
+        if dtype.is_floating_point and column.dim() == 1 and row.dim() == 1:
+            result = product(column.to(dtype)[:, None], row.to(dtype)[None], self.to(dtype), alpha, beta)
+        if result is None:
+            return _torchs(kernel, self, column, row, beta=beta, alpha=alpha, **out)
+        return into(out["out"], result) if is_out else result
+
+    return multiply
+
+
+def _activated(_: Kernel) -> Kernel:
+    """_addmm_activation: torch's calls the product without the dispatcher, which would find ours."""
+
+    def multiply(
+        self: Tensor,
+        a: Tensor,
+        b: Tensor,
+        *,
+        use_gelu: bool = False,
+        out: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        result = torch.addmm(self, a, b, **kwargs)
+        result = torch.ops.aten.gelu_(result) if use_gelu else result.relu_()
+        return result if out is None else into(out, result)
+
+    return multiply
+
+
+RANKS = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
+_REASON = "each CPU's library has an order of its own: chunks of 256 along the inner dimension, each one chain of fused multiply-adds"
+
+
+def _all() -> tuple[Replacement, ...]:
+    made: list[Replacement] = []
+    for op in ("mm", "bmm", "mv", "dot", "vdot"):
+        ranks = RANKS[op.removeprefix("v")]
+        for form, is_out in (("", False), (".out", True)):
+            if op in ("dot", "vdot") and is_out:
+                continue  # torch's own calls the plain form
+            make = partial(_plain, ranks=ranks, is_out=is_out)
+            made += replacements([op + form], make, _REASON, only_machine=True)
+    for op in ("addmm", "baddbmm", "addmv"):
+        for name, form in ((op, ""), (op + "_", "_"), (op + ".out", "out")):
+            made += replacements(
+                [name],
+                partial(_with_sum, ranks=RANKS[op[3:]] if op != "baddbmm" else RANKS["bmm"], form=form),
+                _REASON,
+                only_machine=True,
+            )
+    for form, is_out in (("", False), (".out", True)):
+        made += replacements(["addr" + form], partial(_outer, is_out=is_out), _REASON, only_machine=True)
+    activated = ("_addmm_activation", "_addmm_activation.out")
+    return (*made, *replacements(activated, _activated, _REASON, only_machine=True))
+
+
+REPLACEMENTS = _all()

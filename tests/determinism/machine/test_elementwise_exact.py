@@ -1,0 +1,63 @@
+"""Kernels of torch's that stay: the same bits with AVX2 and AVX-512, at every length and layout."""
+
+import json
+import os
+import subprocess
+import sys
+
+import exact_calls
+import pytest
+import torch
+
+from samebits.determinism._dispatcher import overload
+from samebits.determinism._machine_invariant.elementwise import REPLACEMENTS
+from exact_elementwise import EXACT_ELEMENTWISE
+
+pytestmark = pytest.mark.slow
+
+CAPABILITIES = {"AVX2": ("avx2",), "AVX512": ("avx2", "avx512")}
+
+
+@pytest.fixture(scope="module")
+def played():
+    """The digests of all calls, for each vector width that this CPU can play."""
+    found = []
+    for capability in CAPABILITIES.get(torch.backends.cpu.get_cpu_capability(), ()):
+        command = [sys.executable, exact_calls.__file__]
+        environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        found.append(json.loads(run.stdout))
+    if len(found) < 2:
+        pytest.skip("this CPU has one vector width")
+    return found
+
+
+@pytest.mark.slow
+def test_exact_ops_have_the_same_bits_with_every_vector_width(played):
+    """Every call of the table, in every type, at every length, offset, step and layout: no digest differs."""
+    first, *others = (each["exact"] for each in played)
+    assert len(first) == len(exact_calls.CALLS) * len(exact_calls.DTYPES)
+    assert not [key for key, value in first.items() if value.startswith("raises")]
+    for other in others:
+        assert [key for key in first if other[key] != first[key]] == []
+
+
+@pytest.mark.slow
+def test_functions_of_torch_do_not(played):
+    """Negative control: the same calls of sigmoid, exp2 and others have other digests."""
+    first, other = played[0]["moving"], played[1]["moving"]
+    differing = {key.split()[0] for key in first if first[key] != other[key]}
+    assert differing == set(exact_calls.MOVING)
+
+
+def test_the_table_names_overloads_of_this_torch_that_are_called_above():
+    """Every name is an overload, none is replaced by ours, and of each op there is a call."""
+    ours = {it.op.removeprefix("aten::") for it in REPLACEMENTS}
+    called = {name.split()[0].partition(".")[0] for name in exact_calls.CALLS}
+    names = [name for group in EXACT_ELEMENTWISE for name in group.ops]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert overload(f"aten::{name}")
+        assert name not in ours
+    same = {"rad2deg": "deg2rad", "rsub": "sub"}
+    assert {same.get(op, op) for op in (name.partition(".")[0] for name in names)} <= called

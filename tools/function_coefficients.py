@@ -1,0 +1,303 @@
+"""Writes `_arithmetic/functions/coefficients.py`: the polynomials of our functions, and constants in two or three parts.
+
+Each polynomial interpolates a smooth function at the Chebyshev points of its interval, in 60 digits, and is rounded to
+float64 once; the largest error, measured with the rounded coefficients, is printed and written beside it.
+Needs mpmath, which torch brings with it (sympy). Run it from the root: `python tools/function_coefficients.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mpmath as mp
+
+mp.mp.dps = 60
+TARGET = Path("src/samebits/determinism/_arithmetic/functions/coefficients.py")
+LN2 = mp.log(2)
+NEAR = mp.mpf(10) ** -25
+
+
+def without_hole(function: Callable[[mp.mpf], mp.mpf], value: mp.mpf) -> Callable[[mp.mpf], mp.mpf]:
+    """Returns the function, with its limit at zero, where its formula divides zero by zero."""
+    return lambda x: value if abs(x) < NEAR else function(x)
+
+
+def log_tail(f: mp.mpf) -> mp.mpf:
+    """Returns (log(1 + f) - f) / f^2."""
+    return (mp.log1p(f) - f) / f**2
+
+
+def scaled_erfc(t: mp.mpf) -> mp.mpf:
+    """Returns exp(x^2) erfc(x) (x + K) at x with t = (x - K) / (x + K)."""
+    x = ERFC_K * (1 + t) / (1 - t)
+    return mp.exp(x * x) * mp.erfc(x) * (x + ERFC_K)
+
+
+def erf_ratio(t: mp.mpf) -> mp.mpf:
+    """Returns erf(x) / x at x^2 = 8 (t + 1)."""
+    x = mp.sqrt(8 * (t + 1))
+    return mp.erf(x) / x if abs(x) > NEAR else 2 / mp.sqrt(mp.pi)
+
+
+def erf_small(u: mp.mpf) -> mp.mpf:
+    """Returns erf(x) / x - 1 at x = sqrt(u)."""
+    x = mp.sqrt(u)
+    return (mp.erf(x) / x if abs(x) > NEAR else 2 / mp.sqrt(mp.pi)) - 1
+
+
+def erfinv_ratio(w: mp.mpf) -> mp.mpf:
+    """Returns erfinv(x) / x at w = -log(1 - x^2)."""
+    if abs(w) < NEAR:
+        return mp.sqrt(mp.pi) / 2
+    x = mp.sqrt(-mp.expm1(-w))
+    return inverse_erf(w) / x
+
+
+def inverse_erf(w: mp.mpf) -> mp.mpf:
+    """Returns y with 1 - erf(y)^2 = exp(-w)."""
+    start = mp.erfinv(mp.sqrt(-mp.expm1(-w)))
+    return mp.findroot(lambda y: mp.log(mp.erfc(y)) + mp.log1p(mp.erf(y)) + w, start)
+
+
+def of_square(function: Callable[[mp.mpf], mp.mpf], value: int | mp.mpf) -> Callable[[mp.mpf], mp.mpf]:
+    """Returns u -> function(x) / x at x = sqrt(u)."""
+    return lambda u: mp.mpf(value) if abs(u) < NEAR else function(mp.sqrt(u)) / mp.sqrt(u)
+
+
+ERFC_K = mp.mpf("3.5")
+HALF_LN2 = LN2 / 2 * mp.mpf("1.001")
+POLYNOMIALS = {
+    # name: (the function that it follows, in words; the function; the interval; the degree)
+    "EXP_TAIL": (
+        "(exp(r) - 1 - r) / r^2",
+        without_hole(lambda r: (mp.expm1(r) - r) / r**2, mp.mpf(1) / 2),
+        (-HALF_LN2, HALF_LN2),
+        7,
+    ),
+    "EXP_TAIL_LONG": (
+        "(exp(r) - 1 - r) / r^2",
+        without_hole(lambda r: (mp.expm1(r) - r) / r**2, mp.mpf(1) / 2),
+        (-HALF_LN2, HALF_LN2),
+        11,
+    ),
+    "EXP2_TAIL": (
+        "(2^r - 1) / r",
+        without_hole(lambda r: mp.expm1(r * LN2) / r, LN2),
+        (mp.mpf(-1) / 2, mp.mpf(1) / 2),
+        9,
+    ),
+    "LOG_TAIL": (
+        "(log(1 + f) - f) / f^2",
+        without_hole(log_tail, mp.mpf(-1) / 2),
+        (mp.sqrt(mp.mpf(1) / 2) - 1, mp.sqrt(2) - 1),
+        16,
+    ),
+    "LOG_ATANH": (
+        "(2 atanh(s) - 2 s) / s^3 at u = s^2",
+        without_hole(lambda u: (2 * mp.atanh(mp.sqrt(u)) / mp.sqrt(u) - 2) / u, mp.mpf(2) / 3),
+        (mp.mpf(0), (3 - 2 * mp.sqrt(2)) ** 2 * mp.mpf("1.001")),
+        7,
+    ),
+    "LOG_ATANH_LONG": (
+        "(2 atanh(s) - 2 s - 2/3 s^3) / s^5 at u = s^2",
+        without_hole(
+            lambda u: ((2 * mp.atanh(mp.sqrt(u)) / mp.sqrt(u) - 2) / u - mp.mpf(2) / 3) / u, mp.mpf(2) / 5
+        ),
+        (mp.mpf(0), (3 - 2 * mp.sqrt(2)) ** 2 * mp.mpf("1.001")),
+        7,
+    ),
+    "SIN_LONG": (
+        "(sin(r) / r - 1) / u at u = r^2, r up to pi / 4",
+        without_hole(lambda u: (mp.sin(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(-1) / 6),
+        (mp.mpf(0), (mp.pi / 4 * mp.mpf("1.0001")) ** 2),
+        6,
+    ),
+    "COS_LONG": (
+        "(cos(r) - 1 + u / 2) / u^2 at u = r^2, r up to pi / 4",
+        without_hole(lambda u: (mp.cos(mp.sqrt(u)) - 1 + u / 2) / u**2, mp.mpf(1) / 24),
+        (mp.mpf(0), (mp.pi / 4 * mp.mpf("1.0001")) ** 2),
+        6,
+    ),
+    "ERF_LONG": ("erf(x) / x - 1 at u = x^2, x up to 1", erf_small, (mp.mpf(0), mp.mpf(1)), 14),
+    "ERFC_LONG": (
+        "exp(x^2) erfc(x) (x + 3.5) at t = (x - 3.5) / (x + 3.5), for x up to 28",
+        scaled_erfc,
+        (mp.mpf(-1), (mp.mpf(28) - ERFC_K) / (mp.mpf(28) + ERFC_K)),
+        26,
+    ),
+    "ASIN_LONG": (
+        "(asin(x) / x - 1) / u at u = x^2, x up to 1 / 2",
+        without_hole(lambda u: (mp.asin(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(1) / 6),
+        (mp.mpf(0), mp.mpf(1) / 4),
+        14,
+    ),
+    "ATAN_LONG": (
+        "(atan(x) / x - 1) / u at u = x^2, x up to tan(pi / 8)",
+        without_hole(lambda u: (mp.atan(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(-1) / 3),
+        (mp.mpf(0), (mp.sqrt(2) - 1) ** 2 * mp.mpf("1.0001")),
+        11,
+    ),
+    "SINH_TAIL": (
+        "(sinh(r) / r - 1) / u at u = r^2",
+        without_hole(lambda u: (mp.sinh(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(1) / 6),
+        (mp.mpf(0), HALF_LN2**2),
+        4,
+    ),
+    "COSH_TAIL": (
+        "(cosh(r) - 1) / u at u = r^2",
+        without_hole(lambda u: (mp.cosh(mp.sqrt(u)) - 1) / u, mp.mpf(1) / 2),
+        (mp.mpf(0), HALF_LN2**2),
+        5,
+    ),
+    "ERF": (
+        "erf(x) / x at x^2 = 8 (t + 1)",
+        erf_ratio,
+        (mp.mpf(-1), mp.mpf(1)),
+        25,
+    ),
+    "ERFC": (
+        "exp(x^2) erfc(x) (x + 3.5) at t = (x - 3.5) / (x + 3.5), for x up to 10.6",
+        scaled_erfc,
+        (mp.mpf(-1), (mp.mpf("10.6") - ERFC_K) / (mp.mpf("10.6") + ERFC_K)),
+        18,
+    ),
+    "ERFINV_CENTER": (
+        "erfinv(x) / x at w = 3.125 (t + 1), w = -log(1 - x^2)",
+        lambda t: erfinv_ratio(mp.mpf("3.125") * (t + 1)),
+        (mp.mpf(-1), mp.mpf(1)),
+        19,
+    ),
+    "ERFINV_TAIL": (
+        "erfinv(x) / x at s = 3.35 + 0.9 t, s^2 = -log(1 - x^2)",
+        lambda t: erfinv_ratio((mp.mpf("3.35") + mp.mpf("0.9") * t) ** 2),
+        (mp.mpf(-1), mp.mpf(1)),
+        19,
+    ),
+    "ERFINV_FAR": (
+        "erfinv(x) / x at s = 5.15 + 1.05 t, s^2 = -log(1 - x^2)",
+        lambda t: erfinv_ratio((mp.mpf("5.15") + mp.mpf("1.05") * t) ** 2),
+        (mp.mpf(-1), mp.mpf(1)),
+        15,
+    ),
+    "SIN_HALF_TURN": (
+        "(sin(r) / r - 1) / u at u = r^2, r up to pi / 2",
+        without_hole(lambda u: (mp.sin(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(-1) / 6),
+        (mp.mpf(0), (mp.pi / 2 * mp.mpf("1.0001")) ** 2),
+        6,
+    ),
+    "SIN_TAIL": (
+        "(sin(r) / r - 1) / u at u = r^2, r up to pi / 4",
+        without_hole(lambda u: (mp.sin(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(-1) / 6),
+        (mp.mpf(0), (mp.pi / 4 * mp.mpf("1.0001")) ** 2),
+        5,
+    ),
+    "COS_TAIL": (
+        "(cos(r) - 1 + u / 2) / u^2 at u = r^2, r up to pi / 4",
+        without_hole(lambda u: (mp.cos(mp.sqrt(u)) - 1 + u / 2) / u**2, mp.mpf(1) / 24),
+        (mp.mpf(0), (mp.pi / 4 * mp.mpf("1.0001")) ** 2),
+        4,
+    ),
+    "ASIN": (
+        "(asin(x) / x - 1) / u at u = x^2, x up to 1 / 2",
+        without_hole(lambda u: (mp.asin(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(1) / 6),
+        (mp.mpf(0), mp.mpf(1) / 4),
+        11,
+    ),
+    "ATAN": (
+        "(atan(x) / x - 1) / u at u = x^2, x up to 1",
+        without_hole(lambda u: (mp.atan(mp.sqrt(u)) / mp.sqrt(u) - 1) / u, mp.mpf(-1) / 3),
+        (mp.mpf(0), mp.mpf(1)),
+        17,
+    ),
+}
+
+
+def fit(function: Callable[[mp.mpf], mp.mpf], interval: tuple[mp.mpf, mp.mpf], degree: int) -> list[float]:
+    """Returns the coefficients, from that of the constant on, of the interpolation at Chebyshev points."""
+    coefficients = mp.chebyfit(function, [*interval], degree + 1)
+    return [float(c) for c in reversed(coefficients)]
+
+
+def largest_error(
+    function: Callable[[mp.mpf], mp.mpf], interval: tuple[mp.mpf, mp.mpf], coefficients: list[float]
+) -> mp.mpf:
+    """Returns the largest relative error of the polynomial at 257 points of the interval."""
+    a, b = interval
+    worst = mp.mpf(0)
+    for i in range(257):
+        x = (a + b) / 2 + (b - a) / 2 * mp.cos(mp.pi * i / 256)
+        exact = function(x)
+        worst = max(worst, abs(mp.polyval([mp.mpf(c) for c in reversed(coefficients)], x) / exact - 1))
+    return worst
+
+
+def parts(value: mp.mpf, bits: tuple[int, ...]) -> list[float]:
+    """Returns the value as a sum of float64, each but the last with no more than that many bits."""
+    found, rest = [], value
+    for size in bits:
+        scale = mp.mpf(2) ** (size - 1 - mp.floor(mp.log(abs(rest), 2)))
+        found.append(float(mp.nint(rest * scale) / scale))
+        rest -= mp.mpf(found[-1])
+    return found
+
+
+def half_turns() -> list[list[float]]:
+    """Returns for each exponent e from 50 to 127 three parts of 2^(e - 23) / pi modulo 2, of 26, 26 and 53 bits.
+
+    The first two are multiples of 2^-25 and 2^-51.
+    """
+    rows = []
+    mp.mp.dps = 120
+    for e in range(50, 128):
+        rest = mp.fmod(mp.mpf(2) ** (e - 23) / mp.pi, 2)
+        row = []
+        for place in (25, 51):
+            part = mp.nint(rest * mp.mpf(2) ** place) / mp.mpf(2) ** place
+            row.append(float(part))
+            rest -= part
+        rows.append([*row, float(rest)])
+    mp.mp.dps = 60
+    return rows
+
+
+def written(name: str, values: list[float], words: str) -> str:
+    """Returns the assignment of a tuple, and its docstring."""
+    lines = "".join(f"    {value!r},\n" for value in values)
+    return f'{name} = (\n{lines})\n"""{words}"""\n'
+
+
+def main() -> None:
+    """Writes the module."""
+    blocks = []
+    for name, (words, function, interval, degree) in POLYNOMIALS.items():
+        coefficients = fit(function, interval, degree)
+        error = largest_error(function, interval, coefficients)
+        print(f"{name:16} degree {degree:2}  2^{float(mp.log(error, 2)):.1f}")
+        blocks.append(
+            written(name, coefficients, f"Follows {words}; relative error 2^{float(mp.log(error, 2)):.1f}.")
+        )
+    blocks.append(written("LN2", parts(LN2, (42, 53)), "log(2) in two parts; the first has 42 bits."))
+    blocks.append(written("PI", parts(mp.pi, (53, 53, 53)), "pi in three parts."))
+    blocks.append(written("HALF_PI", parts(mp.pi / 2, (53, 53, 53)), "pi / 2 in three parts."))
+    blocks.append(written("LOG2_E", parts(1 / LN2, (53, 53)), "log2(e) in two parts."))
+    blocks.append(written("LOG10_E", parts(mp.log10(mp.e), (53, 53)), "log10(e) in two parts."))
+    blocks.append(
+        written("LOG10_2", parts(mp.log10(2), (42, 53)), "log10(2) in two parts; the first has 42 bits.")
+    )
+    blocks.append(written("LN2_LONG", parts(LN2, (53, 53)), "log(2) in two parts of 53 bits."))
+    mp.mp.dps = 420
+    digits = mp.floor(mp.mpf(2) ** (24 * 56) * 2 / mp.pi)
+    chunks = [float(int(digits) >> (24 * (55 - k)) & 0xFFFFFF) for k in range(56)]
+    mp.mp.dps = 60
+    blocks.append(written("TWO_OVER_PI", chunks, "The binary digits of 2 / pi, 24 at a time."))
+    rows = "".join(f"    ({a!r}, {b!r}, {c!r}),\n" for a, b, c in half_turns())
+    words = "2^(e - 23) / pi modulo 2 for e from 50 to 127, in parts of multiples of 2^-25, of 2^-51, and the rest."
+    blocks.append(f'HALF_TURNS = (\n{rows})\n"""{words}"""\n')
+    head = '"""Coefficients, written by tools/function_coefficients.py; each tuple begins with the constant\'s."""\n\n'
+    TARGET.parent.mkdir(parents=True, exist_ok=True)
+    TARGET.write_text(head + "\n".join(blocks))
+
+
+if __name__ == "__main__":
+    main()
