@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import samebits
 from samebits._digest import of_value
+from samebits.determinism._arithmetic.lstm_steps import DTYPES
 from samebits.determinism._machine_invariant.linear_ops import lstm_layers
 
 
@@ -115,11 +116,12 @@ OPTIONS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3, 7])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_layer_is_that_which_torch_composes(options, batch, mode, monkeypatch):
+@pytest.mark.parametrize("dtype", sorted(DTYPES, key=str), ids=str)
+def test_a_layer_is_that_which_torch_composes(options, batch, dtype, mode, monkeypatch):
     """Outputs have the bits of the composed layer; gradients are as near to float64 as its gradients (at most twice as far)."""
-    outputs, grads = of_layer(options, batch=batch)
+    outputs, grads = of_layer(options, dtype, batch)
     monkeypatch.setattr(lstm_layers, "_takes", lambda *_: False)
-    composed, grads_composed = of_layer(options, batch=batch)
+    composed, grads_composed = of_layer(options, dtype, batch)
     assert all(map(torch.equal, outputs, composed))
     _, exact = of_layer(options, torch.float64, batch)
 
@@ -146,18 +148,32 @@ def test_a_gradient_can_be_differentiated_again(mode):
 
 @pytest.mark.slow
 def test_what_is_no_plain_layer_is_composed_or_refused_by_torch(mode):
-    """Projections, float64, autocast, inference and forward derivatives have torch's layer; states of a wrong size raise torch's error."""
+    """Projections, float64 and forward derivatives have torch's layer; states of a wrong size raise torch's error."""
     x = torch.randn(4, 3, 5)
     assert torch.nn.LSTM(5, 6, proj_size=2)(x)[0].shape == (4, 3, 2)
     model = torch.nn.LSTM(5, 6)
     y = model(x)[0]
-    with torch.inference_mode():
-        assert torch.equal(model(x)[0], y)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert model(x)[0].shape == y.shape
+    assert model.double()(x.double())[0].dtype == torch.float64
+    model.float()
     _, slope = torch.func.jvp(lambda x: model(x)[0].sum(), (x,), (torch.ones_like(x),))
     assert slope.isfinite()
     flat = [*model.parameters()]
     states = [torch.zeros(1, 3, 7), torch.zeros(1, 3, 7)]
     with pytest.raises(RuntimeError):
         torch._VF.lstm(x, states, flat, True, 1, 0.0, True, False, False)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_inference_mode_and_autocast_have_our_layer(dtype, mode):
+    """In inference mode an output has the bits of training; under autocast those of a layer of bfloat16, and oneDNN's types."""
+    x, model = torch.randn(4, 3, 5), torch.nn.LSTM(5, 6)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        with Calls() as calls:
+            y, states = model(x)
+        with torch.inference_mode():
+            assert torch.equal(model(x)[0], y)
+    assert not any("sigmoid" in name for name in calls.names)
+    if dtype is not None:
+        assert {y.dtype, *(one.dtype for one in states)} == {dtype}
+        assert torch.equal(model.to(dtype)(x.to(dtype))[0], y)
+        y.sum().backward()

@@ -20,7 +20,7 @@ class Replacement:
     reason: str
     """In one sentence: the variation without it, and the rule of our kernel."""
     device: str = "CPU"
-    """`CPU` or `CUDA`; `AutogradCPU` for an op that torch composes of others: ours has a gradient of its own."""
+    """`CPU` or `CUDA`; `AutogradCPU` for an op that torch composes of others: ours has a gradient of its own, and is the CPU's in inference mode."""
     only_threads: bool = False
     """Torch's kernel is equal from run to run, but not over thread counts: installed with `thread_invariant` only."""
     only_machine: bool = False

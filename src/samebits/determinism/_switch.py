@@ -243,6 +243,8 @@ def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
         ours = reviewed_schemas.installable(_wanted_replacements(settings))
         for it in ours:
             overrides.put(it.op, it.device, it.make)
+            if it.device == "AutogradCPU":  # inference mode passes autograd by
+                overrides.put(it.op, "CPU", it.make)
         if settings.machine_invariant:
             _machine_invariant.refusal.refuse(overrides, ours, warn=warn)
         refused_ops.refuse(overrides, ours, warn=warn)

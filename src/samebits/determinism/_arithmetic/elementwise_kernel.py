@@ -31,6 +31,8 @@ class ElementwiseKernel:
 
     `inputs` operands are read, each with a step of 1, or of 0 for one value that fills `FILLED` elements; `numbers`
     Python numbers, rounded to float32 unless the operands are float64, follow; the formula returns one number, or a list of `outputs`.
+    As many elements are taken at a time as `registers` registers of float64 hold: a long formula, each step of which waits for the one
+    before, is faster with 4 (operands of step 0 then have too few elements).
     """
 
     __slots__ = ("_pack", "_run", "define", "wide")
@@ -45,9 +47,10 @@ class ElementwiseKernel:
         outputs: int = 1,
         numbers: int = 0,
         wide: bool = True,
+        registers: int = 2,
     ) -> None:
         self.define, self.wide = define, wide
-        loop = instruction(_loop_of(define, element, inputs, outputs, numbers, wide))
+        loop = instruction(_loop_of(define, element, inputs, outputs, numbers, wide, registers))
 
         def part(chunk: int, args: Any) -> None:
             loop(chunk, args)
@@ -62,18 +65,24 @@ class ElementwiseKernel:
 
 
 FILLED = 16
-"""Elements of an operand of step 0: as many as there are lanes at most."""
+"""Elements of an operand of step 0: as many as two registers of float64 hold."""
 
 
 def _loop_of(
-    define: Callable[..., Any], element: str, inputs: int, outputs: int, numbers: int, wide: bool
+    define: Callable[..., Any],
+    element: str,
+    inputs: int,
+    outputs: int,
+    numbers: int,
+    wide: bool,
+    registers: int,
 ) -> Callable[..., Any]:
     def loop(typing_context: Any, chunk: Any, args: Any) -> Any:
         types = native.types
 
         def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             pointer = context.make_array(signature.args[1])(context, builder, values[1]).data
-            writer = _LoopWriter(builder, element, _lanes(context), wide=wide)
+            writer = _LoopWriter(builder, element, registers * _lanes(context), wide=wide)
             writer.arguments(pointer, inputs, outputs, numbers)
             writer.write(define, values[0])
             return context.get_dummy_value()
@@ -84,9 +93,9 @@ def _loop_of(
 
 
 def _lanes(context: Any) -> int:
-    """Returns the number of elements taken at a time: two registers of float64."""
+    """Returns the number of float64 in a register."""
     features = context.codegen().magic_tuple()[2]
-    return 16 if "+avx512f" in features else 8
+    return 8 if "+avx512f" in features else 4
 
 
 class _LoopWriter:

@@ -7,17 +7,36 @@ steps and batch, in this order.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from samebits.determinism._arithmetic.elementwise_kernel import ElementwiseKernel
+from samebits.determinism._arithmetic.functions.formula import FormulaNumber
 from samebits.determinism._arithmetic.functions.recurrent_cells import lstm_cell, lstm_cell_backward
 from samebits.determinism._arithmetic.product import product
 
-_CELL = ElementwiseKernel(lstm_cell, "float32", "lstm_cell", inputs=9, outputs=7)
-_CELL_BACKWARD = ElementwiseKernel(lstm_cell_backward, "float32", "lstm_cell_backward", inputs=8, outputs=5)
+_ROUNDINGS = {"float32": FormulaNumber.in_float32, "bfloat16": FormulaNumber.in_bfloat16}
+_CELLS = {
+    getattr(torch, element): (
+        ElementwiseKernel(
+            partial(lstm_cell, rounded), element, "lstm_cell", inputs=9, outputs=7, registers=4
+        ),
+        ElementwiseKernel(
+            partial(lstm_cell_backward, rounded),
+            element,
+            "lstm_cell_backward",
+            inputs=8,
+            outputs=5,
+            registers=4,
+        ),
+    )
+    for element, rounded in _ROUNDINGS.items()
+}
+DTYPES = frozenset(_CELLS)
+"""The types of layers that are computed here."""
 
 
 class LstmMemory(NamedTuple):
@@ -45,16 +64,19 @@ def lstm_outputs(
         x.new_empty(steps, hidden, batch),
     )
     made.h[0], made.c[0] = h.t(), c.t()
-    of_x, of_h = (None, None) if biases is None else (bias.unsqueeze(1) for bias in biases)
-    pieces = _product(weights[0].expand(steps, -1, -1), x.transpose(1, 2), of_x)
+    # The same for each sequence of the batch, and dense: so the product adds it in its last step.
+    of_x, of_h = (None, None) if biases is None else (one.unsqueeze(1).repeat(1, batch) for one in biases)
+    pieces = _product(weights[0].expand(steps, -1, -1), x.transpose(1, 2).contiguous(), of_x)
+    cell, _ = _CELLS[x.dtype]
+    plane = hidden * batch * x.element_size()
+    at = _Addresses(made, plane)
+    states = made.h.unbind()
     for step in range(steps):
-        fed_back = _product(weights[1], made.h[step], of_h)
-        _run(
-            _CELL,
-            hidden * batch,
-            (*fed_back.view(4, -1), *pieces[step].view(4, -1), made.c[step]),
-            (*made.gates[step], made.c[step + 1], made.squashed[step], made.h[step + 1]),
-        )
+        fed_back = _product(weights[1], states[step], of_h)
+        first, second = fed_back.data_ptr(), pieces.data_ptr() + 4 * step * plane
+        given = (*at.four(first), *at.four(second), at.c(step))
+        made_here = (*at.gates(step), at.c(step + 1), at.squashed(step), at.h(step + 1))
+        _run(cell, hidden * batch, given, made_here)
     return made
 
 
@@ -76,17 +98,20 @@ def lstm_gradients(
     of_gates = torch.empty_like(made.gates)
     back = weights[1].t()
     of_h = grads[-1]
+    _, cell = _CELLS[x.dtype]
+    plane = hidden * batch * x.element_size()
+    at = _Addresses(made, plane)
+    added, products = grads.unbind(), of_gates.view(steps, 4 * hidden, batch).unbind()
     for step in reversed(range(steps)):
-        inputs = (of_h, of_c, *made.gates[step], made.c[step], made.squashed[step])
-        of_c = torch.empty_like(of_c)
-        _run(_CELL_BACKWARD, hidden * batch, inputs, (*of_gates[step], of_c))
-        added = grads[step - 1] if step else None
-        of_h = _product(back, of_gates[step].view(4 * hidden, batch), added)
+        given = (of_h.data_ptr(), of_c.data_ptr(), *at.gates(step), at.c(step), at.squashed(step))
+        # an element's gradient is written after its old one is read
+        _run(cell, hidden * batch, given, (*at.four(products[step].data_ptr()), of_c.data_ptr()))
+        of_h = _product(back, products[step], added[step - 1] if step else None)
     # (4 hidden, steps x batch): the chains of the weights' gradients
     rows = of_gates.view(steps, 4 * hidden, batch).transpose(0, 1).reshape(4 * hidden, -1)
     states = made.h[:-1].transpose(1, 2).reshape(-1, hidden)
     inputs_ = x.reshape(-1, features)
-    of_x = _product(rows.t(), weights[0]).view(x.shape)
+    of_x = _product(of_gates.view(steps, 4 * hidden, batch).transpose(1, 2), weights[0].expand(steps, -1, -1))
     of_weights = _product(rows, inputs_), _product(rows, states)
     return of_x, of_h.t(), of_c.t(), of_weights, rows.sum(1)
 
@@ -97,6 +122,30 @@ def _product(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
     return made.contiguous()  # a cell's kernel takes dense gates
 
 
-def _run(kernel: ElementwiseKernel, elements: int, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    steps = [number for one in inputs for number in (one.data_ptr(), 1)]
-    kernel(elements, *steps, *(one.data_ptr() for one in outputs))
+class _Addresses:
+    """Where each step's part of an `LstmMemory` begins; a plane is the bytes of (hidden, batch)."""
+
+    def __init__(self, made: LstmMemory, plane: int) -> None:
+        self.plane = plane
+        self._gates, self._h, self._c, self._squashed = (one.data_ptr() for one in made)
+
+    def four(self, first: int) -> tuple[int, int, int, int]:
+        """Returns the addresses of four planes, one behind the other."""
+        return first, first + self.plane, first + 2 * self.plane, first + 3 * self.plane
+
+    def gates(self, step: int) -> tuple[int, int, int, int]:
+        return self.four(self._gates + 4 * step * self.plane)
+
+    def h(self, step: int) -> int:
+        return self._h + step * self.plane
+
+    def c(self, step: int) -> int:
+        return self._c + step * self.plane
+
+    def squashed(self, step: int) -> int:
+        return self._squashed + step * self.plane
+
+
+def _run(kernel: ElementwiseKernel, elements: int, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> None:
+    steps = [number for one in inputs for number in (one, 1)]
+    kernel(elements, *steps, *outputs)

@@ -102,6 +102,14 @@ class FormulaNumber:
         kind = _like(self.value.type, native.ir.FloatType())
         return self._new(self.builder.fpext(self.builder.fptrunc(self.value, kind), self.value.type))
 
+    def in_bfloat16(self) -> FormulaNumber:
+        """Returns a float64 rounded to float32 and then to bfloat16, as a float64; nearest even, as the kernels store it."""
+        kind = _like(self.value.type, native.ir.FloatType())
+        bits = self._new(self.builder.fptrunc(self.value, kind)).bits()
+        odd = (bits >> 16) & 1
+        rounded = ((bits + odd + 0x7FFF) & 0xFFFF0000).number()
+        return self._new(self.builder.fpext(rounded.value, self.value.type))
+
     def float32_reciprocal(self) -> FormulaNumber:
         """Returns 1 divided by this number in float32, of a float64 in the range of float32."""
         kind = _like(self.value.type, native.ir.FloatType())

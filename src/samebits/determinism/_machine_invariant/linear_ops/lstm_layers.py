@@ -1,6 +1,6 @@
-"""LSTM layers of float32: products and one kernel for each step. Other LSTM layers are composed of ops that are covered.
+"""LSTM layers of float32 and bfloat16: products and one kernel for each step. Other LSTM layers are composed of ops that are covered.
 
-The op is replaced where it enters autograd, so that inference mode has it composed: the same bits, in more time.
+Under autocast a layer is one of bfloat16, outputs and states too, as oneDNN's is; torch would compose it of both types.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from samebits.determinism._arithmetic.lstm_steps import LstmMemory, lstm_gradients, lstm_outputs
+from samebits.determinism._arithmetic.lstm_steps import DTYPES, LstmMemory, lstm_gradients, lstm_outputs
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._replacement import Replacement
 
@@ -63,6 +63,8 @@ def _lstm(kernel: Kernel) -> Kernel:
         bidirectional: bool,
         batch_first: bool,
     ) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            input, hx, params = _autocast(input, hx, params)  # noqa: A001
         per_layer = 4 if has_biases else 2
         directions = 2 if bidirectional else 1
         if not (
@@ -96,13 +98,22 @@ def _lstm(kernel: Kernel) -> Kernel:
     return lstm
 
 
+def _autocast(x: Tensor, *lists: Sequence[Tensor]) -> Any:
+    """Returns the tensors in autocast's type if that is one of ours, as torch hands them to oneDNN's layer."""
+    dtype = torch.get_autocast_dtype("cpu")
+    every = (x, *lists[0], *lists[1])
+    if dtype not in DTYPES or not all(one.dtype in (dtype, torch.float32) for one in every):
+        return x, *lists
+    return x.to(dtype), *([one.to(dtype) for one in tensors] for tensors in lists)
+
+
 def _takes(x: Tensor, states: Sequence[Tensor], parameters: Sequence[Tensor]) -> bool:
-    """Returns True for dense float32 tensors that nothing but the reverse mode differentiates."""
+    """Returns True for dense tensors of one of the types that nothing but the reverse mode differentiates."""
     every = (x, *states, *parameters)
     return (
-        all(type(one) in (Tensor, torch.nn.Parameter) for one in every)
-        and all(one.dtype == torch.float32 and one.layout == torch.strided for one in every)
-        and not torch.is_autocast_enabled("cpu")
+        x.dtype in DTYPES
+        and all(type(one) in (Tensor, torch.nn.Parameter) for one in every)
+        and all(one.dtype == x.dtype and one.layout == torch.strided for one in every)
         and forward_ad._current_level < 0
     )
 
