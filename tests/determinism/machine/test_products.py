@@ -45,6 +45,24 @@ sizes = st.one_of(
 )
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "size", [(1, 40, 700), (3, 5, 20), (7, 1, 9), (33, 65, 20), (40, 30, 600), (2, 3, 5000)]
+)
+def test_a_product_in_a_tensor_that_is_there_has_the_same_bits(size, dtype, threads):
+    """Written between other numbers, in items and rows far apart, a product is that of a new tensor, and the numbers between stay."""
+    torch.set_num_threads(threads)
+    m, n, k = size
+    a, b = numbers((4, m, k), dtype, 1), numbers((4, k, n), dtype, 2)
+    for alpha in (1, 0.3):
+        memory = torch.full((m, 5, n + 3), 7.0, dtype=dtype)
+        place = memory.transpose(0, 1)[:4, :, :n]
+        assert equal(product(a, b, alpha=alpha, out=place), product(a, b, alpha=alpha))
+        assert (memory[:, 4] == 7).all()
+        assert (memory[:, :, n:] == 7).all()
+
+
 @settings(max_examples=25, derandomize=True, deadline=None)
 @given(size=sizes, left=layouts, right=layouts, seed=st.integers(0, 99), threads=st.sampled_from((1, 2, 3)))
 def test_a_product_is_the_chains_of_its_chunks(size, left, right, seed, threads):

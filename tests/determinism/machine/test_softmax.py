@@ -7,11 +7,15 @@ import torch.nn.functional as F
 from exact_sums import fma, reduced
 from op_testing import numbers, replaced
 
+from samebits._digest import of_value
 from samebits.determinism._machine_invariant.linear_ops import attention
 from samebits.determinism._machine_invariant.reduction_ops import likelihood_loss, softmax, sums
 from samebits.errors import UnimplementedError
 
 pytestmark = pytest.mark.slow
+
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def bits(x):
@@ -186,6 +190,27 @@ def test_attention_of_a_query_does_not_depend_on_the_others():
     for query in (0, 15, 16, 100, 255, 256, 299):
         assert bits(made[1, query, : query + 1]) == bits(F.softmax(scores[1, query, : query + 1], 0))
         assert not made[1, query, query + 1 :].any()
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
+@pytest.mark.parametrize("mode", ("plain", "causal", "mask"))
+def test_attention_does_not_depend_on_how_much_is_computed_at_a_time(mode, dtype, monkeypatch):
+    """Outputs, sums and gradients are equal for one head at a time, some heads, some items, and all; they are laid out as torch's."""
+    q, k, v, g = (
+        numbers((5, length, 3, 8), dtype, seed).transpose(1, 2) for seed, length in enumerate((9, 12, 12, 9))
+    )
+    seen = torch.rand(5, 1, 9, 12, generator=torch.Generator().manual_seed(1)) > 0.5
+    seen[0, 0, 0] = False
+    mask = torch.where(seen, 0.0, float("-inf")).to(dtype) if mode == "mask" else None
+    options = {"attn_mask": mask}
+    found = []
+    for scores in (1, 2 * 9 * 12, 2 * 3 * 9 * 12, 1 << 18):
+        monkeypatch.setattr(attention, "_SCORES", -(-scores // torch.get_num_threads()))
+        out, sums = ATTENTION(q, k, v, 0.0, mode == "causal", **options)
+        grads = ATTENTION_BACKWARD(g, q, k, v, out, sums, 0.0, mode == "causal", **options)
+        found.append([out, sums, *grads])
+    assert len({of_value(one) for one in found}) == 1
+    assert [x.stride() for x in found[0][2:]] == [x.stride() for x in (q, k, v)]
 
 
 def test_an_encoder_in_evaluation_is_near_its_slow_path():

@@ -33,23 +33,35 @@ _PACK = struct.Struct("10q").pack
 
 
 def product(
-    a: Tensor, b: Tensor, added: Tensor | None = None, alpha: Any = 1, beta: Any = 1
+    a: Tensor,
+    b: Tensor,
+    added: Tensor | None = None,
+    alpha: Any = 1,
+    beta: Any = 1,
+    out: Tensor | None = None,
 ) -> Tensor | None:
     """Returns alpha a b + beta added; None where these are no factors of one floating-point type that fit, or are empty.
 
     Two matrices, equal batches of them, a matrix and a vector, or two vectors. `added` is broadcast to the result's
-    shape, and not read if beta is 0.
+    shape, and not read if beta is 0. `out`: an empty tensor of the result's shape and type that becomes it, for two batches of
+    float32 or float64; its rows must be dense.
     """
     if beta == 0:
         added = None
     dtype = a.dtype
     if dtype == torch.float16 and b.dtype == dtype:
         a, b = a.float(), b.float()
-    return _product(a, b, added, alpha, beta, dtype)
+    return _product(a, b, added, alpha, beta, dtype, out)
 
 
 def _product(
-    a: Tensor, b: Tensor, added: Tensor | None, alpha: Any, beta: Any, dtype: torch.dtype
+    a: Tensor,
+    b: Tensor,
+    added: Tensor | None,
+    alpha: Any,
+    beta: Any,
+    dtype: torch.dtype,
+    out: Tensor | None = None,
 ) -> Tensor | None:
     """The same with a result of that type."""
     plan = _plan(
@@ -63,12 +75,14 @@ def _product(
         NOTHING if added is None else (added.shape, added.stride(), added.dtype),
         alpha == 1 and beta == 1,
         torch.get_num_threads(),
+        NOTHING if out is None else out.stride(),
     )
     if plan is None:
         return None
     if plan.is_copied:
-        return _product(*_readable(a, b), added, alpha, beta, dtype)
-    out = torch.empty_strided(plan.shape, plan.strides, dtype=dtype)
+        return _product(*_readable(a, b), added, alpha, beta, dtype, out)
+    if out is None:
+        out = torch.empty_strided(plan.shape, plan.strides, dtype=dtype)
     first, second = (b, a) if plan.is_swapped else (a, b)
     c = out.data_ptr()
     s = c if added is None else added.data_ptr()
@@ -111,6 +125,7 @@ def _plan(
     added: Any,
     plain: bool,
     threads: int,
+    out: Any,
 ) -> ProductPlan | None:
     """Returns the plan of a product, from shapes and strides; None where there is none."""
-    return planned(dtype, made, left, right, a, b, added, plain, threads) if dtype == other else None
+    return planned(dtype, made, left, right, a, b, added, plain, threads, out) if dtype == other else None

@@ -24,6 +24,11 @@ FAR = 4096
 """Bytes between the rows of a factor that is worth packing, at least."""
 LARGE = 1 << 22
 """Bytes of a factor that no cache of one core holds."""
+_PACKING_A = (0.06, 0.25, 0.5)
+_PACKING_B = {DIRECT: 0.06, ROWS: 0.2, COLUMNS: 0.6}
+"""Cycles to read or pack an element of the first and of the second factor, about."""
+_TILE = 5000
+"""Cycles that a tile costs beside that."""
 TILED, FEW_ROWS, DOT = 0, 1, 2
 """The kernels."""
 
@@ -91,14 +96,8 @@ def cut(number: Number, layout: Layout, threads: int, is_adding: bool, is_final:
     pieces = ceil(wanted, ceil(batch, made.items))
     made.grid_n = ceil(n, _widest(m, made.pack_b))
     rows, columns = ceil(m, form.rows), ceil(n, form.columns)
-    while made.grid_m * made.grid_n < pieces:
-        tall, broad = ceil(rows, made.grid_m), ceil(columns, made.grid_n)
-        if broad > 1 and (broad * form.columns >= tall * form.rows // 4 or tall == 1):
-            made.grid_n += 1
-        elif tall > 1:
-            made.grid_m += 1
-        else:
-            break
+    if pieces > made.grid_m * made.grid_n:
+        made.grid_m, made.grid_n = _grid(number, layout, made, pieces, threads)
     if made.grid_m * made.grid_n < pieces and chunks_of_k > 1:
         parts = ceil(4 * pieces, made.grid_m * made.grid_n)
         _by_chunks(made, chunks_of_k, parts, batch * m * n * number.size)
@@ -106,6 +105,31 @@ def cut(number: Number, layout: Layout, threads: int, is_adding: bool, is_final:
     made.tile_n = ceil(columns, made.grid_n) * form.columns
     made.grid_m, made.grid_n = ceil(m, made.tile_m), ceil(n, made.tile_n)
     return made
+
+
+def _grid(number: Number, layout: Layout, made: ProductCut, pieces: int, threads: int) -> tuple[int, int]:
+    """Returns the numbers of tiles down and across, of so many pieces or nearly, that take the least time.
+
+    Each tile packs what it reads: many tiles side by side pack the first factor again and again, many below each other the second.
+    """
+    form = register_tile(number)
+    rows, columns = ceil(layout.m, form.rows), ceil(layout.n, form.columns)
+    reached = min(pieces, rows * columns)
+    packed_a, packed_b = _PACKING_A[made.pack_a], _PACKING_B[made.pack_b]
+    groups = ceil(layout.batch, made.items)
+    best, least = (made.grid_m, made.grid_n), 0.0
+    for grid_m in range(made.grid_m, min(rows, 2 * pieces) + 1):
+        for grid_n in range(made.grid_n, min(columns, 2 * pieces) + 1):
+            tall, broad = ceil(rows, grid_m), ceil(columns, grid_n)
+            tiles = ceil(rows, tall) * ceil(columns, broad)
+            if not reached <= tiles <= 2 * pieces:
+                continue
+            height, width = tall * form.rows, broad * form.columns
+            each = height * width / (2 * number.lanes) + height * packed_a + width * packed_b
+            time = ceil(groups * tiles, threads) * (each * layout.k + _TILE)
+            if not least or time < least:
+                best, least = (grid_m, grid_n), time
+    return best
 
 
 def _cut_few(number: Number, layout: Layout, threads: int, is_adding: bool) -> ProductCut:

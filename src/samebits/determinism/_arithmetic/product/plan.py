@@ -93,9 +93,21 @@ def _flat(numbers: Any) -> list[int]:
 
 
 def planned(
-    dtype: Any, made: Any, left: Any, right: Any, a: Any, b: Any, added: Any, plain: bool, threads: int
+    dtype: Any,
+    made: Any,
+    left: Any,
+    right: Any,
+    a: Any,
+    b: Any,
+    added: Any,
+    plain: bool,
+    threads: int,
+    out: Any = NOTHING,
 ) -> ProductPlan | None:
-    """Returns the plan of a product, from shapes and strides; None if the shapes do not fit. `made`: the result's type."""
+    """Returns the plan of a product, from shapes and strides; None if the shapes do not fit.
+
+    `made`: the result's type; `out`: its strides (item, row, column) if it is there already.
+    """
     number = NUMBERS.get(dtype)
     form = _as_matrices(left, right, a, b)
     if number is None or form is None:
@@ -105,7 +117,7 @@ def planned(
     s = _broadcast(result, len(right) < 2, added) if is_more else (0, 0, 0)
     if s is None or 0 in (batch, m, n, k) or (is_more and added[2] != made):
         return None
-    is_swapped = n <= FEW and n < m
+    is_swapped = n <= FEW and n < m and out == NOTHING
     if is_swapped:  # the transposed product has few rows
         m, n, a, b, s = n, m, *((one[0], one[2], one[1]) for one in (b, a, s))
     strides = (_of_pairs if number is BFLOAT16 else _of_elements)(number, m, n, k, a, b)
@@ -115,13 +127,15 @@ def planned(
     is_fused = is_fused and (not is_more or s[2] == 1 or n == 1)
     size, bytes_of_one = number.size, made.itemsize
     unit = 2 if number is BFLOAT16 else size
-    items = (a[0] * unit, b[0] * unit, m * n * size, s[0] * size)
+    c = (m * n, n, 1) if out == NOTHING else out
+    items = (a[0] * unit, b[0] * unit, c[0] * size, s[0] * size)
     inner = k // 2 if number is BFLOAT16 else k
     am, ak, bk, bn = strides[:4]
-    layout = Layout(m, n, inner, batch, am, ak, bk, bn, n * size, s[1] * size, items)
+    layout = Layout(m, n, inner, batch, am, ak, bk, bn, c[1] * size, s[1] * size, items)
     cuts = cut(number, layout, threads, is_fused and is_more, not is_fused)
-    out = (m * n, 1, m) if is_swapped else (m * n, n, 1)
-    steps = tuple(step * bytes_of_one for step in (*out, *s))
+    if cuts.plane:  # sums of chunks are stored for `finish`, and dense
+        layout.cm, layout.items = n * size, (*items[:2], m * n * size, items[3])
+    steps = tuple(step * bytes_of_one for step in (*((m * n, 1, m) if is_swapped else c), *s))
     final = Final(not is_fused and not cuts.plane, steps, is_more)
     plan = ProductPlan(number, layout, cuts, final, made, threads)
     plan.is_swapped, plan.shape, plan.strides = is_swapped, result, _contiguous(result)

@@ -6,9 +6,13 @@ would wait for fresh pages.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from samebits._native import inlined
 from samebits._native.kernel_threads import symbol
@@ -31,6 +35,20 @@ def borrow(size: int) -> tuple[int, int, Any]:
 
 
 give_back = _kept.append
+_LARGEST = 1 << 24
+
+
+@contextmanager
+def scratch_tensor(elements: int, dtype: torch.dtype) -> Iterator[Tensor]:
+    """A flat tensor of so many elements, whose memory is kept afterwards unless it is large."""
+    size = elements * dtype.itemsize
+    if size > _LARGEST:
+        yield torch.empty(elements, dtype=dtype)
+        return
+    memory = borrow(size)
+    start = memory[1] - memory[2].ctypes.data
+    yield torch.from_numpy(memory[2][start : start + size]).view(dtype)
+    give_back(memory)
 
 
 @inlined

@@ -52,14 +52,19 @@ def attention_weights(scores: Tensor, causal_queries: int) -> tuple[Tensor, Tens
     return scores, sums
 
 
-def softmax_gradient(grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype, *, log: bool) -> Tensor:
-    """Returns the gradient of the input, from that of the result and the result, which have one shape and type."""
+def softmax_gradient(
+    grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype, *, log: bool, out: Tensor | None = None
+) -> Tensor:
+    """Returns the gradient of the input, from that of the result and the result, which have one shape and type.
+
+    `out`: an empty contiguous tensor of the type that becomes it; it may be `grad`.
+    """
     grad, y = grad.contiguous(), y.contiguous()
     outer, length, inner = _sizes(y.shape, dim)
     if inner > 1 and length > _LONGEST_COLUMN:
         moved = softmax_gradient(grad.movedim(dim, -1), y.movedim(dim, -1), -1, dtype, log=log)
         return moved.movedim(-1, dim).contiguous()
-    out = torch.empty(y.shape, dtype=dtype)
+    out = torch.empty(y.shape, dtype=dtype) if out is None else out
     names = MEMORY[y.dtype], MEMORY[dtype]
     if not y.numel():
         return out

@@ -1,4 +1,4 @@
-"""Attention on the CPU, composed of the products of matrices, softmax and copies, all through the dispatcher.
+"""Attention on the CPU, composed of the products of matrices and softmax, for so many scores at a time as stay in a cache.
 
 Scores are (query scale) key + mask in float32 (float64 for float64), also for bfloat16 and float16; the result is rounded
 once. A query that sees no key gets zeros, as in torch.
@@ -7,16 +7,23 @@ once. A query that sees no key gets zeros, as in torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from samebits.determinism._arithmetic.product import product
+from samebits.determinism._arithmetic.product.scratch import scratch_tensor
 from samebits.determinism._arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._arithmetic.softmax.tensors import attention_weights, softmax_gradient
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._machine_invariant.operands import takes
 from samebits.determinism._replacement import replacements
+
+_SCORES = 1 << 18
+"""Scores that are computed at a time on each thread, about: what the cache of its core holds. At least those of one head."""
 
 
 def _flash(kernel: Kernel) -> Kernel:
@@ -33,14 +40,84 @@ def _flash(kernel: Kernel) -> Kernel:
         takes("_scaled_dot_product_flash_attention_for_cpu", query.dtype)
         if not _valid(query, key, value, dropout_p, attn_mask, is_causal=is_causal):
             return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
-        _, k, v = (_matrices(t) for t in (query, key, value))
-        weights, sums = _weights(_scaled(query, scale), k, query, attn_mask, is_causal=is_causal)
-        out = torch.bmm(weights, v).view(*query.shape[:3], value.shape[3])
-        # As torch: in the order batch, query, head.
-        out = out.transpose(1, 2).to(query.dtype).contiguous().transpose(1, 2)
-        return out, sums.view(query.shape[:3]).transpose(1, 2).contiguous().transpose(1, 2)
+        out, logsumexp = _empty_like(query), _empty_like(query[..., 0], _wide(query.dtype))
+        q, k, v = _scaled(query, scale), _wider(key), _wider(value)
+        made = out if out.dtype == v.dtype else _empty_like(query, v.dtype)
+        with _scores(query, key, v.dtype, 1) as memory:
+            for some in _groups(query, key):
+                mask = _masked(attn_mask, query, key, some)
+                weights, sums = _weights(q[some], k[some], mask, memory[0], is_causal)
+                _into(made[some], weights, _matrices(v[some]))
+                logsumexp[some] = sums.view(logsumexp[some].shape)
+        return out if made is out else out.copy_(made), logsumexp
 
     return attention
+
+
+Group = tuple[slice, slice]
+"""Items of the batch, and their heads."""
+
+
+def _sizes(query: Tensor, key: Tensor) -> tuple[int, int]:
+    """Returns the numbers of items and of heads that are computed at a time."""
+    one, heads = query.shape[2] * key.shape[2], query.shape[1]
+    fit = max(1, _SCORES * torch.get_num_threads() // one)
+    return (min(len(query), fit // heads), heads) if fit >= heads else (1, fit)
+
+
+def _groups(query: Tensor, key: Tensor) -> Iterator[Group]:
+    """Yields what is computed at a time; heads of one item are read where they stand, several items are copied."""
+    items, heads = _sizes(query, key)
+    for start in range(0, len(query), items):
+        for head in range(0, query.shape[1], heads):
+            yield slice(start, start + items), slice(head, head + heads)
+
+
+@contextmanager
+def _scores(query: Tensor, key: Tensor, dtype: torch.dtype, count: int) -> Iterator[Tensor]:
+    """Memory for the scores of a group, `count` times."""
+    each = math.prod((*_sizes(query, key), query.shape[2], key.shape[2]))
+    with scratch_tensor(count * each, dtype) as flat:
+        yield flat.view(count, each)
+
+
+def _masked(mask: Tensor | None, query: Tensor, key: Tensor, some: Group) -> Tensor | None:
+    """Returns the part of a mask for some items of the batch."""
+    return None if mask is None else mask.expand(*query.shape[:3], key.shape[2])[some]
+
+
+def _factor(query: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[3]) if scale is None else scale
+
+
+def _wider(x: Tensor) -> Tensor:
+    """Returns the tensor in the type that is computed in."""
+    return x.to(_wide(x.dtype))
+
+
+def _scaled(query: Tensor, scale: float | None) -> Tensor:
+    return _wider(query) * _factor(query, scale)
+
+
+def _empty_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns an empty tensor (batch, head, place, ...), stored in the order batch, place, head, as torch's results are."""
+    sizes = len(x), x.shape[2], x.shape[1], *x.shape[3:]
+    return x.new_empty(sizes, dtype=dtype or x.dtype).transpose(1, 2)
+
+
+def _product(a: Tensor, b: Tensor, memory: Tensor) -> Tensor:
+    """Returns the products of batches of matrices, in that memory."""
+    shape = (*a.shape[:2], b.shape[2])
+    out = memory[: math.prod(shape)].view(shape)
+    product(a, b, out=out)
+    return out
+
+
+def _into(out: Tensor, a: Tensor, b: Tensor, factor: float = 1) -> None:
+    """Writes the products of batches of matrices to `out` (batch, head, place, width)."""
+    for item, place in enumerate(out):
+        heads = slice(item * len(place), (item + 1) * len(place))
+        product(a[heads], b[heads], alpha=factor, out=place)
 
 
 def _valid(
@@ -61,25 +138,28 @@ def _valid(
     )
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Returns the type that is computed in."""
+    return dtype if dtype == torch.float64 else torch.float32
+
+
 def _matrices(x: Tensor) -> Tensor:
-    """Returns (batch x heads, places, width) in the type that is computed in."""
-    x = x if x.dtype == torch.float64 else x.float()
-    return x.reshape(-1, *x.shape[2:])
-
-
-def _scaled(query: Tensor, scale: float | None) -> Tensor:
-    return _matrices(query) * (1 / math.sqrt(query.shape[3]) if scale is None else scale)
+    """Returns (batch x heads, places, width)."""
+    return x[0] if len(x) == 1 else x.reshape(-1, *x.shape[2:])
 
 
 def _weights(
-    q: Tensor, k: Tensor, query: Tensor, mask: Tensor | None, *, is_causal: bool
+    q: Tensor, k: Tensor, mask: Tensor | None, memory: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
-    scores = torch.bmm(q, k.transpose(1, 2))
+    queries, keys = _matrices(q), _matrices(k).transpose(1, 2)
+    scores = _product(queries, keys, memory)
     if mask is not None:
-        scores.view(*query.shape[:3], k.shape[1]).add_(mask)
-    weights, sums = attention_weights(scores.contiguous(), query.shape[2] if is_causal else 0)
+        scores.view(mask.shape).add_(mask)
+    weights, sums = attention_weights(scores, q.shape[2] if is_causal else 0)
     if mask is not None and sums.isnan().any():
-        scores = torch.bmm(q, k.transpose(1, 2)).view(*query.shape[:3], k.shape[1]) + mask
+        again = product(queries, keys)
+        assert again is not None
+        scores = again.view(mask.shape) + mask
         blind = (scores == float("-inf")).all(-1).view(sums.shape)
         weights, sums = weights.masked_fill_(blind.unsqueeze(-1), 0), sums.masked_fill_(blind, 0)
     return weights, sums
@@ -105,23 +185,22 @@ def _flash_backward(kernel: Kernel) -> Kernel:
             return kernel(grad_out, query, key, value, *rest, attn_mask=attn_mask, scale=scale)
         if grad_out is None:
             return None, None, None
-        factor = 1 / math.sqrt(query.shape[3]) if scale is None else scale
-        q, k, v, g = _scaled(query, factor), *(_matrices(t) for t in (key, value, grad_out))
-        weights, _ = _weights(q, k, query, attn_mask, is_causal=is_causal)
-        slopes = softmax_gradient(torch.bmm(g, v.transpose(1, 2)), weights, -1, weights.dtype, log=False)
-        made = (
-            (torch.bmm(slopes, k) * factor, query),
-            (torch.bmm(slopes.transpose(1, 2), q), key),
-            (torch.bmm(weights.transpose(1, 2), g), value),
-        )
-        return tuple(_like(made_, like) for made_, like in made)
+        tensors = query, key, value
+        q, k, v, g = _scaled(query, scale), *(_wider(x) for x in (key, value, grad_out))
+        made = [_empty_like(x, v.dtype) for x in tensors]
+        with _scores(query, key, v.dtype, 2) as memory:
+            for some in _groups(query, key):
+                mask = _masked(attn_mask, query, key, some)
+                weights, _ = _weights(q[some], k[some], mask, memory[0], is_causal)
+                errors = _matrices(g[some])
+                slopes = _product(errors, _matrices(v[some]).transpose(1, 2), memory[1])
+                softmax_gradient(slopes, weights, -1, weights.dtype, log=False, out=slopes)
+                _into(made[0][some], slopes, _matrices(k[some]), _factor(query, scale))
+                _into(made[1][some], slopes.transpose(1, 2), _matrices(q[some]))
+                _into(made[2][some], weights.transpose(1, 2), errors)
+        return tuple(one.to(x.dtype) for one, x in zip(made, tensors, strict=True))
 
     return gradients
-
-
-def _like(grad: Tensor, x: Tensor) -> Tensor:
-    """Returns a gradient in the shape of its operand, in the order batch, place, head, as torch does."""
-    return grad.view(x.shape).transpose(1, 2).to(x.dtype).contiguous().transpose(1, 2)
 
 
 def _multi_head(kernel: Kernel) -> Kernel:
