@@ -193,6 +193,32 @@ def test_attention_of_a_query_does_not_depend_on_the_others():
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
+def test_heads_that_share_a_key_have_the_bits_of_repeated_keys(dtype):
+    """`enable_gqa` is attention of repeated keys and values, whose gradients are summed; torch's kernel, which follows the CPU, is not called."""
+    q = numbers((2, 6, 5, 8), dtype, 1).requires_grad_()
+    k, v = (numbers((2, 2, 7, 8), dtype, seed).requires_grad_() for seed in (2, 3))
+    out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    repeated = F.scaled_dot_product_attention(q, *(x.repeat_interleave(3, 1) for x in (k, v)))
+    assert torch.equal(out, repeated)
+    g = numbers(out.shape, dtype, 4)
+    exact = torch.autograd.grad(repeated, (q, k, v), g)
+    for ours, other in zip(torch.autograd.grad(out, (q, k, v), g), exact, strict=True):
+        assert ours.shape == other.shape
+        slack = 2e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(ours, other, rtol=slack, atol=slack)
+
+
+def test_attention_that_is_not_computed_here_raises():
+    """Nothing that torch's kernel takes and ours does not runs in silence; an empty batch has nothing to compute."""
+    q, k = numbers((1, 2, 3, 4), torch.float32, 1), numbers((1, 2, 5, 4), torch.float32, 2)
+    with pytest.raises((RuntimeError, UnimplementedError)):
+        ATTENTION(q, k, k, 0.5, False)
+    with pytest.raises((RuntimeError, UnimplementedError)):
+        ATTENTION(q, k, numbers((1, 1, 5, 4), torch.float32, 2), 0.0, False)
+    assert ATTENTION(q[:0], k[:0], k[:0], 0.0, False)[0].shape == (0, 2, 3, 4)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
 @pytest.mark.parametrize("mode", ("plain", "causal", "mask"))
 def test_attention_does_not_depend_on_how_much_is_computed_at_a_time(mode, dtype, monkeypatch):
     """Outputs, sums and gradients are equal for one head at a time, some heads, some items, and all; they are laid out as torch's."""

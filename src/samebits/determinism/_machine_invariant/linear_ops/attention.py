@@ -20,6 +20,7 @@ from samebits.determinism._arithmetic.reductions.tensors import MEMORY
 from samebits.determinism._arithmetic.softmax.tensors import attention_weights, softmax_gradient
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._machine_invariant.operands import takes
+from samebits.determinism._machine_invariant.refusal import unsupported
 from samebits.determinism._replacement import replacements
 
 _SCORES = 1 << 18
@@ -39,9 +40,10 @@ def _flash(kernel: Kernel) -> Kernel:
     ) -> Any:
         takes("_scaled_dot_product_flash_attention_for_cpu", query.dtype)
         if not _valid(query, key, value, dropout_p, attn_mask, is_causal=is_causal):
-            return kernel(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+            rest = (dropout_p, is_causal)
+            return _of_torch(kernel, query, key, value, *rest, attn_mask=attn_mask, scale=scale)
         out, logsumexp = _empty_like(query), _empty_like(query[..., 0], _wide(query.dtype))
-        q, k, v = _scaled(query, scale), _wider(key), _wider(value)
+        q, (k, v) = _scaled(query, scale), (_wider(x, query.shape[1]) for x in (key, value))
         made = out if out.dtype == v.dtype else _empty_like(query, v.dtype)
         with _scores(query, key, v.dtype, 1) as memory:
             for some in _groups(query, key):
@@ -52,6 +54,14 @@ def _flash(kernel: Kernel) -> Kernel:
         return out if made is out else out.copy_(made), logsumexp
 
     return attention
+
+
+def _of_torch(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
+    """Calls torch's kernel, which says what is wrong, or has nothing to compute; what else it takes is not covered."""
+    made = kernel(*args, **kwargs)
+    if all(x.numel() for x in args[:3]):
+        unsupported("aten::scaled_dot_product_attention", "of these arguments")
+    return made
 
 
 Group = tuple[slice, slice]
@@ -90,9 +100,18 @@ def _factor(query: Tensor, scale: float | None) -> float:
     return 1 / math.sqrt(query.shape[3]) if scale is None else scale
 
 
-def _wider(x: Tensor) -> Tensor:
-    """Returns the tensor in the type that is computed in."""
-    return x.to(_wide(x.dtype))
+def _wider(x: Tensor, heads: int = 0) -> Tensor:
+    """Returns the tensor in the type that is computed in; of a key or value, with that number of `heads`, those of a group equal."""
+    x = x.to(_wide(x.dtype))
+    return x if heads in (0, x.shape[1]) else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def _of_groups(grad: Tensor, x: Tensor) -> Tensor:
+    """Returns the gradient of a key or value: the sum over the heads that share one of its heads, rounded to its type."""
+    if grad.shape[1] == x.shape[1]:
+        return grad.to(x.dtype)
+    shared = grad.unflatten(1, (x.shape[1], -1)).sum(2)
+    return shared.to(x.dtype).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _scaled(query: Tensor, scale: float | None) -> Tensor:
@@ -128,10 +147,12 @@ def _valid(
         query.dtype == key.dtype == value.dtype
         and query.dtype in MEMORY
         and query.dim() == key.dim() == value.dim() == 4
-        and query.shape[:2] == key.shape[:2] == value.shape[:2]
+        and 0 not in (*query.shape, *key.shape)
+        and len(query) == len(key) == len(value)
+        and key.shape[1] == value.shape[1]
+        and query.shape[1] % key.shape[1] == 0
         and query.shape[3] == key.shape[3] == value.shape[3]
         and key.shape[2] == value.shape[2]
-        and 0 not in (*query.shape, *key.shape)
         and dropout == 0
         and not (is_causal and mask is not None)
         and (mask is None or mask.dtype in (query.dtype, torch.float32))
@@ -181,13 +202,12 @@ def _flash_backward(kernel: Kernel) -> Kernel:
     ) -> Any:
         takes("_scaled_dot_product_flash_attention_for_cpu_backward", query.dtype)
         if not _valid(query, key, value, dropout_p, attn_mask, is_causal=is_causal):
-            rest = (out, logsumexp, dropout_p, is_causal)
-            return kernel(grad_out, query, key, value, *rest, attn_mask=attn_mask, scale=scale)
+            rest = (value, out, logsumexp, dropout_p, is_causal)
+            return _of_torch(kernel, grad_out, query, key, *rest, attn_mask=attn_mask, scale=scale)
         if grad_out is None:
             return None, None, None
-        tensors = query, key, value
-        q, k, v, g = _scaled(query, scale), *(_wider(x) for x in (key, value, grad_out))
-        made = [_empty_like(x, v.dtype) for x in tensors]
+        q, (k, v, g) = _scaled(query, scale), (_wider(x, query.shape[1]) for x in (key, value, grad_out))
+        made = [_empty_like(x) for x in (q, k, v)]
         with _scores(query, key, v.dtype, 2) as memory:
             for some in _groups(query, key):
                 mask = _masked(attn_mask, query, key, some)
@@ -198,7 +218,7 @@ def _flash_backward(kernel: Kernel) -> Kernel:
                 _into(made[0][some], slopes, _matrices(k[some]), _factor(query, scale))
                 _into(made[1][some], slopes.transpose(1, 2), _matrices(q[some]))
                 _into(made[2][some], weights.transpose(1, 2), errors)
-        return tuple(one.to(x.dtype) for one, x in zip(made, tensors, strict=True))
+        return tuple(_of_groups(one, x) for one, x in zip(made, (query, key, value), strict=True))
 
     return gradients
 
@@ -224,8 +244,8 @@ def _multi_head(kernel: Kernel) -> Kernel:
         takes("_native_multi_head_attention", query.dtype)
         valid = query.dim() == 3 and embed_dim % num_head == 0 and not query.is_nested and query.numel() > 0
         if not valid or query.dtype not in MEMORY or key.shape != value.shape:
-            raise_it = kernel  # torch's kernel says what is wrong
-            return raise_it(
+            return _of_torch(
+                kernel,
                 *(query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias),
                 *(mask, need_weights, average_attn_weights, mask_type),
             )

@@ -12,6 +12,7 @@ from torch import Tensor
 from samebits.determinism._arithmetic.product import product
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
+from samebits.determinism._machine_invariant.operands import takes
 from samebits.determinism._replacement import Replacement, replacements
 from samebits.errors import UnimplementedError
 
@@ -23,6 +24,7 @@ def _torchs(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
             "a product of complex matrices has no kernel with the same bits on every machine; "
             "multiply the real and imaginary parts (torch.view_as_real)"
         )
+    takes("mm", *(x.dtype for x in args if isinstance(x, Tensor)))
     return kernel(*args, **kwargs)
 
 
