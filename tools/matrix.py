@@ -1,4 +1,4 @@
-"""`make matrix [TORCH="2.11.0 newest"]`: the quick tests, `make verify` and the op review with several versions of torch.
+"""`make matrix [TORCH="2.11.0 newest"]`: the quick tests, `make verify`, the goldens of any CPU and the op review with several versions of torch.
 
 Each version gets a virtual environment in a temporary folder (a CUDA build runs on a CPU, and takes 6 GB), which is
 removed before the next. `oldest` and `pinned` are those of pyproject.toml and constraints.txt, `newest` is the
@@ -41,6 +41,7 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
     verify: str = ""
     digest: str = ""
+    goldens: str = ""
     review: str = ""
     not_reviewed: str = ""
     minutes: float = 0.0
@@ -110,7 +111,7 @@ def examine(asked: str, tests: list[str]) -> Outcome:
             environment.install(asked)
             versions = "from importlib.metadata import version as v; print(v('torch'), v('triton'))"
             found.torch, found.triton = environment.asked(versions).split()
-            for part in (_tests, _verify, _review):
+            for part in (_tests, _verify, _goldens, _review):
                 _say(f"torch {found.torch}: {part.__name__.strip('_')}, {_minutes(begin):.0f} minutes so far")
                 part(environment, found, tests)
         except (OSError, subprocess.CalledProcessError, ValueError) as error:
@@ -146,6 +147,13 @@ def _verify(environment: Environment, found: Outcome, _: list[str]) -> None:
         found.broken.append("verify")
 
 
+def _goldens(environment: Environment, found: Outcome, _: list[str]) -> None:
+    code = environment.run("python", "tools/golden", "--held")
+    found.goldens = "differ" if code else "equal"
+    if code:
+        found.broken.append("goldens")
+
+
 def _review(environment: Environment, found: Outcome, _: list[str]) -> None:
     report = environment.folder / "review.json"
     code = environment.run("samebits", "ops", "--review", "--json", str(report))
@@ -167,7 +175,7 @@ def _say(text: str) -> None:
 
 
 _COLUMNS = ("torch", "triton", "passed", "failed", "skipped", "verify", "final digest of examples/digits.py")
-_MORE = ("op review", "not reviewed", "minutes")
+_MORE = ("goldens", "op review", "not reviewed", "minutes")
 
 
 def table(outcomes: list[Outcome]) -> str:
@@ -181,6 +189,7 @@ def table(outcomes: list[Outcome]) -> str:
             *tests,
             one.verify,
             f"`{one.digest}`",
+            one.goldens,
             one.review,
             one.not_reviewed,
         )

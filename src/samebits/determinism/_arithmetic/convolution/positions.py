@@ -22,7 +22,7 @@ from samebits.determinism._arithmetic.convolution.tile import tapped_kernel
 from samebits.determinism._arithmetic.convolution.windows import WindowPlan
 from samebits.determinism._arithmetic.product.mxcsr import set_mxcsr
 from samebits.determinism._arithmetic.product.packing import copy_element, transpose_panel
-from samebits.determinism._arithmetic.product.tiles import _next_rows, window_tile
+from samebits.determinism._arithmetic.product.tiles import _next_rows, register_tile
 from samebits.determinism._arithmetic.product.vectors import FLOAT64, Number
 
 FIELDS = 24
@@ -32,7 +32,7 @@ FIELDS = 24
 @lru_cache(maxsize=2)
 def _walker(number: Number) -> OnTeam:
     """Returns the kernel; `_plan` lists the numbers that it reads."""
-    form = window_tile(number)
+    form = register_tile(number)
     most, wide, size, chunk, lanes = form.rows, form.columns, number.size, form.chunk, number.lanes
     next_rows = _next_rows(most)
     broad, narrow = tapped_kernel(number, most, 2), tapped_kernel(number, most, 1)
@@ -150,7 +150,7 @@ def _plan(
     number: Number, window: Window, batch: int, groups: int, channels: int, outputs: int, threads: int
 ) -> tuple[WindowPlan, int]:
     """Returns the plan for groups of (channels, outputs), and the number of planes of its result."""
-    form, size = window_tile(number), number.size
+    form, size = register_tile(number), number.size
     runs, run = window.runs
     pixels = len(runs) * run
     rows, positions = channels * len(window.taps), batch * pixels

@@ -18,7 +18,7 @@ from samebits.determinism._arithmetic.convolution.tile import tapped_kernel
 from samebits.determinism._arithmetic.convolution.windows import WindowPlan
 from samebits.determinism._arithmetic.product.mxcsr import set_mxcsr
 from samebits.determinism._arithmetic.product.packing import copy_rows
-from samebits.determinism._arithmetic.product.tiles import window_tile
+from samebits.determinism._arithmetic.product.tiles import register_tile
 from samebits.determinism._arithmetic.product.vectors import Number
 
 FIELDS = 24
@@ -28,7 +28,7 @@ FIELDS = 24
 @lru_cache(maxsize=2)
 def _walker(number: Number) -> OnTeam:
     """Returns the kernel; `_plan` lists the numbers that it reads."""
-    form = window_tile(number)
+    form = register_tile(number)
     most, wide, size, chunk, lanes = form.rows, form.columns, number.size, form.chunk, number.lanes
     broad, narrow = tapped_kernel(number, most, 2, last=True), tapped_kernel(number, most, 1, last=True)
     copy = copy_rows(number, 2)
@@ -84,7 +84,7 @@ def _plan(
     number: Number, window: Window, batch: int, groups: int, channels: int, outputs: int, threads: int
 ) -> tuple[WindowPlan, int]:
     """Returns the plan for groups of (channels, outputs), and the number of planes of its result."""
-    form, size = window_tile(number), number.size
+    form, size = register_tile(number), number.size
     runs, run = window.runs
     pixels, pixel = len(runs) * run, groups * channels * size
     rows, positions = channels * len(window.taps), batch * pixels

@@ -21,7 +21,7 @@ from samebits.determinism._arithmetic.convolution.copies import gather_rows
 from samebits.determinism._arithmetic.convolution.geometry import Window
 from samebits.determinism._arithmetic.convolution.tile import tapped_kernel
 from samebits.determinism._arithmetic.product.mxcsr import set_mxcsr
-from samebits.determinism._arithmetic.product.tiles import _next_rows, window_tile
+from samebits.determinism._arithmetic.product.tiles import _next_rows, register_tile
 from samebits.determinism._arithmetic.product.vectors import Number
 
 KEPT = 0x1F80
@@ -38,7 +38,7 @@ def _copy_nothing(source: Any, target: Any, numbers: Any) -> None:
 @lru_cache(maxsize=4)
 def _walker(number: Number, fused: bool) -> OnTeam:
     """Returns the kernel; `_plan` lists the numbers that it reads. `fused`: it copies borders, too."""
-    form = window_tile(number)
+    form = register_tile(number)
     most, wide, size, chunk, lanes = form.rows, form.columns, number.size, form.chunk, number.lanes
     next_rows = _next_rows(most)
     broad, narrow = tapped_kernel(number, most, 2), tapped_kernel(number, most, 1)
@@ -153,7 +153,7 @@ def _plan(
     threads: int,
 ) -> WindowPlan:
     """Returns the plan for (batch, groups, channels) images and m rows of weights for each group."""
-    form, size = window_tile(number), number.size
+    form, size = register_tile(number), number.size
     runs, run = window.runs
     is_packed = _packs(number, window, m)
     image = groups * channels * window.channel
@@ -217,7 +217,7 @@ def _wasted(pixels: int, wide: int) -> float:
 def _packs(number: Number, window: Window, m: int) -> bool:
     """Returns True if panels are copied: rows are short, or their elements would fall on few lines of the cache."""
     runs, run = window.runs
-    lanes, wide = number.lanes, window_tile(number).columns
+    lanes, wide = number.lanes, register_tile(number).columns
     pixels = len(runs) * run
     if not window.is_copied and run % lanes:
         return True  # whole vectors are read, and nothing stands behind the last

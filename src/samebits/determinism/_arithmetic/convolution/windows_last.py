@@ -17,7 +17,7 @@ from samebits.determinism._arithmetic.convolution.geometry import Window
 from samebits.determinism._arithmetic.convolution.tile import tapped_kernel
 from samebits.determinism._arithmetic.convolution.windows import WindowPlan
 from samebits.determinism._arithmetic.product.mxcsr import set_mxcsr
-from samebits.determinism._arithmetic.product.tiles import _next_rows, window_tile
+from samebits.determinism._arithmetic.product.tiles import _next_rows, register_tile
 from samebits.determinism._arithmetic.product.vectors import Number
 
 FIELDS = 24
@@ -27,7 +27,7 @@ FIELDS = 24
 @lru_cache(maxsize=2)
 def _walker(number: Number) -> OnTeam:
     """Returns the kernel; `_plan` lists the numbers that it reads."""
-    form = window_tile(number)
+    form = register_tile(number)
     most, wide, size, chunk, lanes = form.rows, form.columns, number.size, form.chunk, number.lanes
     next_rows = _next_rows(most)
     broad, narrow = tapped_kernel(number, most, 2, last=True), tapped_kernel(number, most, 1, last=True)
@@ -113,7 +113,7 @@ def _plan(
     threads: int,
 ) -> WindowPlan:
     """Returns the plan for (batch, z, y, x, groups x channels) images and `outputs` weights for each group."""
-    form, size = window_tile(number), number.size
+    form, size = register_tile(number), number.size
     runs, run = window.runs
     if len(runs) == 1 and run > 256:  # rows of an image that stand side by side
         pieces = np.arange(0, run - run % 48, 48, dtype=np.int64)
@@ -150,7 +150,7 @@ def _plan(
 def _panels(weights: Tensor, groups: int, number: Number) -> Tensor:
     """Returns (outputs, k) as (groups, panels, k, columns of a tile), with zeros beyond the last output."""
     outputs, k = weights.shape
-    each, wide = outputs // groups, window_tile(number).columns
+    each, wide = outputs // groups, register_tile(number).columns
     count = -(-each // wide)
     if each % wide:
         wider = weights.new_zeros((groups, count * wide, k))

@@ -38,26 +38,18 @@ DIRECT, ROWS, COLUMNS = 0, 1, 2
 class RegisterTile:
     """The tile of registers of a CPU and kind of number."""
 
-    def __init__(self, number: Number, rows: int, vectors: int) -> None:
-        self.rows, self.vectors = rows, vectors
-        self.columns = vectors * number.lanes
+    def __init__(self, number: Number) -> None:
+        self.rows = 12 if number.masks else 6
+        self.vectors = 2
+        self.columns = self.vectors * number.lanes
         self.chunk = CHUNK // 2 if number is BFLOAT16 else CHUNK
         """Elements (or pairs) of a chunk of the inner dimension."""
-        whole = -(-rows // number.lanes) * number.lanes
-        self.strip = whole if whole % rows == 0 else rows
-        """Rows that are packed side by side where they are contiguous: whole vectors, if tiles fit into them."""
 
 
 @lru_cache(maxsize=3)
 def register_tile(number: Number) -> RegisterTile:
-    """Returns the tile of registers of products of a kind of number: of 32 registers, or of 16."""
-    return RegisterTile(number, *((8, 3) if number.masks else (6, 2)))
-
-
-@lru_cache(maxsize=3)
-def window_tile(number: Number) -> RegisterTile:
-    """Returns that of convolutions, whose rows are often of 32 places."""
-    return RegisterTile(number, 12 if number.masks else 6, 2)
+    """Returns the tile of registers for a kind of number."""
+    return RegisterTile(number)
 
 
 def _rows(number: Number, vectors: int) -> Any:
@@ -86,10 +78,10 @@ def _packing(number: Number) -> Any:
 
 
 NEXT = {
-    8: (0, 1, 2, 3, 4, 3, 6, 4, 8, 6, 6, 8, 6, 8, 8, 8),
+    12: (0, 1, 2, 3, 4, 3, 6, 4, 8, 6, 6, 8, 12, 6, 8, 8, 8, 8, 12, 8, 12, 12, 8, 12),
     6: (0, 1, 2, 3, 4, 3, 6, 4, 4, 6, 6, 4),
 }
-"""The rows of the next tile, by the number that is left, for tiles of at most 8 or 6: little is left to tiles of 1 to 3."""
+"""The rows of the next tile, by the number that is left, for tiles of at most 12 or 6: little is left to tiles of 1 to 3."""
 
 
 @lru_cache(maxsize=4)
@@ -98,12 +90,12 @@ def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
     form = register_tile(number)
     most, wide, size, chunk = form.rows, form.columns, number.size, form.chunk
     lanes, following = number.lanes, NEXT[most]
-    choose, choose_narrow = tile_kernel(number, most, form.vectors), tile_kernel(number, most, 1)
-    pack, strips = _packing(number), copy_rows(number, form.vectors)
+    choose, choose_narrow = tile_kernel(number, most, 2), tile_kernel(number, most, 1)
+    pack, strips = _packing(number), copy_rows(number, 2)
     narrow_strips, finish_row = _rows(number, -(-most // lanes)), row_finisher(dtype)
-    side, pitch = form.strip, -(-most // lanes) * lanes * size
+    pitch = -(-most // lanes) * lanes * size
     panel_bytes, strip_bytes = wide * size * chunk, pitch * chunk
-    copies, has_strips = copy_strips(number, side), number is not BFLOAT16
+    copies, has_strips = copy_strips(number, most), number is not BFLOAT16
 
     def work(index: int, args: Any) -> None:
         # args: 1-4 a b c self, 5 the plan: the fields of `Layout`, `ProductCut` and `Final`, in their order, 6 alpha and beta,
@@ -159,17 +151,16 @@ def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
                             )
                         a, am_here = strip, chunk * size
                     elif pack_a == 2:
-                        if row + rows > packed:
-                            packed_from = row
-                            if has_strips and m - row >= (STRIPS + 1) * side:
+                        if row >= packed:
+                            packed = row
+                            if has_strips and m - row >= (STRIPS + 1) * most:
                                 copies(a, ak, strip, pitch, strip_bytes, length)
-                                packed = row + STRIPS * side
+                                packed += STRIPS * most
                             else:
-                                narrow_strips(a, ak, strip, pitch, length, min(side, m - row))
-                                packed = row + min(side, m - row)
-                        inside = row - packed_from
-                        a = strip + inside // side * strip_bytes + inside % side * size
-                        am_here, ak_here = size, pitch
+                                narrow_strips(a, ak, strip, pitch, length, rows)
+                                packed += rows
+                            packed_from = row
+                        a, am_here, ak_here = strip + (row - packed_from) // most * strip_bytes, size, pitch
                     for j in range(0, n, wide):
                         columns = min(wide, n - j)
                         b = b0 + k0 * bk + j * bn
