@@ -1,5 +1,8 @@
 """Rule: an op of torch's that draws without a seed raises; a seed for the process or for the op is enough."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +89,22 @@ def test_the_tables_here_name_every_op_that_draws_on_the_cpu():
     """Each overload with a CPU kernel and the tag `nondeterministic_seeded` (31 in torch 2.13) is called in this file."""
     known = {*DRAWING, *WITHOUT_A_GENERATOR, *DRAWS_NOTHING}
     assert {name.removeprefix("aten::") for name in torch_draws._drawing_ops("CPU")} <= known
+
+
+def test_kernels_of_the_switch_are_no_drawing_ops_of_torch():
+    """An unseeded program whose first mode is `machine_invariant` guards the same ops as any other, and runs an LSTM in inference mode."""
+    program = """
+import torch, samebits
+from samebits.determinism._guards import torch_draws
+model, x = torch.nn.LSTM(3, 4), torch.ones(2, 1, 3)
+with samebits.enable_op_determinism(machine_invariant=True), torch.inference_mode():
+    model(x)
+print("aten::lstm.input" in torch_draws._drawing_ops("CPU"), len(torch_draws._drawing_ops("CPU")) > 20)
+"""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], check=True, capture_output=True, text=True
+    )
+    assert found.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize("name", [*DRAWING, *WITHOUT_A_GENERATOR])

@@ -44,13 +44,16 @@ class SeedGuard:
                 f"from: values made so far (initial weights?) differ in every run. {_CURE}"
             )
             warn_once("unseeded draws", text, UnseededWarning)
+        if not torch_was_seeded():
+            for key in _keys():
+                _drawing_ops(key)  # now, while no kernel of ours is registered where torch has none
 
     def install(self) -> None:
         """Guards every drawing op. Installed as the last override: it removes itself, and must have nothing on top of it."""
         if torch_was_seeded():
             return
         self._overrides = KernelOverrides()
-        for key in ("CPU", "CUDA") if torch.backends.cuda.is_built() else ("CPU",):
+        for key in _keys():
             for name in _drawing_ops(key):
                 self._overrides.put(name, key, functools.partial(self._guarded, name, _IS_SEEDED[key]))
 
@@ -129,6 +132,10 @@ def unseeded_message(name: str, event: str) -> str:
         f"{name} {event} draws from torch's default generator, and no seed was set: "
         f"the next run would draw other numbers. {_CURE}"
     )
+
+
+def _keys() -> tuple[str, ...]:
+    return ("CPU", "CUDA") if torch.backends.cuda.is_built() else ("CPU",)
 
 
 @functools.cache
