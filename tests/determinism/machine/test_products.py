@@ -1,5 +1,6 @@
 """Products with one definition on every machine: bit for bit the definition, whatever the layout, the threads, the batch, the CPU."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -45,17 +46,15 @@ sizes = st.one_of(
 )
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
     "size", [(1, 40, 700), (3, 5, 20), (7, 1, 9), (33, 65, 20), (40, 30, 600), (2, 3, 5000)]
 )
-def test_a_product_in_a_tensor_that_is_there_has_the_same_bits(size, dtype, threads):
+def test_a_product_in_a_tensor_that_is_there_has_the_same_bits(size):
     """Written between other numbers, in items and rows far apart, a product is that of a new tensor, and the numbers between stay."""
-    torch.set_num_threads(threads)
     m, n, k = size
-    a, b = numbers((4, m, k), dtype, 1), numbers((4, k, n), dtype, 2)
-    for alpha in (1, 0.3):
+    for dtype, threads, alpha in itertools.product((torch.float32, torch.float64), (1, 2), (1, 0.3)):
+        torch.set_num_threads(threads)
+        a, b = numbers((4, m, k), dtype, 1), numbers((4, k, n), dtype, 2)
         memory = torch.full((m, 5, n + 3), 7.0, dtype=dtype)
         place = memory.transpose(0, 1)[:4, :, :n]
         assert equal(product(a, b, alpha=alpha, out=place), product(a, b, alpha=alpha))
