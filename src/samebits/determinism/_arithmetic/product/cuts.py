@@ -26,9 +26,9 @@ LARGE = 1 << 22
 """Bytes of a factor that no cache of one core holds."""
 _PACKING_A = (0.06, 0.25, 0.5)
 _PACKING_B = {DIRECT: 0.06, ROWS: 0.2, COLUMNS: 0.6}
-"""Cycles to read or pack an element of the first and of the second factor, about."""
+"""Cycles to read or pack an element of the first and of the second factor: estimates, which decide between grids alone."""
 _TILE = 5000
-"""Cycles that a tile costs beside that."""
+"""Cycles that a tile costs beside that, estimated."""
 TILED, FEW_ROWS, DOT = 0, 1, 2
 """The kernels."""
 
@@ -119,9 +119,12 @@ def _grid(number: Number, layout: Layout, made: ProductCut, pieces: int, threads
     groups = ceil(layout.batch, made.items)
     best, least = (made.grid_m, made.grid_n), 0.0
     for grid_m in range(made.grid_m, min(rows, 2 * pieces) + 1):
-        for grid_n in range(made.grid_n, min(columns, 2 * pieces) + 1):
-            tall, broad = ceil(rows, grid_m), ceil(columns, grid_n)
-            tiles = ceil(rows, tall) * ceil(columns, broad)
+        tall = ceil(rows, grid_m)
+        down = ceil(rows, tall)
+        # With many threads there are many pieces, and few of their grids have about that many tiles.
+        for grid_n in range(max(made.grid_n, reached // down), min(columns, 2 * pieces // down) + 1):
+            broad = ceil(columns, grid_n)
+            tiles = down * ceil(columns, broad)
             if not reached <= tiles <= 2 * pieces:
                 continue
             height, width = tall * form.rows, broad * form.columns

@@ -77,7 +77,10 @@ def _sum_and_product(kernel: Kernel, *, form: str) -> Kernel:
     return product
 
 
-def _activated(_: Kernel) -> Kernel:
+ACTIVATED = ("_addmm_activation", "_addmm_activation.out")
+
+
+def activated(_: Kernel) -> Kernel:
     """_addmm_activation: torch's calls the product without the dispatcher, which would find ours."""
 
     def product(
@@ -146,8 +149,7 @@ def _all() -> tuple[Replacement, ...]:
     for op in ("addmm", "baddbmm", "addmv"):
         for name, form in ((op, ""), (op + "_", "_"), (op + ".out", "out")):
             made += replacements([name], partial(_sum_and_product, form=form), _REASON, only_threads=True)
-    activated = ("_addmm_activation", "_addmm_activation.out")
-    return (*made, *replacements(activated, _activated, _REASON, only_threads=True))
+    return (*made, *replacements(ACTIVATED, activated, _REASON, only_threads=True))
 
 
 REPLACEMENTS = _all()

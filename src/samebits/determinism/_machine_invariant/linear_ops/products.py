@@ -11,6 +11,7 @@ from torch import Tensor
 
 from samebits.determinism._arithmetic.product import product
 from samebits.determinism._dispatcher import Kernel
+from samebits.determinism._kernels.matmul import ACTIVATED, activated
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._machine_invariant.operands import takes
 from samebits.determinism._replacement import Replacement, replacements
@@ -79,25 +80,6 @@ def _outer(kernel: Kernel, *, is_out: bool) -> Kernel:
     return multiply
 
 
-def _activated(_: Kernel) -> Kernel:
-    """_addmm_activation: torch's calls the product without the dispatcher, which would find ours."""
-
-    def multiply(
-        self: Tensor,
-        a: Tensor,
-        b: Tensor,
-        *,
-        use_gelu: bool = False,
-        out: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        result = torch.addmm(self, a, b, **kwargs)
-        result = torch.ops.aten.gelu_(result) if use_gelu else result.relu_()
-        return result if out is None else into(out, result)
-
-    return multiply
-
-
 RANKS = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
 _REASON = "each CPU's library has an order of its own: chunks of 256 along the inner dimension, each one chain of fused multiply-adds"
 
@@ -121,8 +103,7 @@ def _all() -> tuple[Replacement, ...]:
             )
     for form, is_out in (("", False), (".out", True)):
         made += replacements(["addr" + form], partial(_outer, is_out=is_out), _REASON, only_machine=True)
-    activated = ("_addmm_activation", "_addmm_activation.out")
-    return (*made, *replacements(activated, _activated, _REASON, only_machine=True))
+    return (*made, *replacements(ACTIVATED, activated, _REASON, only_machine=True))
 
 
 REPLACEMENTS = _all()
