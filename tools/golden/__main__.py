@@ -3,7 +3,8 @@
 python tools/golden BASE          compare a git worktree of BASE with the working tree
 python tools/golden --write       write the text of this machine to tests/golden/ (never done by a test)
 python tools/golden --held        compare the working tree with tests/golden/anywhere.txt, which holds on every CPU
-python tools/golden --held --emulator "qemu-x86_64-static -cpu Haswell"     ... on a CPU that a program plays (an hour)
+python tools/golden --held --emulator "qemu-x86_64-static -cpu Haswell"     ... on a CPU that a program plays, with the
+                                              kernels that this CPU compiled for AVX2 just before (each section runs twice)
 python tools/golden               print the text
 
 A fact is one line, `section name digest`. Each section is computed by this same script in a process of its own, in each of
@@ -22,15 +23,23 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
+
+from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TEXTS = ROOT / "tests" / "golden"
-MACHINES = ("machine_kernels", "machine_lengths", "machine_training")
+MACHINES = (
+    *("machine_reductions", "machine_pointwise", "machine_products", "machine_lengths", "machine_training"),
+    *("machine_convolutions", "machine_normalizations", "machine_attention", "machine_recurrent"),
+    *("machine_indexing", "machine_losses"),
+)
 """Sections that `machine_invariant` promises to be the same on every CPU."""
 ANYWHERE = ("draws", "seeds", "pipelines", "loaders", *MACHINES)
 """Sections that are promised to be the same on every CPU."""
@@ -63,7 +72,17 @@ EMULATED = 20
 """Times that for a CPU that a program plays."""
 
 
-def section_text(name: str, tree: Path, folder: Path, emulator: Sequence[str] = ()) -> list[str]:
+class Played(NamedTuple):
+    """Another CPU than this one: environment variables, and the words of a command that come before Python's."""
+
+    variables: Mapping[str, str]
+    emulator: Sequence[str] = ()
+
+
+HERE_AS_IT_IS = Played({})
+
+
+def section_text(name: str, tree: Path, folder: Path, played: Played) -> list[str]:
     """The facts of a section in a tree; a line that begins with "!" where it failed or has none."""
     own = folder / name
     own.mkdir(parents=True)
@@ -73,9 +92,10 @@ def section_text(name: str, tree: Path, folder: Path, emulator: Sequence[str] = 
         "PYTHONHASHSEED": "0",
         "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_NUM_THREADS": "2",  # records and manifests have the number
+        **played.variables,
     }
-    command = [*emulator, sys.executable, str(HERE / "section.py"), name, str(tree)]
-    limit = LIMIT_S * (EMULATED if emulator else 1)
+    command = [*played.emulator, sys.executable, str(HERE / "section.py"), name, str(tree)]
+    began, limit = time.monotonic(), LIMIT_S * (EMULATED if played.emulator else 1)
     try:
         done = subprocess.run(
             command, cwd=own, env=environment, capture_output=True, text=True, timeout=limit, check=False
@@ -86,13 +106,15 @@ def section_text(name: str, tree: Path, folder: Path, emulator: Sequence[str] = 
     if done.returncode or not lines:
         said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         return [*lines, f"!{name} failed with exit status {done.returncode}: {said}"]
+    if played.emulator:
+        print(f"golden: {name}: {len(lines)} facts, {time.monotonic() - began:.0f} s", file=sys.stderr)
     return lines
 
 
-def tree_text(tree: Path, sections: Sequence[str], emulator: Sequence[str] = ()) -> list[str]:
+def tree_text(tree: Path, sections: Sequence[str], played: Played = HERE_AS_IT_IS) -> list[str]:
     """The facts of a tree, section by section in the order of the alphabet; two processes at a time."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
-        texts = pool.map(lambda name: section_text(name, tree, Path(folder), emulator), sections)
+        texts = pool.map(lambda name: section_text(name, tree, Path(folder), played), sections)
         return [line for _, lines in sorted(zip(sections, texts, strict=True)) for line in lines]
 
 
@@ -164,6 +186,12 @@ def held(sections: Sequence[str]) -> list[str]:
     return [line for line in lines if line.split(" ", 1)[0] in sections]
 
 
+def differences_from_held(sections: Sequence[str], emulator: Sequence[str]) -> list[str]:
+    """What differs from the text that holds on every CPU; an emulator gets the kernels that this CPU compiles for AVX2."""
+    plays = [Played(AVX2_ENVIRONMENT), Played(AVX2_ENVIRONMENT, emulator)] if emulator else [HERE_AS_IT_IS]
+    return [line for played in plays for line in compare(held(sections), tree_text(ROOT, sections, played))]
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(
@@ -181,7 +209,7 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.held:
         sections = ANYWHERE if asked.only is SECTIONS else asked.only
-        told = compare(held(sections), tree_text(ROOT, sections, shlex.split(asked.emulator)))
+        told = differences_from_held(sections, shlex.split(asked.emulator))
         print(
             "\n".join(told) or f"golden: {len(held(sections))} facts are those of tests/golden/anywhere.txt"
         )

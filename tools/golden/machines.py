@@ -1,13 +1,14 @@
 """What `machine_invariant=True` promises for every CPU: the kernels of all families, short lengths, and trained weights.
 
 A case that the mode refuses has the fact that it is refused. Under another CPU's instructions (an emulator, or the variables of
-`verify`'s row "a CPU with AVX2") `python tools/golden/section.py machine_kernels .` must print the same.
+`verify`'s row "a CPU with AVX2") `python tools/golden/section.py machine_pointwise .` must print the same.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,12 @@ def _enable() -> None:
     samebits.enable_op_determinism(machine_invariant=True)
 
 
-def machine_kernels(tree: Path) -> Facts:
-    """Each case of the kernel families, on 1 and 3 threads by turns."""
+def _family(name: str, tree: Path) -> Facts:
+    """Each case of a kernel family, on 1 and 3 threads by turns."""
     _enable()
-    for family, cases in kernels.FAMILIES.items():
-        if family in {"linalg", "fourier"}:  # the mode refuses them, and what makes their operands
-            continue
-        for number, (case, run) in enumerate(cases()):
-            torch.set_num_threads(1 + 2 * (number % 2))
-            yield f"{family}/{case}", elementwise._tried(run)
+    for number, (case, run) in enumerate(kernels.FAMILIES[name]()):
+        torch.set_num_threads(1 + 2 * (number % 2))
+        yield case, elementwise._tried(run)
 
 
 def machine_lengths(tree: Path) -> Facts:
@@ -142,8 +140,10 @@ def _convolutional() -> tuple[nn.Module, torch.Tensor]:
 
 
 _NETWORKS = {"perceptron": _perceptron, "transformer": _transformer, "convolutional": _convolutional}
-SECTIONS = {
-    "machine_kernels": machine_kernels,
+REFUSED = {"linalg", "fourier"}
+"""Families that the mode refuses, and what makes their operands."""
+SECTIONS: dict[str, Callable[[Path], Facts]] = {
+    **{f"machine_{name}": partial(_family, name) for name in kernels.FAMILIES if name not in REFUSED},
     "machine_lengths": machine_lengths,
     "machine_training": machine_training,
 }

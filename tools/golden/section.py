@@ -20,7 +20,6 @@ MODULES = {
     **dict.fromkeys(("commits", "record", "steps"), "runs"),
     **dict.fromkeys(("draws", "seeds", "layers"), "randomness"),
     **dict.fromkeys(("pipelines", "loaders"), "inputs"),
-    **dict.fromkeys(("machine_kernels", "machine_lengths", "machine_training"), "machines"),
     **dict.fromkeys(("replicas", "rounding"), "analysis"),
 }
 
@@ -67,7 +66,9 @@ def main() -> None:
     used = Path(samebits.__file__).resolve()
     if not used.is_relative_to(tree / "src"):
         sys.exit(f"golden: samebits comes from {used}, not from {tree}")
-    module = importlib.import_module(MODULES.get(name, "kernels"))
+    module = importlib.import_module(
+        "machines" if name.startswith("machine_") else MODULES.get(name, "kernels")
+    )
     facts = module.SECTIONS[name]
     seen = set()
     for fact, value in facts(tree):
