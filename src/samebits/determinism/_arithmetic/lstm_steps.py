@@ -17,6 +17,7 @@ from samebits.determinism._arithmetic.elementwise_kernel import ElementwiseKerne
 from samebits.determinism._arithmetic.functions.formula import FormulaNumber
 from samebits.determinism._arithmetic.functions.recurrent_cells import lstm_cell, lstm_cell_backward
 from samebits.determinism._arithmetic.product import product
+from samebits.determinism._arithmetic.product.scratch import scratch_tensor
 
 _ROUNDINGS = {"float32": FormulaNumber.in_float32, "bfloat16": FormulaNumber.in_bfloat16}
 _CELLS = {
@@ -66,17 +67,19 @@ def lstm_outputs(
     made.h[0], made.c[0] = h.t(), c.t()
     # The same for each sequence of the batch, and dense: so the product adds it in its last step.
     of_x, of_h = (None, None) if biases is None else (one.unsqueeze(1).repeat(1, batch) for one in biases)
-    pieces = _product(weights[0].expand(steps, -1, -1), x.transpose(1, 2).contiguous(), of_x)
     cell, _ = _CELLS[x.dtype]
     plane = hidden * batch * x.element_size()
     at = _Addresses(made, plane)
     states = made.h.unbind()
-    for step in range(steps):
-        fed_back = _product(weights[1], states[step], of_h)
-        first, second = fed_back.data_ptr(), pieces.data_ptr() + 4 * step * plane
-        given = (*at.four(first), *at.four(second), at.c(step))
-        made_here = (*at.gates(step), at.c(step + 1), at.squashed(step), at.h(step + 1))
-        _run(cell, hidden * batch, given, made_here)
+    with scratch_tensor(made.gates.numel(), x.dtype) as pieces:
+        of_inputs = pieces.view(steps, 4 * hidden, batch)
+        _product(weights[0].expand(steps, -1, -1), x.transpose(1, 2), of_x, of_inputs)
+        for step in range(steps):
+            fed_back = _product(weights[1], states[step], of_h)
+            first, second = fed_back.data_ptr(), pieces.data_ptr() + 4 * step * plane
+            given = (*at.four(first), *at.four(second), at.c(step))
+            made_here = (*at.gates(step), at.c(step + 1), at.squashed(step), at.h(step + 1))
+            _run(cell, hidden * batch, given, made_here)
     return made
 
 
@@ -93,31 +96,30 @@ def lstm_gradients(
     """
     steps, batch, features = x.shape
     hidden = grad_c.shape[1]
-    grads = grad_output.transpose(1, 2).contiguous()
     of_c = grad_c.t().contiguous()
-    of_gates = torch.empty_like(made.gates)
     back = weights[1].t()
-    of_h = grads[-1]
     _, cell = _CELLS[x.dtype]
     plane = hidden * batch * x.element_size()
     at = _Addresses(made, plane)
-    added, products = grads.unbind(), of_gates.view(steps, 4 * hidden, batch).unbind()
-    for step in reversed(range(steps)):
-        given = (of_h.data_ptr(), of_c.data_ptr(), *at.gates(step), at.c(step), at.squashed(step))
-        # an element's gradient is written after its old one is read
-        _run(cell, hidden * batch, given, (*at.four(products[step].data_ptr()), of_c.data_ptr()))
-        of_h = _product(back, products[step], added[step - 1] if step else None)
-    # (4 hidden, steps x batch): the chains of the weights' gradients
-    rows = of_gates.view(steps, 4 * hidden, batch).transpose(0, 1).reshape(4 * hidden, -1)
-    states = made.h[:-1].transpose(1, 2).reshape(-1, hidden)
-    inputs_ = x.reshape(-1, features)
-    of_x = _product(of_gates.view(steps, 4 * hidden, batch).transpose(1, 2), weights[0].expand(steps, -1, -1))
-    of_weights = _product(rows, inputs_), _product(rows, states)
-    return of_x, of_h.t(), of_c.t(), of_weights, rows.sum(1)
+    with scratch_tensor(made.gates.numel(), x.dtype) as flat, scratch_tensor(len(flat), x.dtype) as more:
+        of_gates = flat.view(steps, 4 * hidden, batch)
+        grads = grad_output.transpose(1, 2).contiguous()
+        of_h, added, products = grads[-1], grads.unbind(), of_gates.unbind()
+        for step in reversed(range(steps)):
+            given = (of_h.data_ptr(), of_c.data_ptr(), *at.gates(step), at.c(step), at.squashed(step))
+            # an element's gradient is written after its old one is read
+            _run(cell, hidden * batch, given, (*at.four(products[step].data_ptr()), of_c.data_ptr()))
+            of_h = _product(back, products[step], added[step - 1] if step else None)
+        # (4 hidden, steps x batch): the chains of the weights' gradients
+        rows = more.view(4 * hidden, steps, batch).copy_(of_gates.transpose(0, 1)).view(4 * hidden, -1)
+        states = made.h[:-1].transpose(1, 2).reshape(-1, hidden)
+        of_weights = _product(rows, x.reshape(-1, features)), _product(rows, states)
+        of_x = _product(of_gates.transpose(1, 2), weights[0].expand(steps, -1, -1))
+        return of_x, of_h.t(), of_c.t(), of_weights, rows.sum(1)
 
 
-def _product(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
-    made = product(a, b, added)
+def _product(a: Tensor, b: Tensor, added: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    made = product(a, b, added, out=out)
     assert made is not None  # the caller has checked types and shapes
     return made.contiguous()  # a cell's kernel takes dense gates
 

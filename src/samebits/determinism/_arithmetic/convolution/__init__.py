@@ -15,7 +15,10 @@ Gradient of the weight: the chain is over (image, output row, output column) in 
 added in order. Gradient of the bias: `torch.sum`.
 
 Every NaN is the one quiet NaN with no sign. float64 is the same in its own arithmetic. bfloat16 and float16 are read as float32,
-all is float32, and the result is rounded once.
+all is float32, and the result is rounded once. With bfloat16, an output and a gradient of the input take two channels of a
+group at a time: k = (pair of channels, kernel row, kernel column), the odd channel first, as `product` takes pairs; a gradient of the
+weight takes two images. Denormals are flushed to zero, as there. A last channel or image without a partner has one of zeros; a group of
+one channel, a batch of one image, and the weight's gradient where each group has one channel and one output have no pairs.
 """
 
 from __future__ import annotations
@@ -38,11 +41,12 @@ from samebits.determinism._arithmetic.convolution.geometry import (
     with_one_copy,
 )
 from samebits.determinism._arithmetic.convolution.interleaved import interleave
+from samebits.determinism._arithmetic.convolution.pairs import paired as paired
 from samebits.determinism._arithmetic.convolution.positions import correlated
 from samebits.determinism._arithmetic.convolution.positions_last import correlated_last
 from samebits.determinism._arithmetic.convolution.windows import windowed
 from samebits.determinism._arithmetic.convolution.windows_last import windowed_last
-from samebits.determinism._arithmetic.product.vectors import FLOAT32, FLOAT64, Number
+from samebits.determinism._arithmetic.product.vectors import BFLOAT16, FLOAT32, FLOAT64, Number
 
 Three = tuple[int, int, int]
 
@@ -67,7 +71,8 @@ def gathered(
 ) -> Tensor:
     """Returns the convolution (batch, outputs, z, y, x).
 
-    `x`: (batch, channels, z, y, x); `weight`: (outputs, channels of a group, z, y, x); one type, float32 or float64.
+    `x`: (batch, channels, z, y, x); `weight`: (outputs, channels of a group, z, y, x); one type, float32 or float64, or
+    `paired` channels of both, whose result is float32.
     `last`: channels are the last dimension of `x` and of the result, and `x` is contiguous.
     """
     kernel = (weight.shape[2], weight.shape[3], weight.shape[4])
@@ -107,7 +112,8 @@ def spread(
 ) -> Tensor:
     """Returns the gradient of `gathered`'s input, of some sizes: a transposed convolution of its output's gradient.
 
-    `grad`: (batch, outputs, z, y, x); `weight`: (outputs, channels of a group, z, y, x). `last`: see `gathered`.
+    `grad`: (batch, outputs, z, y, x); `weight`: (outputs, channels of a group, z, y, x), or pairs of outputs of both. `last`: see
+    `gathered`.
     """
     groups, number = steps.groups, _number(grad)
     channels = weight.shape[1] * groups
@@ -136,9 +142,10 @@ def spread(
         window = Window((line_z, line_y, line_x), grad.is_contiguous())
         compute = windowed_last if last else windowed
         found.append(compute(grad, rows, bias, window, groups, number, source))
-    out = grad.new_empty((len(grad), *sizes, channels) if last else (len(grad), channels, *sizes))
+    shape = (len(grad), *sizes, channels) if last else (len(grad), channels, *sizes)
+    out = grad.new_empty(shape, dtype=number.sums)
     if not last and (bias is None or None not in found):
-        interleave(found, steps.stride, out, number)
+        interleave(found, steps.stride, out, _number(out))
         return out
     for part, residue in zip(found, product(*(range(step) for step in steps.stride)), strict=True):
         places = tuple(slice(r, None, step) for r, step in zip(residue, steps.stride, strict=True))
@@ -196,7 +203,7 @@ def _parts(
 
 
 def _number(x: Tensor) -> Number:
-    return FLOAT64 if x.dtype == torch.float64 else FLOAT32
+    return {torch.float64: FLOAT64, torch.int32: BFLOAT16}.get(x.dtype, FLOAT32)
 
 
 def _window(x: Tensor, kernel: Three, outputs: Three, steps: ConvolutionSteps, last: bool) -> Window:

@@ -13,7 +13,7 @@ from samebits._native import inlined
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team
 from samebits.determinism._arithmetic.convolution.copies import clear_run, copy_shifted, copy_shifted_rows
 from samebits.determinism._arithmetic.convolution.geometry import Window
-from samebits.determinism._arithmetic.product.vectors import FLOAT64, Number
+from samebits.determinism._arithmetic.product.vectors import FLOAT64, Number, copied
 
 WORK = 1 << 15
 """Elements that one thread copies at a time."""
@@ -112,5 +112,5 @@ def bordered(x: Tensor, window: Window, number: Number) -> Tensor:
     planes = x.shape[0] * x.shape[1]
     out = x.new_empty(planes * window.channel + SLACK)
     numbers = border_numbers(x, window, number)
-    _copier(number)(-(-planes // numbers[1]), x.data_ptr(), out.data_ptr(), numbers.buffer_info()[0])
+    _copier(copied(number))(-(-planes // numbers[1]), x.data_ptr(), out.data_ptr(), numbers.buffer_info()[0])
     return out

@@ -12,7 +12,7 @@ from samebits import _native as native
 from samebits._native.kernel_threads import OnTeam, int64_at, on_team
 from samebits.determinism._arithmetic.convolution.copies import clear_run, copy_shifted
 from samebits.determinism._arithmetic.convolution.geometry import Window
-from samebits.determinism._arithmetic.product.vectors import Number
+from samebits.determinism._arithmetic.product.vectors import Number, copied
 
 WORK = 1 << 15
 """Elements that one thread copies at a time."""
@@ -81,5 +81,5 @@ def bordered_last(x: Tensor, window: Window, number: Number) -> Tensor:
         numbers += [line.step * line.first + r for line, r in zip(window.lines, residue, strict=True)]
     numbers.append(SLACK)
     packed = array("q", numbers)
-    _copier(number)(-(-rows // each), x.data_ptr(), out.data_ptr(), packed.buffer_info()[0])
+    _copier(copied(number))(-(-rows // each), x.data_ptr(), out.data_ptr(), packed.buffer_info()[0])
     return out

@@ -11,7 +11,7 @@ from samebits import _native as native
 from samebits._native import instruction
 from samebits._native.kernel_threads import OnTeam, on_team
 from samebits.determinism._arithmetic.product.packing import Transposition
-from samebits.determinism._arithmetic.product.vectors import Emitter, Number
+from samebits.determinism._arithmetic.product.vectors import Emitter, Number, copied
 
 WORK = 1 << 15
 """Elements that one thread copies at a time."""
@@ -73,5 +73,7 @@ def turn(source: Tensor, target: Tensor, rows: int, columns: int, number: Number
     matrices = source.numel() // (rows * columns)
     blocks = matrices * -(-rows // number.lanes)
     each = max(1, WORK // (columns * number.lanes))
-    _turner(number)(-(-blocks // each), source.data_ptr(), target.data_ptr(), matrices, rows, columns, each)
+    _turner(copied(number))(
+        -(-blocks // each), source.data_ptr(), target.data_ptr(), matrices, rows, columns, each
+    )
     return target

@@ -13,7 +13,7 @@ from samebits._native import instruction
 from samebits._native.kernel_threads import OnTeam, float32_at, float64_at, int64_at, on_team
 from samebits.determinism._arithmetic.convolution.border_last import bordered_last
 from samebits.determinism._arithmetic.convolution.geometry import Window
-from samebits.determinism._arithmetic.product.mxcsr import set_mxcsr
+from samebits.determinism._arithmetic.product.mxcsr import KEPT, set_mxcsr
 from samebits.determinism._arithmetic.product.vectors import FLOAT64, Emitter, Number
 
 COUNTS = (9, 4, 2, 1)
@@ -90,7 +90,7 @@ def _walker(number: Number) -> OnTeam:
     def work(index: int, args: Any) -> None:
         # args: 1-3 images, gradient of the outputs, result, 4-6 addresses of taps, runs and numbers
         numbers = native.carray(int64_at(args[6]), (16,))
-        before = set_mxcsr(0x1F80)
+        before = set_mxcsr(KEPT)
         taps, pixels, run, positions = numbers[0], numbers[1], numbers[2], numbers[3]
         channels, item, pixel, chunk = numbers[4], numbers[5], numbers[6], numbers[7]
         width, blocks = numbers[8], numbers[9]

@@ -20,29 +20,29 @@ from samebits.determinism._arithmetic.convolution.copies import gather_rows
 from samebits.determinism._arithmetic.convolution.geometry import Window
 from samebits.determinism._arithmetic.convolution.tile import tapped_kernel
 from samebits.determinism._arithmetic.convolution.windows import WindowPlan
-from samebits.determinism._arithmetic.product.mxcsr import set_mxcsr
+from samebits.determinism._arithmetic.product.mxcsr import mxcsr_of, set_mxcsr
 from samebits.determinism._arithmetic.product.packing import copy_element, transpose_panel
-from samebits.determinism._arithmetic.product.tiles import _next_rows, register_tile
+from samebits.determinism._arithmetic.product.tiles import next_rows, register_tile
 from samebits.determinism._arithmetic.product.vectors import FLOAT64, Number
 
 FIELDS = 24
 """Numbers of a plan before its tables."""
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _walker(number: Number) -> OnTeam:
     """Returns the kernel; `_plan` lists the numbers that it reads."""
     form = register_tile(number)
     most, wide, size, chunk, lanes = form.rows, form.columns, number.size, form.chunk, number.lanes
-    next_rows = _next_rows(most)
+    rows_of = next_rows(most)
     broad, narrow = tapped_kernel(number, most, 2), tapped_kernel(number, most, 1)
     gather, transpose, element = gather_rows(number, 2), transpose_panel(number), copy_element(number)
-    pitch, strip_pitch = wide * size, chunk * size + 64
+    pitch, strip_pitch, mxcsr = wide * size, chunk * size + 64, mxcsr_of(number)
 
     def work(index: int, args: Any) -> None:
         # args: 1-3 images, gradient of the outputs, result, 4 the plan
         plan = native.carray(int64_at(args[4]), (32,))
-        before = set_mxcsr(0x1F80)
+        before = set_mxcsr(mxcsr)
         rows_all, block, blocks, n_all, pixels, run = plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]
         item, group_bytes, grad_item, positions = plan[6], plan[7], plan[8], plan[9]
         part, plane, groups = plan[10], plan[11], plan[12]
@@ -88,7 +88,7 @@ def _walker(number: Number) -> OnTeam:
             row = first_row
             last = min(rows_all, first_row + block)
             while row < last:
-                rows = next_rows(last - row)
+                rows = rows_of(last - row)
                 for p in range(count):
                     gather(
                         source + pieces[p, 0],
@@ -117,17 +117,17 @@ def _walker(number: Number) -> OnTeam:
     return on_team(work, name=f"positions_{number.name}")
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _adder(number: Number) -> OnTeam:
     """Returns the kernel that adds planes in order: an adder of chunks' sums."""
     wide = number is FLOAT64
     pointer = float64_at if wide else float32_at
     kind: Any = np.float64 if wide else np.float32
-    size, nan = number.size, kind(np.nan)
+    size, nan, mxcsr = number.size, kind(np.nan), mxcsr_of(number)
 
     def work(index: int, args: Any) -> None:
         # args: 1 planes, 2 result, 3 elements of a plane, 4 the number of planes, 5 elements for a chunk
-        before = set_mxcsr(0x1F80)
+        before = set_mxcsr(mxcsr)
         begin = index * args[5]
         count = min(args[5], args[3] - begin)
         out = native.carray(pointer(args[2] + begin * size), (count,))
@@ -196,10 +196,10 @@ def correlated(x: Tensor, grad: Tensor, window: Window, groups: int, number: Num
     )
     taps = len(window.taps)
     rows, columns = channels // groups * taps, outputs // groups
-    sums = x.new_empty((planes, groups, rows, columns))
+    sums = torch.empty((planes, groups, rows, columns), dtype=number.sums)
     _walker(number)(plan.chunks, source.data_ptr(), grad.data_ptr(), sums.data_ptr(), plan.address)
     total = add_planes(sums, number)
-    found = x.new_empty((outputs, channels // groups, taps))
+    found = sums.new_empty((outputs, channels // groups, taps))
     if groups == 1:
         found.view(outputs, rows).copy_(total[0].t())
     else:

@@ -16,7 +16,7 @@ from samebits.determinism._arithmetic.convolution.geometry import Window
 from samebits.determinism._arithmetic.convolution.positions import add_planes
 from samebits.determinism._arithmetic.convolution.tile import tapped_kernel
 from samebits.determinism._arithmetic.convolution.windows import WindowPlan
-from samebits.determinism._arithmetic.product.mxcsr import set_mxcsr
+from samebits.determinism._arithmetic.product.mxcsr import mxcsr_of, set_mxcsr
 from samebits.determinism._arithmetic.product.packing import copy_rows
 from samebits.determinism._arithmetic.product.tiles import register_tile
 from samebits.determinism._arithmetic.product.vectors import Number
@@ -25,19 +25,19 @@ FIELDS = 24
 """Numbers of a plan before its tables."""
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _walker(number: Number) -> OnTeam:
     """Returns the kernel; `_plan` lists the numbers that it reads."""
     form = register_tile(number)
     most, wide, size, chunk, lanes = form.rows, form.columns, number.size, form.chunk, number.lanes
     broad, narrow = tapped_kernel(number, most, 2, last=True), tapped_kernel(number, most, 1, last=True)
     copy = copy_rows(number, 2)
-    panel_bytes = wide * size * chunk
+    panel_bytes, mxcsr = wide * size * chunk, mxcsr_of(number)
 
     def work(index: int, args: Any) -> None:
         # args: 1-3 images, gradient of the outputs, result, 4 the plan
         plan = native.carray(int64_at(args[4]), (32,))
-        before = set_mxcsr(0x1F80)
+        before = set_mxcsr(mxcsr)
         strips_all, block, blocks, n_all, pixels, run = plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]
         item, pixel, group_bytes, grad_pixel, positions = plan[6], plan[7], plan[8], plan[9], plan[10]
         part, plane, groups, rows_all = plan[11], plan[12], plan[13], plan[14]
@@ -139,9 +139,9 @@ def correlated_last(x: Tensor, grad: Tensor, window: Window, groups: int, number
         number, window, batch, groups, channels // groups, outputs // groups, torch.get_num_threads()
     )
     taps, each = len(window.taps), channels // groups
-    sums = x.new_empty((planes, groups, taps * each, outputs // groups))
+    sums = torch.empty((planes, groups, taps * each, outputs // groups), dtype=number.sums)
     _walker(number)(plan.chunks, source.data_ptr(), grad.data_ptr(), sums.data_ptr(), plan.address)
     total = add_planes(sums, number).view(groups, taps, each, outputs // groups)
-    found = x.new_empty((outputs, each, taps))
+    found = sums.new_empty((outputs, each, taps))
     found.view(groups, outputs // groups, each, taps).copy_(total.permute(0, 3, 2, 1))
     return found

@@ -20,12 +20,10 @@ from samebits.determinism._arithmetic.convolution.border import border_numbers, 
 from samebits.determinism._arithmetic.convolution.copies import gather_rows
 from samebits.determinism._arithmetic.convolution.geometry import Window
 from samebits.determinism._arithmetic.convolution.tile import tapped_kernel
-from samebits.determinism._arithmetic.product.mxcsr import set_mxcsr
-from samebits.determinism._arithmetic.product.tiles import _next_rows, register_tile
+from samebits.determinism._arithmetic.product.mxcsr import mxcsr_of, set_mxcsr
+from samebits.determinism._arithmetic.product.tiles import next_rows, register_tile
 from samebits.determinism._arithmetic.product.vectors import Number
 
-KEPT = 0x1F80
-"""The register MXCSR: rounded to nearest even, denormals kept."""
 FIELDS = 24
 """Numbers of a plan before its tables."""
 
@@ -35,20 +33,20 @@ def _copy_nothing(source: Any, target: Any, numbers: Any) -> None:
     """Stands for the copy of a plane in a kernel that copies none, and compiles faster."""
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=6)
 def _walker(number: Number, fused: bool) -> OnTeam:
     """Returns the kernel; `_plan` lists the numbers that it reads. `fused`: it copies borders, too."""
     form = register_tile(number)
     most, wide, size, chunk, lanes = form.rows, form.columns, number.size, form.chunk, number.lanes
-    next_rows = _next_rows(most)
+    rows_of = next_rows(most)
     broad, narrow = tapped_kernel(number, most, 2), tapped_kernel(number, most, 1)
     gather, copy_plane = gather_rows(number, 2), plane_copier(number) if fused else _copy_nothing
-    pitch = wide * size
+    pitch, mxcsr = wide * size, mxcsr_of(number)
 
     def work(index: int, args: Any) -> None:
         # args: 1-4 images, weights, result and bias, 5 the plan, 6 the numbers of a border that is copied here (0: none)
         plan = native.carray(int64_at(args[5]), (32,))
-        before = set_mxcsr(0x1F80)
+        before = set_mxcsr(mxcsr)
         total, per_image, block, m_all, m_block, m_blocks = (
             plan[0],
             plan[1],
@@ -117,7 +115,7 @@ def _walker(number: Number, fused: bool) -> OnTeam:
                         b, table = source + first, taps + k0 * 8
                     row = 0
                     while row < m:
-                        rows = next_rows(m - row)
+                        rows = rows_of(m - row)
                         a, c, s = a0 + row * am + k0 * size, c1 + row * cm, s0 + row * size * has_bias
                         if columns > lanes:
                             broad(rows, a, am, b, 0, table, c, cm, s, length, columns, old, own)
@@ -281,7 +279,7 @@ def windowed(
         wider[:, :k] = weights
         weights = wider
     sizes = (outputs, batch) if plan.is_merged else (batch, outputs)
-    out = x.new_empty((*sizes, *window.outputs))
+    out = x.new_empty((*sizes, *window.outputs), dtype=number.sums)
     _walker(number, fused is not None)(
         plan.chunks, source.data_ptr(), weights.data_ptr(), out.data_ptr(),
         (weights if bias is None else bias).data_ptr(), plan.address, fused.buffer_info()[0] if fused else 0,

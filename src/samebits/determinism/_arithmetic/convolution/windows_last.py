@@ -16,26 +16,26 @@ from samebits.determinism._arithmetic.convolution.channels_last import turn
 from samebits.determinism._arithmetic.convolution.geometry import Window
 from samebits.determinism._arithmetic.convolution.tile import tapped_kernel
 from samebits.determinism._arithmetic.convolution.windows import WindowPlan
-from samebits.determinism._arithmetic.product.mxcsr import set_mxcsr
-from samebits.determinism._arithmetic.product.tiles import _next_rows, register_tile
+from samebits.determinism._arithmetic.product.mxcsr import mxcsr_of, set_mxcsr
+from samebits.determinism._arithmetic.product.tiles import next_rows, register_tile
 from samebits.determinism._arithmetic.product.vectors import Number
 
 FIELDS = 24
 """Numbers of a plan before its tables."""
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def _walker(number: Number) -> OnTeam:
     """Returns the kernel; `_plan` lists the numbers that it reads."""
     form = register_tile(number)
     most, wide, size, chunk, lanes = form.rows, form.columns, number.size, form.chunk, number.lanes
-    next_rows = _next_rows(most)
+    rows_of, mxcsr = next_rows(most), mxcsr_of(number)
     broad, narrow = tapped_kernel(number, most, 2, last=True), tapped_kernel(number, most, 1, last=True)
 
     def work(index: int, args: Any) -> None:
         # args: 1-4 images, panels of weights, result and bias, 5 the plan
         plan = native.carray(int64_at(args[5]), (32,))
-        before = set_mxcsr(0x1F80)
+        before = set_mxcsr(mxcsr)
         total, per_image, block, n_all, part, parts = plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]
         k_all, item, pixel, channels, run = plan[6], plan[7], plan[8], plan[9], plan[10]
         out_item, cm, groups, has_bias = plan[11], plan[12], plan[13], plan[14]
@@ -61,7 +61,7 @@ def _walker(number: Number) -> OnTeam:
                     c0 = args[3] + image * out_item + row * run * cm + column
                     x = 0
                     while x < run:
-                        rows = next_rows(run - x)
+                        rows = rows_of(run - x)
                         a, c = a0 + x * pixel, c0 + x * cm
                         if columns > lanes:
                             broad(
@@ -188,7 +188,7 @@ def windowed_last(
         torch.get_num_threads(),
     )
     packed = _panels(weights, groups, number)
-    out = x.new_empty((batch, *window.outputs, outputs))
+    out = x.new_empty((batch, *window.outputs, outputs), dtype=number.sums)
     _walker(number)(
         plan.chunks, source.data_ptr(), packed.data_ptr(), out.data_ptr(),
         (weights if bias is None else bias).data_ptr(), plan.address,

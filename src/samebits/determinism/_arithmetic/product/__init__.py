@@ -43,8 +43,8 @@ def product(
     """Returns alpha a b + beta added; None where these are no factors of one floating-point type that fit, or are empty.
 
     Two matrices, equal batches of them, a matrix and a vector, or two vectors. `added` is broadcast to the result's
-    shape, and not read if beta is 0. `out`: an empty tensor of the result's shape and type that becomes it, for two batches of
-    float32 or float64; its rows must be dense.
+    shape, and not read if beta is 0. `out`: an empty tensor of the result's shape and type that becomes it; its rows must be
+    dense.
     """
     if beta == 0:
         added = None

@@ -41,6 +41,20 @@ BLOCK = 512
 """Elements of a row that are finished together."""
 
 
+def _finished(dtype: torch.dtype) -> Any:
+    """Returns the part of kernels that rounds a sum to the result's type, with the one NaN."""
+    rounded = FORMS[dtype][3]
+    if dtype == torch.bfloat16:  # its NaN is that one
+        return rounded
+    nan: Any = (np.float64 if dtype == torch.float64 else np.float32)(np.nan)
+
+    @inlined
+    def finished(x: Any) -> Any:
+        return rounded(nan if x != x else x)  # noqa: PLR0124 (not a number)
+
+    return finished
+
+
 @lru_cache(maxsize=4)
 def row_finisher(dtype: torch.dtype) -> Any:
     """Returns the part of kernels that makes a row of the result of a row of sums.
@@ -50,7 +64,7 @@ def row_finisher(dtype: torch.dtype) -> Any:
     """
     at, bytes_of_one, read, rounded = FORMS[dtype]
     pointer = float64_at if dtype == torch.float64 else float32_at
-    nan: Any = (np.float64 if dtype == torch.float64 else np.float32)(np.nan)
+    finished = _finished(dtype)
 
     @inlined
     def rounded_and_read(x: Any) -> Any:
@@ -70,17 +84,17 @@ def row_finisher(dtype: torch.dtype) -> Any:
         elif is_adding != 0:
             for j in range(count):
                 sums[j] = in_type(sums[j] * alpha) + beta * read(native.carray(at(s + j * s_step), (1,))[0])
-        else:
+        elif alpha != 1:
             for j in range(count):
                 sums[j] = sums[j] * alpha
         if out_step == bytes_of_one:
             result = native.carray(at(out), (count,))
             for j in range(count):
-                result[j] = rounded(nan if sums[j] != sums[j] else sums[j])
+                result[j] = finished(sums[j])
         else:
             for j in range(count):
                 one = native.carray(at(out + j * out_step), (1,))
-                one[0] = rounded(nan if sums[j] != sums[j] else sums[j])
+                one[0] = finished(sums[j])
 
     return finish_row
 

@@ -6,14 +6,20 @@ from typing import Any
 
 from samebits import _native as native
 from samebits._native import instruction
+from samebits.determinism._arithmetic.product.vectors import BFLOAT16, Number
+
+KEPT, FLUSHED = 0x1F80, 0x9FC0
+"""The register MXCSR: rounded to nearest even; denormals are kept, or flushed to zero, as results and as factors."""
+
+
+def mxcsr_of(number: Number) -> int:
+    """Returns the register with which numbers are multiplied: as VDPBF16PS does pairs of bfloat16."""
+    return FLUSHED if number is BFLOAT16 else KEPT
 
 
 @instruction
 def set_mxcsr(typing_context: Any, value: Any) -> Any:
-    """Sets the register for this thread; returns the value before.
-
-    0x1F80: round to nearest even, denormals kept. 0x9FC0: denormals are flushed to zero, as results and as factors.
-    """
+    """Sets the register for this thread; returns the value before."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         ir = native.ir

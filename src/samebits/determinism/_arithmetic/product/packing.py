@@ -7,7 +7,7 @@ from typing import Any
 
 from samebits import _native as native
 from samebits._native import instruction
-from samebits.determinism._arithmetic.product.vectors import Emitter, Number
+from samebits.determinism._arithmetic.product.vectors import BFLOAT16, Emitter, Number, features
 
 
 def copy_rows(number: Number, vectors: int) -> Any:
@@ -42,7 +42,8 @@ STRIPS = 4
 def copy_strips(number: Number, rows: int) -> Any:
     """Returns the instruction that copies strips of `rows` contiguous rows each; at least a vector of rows follows them.
 
-    Its arguments: the source, bytes from k to k; the target, bytes from k to k, bytes from strip to strip; the length.
+    Its arguments: the source, bytes from k to k (of pairs: from pair to pair); the target, bytes from k to k, bytes from
+    strip to strip; the length.
     """
 
     @instruction
@@ -51,13 +52,18 @@ def copy_strips(number: Number, rows: int) -> Any:
             source, step, target, pitch, strip, length = arguments
             emit = Emitter(builder, number)
             width = emit.lanes * number.size
+            half = builder.sdiv(step, emit.i64(2))
             with native.cgutils.for_range(builder, length) as loop:
                 here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
                 there = builder.add(target, builder.mul(loop.index, pitch))
                 for one in range(STRIPS):
                     place = emit.pointer(builder.add(there, builder.mul(strip, emit.i64(one))))
                     for j in range(-(-rows // emit.lanes)):
-                        value = emit.load(here, one * rows * number.size + j * width)
+                        first = one * rows + j * emit.lanes
+                        if number is BFLOAT16:
+                            value = _interleaved(emit, _short(emit), here, half, emit.i64(first))
+                        else:
+                            value = emit.load(here, first * number.size)
                         emit.store(value, place, j * width)
             return context.get_dummy_value()
 
@@ -79,23 +85,23 @@ def interleave_rows(number: Number, vectors: int) -> Any:
             emit = Emitter(builder, number)
             half = builder.sdiv(step, emit.i64(2))
             whole = builder.sdiv(columns, emit.i64(emit.lanes))
+            done = builder.mul(whole, emit.i64(emit.lanes))
+            is_rest, mask = builder.icmp_signed("<", done, columns), emit.mask(builder.sub(columns, done))
             with native.cgutils.for_range(builder, length) as loop:
                 here = emit.pointer(builder.add(source, builder.mul(loop.index, step)))
                 there = emit.pointer(builder.add(target, builder.mul(loop.index, pitch)))
                 with native.cgutils.for_range(builder, whole) as inner:
                     first = builder.mul(inner.index, emit.i64(emit.lanes))
-                    _interleave(
-                        emit,
-                        native.ir.VectorType(native.ir.IntType(16), emit.lanes),
-                        here,
-                        half,
-                        there,
-                        first,
-                    )
-                with native.cgutils.for_range_slice(
-                    builder, builder.mul(whole, emit.i64(emit.lanes)), columns, emit.i64(1)
-                ) as (index, _):
-                    _interleave(emit, native.ir.IntType(16), here, half, there, index)
+                    pairs = _interleaved(emit, _short(emit), here, half, first)
+                    emit.store(pairs, there, builder.mul(first, emit.i64(4)))
+                if "avx512bw" in features():  # a load of some elements of 16 bits
+                    with builder.if_then(is_rest):
+                        pairs = _interleaved(emit, _short(emit), here, half, done, mask)
+                        emit.store(pairs, there, builder.mul(done, emit.i64(4)), mask)
+                else:
+                    with native.cgutils.for_range_slice(builder, done, columns, emit.i64(1)) as (one, _):
+                        pair = _interleaved(emit, native.ir.IntType(16), here, half, one)
+                        builder.store(pair, emit.at(there, builder.mul(one, emit.i64(4)), emit.word), align=4)
             return context.get_dummy_value()
 
         return native.types.void(*[native.types.int64] * 6), build
@@ -103,18 +109,27 @@ def interleave_rows(number: Number, vectors: int) -> Any:
     return copy
 
 
-def _interleave(emit: Emitter, kind: Any, here: Any, half: Any, there: Any, first: Any) -> None:
-    """Copies some columns from `first` on: the even row's number is the low half of the pair."""
+def _short(emit: Emitter) -> Any:
+    """A vector of 16-bit numbers, one for each lane."""
+    return native.ir.VectorType(native.ir.IntType(16), emit.lanes)
+
+
+def _interleaved(emit: Emitter, kind: Any, here: Any, half: Any, first: Any, mask: Any = None) -> Any:
+    """The pairs of some columns from `first` on (those that the mask has): the even row's number is the low half of a pair."""
     builder = emit.builder
     wide = emit.words if hasattr(kind, "count") else emit.word
     offset = builder.mul(first, emit.i64(2))
-    even, odd = (
-        builder.zext(builder.load(emit.at(builder.gep(row, [offset]), 0, kind), align=2), wide)
-        for row in (here, builder.gep(here, [half]))
-    )
+    places = [emit.at(builder.gep(row, [offset]), 0, kind) for row in (here, builder.gep(here, [half]))]
+    if mask is None:
+        loaded = [builder.load(place, align=2) for place in places]
+    else:
+        nothing = native.ir.Constant(kind, [0] * emit.lanes)
+        name = f"llvm.masked.load.v{emit.lanes}i16.p0"
+        loaded = [emit.call(name, kind, place, emit.i32(2), mask, nothing) for place in places]
+    even, odd = (builder.zext(numbers, wide) for numbers in loaded)
     shift = emit.constant(16) if wide is emit.words else emit.word(16)
     pairs = builder.or_(builder.shl(odd, shift), even)
-    builder.store(pairs, emit.at(there, builder.mul(first, emit.i64(4)), wide), align=4)
+    return builder.bitcast(pairs, emit.vector) if wide is emit.words else pairs
 
 
 class Transposition:

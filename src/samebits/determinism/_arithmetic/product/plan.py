@@ -11,6 +11,7 @@ import torch
 from samebits.determinism._arithmetic.product.cuts import FEW, TILED, Layout, ProductCut, ceil, cut
 from samebits.determinism._arithmetic.product.dot import dotted
 from samebits.determinism._arithmetic.product.few_rows import few
+from samebits.determinism._arithmetic.product.mxcsr import mxcsr_of
 from samebits.determinism._arithmetic.product.packing import STRIPS
 from samebits.determinism._arithmetic.product.scratch import LINE
 from samebits.determinism._arithmetic.product.tiles import register_tile, tiled
@@ -19,8 +20,6 @@ from samebits.determinism._arithmetic.product.vectors import BFLOAT16, FLOAT32, 
 NUMBERS = {torch.float32: FLOAT32, torch.float64: FLOAT64, torch.bfloat16: BFLOAT16}
 NOTHING: tuple[()] = ()
 """No tensor is added."""
-KEPT, FLUSHED = 0x1F80, 0x9FC0
-"""The register MXCSR: rounded to nearest even; denormals are kept, or flushed to zero."""
 
 
 @dataclass
@@ -52,7 +51,7 @@ class ProductPlan:
         if cut.kernel != TILED:
             panels, strip, sums = 0, 0, 2 * layout.m * ceil(cut.tile_n, form.columns) * form.columns
         memory = ceil((panels * form.chunk + strip + sums) * number.size, LINE) * LINE
-        self.mxcsr = FLUSHED if number is BFLOAT16 else KEPT
+        self.mxcsr = mxcsr_of(number)
         self._numbers = array("q", (self.mxcsr, memory, *_flat(layout), *_flat(cut), *_flat(final)))
         self.address = self._numbers.buffer_info()[0]
         self.chunks = cut.grid_m * cut.grid_n * ceil(layout.batch, cut.items) * cut.parts
@@ -71,7 +70,7 @@ class ProductPlan:
         self.is_simple = self.chunks == 1 and self.planes == 1 and not final.is_final
         """One chunk of work makes the result, without alpha and beta."""
         self.sums: tuple[int, ...] = (self.planes, layout.batch, layout.m, layout.n)
-        self.sum_dtype = torch.float64 if number is FLOAT64 else torch.float32
+        self.sum_dtype = number.sums
         self.steps = final.steps
         self.is_adding = int(final.is_adding)
 

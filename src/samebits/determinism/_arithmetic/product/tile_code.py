@@ -5,6 +5,7 @@ Its accumulators stay in registers: one chain of fused multiply-adds for each ou
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from samebits import _native as native
@@ -30,58 +31,91 @@ def tile_kernel(number: Number, most: int, vectors: int) -> Any:
 
     @instruction
     def tile(typing_context: Any, rows: Any, a: Any, am: Any, ak: Any, b: Any, bk: Any, c: Any, cm: Any, s: Any, sm: Any, length: Any, columns: Any, old: Any, own: Any) -> Any:  # fmt: skip
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            end = builder.append_basic_block("tile_end")
-            choice = builder.switch(arguments[0], end)
-            for count in counts(most):
-                block = builder.append_basic_block(f"tile_{count}")
-                choice.add_case(native.ir.IntType(64)(count), block)
-                builder.position_at_end(block)
-                builder.call(_function(builder.module, number, count, vectors), arguments[1:])
-                builder.branch(end)
-            builder.position_at_end(end)
-            return context.get_dummy_value()
+        return tile_of_rows(number, most, f"tile_{vectors}", 14, build)
 
-        return native.types.void(*[native.types.int64] * 14), build
+    def build(emit: Emitter, rows: int, arguments: Sequence[Any]) -> None:
+        a, am, ak, b, bk, c, cm, s, sm, length, columns, old, own = arguments
+        steps = [ak] * -(-rows // 3) + [bk]
+        begins = [*row_pointers(emit, a, am, rows), emit.pointer(b)]
+        sums = chain(emit, rows, vectors, am, length, begins, steps, lambda here: (here[:-1], here[-1]))
+
+        def selves() -> list[Any]:
+            masks, width = emit.column_masks(own, vectors), emit.lanes * number.size
+            places = [
+                emit.pointer(emit.builder.add(s, emit.builder.mul(sm, emit.i64(row)))) for row in range(rows)
+            ]
+            nothing = NEGATIVE_ZERO[number.size]
+            return [
+                emit.load(place, j * width, masks[j], nothing) for place in places for j in range(vectors)
+            ]
+
+        finish_tile(emit, vectors, sums, c, cm, columns, old, own, selves)
 
     return tile
 
 
-def _function(module: Any, number: Number, rows: int, vectors: int) -> Any:
-    """The tile's kernel as a function of its own, so that no register holds anything else."""
+def tile_of_rows(
+    number: Number,
+    most: int,
+    name: str,
+    count: int,
+    build: Callable[[Emitter, int, Sequence[Any]], None],
+) -> tuple[Any, Any]:
+    """Returns the type of an instruction with `count` integers, and what builds it: the first says which tile it calls.
+
+    There is a tile for each of the `counts(most)` of rows, a function of its own, so that no register holds anything
+    else. `build` writes its instructions, from the other arguments.
+    """
     ir = native.ir
-    name = f"samebits_tile_{number.name}_{rows}_{vectors}"
-    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 13)
-    function = native.cgutils.get_or_insert_function(module, kind, name)
-    function.linkage = "internal"
-    function.attributes.add("noinline")
-    builder = ir.IRBuilder(function.append_basic_block("entry"))
-    emit, arguments = Emitter(builder, number), function.args
-    a, am, ak, b, bk = arguments[:5]
-    sums = _chain(emit, rows, vectors, a, am, ak, b, bk, arguments[9])
-    _finish(emit, rows, vectors, sums, *arguments[5:9], *arguments[10:])
-    builder.ret_void()
-    return function
+
+    def function(module: Any, rows: int) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * (count - 1))
+        made = native.cgutils.get_or_insert_function(module, kind, f"samebits_{number.name}_{name}_{rows}")
+        if made.is_declaration:
+            made.linkage = "internal"
+            made.attributes.add("noinline")
+            builder = ir.IRBuilder(made.append_basic_block("entry"))
+            build(Emitter(builder, number), rows, made.args)
+            builder.ret_void()
+        return made
+
+    def call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        end = builder.append_basic_block("tile_end")
+        choice = builder.switch(arguments[0], end)
+        for rows in counts(most):
+            block = builder.append_basic_block(f"tile_{rows}")
+            choice.add_case(ir.IntType(64)(rows), block)
+            builder.position_at_end(block)
+            builder.call(function(builder.module, rows), arguments[1:])
+            builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return native.types.void(*[native.types.int64] * count), call
 
 
-def _chain(
+def row_pointers(emit: Emitter, a: Any, am: Any, rows: int) -> list[Any]:
+    """Returns where every third row of the first factor begins."""
+    builder = emit.builder
+    return [emit.pointer(builder.add(a, builder.mul(am, emit.i64(row)))) for row in range(0, rows, 3)]
+
+
+def chain(
     emit: Emitter,
     rows: int,
     vectors: int,
-    a: Any,
     am: Any,
-    ak: Any,
-    b: Any,
-    bk: Any,
     length: Any,
+    begins: list[Any],
+    steps: list[Any],
+    factors: Callable[[list[Any]], tuple[list[Any], Any]],
 ) -> list[Any]:
-    """The loop over the chunk; returns the accumulators, row by row."""
+    """Writes the loop over a chunk, and returns the accumulators, row by row.
+
+    `begins`: pointers that go on by `steps` bytes from k to k; of those of one k `factors` returns the `row_pointers` of
+    the first factor, and the place of the second.
+    """
     builder, width = emit.builder, emit.lanes * emit.number.size
-    groups = -(-rows // 3)
-    begins = [
-        emit.pointer(builder.add(a, builder.mul(am, emit.i64(3 * group)))) for group in range(groups)
-    ] + [emit.pointer(b)]
-    steps = [ak] * groups + [bk]
     before, loop, after = (
         builder.block,
         builder.append_basic_block("chain"),
@@ -93,13 +127,14 @@ def _chain(
     left.add_incoming(length, before)
     pointers = [builder.phi(begin.type) for begin in begins]
     totals = [builder.phi(emit.vector) for _ in range(rows * vectors)]
-    columns_of_b = [emit.load(pointers[-1], j * width) for j in range(vectors)]
+    rows_at, columns_at = factors(pointers)
+    columns_of_b = [emit.load(columns_at, j * width) for j in range(vectors)]
     # In the loop, so that the compiler keeps one register for it, and not a pointer for each row.
     pitch = emit.opaque(am)
     offsets = [emit.i64(0), pitch, builder.mul(pitch, emit.i64(2))]
     sums = []
     for row in range(rows):
-        element = emit.broadcast(pointers[row // 3], offsets[row % 3])
+        element = emit.broadcast(rows_at[row // 3], offsets[row % 3])
         sums += [emit.chained(element, columns_of_b[j], totals[row * vectors + j]) for j in range(vectors)]
     for pointer, begin, step in zip(pointers, begins, steps, strict=True):
         pointer.add_incoming(begin, before)
@@ -114,34 +149,38 @@ def _chain(
     return sums
 
 
-def _finish(
-    emit: Emitter, rows: int, vectors: int, sums: list[Any], c: Any, cm: Any, s: Any, sm: Any, columns: Any, old: Any, own: Any
-) -> None:  # fmt: skip
-    """Adds the chunk's sums to c, and self to that; where one is not to be added, -0 is."""
-    builder = emit.builder
-    masks = [emit.mask(columns, j * emit.lanes) for j in range(vectors)]
+def finish_tile(
+    emit: Emitter,
+    vectors: int,
+    sums: list[Any],
+    c: Any,
+    cm: Any,
+    columns: Any,
+    old: Any,
+    own: Any,
+    added: Callable[[], list[Any]],
+) -> None:
+    """Writes c, of `columns` columns: the sums, to which `old` columns of c are added (all or none), and `added()` to that.
+
+    `added` returns vectors like the sums, of -0 where `own` is 0.
+    """
+    builder, width = emit.builder, emit.lanes * emit.number.size
+    rows = len(sums) // vectors
+    masks = emit.column_masks(columns, vectors)
     places = [emit.pointer(builder.add(c, builder.mul(cm, emit.i64(row)))) for row in range(rows)]
-    with builder.if_else(builder.icmp_signed("==", builder.or_(old, own), emit.i64(0))) as (alone, added):
+
+    def store(values: list[Any]) -> None:
+        for number, value in enumerate(values):
+            row, j = divmod(number, vectors)
+            emit.store(emit.plain(value), places[row], j * width, masks[j])
+
+    with builder.if_else(builder.icmp_signed("==", builder.or_(old, own), emit.i64(0))) as (alone, more):
         with alone:
-            _store(emit, sums, places, masks)
-        with added:
-            others = [emit.pointer(builder.add(s, builder.mul(sm, emit.i64(row)))) for row in range(rows)]
-            for where, count in ((places, old), (others, own)):
-                sums = _plus(emit, sums, where, [emit.mask(count, j * emit.lanes) for j in range(vectors)])
-            _store(emit, sums, places, masks)
-
-
-def _plus(emit: Emitter, sums: list[Any], places: list[Any], masks: list[Any]) -> list[Any]:
-    vectors, width, nothing = len(masks), emit.lanes * emit.number.size, NEGATIVE_ZERO[emit.number.size]
-    return [
-        emit.builder.fadd(emit.load(place, j * width, masks[j], nothing), sums[row * vectors + j])
-        for row, place in enumerate(places)
-        for j in range(vectors)
-    ]
-
-
-def _store(emit: Emitter, sums: list[Any], places: list[Any], masks: list[Any]) -> None:
-    width = emit.lanes * emit.number.size
-    for number, value in enumerate(sums):
-        row, j = divmod(number, len(masks))
-        emit.store(emit.plain(value), places[row], j * width, masks[j])
+            store(sums)
+        with more:
+            before, totals = emit.column_masks(old, vectors), []
+            for number, value in enumerate(sums):
+                row, j = divmod(number, vectors)
+                earlier = emit.load(places[row], j * width, before[j], NEGATIVE_ZERO[emit.number.size])
+                totals.append(builder.fadd(earlier, value))
+            store([builder.fadd(one, total) for one, total in zip(added(), totals, strict=True)])

@@ -77,11 +77,22 @@ def _packing(number: Number) -> Any:
     return pack
 
 
-NEXT = {
+_NEXT = {
     12: (0, 1, 2, 3, 4, 3, 6, 4, 8, 6, 6, 8, 12, 6, 8, 8, 8, 8, 12, 8, 12, 12, 8, 12),
     6: (0, 1, 2, 3, 4, 3, 6, 4, 4, 6, 6, 4),
 }
 """The rows of the next tile, by the number that is left, for tiles of at most 12 or 6: little is left to tiles of 1 to 3."""
+
+
+def next_rows(most: int) -> Any:
+    """Returns the part of kernels that says how many rows the next tile has, of so many that are left."""
+    following = _NEXT[most]
+
+    @inlined
+    def rows(left: Any) -> Any:
+        return following[left] if left < 2 * most else most
+
+    return rows
 
 
 @lru_cache(maxsize=4)
@@ -89,13 +100,13 @@ def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
     """Returns the kernel of products of one kind of number, and a result of a type; its arguments are listed in it."""
     form = register_tile(number)
     most, wide, size, chunk = form.rows, form.columns, number.size, form.chunk
-    lanes, following = number.lanes, NEXT[most]
+    lanes, rows_of = number.lanes, next_rows(most)
     choose, choose_narrow = tile_kernel(number, most, 2), tile_kernel(number, most, 1)
     pack, strips = _packing(number), copy_rows(number, 2)
     narrow_strips, finish_row = _rows(number, -(-most // lanes)), row_finisher(dtype)
     pitch = -(-most // lanes) * lanes * size
     panel_bytes, strip_bytes = wide * size * chunk, pitch * chunk
-    copies, has_strips = copy_strips(number, most), number is not BFLOAT16
+    copies = copy_strips(number, most)
 
     def work(index: int, args: Any) -> None:
         # args: 1-4 a b c self, 5 the plan: the fields of `Layout`, `ProductCut` and `Final`, in their order, 6 alpha and beta,
@@ -141,7 +152,7 @@ def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
                 is_own = is_adding != 0 and k0 + length == k_all
                 row, packed, packed_from = 0, 0, 0
                 while row < m:
-                    rows = following[m - row] if m - row < 2 * most else most
+                    rows = rows_of(m - row)
                     a = a0 + row * am + k0 * ak
                     am_here, ak_here = am, ak
                     if pack_a == 1:
@@ -153,7 +164,7 @@ def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
                     elif pack_a == 2:
                         if row >= packed:
                             packed = row
-                            if has_strips and m - row >= (STRIPS + 1) * most:
+                            if m - row >= (STRIPS + 1) * most:
                                 copies(a, ak, strip, pitch, strip_bytes, length)
                                 packed += STRIPS * most
                             else:
@@ -193,17 +204,3 @@ def tiled(number: Number, dtype: torch.dtype) -> OnTeam:
         set_mxcsr(before)
 
     return on_team(work, name=f"product_{number.name}_{dtype}")
-
-
-def _next_rows(most: int) -> Any:
-    """Returns the part of kernels that says how many rows come next; best is none with less than 4."""
-
-    @inlined
-    def rows(left: Any) -> Any:
-        if left >= most:
-            return most
-        if left in (5, 7, 9):
-            return left // 2 + left % 4 // 3 if left != 9 else 6
-        return left if left <= 8 else left - 4 if left == 10 else 8
-
-    return rows

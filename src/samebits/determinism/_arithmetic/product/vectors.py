@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+import torch
+
 from samebits import _native as native
 
 
@@ -40,12 +42,22 @@ class Number:
         return (64 if "avx512f" in features() else 32) // self.size
 
     @property
+    def sums(self) -> torch.dtype:
+        """The type of sums of products."""
+        return torch.float64 if self.name == "float64" else torch.float32
+
+    @property
     def masks(self) -> bool:
         """Returns True if the CPU has registers for masks (AVX-512)."""
         return "avx512f" in features()
 
 
 FLOAT32, FLOAT64, BFLOAT16 = Number("float32"), Number("float64"), Number("bfloat16")
+
+
+def copied(number: Number) -> Number:
+    """Returns the number whose kernels copy elements of this size."""
+    return FLOAT64 if number is FLOAT64 else FLOAT32
 
 
 class Emitter:
@@ -115,6 +127,10 @@ class Emitter:
         lane = ir.Constant(self.words, list(range(self.lanes)))
         bits = self.builder.icmp_signed("<", lane, self.splat(rest))
         return bits if self.number.masks else self.builder.sext(bits, self.words)
+
+    def column_masks(self, count: Any, vectors: int) -> list[Any]:
+        """The masks of some vectors side by side, for elements below `count`."""
+        return [self.mask(count, j * self.lanes) for j in range(vectors)]
 
     def load(self, pointer: Any, offset: Any, mask: Any = None, missing: int = 0) -> Any:
         """Loads a vector; lanes that the mask leaves out become the number with the bits `missing`."""

@@ -79,6 +79,32 @@ def block_of_run(what: str, memory: str) -> Deferred:
     return block
 
 
+@cache
+def gathered(memory: str) -> Deferred:
+    """Returns the part of kernels (base, first, count, run, between, room) for the address of some elements of several runs.
+
+    Elements of more than one run are copied together into `room`; `between` is the distance of runs in bytes.
+    """
+    size = vectors.SIZE[memory]
+
+    @inlined
+    def place(base: Any, first: Any, count: Any, run: Any, between: Any, room: Any) -> Any:
+        outer, inner = first // run, first % run
+        here = base + outer * between + inner * size
+        if inner + count > run:
+            here = room
+            done = 0
+            while done < count:
+                some = min(run - inner, count - done)
+                _copy_bytes(room + done * size, base + outer * between + inner * size, some * size)
+                done += some
+                outer += 1
+                inner = 0
+        return here
+
+    return place
+
+
 @inlined
 def _itself(x: Any) -> Any:
     return x
@@ -110,23 +136,7 @@ def runs(what: str, memory: str, result: str) -> OnTeam:
     load_sums, store_sums, one_at, store_at = (
         table[lanes_type] for table in (vectors.LOAD, vectors.STORE, vectors.LOAD_ONE, vectors.STORE_ONE)
     )
-    width = vectors.SIZE[lanes_type]
-
-    @inlined
-    def place(base: Any, first: Any, count: Any, run: Any, between: Any, room: Any) -> Any:
-        """Returns the address of `count` elements from the element `first` on; copies those of several runs together."""
-        outer, inner = first // run, first % run
-        here = base + outer * between + inner * size
-        if inner + count > run:
-            here = room
-            done = 0
-            while done < count:
-                some = min(run - inner, count - done)
-                _copy_bytes(room + done * size, base + outer * between + inner * size, some * size)
-                done += some
-                outer += 1
-                inner = 0
-        return here
+    width, place = vectors.SIZE[lanes_type], gathered(memory)
 
     def chunk_of_runs(chunk: int, args: Any) -> None:
         rows, parts, inner_rows = args[5], args[6], args[8]

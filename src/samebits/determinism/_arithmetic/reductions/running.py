@@ -9,12 +9,12 @@ import numpy as np
 
 from samebits._native import called, inlined, vectors
 from samebits._native.lazy_kernel import Deferred
-from samebits.determinism._arithmetic.reductions.kernels import BLOCK, accumulator, block_of_run
+from samebits.determinism._arithmetic.reductions.kernels import BLOCK, accumulator, block_of_run, gathered
 from samebits.determinism._arithmetic.reductions.steps import STEPS
 
 room_of_sums, room_of_block = vectors.stack(5 * 128), vectors.stack(8 * BLOCK)
 """The lanes of the sums of blocks, of their blocks, and so on: for 2^32 elements."""
-_splat, _added, _copy_bytes = vectors.splat, vectors.added, vectors.copy_bytes
+_splat, _added = vectors.splat, vectors.added
 
 
 class Running(NamedTuple):
@@ -80,32 +80,6 @@ def sum_of_run(what: str, memory: str) -> Deferred:
         return result
 
     return reduced
-
-
-@cache
-def gathered(memory: str) -> Deferred:
-    """Returns the part of kernels (base, first, count, run, between, room) for the address of some elements of several runs.
-
-    Elements of more than one run are copied together into `room`; `between` is the distance of runs in bytes.
-    """
-    size = vectors.SIZE[memory]
-
-    @inlined
-    def place(base: Any, first: Any, count: Any, run: Any, between: Any, room: Any) -> Any:
-        outer, inner = first // run, first % run
-        here = base + outer * between + inner * size
-        if inner + count > run:
-            here = room
-            done = 0
-            while done < count:
-                some = min(run - inner, count - done)
-                _copy_bytes(room + done * size, base + outer * between + inner * size, some * size)
-                done += some
-                outer += 1
-                inner = 0
-        return here
-
-    return place
 
 
 @cache

@@ -12,7 +12,7 @@ from samebits._native.kernel_threads import OnTeam, on_team
 from samebits._native.lazy_kernel import Deferred
 from samebits.determinism._arithmetic.functions.logarithm import log_by_series
 from samebits.determinism._arithmetic.reductions.kernels import BLOCK
-from samebits.determinism._arithmetic.softmax.exponential import EXP
+from samebits.determinism._arithmetic.softmax.exponential import EXP, softmax_value
 from samebits.determinism._arithmetic.softmax.rows import lanes_of
 
 _lanes_room, _sums_room, _centers_room = (
@@ -120,15 +120,7 @@ def softmax_columns(memory: str, result: str, *, log: bool) -> OnTeam:
             store_one(at, real(log_by_series(np.float64(load_one(at)))))
         return load_lanes(room)
 
-    @inlined
-    def value(x: Any, center: Any, divisor: Any) -> Any:
-        if in_place:
-            made = x / divisor
-        elif log:
-            made = (x - center) - divisor
-        else:
-            made = exp(x - center) / divisor
-        return _one_nan(made)
+    value = softmax_value(lanes_type, log=log, is_exp=in_place)
 
     def columns_of_tile(chunk: int, args: Any) -> None:
         length, columns, tiles = args[3], args[4], args[5]

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from samebits._native import inlined
+from samebits._native import inlined, vectors
+from samebits._native.lazy_kernel import Deferred
 from samebits.determinism._arithmetic.functions.exponential import exp_bounded_double, exp_narrow
 from samebits.determinism._arithmetic.functions.logarithm import log_by_series
 
 EXP = {"float32": exp_narrow, "float64": exp_bounded_double}
 """By the type that is computed in; of numbers and of vectors."""
+
+
+@cache
+def softmax_value(lanes_type: str, *, log: bool, is_exp: bool) -> Deferred:
+    """Returns the part of kernels (x, center, divisor) for a vector of softmax, or of its logarithm.
+
+    `is_exp`: x is exp(x - center) already. For the logarithm, `divisor` is that of the sum.
+    """
+    exp, one_nan = EXP[lanes_type], vectors.one_nan
+
+    @inlined
+    def value(x: Any, center: Any, divisor: Any) -> Any:
+        if is_exp:
+            made = x / divisor
+        elif log:
+            made = (x - center) - divisor
+        else:
+            made = exp(x - center) / divisor
+        return one_nan(made)
+
+    return value
 
 
 @inlined

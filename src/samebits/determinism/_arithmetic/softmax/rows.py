@@ -13,7 +13,7 @@ from samebits._native.lazy_kernel import Deferred
 from samebits.determinism._arithmetic.functions.logarithm import log_by_series
 from samebits.determinism._arithmetic.reductions.kernels import BLOCK
 from samebits.determinism._arithmetic.reductions.running import room_of_sums, running, sum_of_run
-from samebits.determinism._arithmetic.softmax.exponential import EXP
+from samebits.determinism._arithmetic.softmax.exponential import EXP, softmax_value
 
 _splat, _first_of, _added, _one_nan = vectors.splat, vectors.first_of, vectors.added, vectors.one_nan
 _largest, _where_less, _fma = vectors.largest, vectors.where_less, vectors.fma
@@ -99,17 +99,7 @@ def softmax_rows(memory: str, result: str, *, log: bool) -> OnTeam:
     load, load_part = vectors.LOAD[result], vectors.LOAD_PART[result]
     store, store_part, step = vectors.STORE[result], vectors.STORE_PART[result], vectors.SIZE[result]
     store_total, width = vectors.STORE_ONE[lanes_type], vectors.SIZE[lanes_type]
-    real, exp = getattr(np, lanes_type), EXP[lanes_type]
-
-    @inlined
-    def value(x: Any, center: Any, divisor: Any) -> Any:
-        if in_place:
-            made = x / divisor
-        elif log:
-            made = (x - center) - divisor
-        else:
-            made = exp(x - center) / divisor
-        return _one_nan(made)
+    real, value = getattr(np, lanes_type), softmax_value(lanes_type, log=log, is_exp=in_place)
 
     def rows(chunk: int, args: Any) -> None:
         length, room = args[4], room_of_sums()

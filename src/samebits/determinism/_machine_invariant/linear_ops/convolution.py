@@ -15,6 +15,7 @@ from samebits.determinism._arithmetic.convolution import (
     channels_first,
     channels_last,
     gathered,
+    paired,
     spread,
     weight_gradient,
 )
@@ -98,8 +99,8 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> 
     last = _gives_last(x, weight)
     compute = spread if case.is_transposed else gathered
     wide_bias = None if bias is None else _wide(bias).contiguous()
-    found = compute(_image(x, last), _kernel(weight), wide_bias, case.outputs, case.steps, last=last)
-    return _as_torchs(found, x, last)
+    factors = _factors(x, weight, case.steps.groups, is_spread=case.is_transposed, last=last)
+    return _as_torchs(compute(*factors, wide_bias, case.outputs, case.steps, last=last), x, last)
 
 
 def _is_bias(bias: Tensor | None, x: Tensor, weight: Tensor, case: ConvolutionCase) -> bool:
@@ -116,16 +117,17 @@ def _convolution_backward(
         return tuple(_torchs_backward(grad, x, weight, bias, *rest, mask))
     last = _gives_last(x, weight)
     found: list[Tensor | None] = [None, None, None]
-    errors, kernel = _image(grad, last), _kernel(weight)
     if mask[0]:
         sizes = _three(x.shape[2:], x.dim() - 2, 1)
         compute = gathered if case.is_transposed else spread
-        found[0] = _as_torchs(compute(errors, kernel, None, sizes, case.steps, last=last), x, last)
+        factors = _factors(grad, weight, case.steps.groups, is_spread=not case.is_transposed, last=last)
+        found[0] = _as_torchs(compute(*factors, None, sizes, case.steps, last=last), x, last)
     if mask[1]:
-        image = _image(x, last)
-        if case.is_transposed:
-            image, errors = errors, image
-        value = weight_gradient(image, errors, _three(kernel.shape[2:], 3, 1), case.steps, last=last)
+        image, errors = _images(
+            (grad, x) if case.is_transposed else (x, grad), weight, case.steps.groups, last
+        )
+        kernel = _three(weight.shape[2:], weight.dim() - 2, 1)
+        value = weight_gradient(image, errors, kernel, case.steps, last=last)
         value = value.view(weight.shape)
         if last and value.dim() in _FORMATS:
             value = channels_last(value, _FORMATS[value.dim()])
@@ -147,18 +149,32 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.element_size() == 2 else x
 
 
-def _kernel(weight: Tensor) -> Tensor:
-    """The weight with three dimensions of space, and contiguous."""
-    return _with_three(_wide(weight).contiguous())
+def _factors(x: Tensor, weight: Tensor, groups: int, *, is_spread: bool, last: bool) -> tuple[Tensor, Tensor]:
+    """The input or gradient and the weight as `gathered` or `spread` takes them, with three dimensions of space."""
+    dim, parts = (0, groups) if is_spread else (1, 1)
+    if x.dtype != torch.bfloat16 or weight.shape[dim] == parts:
+        return _image(_wide(x), last), _with_three(_wide(weight).contiguous())
+    image, kernel = _image(x, last).contiguous(), _with_three(weight.contiguous())
+    return paired(image, 4 if last else 1, groups), paired(kernel, dim, parts)
+
+
+def _images(two: tuple[Tensor, Tensor], weight: Tensor, groups: int, last: bool) -> list[Tensor]:
+    """The input and the gradient of the output as `weight_gradient` takes them."""
+    is_depthwise = weight.shape[0] == groups and weight.shape[1] == 1
+    if two[0].dtype != torch.bfloat16 or len(two[0]) == 1 or is_depthwise:
+        return [_image(_wide(one), last) for one in two]
+    return [paired(_image(one, last).contiguous(), 0, 1) for one in two]
 
 
 def _image(x: Tensor, last: bool) -> Tensor:
     """The input or gradient with three dimensions of space, and with its channels first, or contiguous with them last."""
-    x, rank = _wide(x), x.dim()
+    rank, is_short = x.dim(), x.element_size() == 2
     is_last = rank in _FORMATS and not x.is_contiguous() and x.is_contiguous(memory_format=_FORMATS[rank])
     if not last:
-        return _with_three(channels_first(x) if is_last else x)
-    if not is_last:
+        return _with_three(channels_first(x) if is_last and not is_short else x)
+    if not is_last and is_short:
+        x = x.contiguous(memory_format=_FORMATS[rank])
+    elif not is_last:
         x = channels_last(x.contiguous(), _FORMATS[rank])
     moved = x.movedim(1, -1)
     return moved if rank == 5 else moved.unsqueeze(1)
