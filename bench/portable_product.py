@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from samebits.determinism._dispatcher import KernelOverrides
 from samebits.determinism._machine_invariant.linear_ops import products
+from samebits.determinism._machine_invariant.reduction_ops import sums
 
 
 def linear(rows: int, inputs: int, outputs: int) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
@@ -86,7 +87,7 @@ class Overridden:
         self._overrides = KernelOverrides()
 
     def __enter__(self) -> None:
-        for one in products.REPLACEMENTS:
+        for one in (*products.REPLACEMENTS, *sums.REPLACEMENTS):
             self._overrides.put(one.op, one.device, one.make)
 
     def __exit__(self, *_: object) -> None:

@@ -38,8 +38,12 @@ def square(lanes, x):
     return fma(x, x, lanes)
 
 
+def times(lanes, pairs):
+    return fma(pairs[:, 0], pairs[:, 1], lanes)
+
+
 def reduced(x, step=plain):
-    """S of a vector, where a lane takes an element by `step`."""
+    """S of a vector (for `times`, of pairs of numbers), where a lane takes an element by `step`."""
     if len(x) > 256:
         return reduced(np.array([reduced(x[i : i + 256], step) for i in range(0, len(x), 256)]))
     lanes = np.zeros(16, x.dtype)

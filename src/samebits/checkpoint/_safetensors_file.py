@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from samebits import _digest as digests
+from samebits._strides import contiguous_strides
 from samebits.errors import CorruptCommitError
 
 NAMES = {
@@ -52,20 +53,12 @@ def describe(tensor: torch.Tensor) -> dict[str, Any]:
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
     }
-    if tensor.stride() != _contiguous(tensor.shape):
+    if tensor.stride() != contiguous_strides(tensor.shape):
         # Kernels choose their order of summation by strides, so channels_last must come back as such.
         stride = torch.empty_like(tensor, device="meta").stride()
-        if stride != _contiguous(tensor.shape):
+        if stride != contiguous_strides(tensor.shape):
             info["stride"] = list(stride)
     return info
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def header(infos: Infos) -> tuple[bytes, list[str]]:

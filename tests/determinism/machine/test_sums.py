@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from exact_sums import fma, reduced, square
+from exact_sums import fma, reduced, square, times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_testing import laid_out, layouts, numbers, replaced
@@ -64,6 +64,19 @@ def test_a_layout_does_not_change_a_sum(rows, columns, layout, dim, seed):
     matrix = x.numpy().reshape(1, -1) if dim is None else np.moveaxis(x.numpy(), dim, -1)
     expected = [reduced(np.ascontiguousarray(row)) for row in matrix[::37]]
     assert bits(seen.reshape(-1)[::37].contiguous()) == bits(torch.tensor(np.array(expected)))
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_a_dot_product_is_a_sum_by_fma(dtype):
+    """dot and vdot, strided or written into `out`, have the bits of S, whose lanes take a product by fma, in exact order."""
+    for length in (*range(1, 40), 255, 256, 257, 300, 511, 1000, 4097):
+        x, y = numbers((length,), dtype, length), numbers((length, 3), dtype, length + 1)[:, 1]
+        pairs = torch.stack([as_lanes(x), as_lanes(y)], 1).numpy()
+        expected = bits(torch.tensor(reduced(pairs, times)).to(dtype))
+        assert bits(torch.dot(x, y)) == bits(torch.vdot(y, x)) == expected, length
+        assert bits(torch.dot(x, y, out=torch.empty((), dtype=dtype))) == expected
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        torch.dot(x, y[:20])
 
 
 @pytest.mark.parametrize("dims", ((0, 2), (1, 3), (0, 2, 3), (0, 1), (2,), (3, 1)))
@@ -156,6 +169,10 @@ def test_integers_stay_torchs_and_complex_numbers_are_refused():
     assert torch.arange(10).sum(dtype=torch.float32).item() == 45
     with pytest.raises(UnimplementedError, match="aten::sum of complex64"):
         torch.ones(3, dtype=torch.complex64).sum()
+    with pytest.raises(UnimplementedError, match="aten::dot of complex128"):
+        torch.ones(3, dtype=torch.complex128).dot(torch.ones(3, dtype=torch.complex128))
+    assert torch.arange(10).dot(torch.arange(10)).item() == 285
+    assert torch.ones(0).dot(torch.ones(0)).item() == 0
     with pytest.raises(IndexError, match="Dimension out of range"):
         torch.ones(3).sum(2)
 
@@ -172,6 +189,7 @@ def test_gradients_of_reductions():
         lambda x: x.var(0),
         lambda x: x.norm(dim=1),
         lambda x: x.norm(1),
+        lambda x: x[0].dot(x[1]),
         lambda x: torch.pdist(x),
         lambda x: torch.pdist(x, 1),
     ):

@@ -42,7 +42,7 @@ def product(
 ) -> Tensor | None:
     """Returns alpha a b + beta added; None where these are no factors of one floating-point type that fit, or are empty.
 
-    Two matrices, equal batches of them, a matrix and a vector, or two vectors. `added` is broadcast to the result's
+    Two matrices, equal batches of them, or a matrix and a vector. `added` is broadcast to the result's
     shape, and not read if beta is 0. `out`: an empty tensor of the result's shape and type that becomes it; its rows must be
     dense.
     """

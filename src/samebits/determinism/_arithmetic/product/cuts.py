@@ -29,7 +29,7 @@ _PACKING_B = {DIRECT: 0.06, ROWS: 0.2, COLUMNS: 0.6}
 """Cycles to read or pack an element of the first and of the second factor: estimates, which decide between grids alone."""
 _TILE = 5000
 """Cycles that a tile costs beside that, estimated."""
-TILED, FEW_ROWS, DOT = 0, 1, 2
+TILED, FEW_ROWS = 0, 1
 """The kernels."""
 
 
@@ -80,8 +80,6 @@ def cut(number: Number, layout: Layout, threads: int, is_adding: bool, is_final:
     m, n, k, batch = layout.m, layout.n, layout.k, layout.batch
     work = m * n * k
     chunks_of_k = ceil(k, form.chunk)
-    if m == n == batch == 1 and chunks_of_k > 1 and layout.ak == layout.bk == number.size:
-        return _cut_dot(number, layout, threads)
     if m <= FEW and (number is not BFLOAT16 or layout.ak == layout.bk == number.size):
         return _cut_few(number, layout, threads, is_adding)
     made = ProductCut(m, n, 1, 1, 1, *_packing(number, layout), chunks_of_k, 1, 0, is_adding)
@@ -164,15 +162,6 @@ def _cut_few(number: Number, layout: Layout, threads: int, is_adding: bool) -> P
     if made.grid_n * batch < pieces and chunks_of_k > 1:
         _by_chunks(made, chunks_of_k, ceil(2 * pieces, made.grid_n * batch), batch * m * n * number.size)
     return made
-
-
-def _cut_dot(number: Number, layout: Layout, threads: int) -> ProductCut:
-    chunks = ceil(layout.k, register_tile(number).chunk)
-    each = max(64, ceil(chunks, 2 * threads))
-    each = ceil(each, number.lanes) * number.lanes
-    if threads == 1:
-        each = chunks + 1
-    return ProductCut(1, 1, 1, 1, 1, 0, 0, each, ceil(chunks, each), number.size, False, DOT)
 
 
 def _by_chunks(made: ProductCut, chunks: int, parts: int, plane: int) -> None:

@@ -168,13 +168,6 @@ class Transposition:
         for begin in begins:
             yield _transposed(emit, rows[begin])
 
-    def prefetch(self, pointer: Any, ahead: int) -> None:
-        """Fetches the place some bytes ahead of each row's into the second cache."""
-        emit = self._emit
-        for offset in self._offsets:
-            place = emit.at(emit.builder.gep(pointer, [offset]), ahead, emit.i8)
-            emit.call("llvm.prefetch.p0", native.ir.VoidType(), place, emit.i32(0), emit.i32(2), emit.i32(1))
-
     def column(self, pointer: Any) -> Any:
         """The vector of one k, element by element."""
         emit = self._emit

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from samebits._strides import contiguous_strides
 from samebits.determinism._arithmetic.product.cuts import FEW, TILED, Layout, ProductCut, ceil, cut
-from samebits.determinism._arithmetic.product.dot import dotted
 from samebits.determinism._arithmetic.product.few_rows import few
 from samebits.determinism._arithmetic.product.mxcsr import mxcsr_of
 from samebits.determinism._arithmetic.product.packing import STRIPS
@@ -55,7 +55,7 @@ class ProductPlan:
         self._numbers = array("q", (self.mxcsr, memory, *_flat(layout), *_flat(cut), *_flat(final)))
         self.address = self._numbers.buffer_info()[0]
         self.chunks = cut.grid_m * cut.grid_n * ceil(layout.batch, cut.items) * cut.parts
-        self.run = (tiled, few, dotted)[cut.kernel](number, dtype)
+        self.run = (tiled, few)[cut.kernel](number, dtype)
         self.alone = self.run.alone()
         self.memory_parts = min(threads, self.chunks)
         self.memory = memory * self.memory_parts
@@ -137,15 +137,8 @@ def planned(
     steps = tuple(step * bytes_of_one for step in (*((m * n, 1, m) if is_swapped else c), *s))
     final = Final(not is_fused and not cuts.plane, steps, is_more)
     plan = ProductPlan(number, layout, cuts, final, made, threads)
-    plan.is_swapped, plan.shape, plan.strides = is_swapped, result, _contiguous(result)
+    plan.is_swapped, plan.shape, plan.strides = is_swapped, result, contiguous_strides(result)
     return plan
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1]
-    for extent in shape[:0:-1]:
-        strides.append(strides[-1] * extent)
-    return tuple(strides[::-1][: len(shape)])
 
 
 def _of_elements(number: Number, m: int, n: int, k: int, a: Any, b: Any) -> tuple[Any, ...] | None:
@@ -181,8 +174,6 @@ def _as_matrices(left: Any, right: Any, a: Any, b: Any) -> Any:
         return (left[0], left[1], right[2]), left[0], left[1], right[2], left[2], a, b
     if ranks == (2, 1):
         return (left[0],), 1, left[0], 1, left[1], (0, *a), (0, *b, 1)
-    if ranks == (1, 1):
-        return (), 1, 1, 1, left[0], (0, 1, *a), (0, *b, 1)
     return None
 
 

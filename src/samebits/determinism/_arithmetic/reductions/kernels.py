@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from samebits._native import inlined, vectors
-from samebits._native.kernel_threads import OnTeam, on_team
+from samebits._native.kernel_threads import OnTeam, count_up, int64_at, on_team
 from samebits._native.lazy_kernel import Deferred
 from samebits.determinism._arithmetic.reductions.steps import STEPS
 
@@ -126,12 +126,14 @@ def runs(what: str, memory: str, result: str) -> OnTeam:
 
     args: 1-4 addresses of x, y, centers, results; 5 number of results (rows x parts); 6 parts a row; 7 results a chunk;
     8 inner rows and the bytes between 9 outer and 10 inner rows; 11 elements of a row; 12 elements of a run; 13 bytes between
-    runs; 14 last operations; 15 bits of the divisor.
+    runs; 14 last operations; 15 bits of the divisor; 16 where there is one row of several parts, at most 256: the address of
+    zeros, 64 bits for the number of parts that are done and for the sum of each. Who does the last part makes the one result.
     """
     lanes_type = accumulator(what, memory)
     step, real, size = STEPS[what], getattr(np, lanes_type), vectors.SIZE[memory]
     start, centered, binary = step.start, step.centered, step.binary
     block, combine, total_of = block_of_run(what, memory), step.combine, step.total
+    block_of_parts = block_of_run(step.again, lanes_type)
     store_one, result_size = vectors.STORE_ONE[result], vectors.SIZE[result]
     load_sums, store_sums, one_at, store_at = (
         table[lanes_type] for table in (vectors.LOAD, vectors.STORE, vectors.LOAD_ONE, vectors.STORE_ONE)
@@ -168,7 +170,14 @@ def runs(what: str, memory: str, result: str) -> OnTeam:
                     at = sums + (number & 15) * width
                     store_at(at, combine(one_at(at), one))
                 total = total_of(load_sums(sums))
-            store_one(args[4] + item * result_size, finished(total, args[14], divisor))
+            if not args[16]:
+                store_one(args[4] + item * result_size, finished(total, args[14], divisor))
+                continue
+            done = args[16] + 8
+            store_at(done + item * width, total)
+            if count_up(int64_at(args[16])) == parts - 1:
+                total = block_of_parts(done, done, parts, _splat(real(0)))
+                store_one(args[4], finished(total, args[14], divisor))
 
     return on_team(chunk_of_runs, name=f"runs_{what}_{memory}_{result}".replace(" ", "_"))
 

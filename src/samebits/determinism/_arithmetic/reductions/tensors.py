@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from samebits._native.kernel_threads import OnTeam
+from samebits._strides import contiguous_strides
 from samebits.determinism._arithmetic.reductions.kernels import (
+    BLOCK,
     PLAIN,
     QUOTIENT,
     ROOT,
@@ -30,6 +33,8 @@ MEMORY = {
 }
 """The types that kernels read and write."""
 _TYPES = {name: dtype for dtype, name in MEMORY.items()}
+_addresses = struct.Struct("6q").pack
+_address = struct.Struct("q").pack
 _bits = struct.Struct("q").unpack
 _double = struct.Struct("d").pack
 
@@ -70,7 +75,7 @@ def reduce(
     if not x.numel():
         return _of_nothing(what, x, dims, keepdim, dtype or x.dtype, last, divisor)
     kind = x.dtype if dtype is None else dtype
-    run, plan, result_type, last_now, bits = _prepared(
+    run, plan, whole, strides, result_type, parts, sizes = _prepared(
         what, x.dtype, x.shape, x.stride(), tuple(dims), keepdim, kind, last, divisor
     )
     if plan.permuted:
@@ -79,25 +84,25 @@ def reduce(
         middle = tuple(range(len(plan.permuted) - len(set(dims) or plan.permuted), len(plan.permuted)))
         made = reduce(what, moved, middle, y=other, centers=centers, dtype=kind, last=last, divisor=divisor)
         return made.view(plan.shape)
-    whole = plan.again[1] == 1
-    out = torch.empty(plan.shape if whole else plan.results, dtype=result_type)
+    out = torch.empty_strided(plan.shape if whole else (plan.results,), strides, dtype=result_type)
+    room = array("q", bytes(8 * parts))
     address = x.data_ptr()
-    run(
+    packed = _addresses(
+        0,
         plan.chunks,
         address,
         address if y is None else y.data_ptr(),
         address if centers is None else centers.data_ptr(),
         out.data_ptr(),
-        *plan.sizes,
-        last_now,
-        bits,
     )
+    run.run_packed(plan.chunks, packed + sizes + _address(room.buffer_info()[0] if parts else 0))
     if whole:
         return out
     if divisor is None:
         divisor = plan.elements
-    parts = out.view(plan.again)
-    return reduce(STEPS[what].again, parts, (1,), dtype=kind, last=last, divisor=divisor).view(plan.shape)
+    return reduce(STEPS[what].again, out.view(plan.again), (1,), dtype=kind, last=last, divisor=divisor).view(
+        plan.shape
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -111,14 +116,22 @@ def _prepared(
     result_type: torch.dtype,
     last: int,
     divisor: float | None,
-) -> tuple[OnTeam, ReductionPlan, torch.dtype, int, int]:
-    """Returns the kernel of a reduction, its plan, the type of its results, and its last two arguments."""
+) -> tuple[OnTeam, ReductionPlan, bool, tuple[int, ...], torch.dtype, int, bytes]:
+    """Returns the kernel of a reduction, its plan, whether one pass makes the result, strides and type of what it writes,
+    the numbers of 64 bits that it needs for parts, and its arguments between the addresses.
+    """
     memory = MEMORY[memory_type]
     plan = plan_of(shape, strides, dims, keepdim, memory_type.itemsize)
-    if plan.again[1] > 1:
+    outer, parts, _ = plan.again
+    is_one_row = not plan.in_columns and outer == 1 < parts <= BLOCK
+    whole = parts == 1 or is_one_row
+    if not whole:
         result_type, last = _TYPES[accumulator(what, memory)], PLAIN
     run = (columns if plan.in_columns else runs)(what, memory, MEMORY[result_type])
-    return run, plan, result_type, last, bits_of(plan.elements if divisor is None else divisor)
+    strides = contiguous_strides(plan.shape) if whole else (1,)
+    bits = bits_of(plan.elements if divisor is None else divisor)
+    sizes = array("q", (*plan.sizes, last, bits)).tobytes()
+    return run, plan, whole, strides, result_type, parts + 1 if is_one_row else 0, sizes
 
 
 def _of_nothing(

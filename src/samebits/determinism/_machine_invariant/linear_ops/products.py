@@ -30,7 +30,7 @@ def _torchs(kernel: Kernel, *args: Any, **kwargs: Any) -> Any:
 
 
 def _plain(kernel: Kernel, *, ranks: tuple[int, int], is_out: bool) -> Kernel:
-    """mm, bmm, mv, dot and vdot; `ranks`: dimensions of the factors; `is_out`: the form with `out=`."""
+    """mm, bmm and mv; `ranks`: dimensions of the factors; `is_out`: the form with `out=`."""
     left, right = ranks
 
     def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -80,17 +80,14 @@ def _outer(kernel: Kernel, *, is_out: bool) -> Kernel:
     return multiply
 
 
-RANKS = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
+RANKS = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1)}
 _REASON = "each CPU's library has an order of its own: chunks of 256 along the inner dimension, each one chain of fused multiply-adds"
 
 
 def _all() -> tuple[Replacement, ...]:
     made: list[Replacement] = []
-    for op in ("mm", "bmm", "mv", "dot", "vdot"):
-        ranks = RANKS[op.removeprefix("v")]
+    for op, ranks in RANKS.items():
         for form, is_out in (("", False), (".out", True)):
-            if op in ("dot", "vdot") and is_out:
-                continue  # torch's own calls the plain form
             make = partial(_plain, ranks=ranks, is_out=is_out)
             made += replacements([op + form], make, _REASON, only_machine=True)
     for op in ("addmm", "baddbmm", "addmv"):

@@ -1,4 +1,4 @@
-"""sum, mean, nansum and prod, of any layout and over any dimensions (the definition is in `_arithmetic.reductions`)."""
+"""sum, mean, nansum, prod, dot and vdot, of any layout and over any dimensions (the definition is in `_arithmetic.reductions`)."""
 
 from __future__ import annotations
 
@@ -53,6 +53,23 @@ def _prod_of_dim(kernel: Kernel) -> Kernel:
     return product
 
 
+def _dot(kernel: Kernel) -> Kernel:
+    """Those of two vectors: dot and vdot, whose form with `out=` calls the plain one."""
+
+    def dot(self: Tensor, tensor: Tensor) -> Tensor:
+        is_ours = takes("dot", self.dtype, tensor.dtype) and self.dtype == tensor.dtype
+        if (
+            not is_ours
+            or not self.numel()
+            or not self.dim() == tensor.dim() == 1
+            or self.shape != tensor.shape
+        ):
+            return kernel(self, tensor)
+        return reduce("dot", self.contiguous(), y=tensor.contiguous())
+
+    return dot
+
+
 def _kind(x: Tensor, dtype: Any, out: Any) -> torch.dtype:
     """As in torch: the type asked for, else that of `out`, else the tensor's own."""
     return dtype or (x.dtype if out is None else out.dtype)
@@ -82,6 +99,7 @@ REPLACEMENTS = tuple(
         (("mean.dim", "mean.out"), partial(_summing, op="mean", what="sum", last=QUOTIENT)),
         (("nansum", "nansum.out"), partial(_summing, op="nansum", what="nansum")),
         (("prod",), _prod_of_all),
+        (("dot", "vdot"), _dot),
         (("prod.dim_int", "prod.int_out"), _prod_of_dim),
     )
     for replacement in replacements(names, make, REASON, only_machine=True)
