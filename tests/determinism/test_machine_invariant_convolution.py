@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from op_testing import numbers, replaced
 
+from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
 from samebits._digest import of_value
 from samebits.determinism._machine_invariant.linear_ops import convolution
 from samebits.determinism._machine_invariant.linear_ops.convolution import _TYPES
@@ -312,20 +313,12 @@ def played(ours, **variables):
     return found.stdout
 
 
-OLDER = {
-    "NUMBA_CPU_NAME": "haswell",
-    "NUMBA_CPU_FEATURES": "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe,+popcnt,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "ATEN_CPU_CAPABILITY": "avx2",
-}
-
-
 @pytest.mark.slow
 def test_a_cpu_with_avx2_has_the_same_bits():
     """A process that plays a CPU with AVX2 and no more computes the same bits, in all types; with torch's kernels it does not."""
-    assert played(True) == played(True, **OLDER)
+    assert played(True) == played(True, **AVX2_ENVIRONMENT)
     if "AVX512" in torch.backends.cpu.get_cpu_capability():
-        assert played(False) != played(False, **OLDER)
+        assert played(False) != played(False, **AVX2_ENVIRONMENT)
 
 
 def test_a_batch_does_not_change_an_images_result():

@@ -9,15 +9,11 @@ import elementwise_digests
 import pytest
 import torch
 
+from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
+
 pytestmark = pytest.mark.slow
 
 FEW = ("exp", "log", "gelu", "pow", "sin", "add_scaled")
-HASWELL = {
-    "NUMBA_CPU_NAME": "haswell",
-    "NUMBA_CPU_FEATURES": "+avx,+avx2,+bmi,+bmi2,+cx16,+f16c,+fma,+lzcnt,+mmx,+movbe,+popcnt,+sse,+sse2,+sse3,+sse4.1,+sse4.2,"
-    "+ssse3",
-}
-"""AVX2 and FMA without AVX-512."""
 
 
 def played(names, environment):
@@ -44,13 +40,13 @@ def test_bits_do_not_depend_on_the_number_of_threads():
 
 def test_a_few_functions_have_the_same_bits_without_avx_512():
     """Compiled for Haswell, some functions of each kind have the digests of this CPU's code."""
-    assert played(FEW[:2], HASWELL) == elementwise_digests.digests(FEW[:2])
+    assert played(FEW[:2], AVX2_ENVIRONMENT) == elementwise_digests.digests(FEW[:2])
 
 
 @pytest.mark.slow
 def test_all_functions_have_the_same_bits_without_avx_512():
     """Compiled for Haswell, every function in every type has the digests of this CPU's code."""
-    ours, haswells = elementwise_digests.digests(), played((), HASWELL)
+    ours, haswells = elementwise_digests.digests(), played((), AVX2_ENVIRONMENT)
     assert len(ours) > 200
     assert [key for key in ours if haswells[key] != ours[key]] == []
 
@@ -63,7 +59,7 @@ def test_the_played_cpu_has_shorter_vectors():
         "kernel(9, x.data_ptr(), 1, x.data_ptr())\n"
         "print('zmm' in kernel._run._compiled[0]._library.get_asm_str())"
     )
-    environment = {**os.environ, **HASWELL, "SAMEBITS_CACHE_DIR": os.devnull}
+    environment = {**os.environ, **AVX2_ENVIRONMENT, "SAMEBITS_CACHE_DIR": os.devnull}
     run = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from op_testing import close, laid_out, layouts, numbers, over_threads
 from product_reference import bits, fma32, fma64, fma_exact, reference
 
+from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
 from samebits._digest import of_value
 from samebits.determinism._arithmetic.product import product
 from samebits.determinism._machine_invariant.linear_ops import products
@@ -26,10 +27,6 @@ from samebits.errors import UnimplementedError
 pytestmark = pytest.mark.slow
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-HASWELL = {
-    "NUMBA_CPU_NAME": "haswell",
-    "NUMBA_CPU_FEATURES": "+64bit,+avx,+avx2,+bmi,+bmi2,+cmov,+cx16,+f16c,+fma,+lzcnt,+popcnt,+sse,+sse2,+sse3,+sse4.1,+sse4.2,+ssse3",
-}
 
 
 def equal(x, y):
@@ -361,7 +358,7 @@ def sweep(which="ours", most=101, **environment):
 @pytest.mark.slow
 def test_products_have_the_same_bits_on_another_cpu():
     """Squares of 1 to 100 and long shapes, of every type, have the bits of the kernels that are compiled for AVX2."""
-    assert sweep() == sweep(**HASWELL)
+    assert sweep() == sweep(**AVX2_ENVIRONMENT)
 
 
 @pytest.mark.slow

@@ -10,16 +10,12 @@ import pytest
 import torch
 from op_testing import replaced
 
+from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
 from samebits.determinism._machine_invariant.reduction_ops import sums
 from exact_reductions import EXACT, NEEDS_OURS, REFUSED
 
 pytestmark = pytest.mark.slow
 
-HASWELL = {
-    "NUMBA_CPU_NAME": "haswell",
-    "NUMBA_CPU_FEATURES": "+sse4.2,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt",
-    "ATEN_CPU_CAPABILITY": "avx2",
-}
 PROBE = """
 import sys, torch
 from samebits.determinism._arithmetic.reductions.tensors import reduce
@@ -38,7 +34,7 @@ def test_a_cpu_without_avx512_gives_the_same_bits(python, root, kernels):
     """Sums and softmax are equal where the CPU is played as Haswell; torch's softmax is the control, where AVX-512 is used here."""
     path = {"PYTHONPATH": str(root / "src")}
     here = python(PROBE, kernels, env=path).stdout
-    there = python(PROBE, kernels, env={**path, **HASWELL}).stdout
+    there = python(PROBE, kernels, env={**path, **AVX2_ENVIRONMENT}).stdout
     assert len(here) > 1000
     if kernels == "ours":
         assert here == there
@@ -73,10 +69,10 @@ def test_every_reduction_has_the_same_bits_at_any_thread_count(root):
 @pytest.mark.slow
 def test_every_reduction_has_the_same_bits_without_avx512(root):
     """The battery where the CPU is played as Haswell; with torch's own kernels, cases differ (the negative control)."""
-    assert digests_elsewhere(root, "long", "1") == digests_elsewhere(root, "long", "1", **HASWELL)
+    assert digests_elsewhere(root, "long", "1") == digests_elsewhere(root, "long", "1", **AVX2_ENVIRONMENT)
     if torch.backends.cpu.get_cpu_capability() == "AVX512":
         torchs = digests_elsewhere(root, "short", "1", "torch")
-        assert torchs != digests_elsewhere(root, "short", "1", "torch", **HASWELL)
+        assert torchs != digests_elsewhere(root, "short", "1", "torch", **AVX2_ENVIRONMENT)
 
 
 def test_a_sum_has_the_same_bits_at_any_thread_count():

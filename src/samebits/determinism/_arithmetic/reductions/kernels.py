@@ -133,7 +133,6 @@ def runs(what: str, memory: str, result: str) -> OnTeam:
     step, real, size = STEPS[what], getattr(np, lanes_type), vectors.SIZE[memory]
     start, centered, binary = step.start, step.centered, step.binary
     block, combine, total_of = block_of_run(what, memory), step.combine, step.total
-    block_of_parts = block_of_run(step.again, lanes_type)
     store_one, result_size = vectors.STORE_ONE[result], vectors.SIZE[result]
     load_sums, store_sums, one_at, store_at = (
         table[lanes_type] for table in (vectors.LOAD, vectors.STORE, vectors.LOAD_ONE, vectors.STORE_ONE)
@@ -176,8 +175,11 @@ def runs(what: str, memory: str, result: str) -> OnTeam:
             done = args[16] + 8
             store_at(done + item * width, total)
             if count_up(int64_at(args[16])) == parts - 1:
-                total = block_of_parts(done, done, parts, _splat(real(0)))
-                store_one(args[4], finished(total, args[14], divisor))
+                store_sums(sums, _splat(real(start)))
+                for number in range(parts):
+                    at = sums + (number & 15) * width
+                    store_at(at, combine(one_at(at), one_at(done + number * width)))
+                store_one(args[4], finished(total_of(load_sums(sums)), args[14], divisor))
 
     return on_team(chunk_of_runs, name=f"runs_{what}_{memory}_{result}".replace(" ", "_"))
 
