@@ -8,7 +8,9 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from pathlib import Path
 
+import llvmlite.binding
 import numpy as np
 import pytest
 import torch
@@ -359,6 +361,26 @@ def sweep(which="ours", most=101, **environment):
 def test_products_have_the_same_bits_on_another_cpu():
     """Squares of 1 to 100 and long shapes, of every type, have the bits of the kernels that are compiled for AVX2."""
     assert sweep() == sweep(**AVX2_ENVIRONMENT)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx512_bf16" not in Path("/proc/cpuinfo").read_text(), reason="no AVX512_BF16")
+def test_pairs_have_the_same_bits_with_one_instruction_and_with_two():
+    """As an AMD CPU bfloat16 is multiplied by VDPBF16PS, as an Intel CPU by two fused multiply-adds: equal bits."""
+    ask = (
+        "from samebits.determinism._arithmetic.product.vectors import has_fast_pairs; print(has_fast_pairs())"
+    )
+    own = llvmlite.binding.get_host_cpu_features().flatten()
+    seen = {}
+    for cpu in ("znver4", "sapphirerapids"):
+        played = {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": own}
+        command = [sys.executable, "-c", ask]
+        asked = subprocess.run(
+            command, env={**os.environ, **played}, capture_output=True, text=True, check=True
+        )
+        seen[asked.stdout.strip()] = sweep(**played)
+    assert set(seen) == {"True", "False"}
+    assert seen["True"] == seen["False"]
 
 
 @pytest.mark.slow

@@ -16,12 +16,27 @@ from samebits import _native as native
 
 
 @lru_cache(maxsize=1)
-def features() -> frozenset[str]:
-    """Returns the features of the CPU for which Numba compiles, as LLVM names them."""
+def _target() -> tuple[str, frozenset[str]]:
+    """Returns the name and the features of the CPU for which Numba compiles, as LLVM names them."""
     from numba.core.registry import cpu_target  # noqa: PLC0415 (Numba is imported when a kernel is first called)
 
-    names = cast("Any", cpu_target.target_context).codegen().magic_tuple()[2]
-    return frozenset(name[1:] for name in names.split(",") if name.startswith("+"))
+    _, cpu, names = cast("Any", cpu_target.target_context).codegen().magic_tuple()
+    return cpu, frozenset(name[1:] for name in names.split(",") if name.startswith("+"))
+
+
+def features() -> frozenset[str]:
+    """Returns the features of the CPU for which Numba compiles, as LLVM names them."""
+    return _target()[1]
+
+
+def has_fast_pairs() -> bool:
+    """Returns True if one VDPBF16PS takes less time than the two fused multiply-adds that give its bits.
+
+    It does on AMD's Zen. On Intel's Emerald Rapids products by it take 1.2 times as long
+    (`bench/portable_product.py --dtype bfloat16`, both ways).
+    """
+    cpu, found = _target()
+    return "avx512bf16" in found and cpu.startswith("znver")
 
 
 @dataclass(frozen=True)
@@ -176,7 +191,7 @@ class Emitter:
         if self.number.name != "bfloat16":
             return self.call(f"llvm.fma.v{self.lanes}{self.letter}", self.vector, left, right, total)
         left, right = self.builder.bitcast(left, self.words), self.builder.bitcast(right, self.words)
-        if "avx512bf16" in features():
+        if has_fast_pairs():
             short = native.ir.VectorType(native.ir.IntType(16), 2 * self.lanes)
             return self._pairs(total, left, right, short)
         for part in (self._odd, self._even):
