@@ -172,13 +172,13 @@ def runs(what: str, memory: str, result: str) -> OnTeam:
             if not args[16]:
                 store_one(args[4] + item * result_size, finished(total, args[14], divisor))
                 continue
-            done = args[16] + 8
-            store_at(done + item * width, total)
+            sums_of_parts = args[16] + 8
+            store_at(sums_of_parts + item * width, total)
             if count_up(int64_at(args[16])) == parts - 1:
                 store_sums(sums, _splat(real(start)))
                 for number in range(parts):
                     at = sums + (number & 15) * width
-                    store_at(at, combine(one_at(at), one_at(done + number * width)))
+                    store_at(at, combine(one_at(at), one_at(sums_of_parts + number * width)))
                 store_one(args[4], finished(total_of(load_sums(sums)), args[14], divisor))
 
     return on_team(chunk_of_runs, name=f"runs_{what}_{memory}_{result}".replace(" ", "_"))
