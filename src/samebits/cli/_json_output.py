@@ -1,0 +1,69 @@
+"""`--json FILE` of every command: checked before anything is done, and `-` for standard output, which then holds JSON alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from samebits.errors import InvalidArgumentError
+
+STANDARD_OUTPUT = "-"
+
+JsonFile = Annotated[
+    str | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Also write the result as JSON; - prints the JSON and nothing else."
+    ),
+]
+"""The type of a command's parameter `json_file`; its default is None."""
+
+
+def check_json_file(json_file: str | None) -> None:
+    """Checks the value of `--json` before anything is done.
+
+    Raises:
+        InvalidArgumentError: the file's folder does not exist.
+    """
+    if json_file is None or is_standard_output(json_file):
+        return
+    folder = Path(json_file).absolute().parent
+    if not folder.is_dir():
+        raise InvalidArgumentError(f"--json {json_file}: there is no folder {folder}. Make it first.")
+
+
+def is_standard_output(json_file: str | None) -> bool:
+    """Returns True if standard output belongs to the JSON, so that no table may be printed there."""
+    return json_file == STANDARD_OUTPUT
+
+
+@contextlib.contextmanager
+def output_kept_for(json_file: str | None) -> Iterator[None]:
+    """Sends what is printed in the block to standard error if standard output belongs to the JSON."""
+    if not is_standard_output(json_file):
+        yield
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def write_json(json_file: str | None, content: Mapping[str, Any] | str) -> None:
+    """Writes `content` to the file or to standard output; does nothing without `--json`.
+
+    Args:
+        json_file: the value of `--json`.
+        content: plain values, or JSON that is ready.
+    """
+    if json_file is None:
+        return
+    text = content if isinstance(content, str) else json.dumps(content, indent=2)
+    text = text.rstrip("\n") + "\n"
+    if is_standard_output(json_file):
+        sys.stdout.write(text)
+    else:
+        Path(json_file).write_text(text, encoding="utf-8")
