@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from samebits._context import VERSION, note_numpy, note_random, note_torch
+from samebits import _context
 from samebits._lazy_imports import attach, when_imported
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ __all__ = [
     "set_random_seed",
     "testing",
 ]
-__version__ = VERSION
+__version__ = _context.VERSION
 
 __getattr__, __dir__ = attach(
     __name__,
@@ -83,6 +83,6 @@ __getattr__, __dir__ = attach(
     },
 )
 # Whether somebody has set a seed is told by what was there before: what samebits is asked for may come after it.
-when_imported("torch", note_torch)
-when_imported("random", note_random)
-when_imported("numpy.random", note_numpy)
+when_imported("torch", _context.note_torch)
+when_imported("random", _context.note_random)
+when_imported("numpy.random", _context.note_numpy)

@@ -6,8 +6,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+from opcode import opmap
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+_IMPORT_FROM = bytes([opmap["IMPORT_FROM"]])
 
 
 def attach(
@@ -31,16 +34,37 @@ def attach(
 
     def getattribute(name: str) -> Any:
         if name not in where:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            _refuse(package, name, sys._getframe(1))
         found = import_module(where[name])
         value = found if name in modules else getattr(found, name)
         setattr(sys.modules[package], name, value)  # the next access finds it in the module
         return value
 
     def directory() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *where})
+        given = vars(sys.modules[package]).items()
+        return sorted({*(name for name, value in given if not _is_helper(name, value)), *where})
 
     return getattribute, directory
+
+
+def _refuse(package: str, name: str, frame: FrameType) -> NoReturn:
+    """Raises for a name that the package lacks, with the name that was meant; `frame` asked for it.
+
+    `from package import name` drops the text of an AttributeError, so it gets an ImportError; `hasattr` is False as ever.
+    """
+    missing = import_module("samebits._missing_names")  # reads files: not at every start
+    hint = missing.hint(package, name)
+    code, place = frame.f_code.co_code, frame.f_lasti
+    if hint and code[place : place + 1] == _IMPORT_FROM:
+        raise ImportError(f"cannot import name {name!r} from {package!r}.{hint}", name=package)
+    text = f"module {package!r} has no attribute {name!r}"
+    # Python adds a guess of its own unless the error says whose attribute it is.
+    raise AttributeError(f"{text}.{hint}", name=name, obj=None) if hint else AttributeError(text)
+
+
+def _is_helper(name: str, value: Any) -> bool:
+    """Returns True for what an `__init__.py` uses to say what is in the package: not a name of the package's."""
+    return name == "TYPE_CHECKING" or getattr(value, "__module__", None) == __name__
 
 
 class AfterImport:
