@@ -9,6 +9,10 @@ class InvalidArgumentError(SamebitsError, ValueError):
     """An argument is outside what the call takes."""
 
 
+class InvalidCallError(InvalidArgumentError, TypeError):
+    """A call does not fit the function: an argument is missing, has no name, or is unknown."""
+
+
 class UnseededError(SamebitsError, RuntimeError):
     """A random number was drawn, and no seed is set."""
 

@@ -17,6 +17,11 @@ numbers = Pipeline.range(10).with_options(seed=1)
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
+        (lambda: Pipeline([1, 2]), InvalidArgumentError, r"samebits.data.Pipeline.from_source\(\[...\]\)"),
+        (lambda: Pipeline(np.ones(3)), InvalidArgumentError, r"<ndarray>.*Pipeline.from_source\(...\)"),
+        (lambda: Pipeline(i for i in range(3)), InvalidArgumentError, r"Pipeline.from_iterable\(...\)"),
+        (lambda: Pipeline(print), InvalidArgumentError, r"Pipeline.from_iterable\(...\)"),
+        (lambda: Pipeline(numbers), InvalidArgumentError, "it is a pipeline. Use it as it is"),
         (lambda: Pipeline.from_source([]), EmptyDatasetError, "no elements"),
         (lambda: Pipeline.range(0), EmptyDatasetError, "no elements"),
         (lambda: Pipeline.from_source(iter([1])), InvalidArgumentError, "from_iterable"),

@@ -1,5 +1,7 @@
 """What a PyTorch user types wrongly at a `Run`: each ends in an error that names the argument and the cure, before anything is lost."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,31 @@ def test_an_option_of_another_kind_is_named(tmp_path, model, options, told):
         best="x",
         allow_changes={"cpu"},
     )
+
+
+def test_objects_without_names_are_answered_with_the_line_to_type(tmp_path, model, monkeypatch):
+    """Run("d", model, opt) shows Run("d", model=model, opt=opt), by the user's variables; no folder is made. TypeError, too."""
+    monkeypatch.chdir(tmp_path)
+    opt = torch.optim.SGD(model.parameters(), 0.1)
+    calls = [
+        (lambda: samebits.Run("d", model, opt), r'Run\("d", model=model, opt=opt\)'),
+        (lambda: samebits.Run(tmp_path / "d", model, keep=3), r'd", model=model, keep=...\)'),
+        (lambda: samebits.Run("d", nn.Linear(1, 1)), r'Run\("d", model=...\)'),
+        (lambda: samebits.Run("d", torch.optim.SGD(model.parameters(), 1)), r'Run\("d", optimizer=...\)'),
+        (lambda: samebits.Run(None, model), r"Run\(None, model=model\)"),
+        (lambda: samebits.Run(model, opt), r'Run\("runs/name", model=model, opt=opt\)'),
+        (
+            lambda: samebits.Run(model=model),
+            r'one folder, first. Type\n    samebits.Run\("runs/name", model=...\)',
+        ),
+    ]
+    for call, told in calls:
+        with pytest.raises(InvalidArgumentError, match=told) as caught:
+            call()
+        assert isinstance(caught.value, TypeError)
+    assert not any(tmp_path.iterdir())
+    samebits.Run("d", model=model, opt=opt)  # control
+    assert [*inspect.signature(samebits.Run).parameters][:3] == ["run_dir", "save", "keep"]
 
 
 def test_name_and_object_in_the_wrong_order_are_told(model):

@@ -1,6 +1,7 @@
 """What is wrong in a call of `Trainer` or `fit` is named, with what would be right, before anything is changed."""
 
 import functools
+import inspect
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from samebits import _digest as digest
 from samebits.errors import (
     EmptyDatasetError,
     InvalidArgumentError,
+    InvalidCallError,
     NonFiniteLossError,
     RunMismatchError,
     UnimplementedError,
@@ -199,6 +201,49 @@ def test_a_call_in_the_way_of_keras_is_named_with_the_line_to_type(call, named):
         call()
     assert "\n    trainer" in str(error.value)
     fit(batch_size=Vector())  # an object to save may be called so
+
+
+OTHER_TRAINERS = [
+    (
+        lambda: samebits.Trainer(max_epochs=3),
+        r"without model, loss_fn, optimizer; max_epochs: .*fit\(epochs=...\)",
+    ),
+    (
+        lambda: samebits.Trainer(model=MODEL, args=None, train_dataset=X),
+        "no TrainingArguments.*go to fit.loader",
+    ),
+    (lambda: samebits.Trainer(MODEL), r"Trainer\(<Linear>\): without loss_fn, optimizer\. Type"),
+    (lambda: samebits.Trainer(MODEL, LOSS, SGD, SGD), "after optimizer needs its name, as scheduler="),
+    (lambda: trainer(gradient_clip_val=1.0), "gradient_clip_val: it is clip_norm"),
+    (lambda: trainer(nonsense=1.0), "nonsense: there is no such argument"),
+    (lambda: trainer().fit(), r"Trainer.fit\(\): the loader is missing"),
+    (lambda: trainer().fit(train_dataloaders=BATCHES), "the loader is missing"),
+]
+
+
+@pytest.mark.parametrize(("call", "named"), OTHER_TRAINERS, ids=range(len(OTHER_TRAINERS)))
+def test_a_call_in_the_way_of_another_trainer_has_the_lines_to_type(call, named):
+    """Lightning's and transformers' arguments say where they belong; the error is Python's kind for such a call, too."""
+    with pytest.raises(InvalidArgumentError, match=f"(?s){named}") as error:
+        call()
+    assert isinstance(error.value, TypeError) and "    trainer.fit(loader, epochs=" in str(error.value)
+
+
+def test_the_number_of_epochs_that_was_given_is_in_the_line_to_type():
+    """Trainer(max_epochs=3) shows fit(loader, epochs=3)."""
+    with pytest.raises(InvalidCallError, match=r"trainer.fit\(loader, epochs=3\)"):
+        samebits.Trainer(max_epochs=3)
+
+
+def test_editors_see_the_trainers_own_signature():
+    """inspect.signature shows the arguments, not *args: control of the check in front of the call."""
+    assert [*inspect.signature(samebits.Trainer).parameters][:4] == [
+        "model",
+        "loss_fn",
+        "optimizer",
+        "scheduler",
+    ]
+    assert [*inspect.signature(samebits.Trainer.fit).parameters][:3] == ["self", "loader", "epochs"]
 
 
 @pytest.mark.parametrize("name", ["val_data", "val_loader", "eval_data", "validation_loader"])

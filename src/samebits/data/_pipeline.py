@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 
@@ -51,6 +51,8 @@ class Pipeline(Resumable):
     _domain = "pipeline"
 
     def __init__(self, stage: Stage, options: Options | None = None) -> None:
+        if not isinstance(stage, Stage):
+            _refuse_elements(stage)
         self._stage = stage
         self._options = options or Options()
 
@@ -406,6 +408,20 @@ class Pipeline(Resumable):
                 f"Pipeline.{kind}: nothing is left of the {self._stage.length} elements of {self._stage.describe()}"
             )
         return self._append_stage(shuffle_repeat.Slice(self._stage, kind, inside))
+
+
+def _refuse_elements(given: Any) -> NoReturn:
+    """Raises for elements in the place of a stage, `Pipeline([1, 2])`, with the method that takes them."""
+    if isinstance(given, Pipeline):
+        raise InvalidArgumentError(
+            "samebits.data.Pipeline(<Pipeline>): it is a pipeline. Use it as it is, or call its methods: pipeline.batch(32)."
+        )
+    method = "from_source" if hasattr(given, "__len__") and hasattr(given, "__getitem__") else "from_iterable"
+    shown = {"list": "[...]", "tuple": "(...)"}.get(type(given).__name__, "...")
+    raise InvalidArgumentError(
+        f"samebits.data.Pipeline(<{type(given).__name__}>): a pipeline begins with a source. Call "
+        f"samebits.data.Pipeline.{method}({shown})."
+    )
 
 
 def _combine(kind: str, pipelines: Sequence[Pipeline], addressed: Any, streamed: Any) -> Pipeline:

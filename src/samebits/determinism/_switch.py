@@ -14,6 +14,7 @@ import torch
 
 from samebits._context import OnUnimplemented, OpDeterminismSettings, process
 from samebits._inspect.patching import Patches
+from samebits._inspect.wrong_calls import explain_wrong_calls
 from samebits.determinism import _all_replacements as replacements
 from samebits.determinism import _compile, _machine_invariant
 from samebits.determinism import _cuda_loading as cuda_loading
@@ -33,6 +34,7 @@ from samebits.determinism._guards import (
 from samebits.determinism._guards.torch_draws import SeedGuard
 from samebits.determinism._guards.uninitialized_memory import memory_fill
 from samebits.determinism._replacement import Replacement
+from samebits.determinism._switch_arguments import explain
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictWarning, InvalidArgumentError
 
@@ -115,6 +117,7 @@ class OpDeterminism:
         _switch.change(self._before)
 
 
+@explain_wrong_calls(explain)
 def enable_op_determinism(
     enabled: bool = True,
     *,
@@ -144,7 +147,7 @@ def enable_op_determinism(
 
     Raises:
         ConflictError: environment variables contradict the switch.
-        InvalidArgumentError: an argument is of another kind.
+        InvalidArgumentError: an argument is of another kind, or unknown.
 
     Example:
         >>> import numpy

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 
 from samebits._context import Position, Words, notify, process
+from samebits._inspect.wrong_calls import explain_wrong_calls
 from samebits.checkpoint._open_store import resolve
 from samebits.errors import DuplicateNameError, InvalidArgumentError, NonFiniteLossError
 from samebits.nn._layer_keys import name_layers
@@ -27,7 +28,7 @@ from samebits.train._loop.fixed_length_epochs import check_steps
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.steps import Steps
 from samebits.train._loop.validation import Validation
-from samebits.train._run_arguments import check_number, check_object, check_options
+from samebits.train._run_arguments import check_number, check_object, check_options, explain_call
 from samebits.train._saving.async_commits import Commits
 from samebits.train._saving.best_commits import BestCommits
 from samebits.train._saving.boundary_commits import CommitPolicy
@@ -102,6 +103,7 @@ class Run:
         (False, True)
     """
 
+    @explain_wrong_calls(explain_call)
     def __init__(
         self,
         run_dir: str | os.PathLike[str] | None,

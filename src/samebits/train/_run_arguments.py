@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from samebits._inspect.wrong_calls import Call, name_of_variable
 from samebits.errors import InvalidArgumentError
 from samebits.train._state.object_states import Stateful
+
+_NAMES = (
+    (torch.nn.Module, "model"),
+    (torch.optim.Optimizer, "optimizer"),
+    (torch.optim.lr_scheduler.LRScheduler, "scheduler"),
+    (torch.amp.GradScaler, "scaler"),
+)
+
+
+def explain_call(call: Call) -> str:
+    """Returns the message for `Run(run_dir, model, optimizer)`, or a call without a folder, with the line to type."""
+    folders = [arg for arg in call.args if arg is None or isinstance(arg, str | os.PathLike)]
+    folder = (
+        f'"{os.fspath(folders[0])}"'
+        if folders and folders[0] is not None
+        else "None"
+        if folders
+        else '"runs/name"'
+    )
+    objects = [arg for arg in call.args if not any(arg is folder for folder in folders)]
+    line = ", ".join([folder, *_keywords(objects), *(f"{name}=..." for name in call.named)])
+    given = ", ".join(
+        [f"<{type(arg).__name__}>" for arg in call.args] + [f"{name}=..." for name in call.named]
+    )
+    problem = (
+        "each object needs the name under which it is saved" if objects else "it takes one folder, first"
+    )
+    return f"samebits.Run({given}): {problem}. Type\n    samebits.Run({line})"
+
+
+def _keywords(objects: Sequence[Any]) -> list[str]:
+    """Returns `model=model` for each object: the user's variable, else the name that is usual for such an object."""
+    keywords = []
+    for it in objects:
+        variable = name_of_variable(it)
+        usual = next((name for kind, name in _NAMES if isinstance(it, kind)), type(it).__name__.lower())
+        keywords.append(f"{variable}={variable}" if variable else f"{usual}=...")
+    return keywords
 
 
 def check_options(keep: Any, grace: Any, ignore: Any) -> None:

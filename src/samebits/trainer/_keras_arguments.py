@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from samebits.errors import InvalidArgumentError
+from samebits.errors import InvalidArgumentError, InvalidCallError
 from samebits.train._state.object_states import Stateful
 
 P = ParamSpec("P")
@@ -63,6 +63,9 @@ def _check(args: tuple[Any, ...], named: dict[str, Any]) -> None:
             )
         if name in _LOADER_ARGUMENTS:
             raise InvalidArgumentError(f"Trainer.fit({name}=...): batches are made by a loader. {_LOADER}")
+    if not args and "loader" not in named:
+        given = ", ".join(f"{name}=..." for name in named)
+        raise InvalidCallError(f"Trainer.fit({given}): the loader is missing. {_LOADER}")
 
 
 def _is_validation_data(name: str, value: Any) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from samebits._context import observed
+from samebits._inspect.wrong_calls import explain_wrong_calls
 from samebits.callbacks import Callback, TerminateOnNaN
 from samebits.callbacks._progress_bar import progress_bars
 from samebits.train._loop.fixed_length_epochs import check_steps, epoch_length
@@ -21,6 +22,7 @@ from samebits.train._loop.steps import Step
 from samebits.train._run import Run
 from samebits.train._run_arguments import check_batches
 from samebits.train._saving.best_commits import BestCommits
+from samebits.trainer import _other_trainers as other_trainers
 from samebits.trainer import _trainer_arguments as trainer_arguments
 from samebits.trainer._batch import device_of
 from samebits.trainer._commit_events import CommitNotifier
@@ -82,6 +84,7 @@ class Trainer:
         [0, 1, 2]
     """
 
+    @explain_wrong_calls(other_trainers.explain)
     def __init__(
         self,
         model: torch.nn.Module,
