@@ -151,7 +151,8 @@ def test_prune_waits_for_the_process_of_another_machine(url, machine):
         own = get(url, WRITER)
         machine("b")
         with pytest.raises(
-            RunDirectoryError, match=rf"process {os.getpid()} on .*not left it.*remove {url}/writer.json"
+            RunDirectoryError,
+            match=rf"process {os.getpid()} on .*has not closed it.*remove {url}/writer.json",
         ):
             prune(url, 1)
         assert steps(url) == [3, 2, 1]

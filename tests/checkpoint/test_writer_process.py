@@ -224,7 +224,7 @@ def test_a_writer_that_is_killed_is_replaced_and_said(tmp_path, expected, forked
     value, pids = forked(run).value
     assert value == expected and len(set(pids)) == deaths
     said = capfd.readouterr().err
-    assert said.count("Another one is started") == min(deaths, 2)
+    assert said.count("A new one is started") == min(deaths, 2)
     assert ("made by the run itself from now on" in said) == (deaths == 3)
     assert newest(tmp_path / "r")[0].step == STEPS
 
@@ -246,7 +246,7 @@ def test_a_writer_that_crashes_is_replaced_and_its_traceback_shown(tmp_path, exp
     assert forked(run).value == expected
     said = capfd.readouterr().err
     assert "IndexError: list index out of range" in said and "in serve" in said, said
-    assert "is gone: it ended (exit code 1). Another one is started" in said
+    assert "is gone: it ended (exit code 1). A new one is started" in said
 
 
 KILLED = """

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -180,56 +179,6 @@ def test_threads_that_cannot_be_put_back_stop_the_run(monkeypatch, committed):
         Environment.current({}, 1).resume(before, "the run", {"flags"})
 
 
-def test_another_learning_rate_is_told_with_both_values(committed):
-    """An optimizer made with another rate than the run began with goes on with the commit's: a warning says both."""
-    with pytest.warns(UserWarning, match=r"with: opt.lr: 0.1 then, 0.5 now. Those of the commit are used"):
-        changed = train(committed, lr=0.5)
-    assert torch.equal(changed, train(None))
-
-
-def test_another_schedule_is_told_with_both_values(tmp_path):
-    """A scheduler that is made for more epochs than the run began with goes on with the commit's length: a warning says both."""
-
-    def schedule(epochs):
-        opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1)
-        plan = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 3 * epochs)
-        with samebits.Run(tmp_path, opt=opt, plan=plan) as run:
-            for _ in run.steps([1, 2, 3], epochs=epochs):
-                opt.step()
-                plan.step()
-
-    schedule(1)
-    with pytest.warns(UserWarning, match=r"with: plan.T_max: 3 then, 6 now. Those of the commit are used"):
-        schedule(2)
-
-
-def test_another_rate_under_a_warm_up_is_told_as_it_was_given(tmp_path):
-    """A warm-up from 0 makes both rates 0.0 before the first step: the warning says what was given. Equal ones: no warning."""
-
-    def warm_up(rate, epochs):
-        samebits.set_random_seed(1)
-        opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], rate)
-        plan = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: min(1.0, step / 4))
-        with samebits.Run(tmp_path, opt=opt, plan=plan) as run:
-            for _ in run.steps([1, 2, 3], epochs=epochs):
-                opt.step()
-                plan.step()
-
-    warm_up(0.1, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warm_up(0.1, 2)
-    with pytest.warns(UserWarning, match=r"with: opt.lr: 0.1 then, 0.5 now. Those of the commit are used"):
-        warm_up(0.5, 3)
-
-
-def test_a_rate_that_a_scheduler_changed_is_no_change(committed):
-    """Negative control: the commit's rate is another than the constructor's, the program is the same: no warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(committed)
-
-
 SCRIPT = """
 import sys, torch, samebits, part
 samebits.set_random_seed(1)
@@ -261,6 +210,41 @@ def test_a_changed_script_is_told_and_written_down(tmp_path):
     (tmp_path / "part.py").write_text("answer = 43\n")
     assert "changed since" not in start(5, "script")
     assert [entry["step"] for entry in newest(tmp_path / "r")["scripts"]] == [0, 6, 12]
+
+
+PROGRAM = """
+import sys, torch, samebits
+samebits.set_random_seed(1)
+torch.set_num_threads(1)
+model = torch.nn.Linear(2, 1)
+opt = torch.optim.SGD(model.parameters(), float(sys.argv[2]))
+with samebits.Run("r", model=model, opt=opt) as run:
+    for step, x in run.steps([torch.ones(3, 2)] * 3, epochs=int(sys.argv[1])):
+        opt.zero_grad()
+        LOSS.backward()
+        opt.step()
+"""
+
+
+@pytest.mark.slow
+def test_another_script_is_a_warning_and_another_rate_an_error(tmp_path):
+    """Another script with another loss in the same run directory: exit 0, a warning that names it. Another rate: exit 1."""
+
+    def start(name, loss, *words):
+        (tmp_path / name).write_text(PROGRAM.replace("LOSS", loss))
+        command = [sys.executable, name, *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+
+    square, absolute = "model(x).square().mean()", "model(x).abs().mean()"
+    assert start("train.py", square, "1", "0.1").returncode == 0
+    other = start("other.py", absolute, "2", "0.1")
+    assert other.returncode == 0 and "train.py is not used any more since" in other.stderr
+    refused = start("other.py", absolute, "3", "0.05")
+    assert refused.returncode == 1
+    assert "RunMismatchError: " in refused.stderr and "begun with other hyperparameters" in refused.stderr
+    assert "opt.lr: 0.1 in the commit, 0.05 here" in refused.stderr
+    assert CommitStore(tmp_path / "r").newest()[0].step == 6
+    assert "UserWarning" not in start("other.py", absolute, "3", "0.1").stderr  # negative control
 
 
 PER_BACKEND = """

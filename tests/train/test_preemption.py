@@ -113,7 +113,11 @@ def test_a_signal_in_the_body_commits_the_next_boundary(forked, tmp_path, capfd,
     expected = forked(lambda: train(None)).value[0]
     assert forked(lambda: train(tmp_path / "r", body=at(2, kill(number)))).code == 75
     said = [line for line in capfd.readouterr().err.splitlines() if number.name in line]
-    assert len(said) == 2 and "committing step 3" in said[0] and "committed at step 3" in said[1]
+    assert (
+        len(said) == 2
+        and f"{number.name}: saving after this step (3)" in said[0]
+        and "committed at step 3" in said[1]
+    )
     assert forked(lambda: train(tmp_path / "r")).value == (expected, True)
 
 
@@ -215,7 +219,7 @@ def test_a_body_that_does_not_come_back_is_ended_in_time(forked, tmp_path, capfd
         lambda: forked(lambda: train(tmp_path / "r", body=at(4, block), grace=1.5, commits=(3,)))
     )
     assert ended.code == 75 and seconds < LONG / 4
-    assert "did not come back within 1.5 s; committed at step 3" in capfd.readouterr().err
+    assert "did not react within 1.5 s; committed at step 3" in capfd.readouterr().err
     assert forked(lambda: train(tmp_path / "r")).value == (expected, True)
 
 

@@ -33,7 +33,7 @@ from samebits.train._saving.async_commits import Commits
 from samebits.train._saving.best_commits import BestCommits
 from samebits.train._saving.boundary_commits import CommitPolicy
 from samebits.train._saving.commit_due import Cadence, Save
-from samebits.train._state import seed_check
+from samebits.train._state import hyperparameters, seed_check
 from samebits.train._state.compatibility import check_compiled, check_not_lazy
 from samebits.train._state.environment_check import Environment, check_names
 from samebits.train._state.object_states import RunState, Stateful
@@ -74,7 +74,7 @@ class Run:
             it, `run.best(value)` sets the value.
         allow_changes: names of entries that may differ from the commit's environment ("torch", "cpu", "gpu", "flags", ...; the
             error lists them); equal bits are then not promised. "threads": the number is not restored. "script": no
-            warning where the script has changed.
+            warning where the script has changed. "hyperparameters": of optimizers and schedulers; the commit's are used.
         check_loss: `run.log(loss=...)` raises when the loss is not finite.
         grace: seconds after SIGTERM, SIGUSR1 or the first Ctrl-C within which the process has ended, with exit code 75.
             Less than the scheduler gives.
@@ -87,7 +87,7 @@ class Run:
         InvalidArgumentError: an object has no state_dict or no load_state_dict.
         RunDirectoryError: the folder cannot be used (not writable, used by a live process, not a run's).
         RemoteStorageError: the storage of a URL failed.
-        RunMismatchError: the folder belongs to another program, seed or environment.
+        RunMismatchError: the folder belongs to a run with other objects, hyperparameters, seed or environment.
         CorruptCommitError: there are commits and none of them is intact.
         UnseededError: op determinism is on and no seed is set.
         IncompleteStateError: in the loop: something changes from step to step and is in no commit.
@@ -147,6 +147,7 @@ class Run:
         )
         self.preemption = self._saving.preemption
         self._stop = self._entered = self._over = False
+        self._environment: Environment | None = None
         self._keys_before: tuple[Words | None, tuple[str | int, ...]] = (None, ())
         self.key: Words = (0, 0)
         for name, thing in stateful.items():
@@ -161,6 +162,8 @@ class Run:
         if self.run_dir is not None:
             check_not_lazy(name, thing)
         self._resuming.check_contains(name)
+        if self._environment is not None:
+            self._environment.hyperparameters.check_added(name, thing, str(self.run_dir), self._allowed)
         self.objects[name] = thing
         if isinstance(thing, torch.nn.Module):
             name_layers(thing, name)
@@ -202,6 +205,7 @@ class Run:
             if clean and self._stop and self._loops.current is not None:  # run.stop() and then break
                 self._saving.on_stop(self._loops.stop())
         finally:
+            hyperparameters.note_left(self.objects)
             process.open_runs.pop(id(self), None)
             process.position = None
             process.run_key, process.rank_key = self._keys_before
@@ -351,7 +355,7 @@ class Run:
 
     def _open(self) -> None:
         saving, where = self._saving, str(self.run_dir)
-        environment = Environment.current(self.objects, self.world_size)
+        environment = self._environment = Environment.current(self.objects, self.world_size)
         found = saving.ranks.open(saving.find, where)
         manifest = None if found is None else found[0]
         settled = saving.ranks.agree_on_seed(seed_check.resolve_seed(manifest, where))

@@ -151,7 +151,7 @@ class UploadingStore(CommitStore):
         if not stale or (whole and whole[0][0].name in here):
             return
         print(
-            f"samebits: {self.where} has gone on elsewhere, or was removed: commits that only this machine has are dropped "
+            f"samebits: {self.where} continued on another machine, or was removed: commits that only this machine has are deleted "
             f"(of step {', '.join(str(step_of(name)) for name in reversed(stale))})",
             file=sys.stderr,
         )

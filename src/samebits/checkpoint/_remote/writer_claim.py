@@ -51,8 +51,8 @@ class WriterClaim:
         ours = found.get("staging") == staging
         if not ours and is_open(found):
             print(
-                f"samebits: {self._opened_text(found)} and not left it. This process takes over; the other, if it still runs, "
-                "ends at its next commit",
+                f"samebits: {self._opened_text(found)} and has not closed it. This process takes over. If the other "
+                "still runs, its next commit is an error",
                 file=sys.stderr,
             )
         self._facts = {
@@ -96,7 +96,7 @@ class WriterClaim:
         found = self._read() or {}
         if is_open(found) and found.get("staging") != self._staging_id():
             raise RunDirectoryError(
-                f"{self._opened_text(found)} and not left it. Wait until it ends or stop it; if it was killed, start it "
+                f"{self._opened_text(found)} and has not closed it. Wait until it ends or stop it; if it was killed, start it "
                 f"again, or remove {self._files.url}/{WRITER}."
             )
 

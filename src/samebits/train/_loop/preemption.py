@@ -218,7 +218,7 @@ class Preemption:
         if not self._over.wait((1 - _RESERVE) * self._grace):
             number = self.requested or signal.Signals(min(wanted.intersection(came)))
             self._exit_process(
-                f"{number.name}: the program did not come back within {self._grace:g} s; {self._durable()}"
+                f"{number.name}: the program did not react within {self._grace:g} s; {self._durable()}"
             )
         os.close(reader)  # not before: further signals are written to the pipe
 

@@ -141,10 +141,11 @@ class Commits:
             with suppress(OSError):
                 self.store.close()
         if self.written:
-            commits = "1 commit was" if self.written == 1 else f"{self.written} commits were"
+            commits = "1 commit" if self.written == 1 else f"{self.written} commits"
+            steps = "1 step" if self.lag_steps == 1 else f"{self.lag_steps} steps"
             print(
-                f"samebits: {self.store.where}: {commits} written during the training, each on the disk within "
-                f"{self.lag * 1e3:.0f} ms ({self.lag_steps} steps)",
+                f"samebits: {self.store.where}: {commits} during training, on disk within {self.lag * 1e3:.0f} ms "
+                f"(at most {steps} behind)",
                 file=sys.stderr,
             )
         return durable
@@ -203,8 +204,8 @@ class Commits:
             self._fall_back_to_sync(f"{error}, for the {_MAX_DEATHS}rd time")
             return
         print(
-            f"samebits: the process that writes the commits of {self.store.where} is gone: {error}. Another one is "
-            "started; what was committed is untouched",
+            f"samebits: the process that writes the commits of {self.store.where} is gone: {error}. A new one is "
+            "started; earlier commits are untouched",
             file=sys.stderr,
         )
 

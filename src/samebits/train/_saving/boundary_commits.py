@@ -268,9 +268,10 @@ class CommitPolicy:
     def _next_commit_text(self) -> str:
         """Returns, in words, the commit that a signal would make now."""
         if self._loops.current is None:
-            return "the run is between loops, there is nothing to commit"
-        step = self._loops.step + (not self.preemption.waiting)
-        return f"committing step {step} as soon as the program is there"
+            return "no step is under way, so there is nothing to save"
+        if self.preemption.waiting:
+            return f"saving now (step {self._loops.step})"
+        return f"saving after this step ({self._loops.step + 1})"
 
     def _durable_commit_text(self) -> str:
         """Returns, in words, the commit that a restart resumes from."""

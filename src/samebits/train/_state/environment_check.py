@@ -1,7 +1,7 @@
 """The environment of a run, saved in its commits and compared at a resume.
 
 What may change is accepted by name: `Run(allow_changes=["torch", "cpu"])`. A changed script is warned of and recorded;
-the number of threads is restored.
+the number of threads is restored. Hyperparameters have a module of their own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from samebits.checkpoint._manifest import Manifest
 from samebits.determinism import environment_fingerprint
 from samebits.determinism._environment import differences
 from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.train._state import hyperparameters
+from samebits.train._state.hyperparameters import Hyperparameters
 
 _NAMES = {
     "packages.samebits": "samebits",
@@ -42,10 +44,7 @@ _NAMES = {
 }
 """The name of each entry of the fingerprint in `allow_changes`; other entries do not affect bits."""
 
-KNOWN = tuple(dict.fromkeys(_NAMES.values()))
-_PLAIN = (bool, int, float, str, type(None))
-_DERIVED = ("params", "initial_lr", "base_lrs", "_last_lr")
-_TUNED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+KNOWN = (*dict.fromkeys(_NAMES.values()), hyperparameters.NAME)
 
 
 @dataclass
@@ -55,24 +54,20 @@ class Environment:
     fingerprint: dict[str, Any]
     scripts: list[dict[str, Any]]
     """The script and the user's modules that it had imported, by digest, each with its first step."""
-    hyperparameters: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """The hyperparameters with which the program created each optimizer, by parameter group, and each scheduler."""
+    hyperparameters: Hyperparameters
 
     @classmethod
     def current(cls, objects: Mapping[str, Any], world_size: int) -> Environment:
         """Returns the environment of this process, on entering a run."""
         now = {**environment_fingerprint(), "world_size": world_size}
-        made = {
-            name: _chosen_hyperparameters(obj) for name, obj in objects.items() if isinstance(obj, _TUNED)
-        }
-        return cls(now, [{"step": 0, "files": script_digests()}], made)
+        return cls(now, [{"step": 0, "files": script_digests()}], Hyperparameters(objects))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields for a commit."""
-        return {**self.fingerprint, "scripts": self.scripts, "optimizers": self.hyperparameters}
+        return {**self.fingerprint, "scripts": self.scripts, "optimizers": self.hyperparameters.to_dict()}
 
     def resume(self, manifest: Manifest, where: str, allowed: Collection[str]) -> None:
-        """Resumes from `manifest`: restores the threads, warns of another script and of hyperparameters that have no effect.
+        """Resumes from `manifest`: restores the threads, warns of another script.
 
         Raises `RunMismatchError` when the number of threads matters and cannot be restored.
         """
@@ -80,7 +75,6 @@ class Environment:
         if "threads" not in allowed:
             self._restore_threads(recorded, where)
         self._record_script(manifest, where, warn="script" not in allowed)
-        self._warn_of_hyperparameters(recorded.get("optimizers", {}), where)
 
     def check(self, manifest: Manifest, where: str, allowed: Collection[str]) -> None:
         """Raises `RunMismatchError` with the list of differences that are not allowed, each with its name."""
@@ -120,7 +114,7 @@ class Environment:
                 "Run(allow_changes=['threads'])."
             )
         print(
-            f"samebits: the run began with {threads} threads; set_num_threads({threads}) instead of {now} keeps the bits",
+            f"samebits: the run began with {threads} threads, so torch.set_num_threads({threads}) was called (it was {now})",
             file=sys.stderr,
         )
 
@@ -141,21 +135,6 @@ class Environment:
                 f"{', '.join(changes)} since {where} was committed at step {manifest.step}: from here on the run "
                 "is another program's, and will not end with the bits of either. The commits record it. "
                 "Run(allow_changes=['script']) is silent about it.",
-            )
-
-    def _warn_of_hyperparameters(self, recorded: Mapping[str, list[dict[str, Any]]], where: str) -> None:
-        """Warns where restored objects have the values of the commit, and the program created them with others."""
-        lines = [
-            f"{name}[{number}].{line}" if len(groups) > 1 else f"{name}.{line}"
-            for name, groups in self.hyperparameters.items()
-            for number, (before, now) in enumerate(zip(recorded.get(name, []), groups, strict=False))
-            for line in differences(before, now)
-        ]
-        self.hyperparameters = {**self.hyperparameters, **recorded}
-        if lines:
-            user_code.warn(
-                f"{where}: made with other values than the run began with: {'; '.join(lines)}. Those of the commit are used. To change "
-                "them, set them in the loop, or begin another run from these weights.",
             )
 
 
@@ -205,31 +184,3 @@ def _on_every_machine(environment: Mapping[str, Any]) -> bool:
 def _name_of(line: str) -> str | None:
     path = line.split(":", 1)[0]
     return _NAMES.get(path) or _NAMES.get(path.split(".", 1)[0])
-
-
-def _chosen_hyperparameters(obj: Any) -> list[dict[str, Any]]:
-    """Returns the values that a program chose for an optimizer, by parameter group, or for a scheduler."""
-    if isinstance(obj, torch.optim.Optimizer):
-        return [_hyperparameters(_with_initial_lr(group)) for group in obj.param_groups]
-    return [_hyperparameters(obj.state_dict())]
-
-
-def _with_initial_lr(group: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the group with the `lr` that the program gave: a scheduler has put its first one there, 0.0 in a warm-up."""
-    return {**group, "lr": group["initial_lr"]} if "initial_lr" in group else group
-
-
-def _hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns plain values, as JSON has them. A scheduler's learning rates follow from the optimizer's `lr`."""
-    plain = {name: _plain(value) for name, value in values.items() if name not in _DERIVED}
-    return {name: value for name, value in plain.items() if isinstance(value, (*_PLAIN, list))}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        value = value.item()
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and value - value != 0:
-        return str(value)
-    return value if isinstance(value, _PLAIN) else str(type(value).__name__)

@@ -34,10 +34,11 @@ class ResumeState:
         """Reads a commit, and restores it if all its objects are there; else `run.add` is still to come.
 
         Raises:
-            RunMismatchError: it is of another program or environment; nothing was changed.
+            RunMismatchError: it is of another program or environment, or has other hyperparameters; nothing was changed.
         """
         environment.check(manifest, self._where, allowed)
         compatibility.check_fits(self._objects, saved, self._where, complete=False)
+        environment.hyperparameters.check(manifest.environment.get("optimizers", {}), self._where, allowed)
         environment.resume(manifest, self._where, allowed)
         self._saved, self._inside = saved, saved.get("inside")
         self._loops.load(saved["loops"])
@@ -48,7 +49,10 @@ class ResumeState:
         """Prints the position that the run resumes from to stderr."""
         at = manifest.position
         if manifest.finished:
-            text = f"the run in {self._where} has finished ({manifest.step} steps); unless it is called with more epochs, only the code after its loops runs"
+            text = (
+                f"the run in {self._where} had finished ({manifest.step} steps): a loop that asks for more epochs continues, "
+                "else only the code after the loops runs"
+            )
         else:
             text = (
                 f"resumed {self._where} at step {at['step']} (epoch {at['epoch']}, batch {at['batch_index']})"
