@@ -137,7 +137,7 @@ def test_a_folder_holds_the_records_of_one_command(recorded):
     (folder / "plain.py").write_text("open('ran', 'w')")
     for words in (["train.py"], ["plain.py", "other"]):
         refused = samebits("run", "--record", "c", *words, cwd=folder)
-        assert refused.returncode == 2 and "already holds a record of train.py other;" in refused.stderr
+        assert refused.returncode == 2 and "already holds a record of train.py other. Choose" in refused.stderr
     assert not (folder / "ran").exists() and not (folder / "c" / "record.1.jsonl").exists()
     assert samebits("run", "--record", "c", "train.py", "other", cwd=folder).returncode == 0
     assert (folder / "c" / "record.1.jsonl").exists()  # negative control
@@ -159,8 +159,11 @@ def test_what_run_is_given_wrongly_is_told_in_the_words_of_the_command(tmp_path)
     """A level that there is not, and a folder for a script: the option, the choice; nothing runs."""
     (tmp_path / "train.py").write_text("open('ran', 'w')")
     for words, said in (
-        (["--record-level", "all", "train.py"], "samebits: --record-level 'all': choose from loss, state.\n"),
-        (["."], "samebits: run .: is a folder; name the script in it.\n"),
+        (
+            ["--record-level", "all", "train.py"],
+            "samebits: run: --record-level 'all': choose from loss, state.\n",
+        ),
+        (["."], "samebits: run: . is a folder. Name the script in it, such as ./train.py.\n"),
     ):
         refused = samebits("run", *words, cwd=tmp_path)
         assert (refused.returncode, refused.stderr) == (2, said)
@@ -188,8 +191,27 @@ def test_sigterm_passes_through_as_75(tmp_path):
     assert process.wait(200) == 75
 
 
+def test_diff_writes_its_result_as_json(recorded):
+    """`--json -` prints JSON alone, equal or not; a file stands beside the sentence; the exit status is the same."""
+    folder, _ = recorded
+    equal, other = (samebits("diff", "--json", "-", "a", name, cwd=folder) for name in "bc")
+    found = json.loads(equal.stdout)
+    assert (equal.returncode, found["schema"], found["exit"]) == (0, "samebits.diff/1", 0)
+    assert found["difference"] is None and found["steps_compared"] == 4
+    found = json.loads(other.stdout)
+    assert (other.returncode, found["exit"], found["difference"]["step"]) == (1, 1, 2)
+    beside = samebits("diff", "--json", "d.json", "a", "c", cwd=folder)
+    assert beside.stdout.strip() == found["result"]
+    assert json.loads((folder / "d.json").read_text()) == found
+    refused = samebits("diff", "--json", "no/d.json", "a", "c", cwd=folder)
+    assert (refused.returncode, refused.stdout) == (2, "") and "there is no folder" in refused.stderr
+
+
 def test_env_and_version_print(tmp_path):
-    """The fingerprint is JSON that names torch; --version is one line."""
+    """The fingerprint is JSON that names torch, and so is what --json writes; --version is one line."""
     found = json.loads(samebits("env", cwd=tmp_path).stdout)
     assert found["packages"]["torch"].startswith("2.")
+    assert json.loads(samebits("env", "--json", "-", cwd=tmp_path).stdout) == found
+    assert samebits("env", "--json", "env.json", cwd=tmp_path).returncode == 0
+    assert json.loads((tmp_path / "env.json").read_text()) == found
     assert samebits("--version", cwd=tmp_path).stdout.startswith("samebits 0.")

@@ -117,6 +117,15 @@ def test_each_broken_example_ends_with_1_and_its_cure_and_its_twin_with_0(comman
     assert code == 0 and "stay as equal as declared" in out.splitlines()[-1]
 
 
+def test_standard_output_may_be_json_alone(command):
+    """`--json -`: what the user's function prints is on standard error; without it, on standard output (control)."""
+    Path("prints.py").write_text(STEPS.replace("def reduced():", "def reduced():\n    print('loading')"))
+    code, out, err = command("prints:reduced", "--world-size", 2, "--json", "-")
+    assert (code, json.loads(out)["schema"]) == (0, "samebits.replica/1") and "loading" in err
+    code, out, _ = command("prints:reduced", "--world-size", 2)
+    assert code == 0 and "loading" in out and "stay as equal as declared" in out
+
+
 def test_state_is_held_to_what_was_declared(command):
     """A shard that is equal in its own group only is as declared; declared equal on all ranks it would drift."""
     assert command("own_steps:shards", "--mesh", "dp=2,tp=2")[0] == 0
@@ -136,7 +145,7 @@ def test_a_hang_ends_with_1(command):
     ("args", "said"),
     [
         (["own_steps:reduced"], "--world-size 8, or --mesh"),
-        (["own_steps", "--world-size", "2"], "give MODULE:FUNCTION"),
+        (["own_steps", "--world-size", "2"], "Give MODULE:FUNCTION"),
         (["no_such_module:f", "--world-size", "2"], "no module 'no_such_module'"),
         (["no/such/file.py:f", "--world-size", "2"], "no file "),
         (["own_steps:f", "--world-size", "2"], "no function 'f'"),

@@ -1,6 +1,7 @@
 """What the commands print on terminals of several widths and into a pipe, and one line for what is typed wrongly."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -117,11 +118,11 @@ def test_a_pipe_gets_plain_lines_with_whole_digests(run):
     assert all(listed.manifest.digest.split(":")[1] in out for listed in list_commits(run))
 
 
-@pytest.mark.parametrize("command", ["", "run", "verify", "commits", "diff", "env", "ops", "replica"])
-def test_help_has_the_exit_codes(command):
-    """Of the main command and of each subcommand."""
-    out = samebits(*filter(None, [command]), "--help").stdout
-    assert "Exit status" in out and "0" in out.partition("Exit status")[2]
+def test_env_is_a_table_on_a_terminal():
+    """A line for each value on a terminal, and no JSON; `--json -` is JSON there, too (control)."""
+    lines = on_terminal(100, "-m", "samebits", "env")
+    assert any(re.fullmatch(r"threads +[0-9]+", line) for line in lines) and "{" not in "".join(lines)
+    assert json.loads("".join(on_terminal(100, "-m", "samebits", "env", "--json", "-")))["threads"] >= 1
 
 
 @pytest.mark.parametrize("seconds", ["-1", "0", "nan", "inf"])
@@ -130,7 +131,7 @@ def test_a_time_limit_that_is_none_is_refused(tmp_path, seconds):
     (tmp_path / "train.py").write_text("open('ran', 'w')")
     done = samebits("verify", "--timeout", seconds, "--in-place", "train.py", cwd=tmp_path)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert f"--timeout {seconds}" in done.stderr and "600" in done.stderr
+    assert f"--timeout '{seconds}'" in done.stderr and "600" in done.stderr
     assert os.listdir(tmp_path) == ["train.py"]
 
 

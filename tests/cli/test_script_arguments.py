@@ -1,11 +1,15 @@
 """Where options of samebits end and a script's arguments begin."""
 
+import subprocess
+import sys
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from samebits.cli._app import app as samebits_app
-from samebits.cli._script_arguments import OptionsThenScript, misplaced_options
+from samebits.cli._script_arguments import OptionsThenScript, check_script
+from samebits.errors import InvalidArgumentError
 
 
 def parsed(words):
@@ -42,6 +46,12 @@ def test_a_mistyped_option_before_the_script_is_an_error():
     assert parsed(["--sede", "3", "a.py"]) == 2
 
 
+def test_two_dashes_behind_the_script_are_not_handed_on():
+    """`--` directly behind SCRIPT says that what follows is the script's; a second one is the script's (control)."""
+    assert parsed(["a.py", "--", "--seed", "3"]) == ("a.py", ["--seed", "3"], 0, False)
+    assert parsed(["a.py", "--", "--", "3"]) == ("a.py", ["--", "3"], 0, False)
+
+
 @pytest.mark.parametrize("name", ["run", "verify"])
 def test_the_commands_that_start_a_script_read_so(name):
     """`run` and `verify` take no option from behind SCRIPT."""
@@ -51,9 +61,45 @@ def test_the_commands_that_start_a_script_read_so(name):
     assert context.params["args"] == ["--seed", "4", "--record=x", "--steps", "3"]
 
 
-def test_a_remark_names_what_looks_like_ours_behind_the_script():
-    """Only words with the name of one of our options, once each; an option of the script's own is none (control)."""
-    own = typer.main.get_command(samebits_app).commands["verify"].params
-    remark = misplaced_options(own, ["--steps", "3", "--epochs=3", "--json=x", "--steps", "4"])
-    assert "(--steps, --json after SCRIPT" in remark
-    assert misplaced_options(own, ["--epochs", "3", "x"]) == ""
+def warned(capsys, *words):
+    """Standard error of reading the words of `verify`."""
+    typer.main.get_command(samebits_app).commands["verify"].make_context("verify", list(words))
+    return capsys.readouterr().err
+
+
+def test_an_option_of_ours_behind_the_script_is_warned_of_once(capsys):
+    """One line names those of our options that stand there; an option of the script's own is none (control)."""
+    said = warned(capsys, "a.py", "--steps", "3", "--epochs=3", "--json=x", "--steps", "4")
+    assert said == (
+        "samebits: verify: --steps, --json stand after a.py and went to the script; options of samebits stand before it.\n"
+    )
+    assert warned(capsys, "a.py", "--steps", "3").startswith("samebits: verify: --steps stands after a.py ")
+    assert warned(capsys, "--steps", "3", "a.py", "--epochs", "3", "x") == ""
+
+
+def test_two_dashes_say_that_it_is_meant(capsys):
+    """The same words are warned of without `--` directly behind SCRIPT, and not with it."""
+    assert warned(capsys, "a.py", "--", "--steps", "3") == ""
+    assert "--steps stands" in warned(
+        capsys, "a.py", "x", "--", "--steps", "3"
+    )  # control: it is not directly behind
+
+
+def test_the_warning_comes_before_the_script_starts(tmp_path):
+    """`run` warns first, the script prints then, with the word among its arguments."""
+    (tmp_path / "a.py").write_text("import sys; print(sys.argv[1:], file=sys.stderr)")
+    command = [sys.executable, "-m", "samebits", "run", "a.py", "--record", "x"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    warning, printed = done.stderr.splitlines()
+    assert done.returncode == 0 and "--record stands after a.py" in warning
+    assert printed == "['--record', 'x']" and not (tmp_path / "x").exists()
+
+
+def test_what_is_no_script_is_refused_with_what_to_type(tmp_path):
+    """A missing file and a folder are errors; a file is none (control)."""
+    (tmp_path / "a.py").touch()
+    with pytest.raises(InvalidArgumentError, match="there is no file .*b.py. Give the path"):
+        check_script(str(tmp_path / "b.py"))
+    with pytest.raises(InvalidArgumentError, match="is a folder. Name the script in it, such as .*/train.py"):
+        check_script(str(tmp_path))
+    check_script(str(tmp_path / "a.py"))

@@ -72,7 +72,7 @@ def test_torch_itself_names_neither_line_nor_cure():
 def test_an_unverified_formulation_stays_refused_and_is_named():
     """What no GPU has verified is not installed; the error of a (fake) CUDA tensor says that it is there and how to test it."""
     with samebits.enable_op_determinism():
-        with pytest.raises(UnimplementedError, match="selfcheck --part switch.*selfcheck --record"):
+        with pytest.raises(UnimplementedError, match="selfcheck --part switch.*selfcheck --install"):
             with FakeTensorMode():
                 torch.ones(4, device="cuda").histc()
         with pytest.raises(UnimplementedError) as caught:

@@ -85,7 +85,7 @@ def test_a_fake_cuda_tensor_gets_our_error_where_torch_alerts(op):
             text.startswith(f"{op} on CUDA at {__file__}:")
             and f"Use {refused_ops.cure_of(op, 'CUDA')}." in text
         )
-        assert "samebits selfcheck --record" in text  # each of them has a formulation that waits for a GPU
+        assert "samebits selfcheck --install" in text  # each of them has a formulation that waits for a GPU
     else:
         assert (
             found == "ran"

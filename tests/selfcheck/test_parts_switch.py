@@ -1,4 +1,4 @@
-"""The part `switch` of the self-check, without a GPU: its plants, its judges on what is really broken, and `--record`."""
+"""The part `switch` of the self-check, without a GPU: its plants, its judges on what is really broken, and `--install`."""
 
 import json
 import os
@@ -301,7 +301,7 @@ def test_cases_have_the_same_bits_on_the_cpu(one):
     assert words(one).results == {one.name: battery.SAME}
 
 
-# --- --record ---
+# --- --install ---
 
 
 @pytest.fixture(scope="module")
@@ -438,7 +438,7 @@ with FakeTensorMode():
 
 @pytest.mark.slow
 def test_the_command_installs_what_was_verified(tmp_path, cases):
-    """`samebits selfcheck --record --report FOLDER`, without a GPU, in a copy of samebits: exit 0; the table shows the evidence."""
+    """`samebits selfcheck --install --report FOLDER`, without a GPU, in a copy of samebits: exit 0; the table shows the evidence."""
     source = tmp_path / "src"
     shutil.copytree(
         Path(samebits.__file__).parent, source / "samebits", ignore=shutil.ignore_patterns("__pycache__")
@@ -451,16 +451,16 @@ def test_the_command_installs_what_was_verified(tmp_path, cases):
         "-m",
         "samebits",
         "selfcheck",
-        "--record",
+        "--install",
         "--report",
         str(report_of(tmp_path / "r", json.loads(cases))),
     )
     assert done.returncode == 0, done.stderr
-    assert "57 overloads recorded as verified on a GPU, torch 2.11.0+cu130" in done.stdout
+    assert "57 overloads installed, as verified on a GPU, torch 2.11.0+cu130" in done.stdout
     told = run("-c", PROGRAM)
     assert told.stdout.splitlines()[0].startswith(
         "has an alternative here | battery | ran on a GPU, torch 2.11.0+cu130"
     ), told
     assert told.stdout.splitlines()[1] == "57 torch.Size([3])"
-    alone = run("-m", "samebits", "selfcheck", "--record", "--dry-run")
-    assert alone.returncode != 0 and "it goes with --report alone" in alone.stderr
+    alone = run("-m", "samebits", "selfcheck", "--install", "--dry-run")
+    assert alone.returncode != 0 and "--install goes with --report alone" in alone.stderr

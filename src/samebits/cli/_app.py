@@ -8,32 +8,41 @@ from typing import Annotated
 import typer
 
 import samebits
+from samebits.cli._command_classes import HELP_OPTIONS, CommandsInGroups, HelpfulCommand
 from samebits.cli._commands.commits_command import commits
 from samebits.cli._commands.diff_command import diff
 from samebits.cli._commands.env_command import env
+from samebits.cli._commands.help_command import help_of
 from samebits.cli._commands.ops_command import ops
 from samebits.cli._commands.replica_command import replica
 from samebits.cli._commands.run_command import run
 from samebits.cli._commands.selfcheck_command import selfcheck
 from samebits.cli._commands.verify_command import verify
+from samebits.cli._help_pages import PROGRAM
 from samebits.cli._printable import printable
 from samebits.cli._script_arguments import OptionsThenScript
+from samebits.cli._usage_errors import UsageError, sentence_of
 from samebits.errors import SamebitsError
 
+INTERRUPTED = 130
+
 app = typer.Typer(
+    cls=CommandsInGroups,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": HELP_OPTIONS},
 )
-app.command(cls=OptionsThenScript)(run)
-app.command(cls=OptionsThenScript)(verify)
-app.command()(commits)
-app.command()(diff)
-app.command()(env)
-app.command()(ops)
-app.command()(replica)
-app.command()(selfcheck)
+CHECK, LOOK_AT, LOOK_UP = "Check a script", "Look at a run", "Look something up"
+app.command(cls=OptionsThenScript, rich_help_panel=CHECK)(verify)
+app.command(cls=OptionsThenScript, rich_help_panel=CHECK)(run)
+app.command(cls=HelpfulCommand, rich_help_panel=CHECK)(diff)
+app.command(cls=HelpfulCommand, rich_help_panel=LOOK_AT)(commits)
+app.command(cls=HelpfulCommand, rich_help_panel=LOOK_UP)(ops)
+app.command(cls=HelpfulCommand, rich_help_panel=LOOK_UP)(env)
+app.command(cls=HelpfulCommand, rich_help_panel=LOOK_UP, name="help")(help_of)
+app.command(cls=HelpfulCommand, rich_help_panel="Several processes")(replica)
+app.command(cls=HelpfulCommand, rich_help_panel="GPU")(selfcheck)
 
 
 def _print_version(requested: bool) -> None:
@@ -47,21 +56,36 @@ def _samebits(
     *,
     show_version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Bit-for-bit reproducible, pre-emptible training for PyTorch, with the proof.
 
-    Exit status of verify, diff, replica, commits and ops --review: 0 equal, whole, or as promised; 1 not; 2 it could not be
-    found out, with one line that gives the reason. run: the script's (75: ended by a signal, start it again and it
-    resumes). env, ops: 0.
+    Exit status: 0 equal, whole or as promised; 1 not; 2 could not be checked, with one line that says why. `run` has
+    the exit status of the script (75: stopped by a signal; start it again and it resumes).
+
+    Examples:
+        samebits verify --run train.py          Does my script repeat, bit for bit?
+        samebits run --record a train.py        Run it, and record a digest of every step.
+
+    Read more: docs/start.md. `samebits help COMMAND` shows the options of a command, with examples.
     """
 
 
 def main() -> None:
     """Runs the command of `sys.argv`. Exit status 2 and one line on standard error when it could not run."""
+    program = typer.main.get_command(app)
+    name = next((word for word in sys.argv[1:2] if word in program.commands), "")  # type: ignore[attr-defined]
     try:
-        app()
+        sys.exit(program.main(prog_name=PROGRAM, standalone_mode=False) or 0)
+    except UsageError as error:
+        if not sys.argv[1:]:  # the message is the help page
+            print(error.format_message(), file=sys.stderr)
+            sys.exit(2)
+        text = sentence_of(error, name, program.commands.get(name))  # type: ignore[attr-defined]
     except (SamebitsError, OSError) as error:
-        print(f"samebits: {printable(str(error))}", file=sys.stderr)
-        sys.exit(2)
+        text = str(error)
+    except typer.Abort:
+        sys.exit(INTERRUPTED)
+    print(printable(": ".join(filter(None, ("samebits", name, text)))), file=sys.stderr)
+    sys.exit(2)

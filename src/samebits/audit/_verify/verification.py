@@ -49,8 +49,9 @@ def verify(request: Request) -> VerifyReport:
     run is left in a log file that the error names.
 
     Raises:
-        VerifyError: the script is missing, the working directory can be neither overlaid nor copied, the script raised in
-            its first run, or it made no step that can be recorded.
+        InvalidArgumentError: a check of that name does not exist.
+        VerifyError: the working directory can be neither overlaid nor copied, the script raised in its first run, or it
+            made no step that can be recorded.
         SignalledError: a signal ended this process; all child processes have ended, and the scratch is gone.
     """
     _check(request)
@@ -78,13 +79,9 @@ def verify(request: Request) -> VerifyReport:
 
 
 def _check(request: Request) -> None:
-    if not Path(request.script).is_file():
-        is_folder = Path(request.script).is_dir()
-        why = "is a folder; name the script in it" if is_folder else "there is no such file"
-        raise VerifyError(f"verify {request.script}: {why}.")
     if unknown := set(request.groups) - {*GROUPS, *KILLS}:
         raise InvalidArgumentError(
-            f"--checks {','.join(sorted(unknown))}: choose from {','.join((*GROUPS, *KILLS))}."
+            f"--checks {','.join(sorted(unknown))!r}: choose from {', '.join((*GROUPS, *KILLS))}."
         )
 
 
@@ -154,7 +151,7 @@ class _Verification:
                 "there is nothing to compare"
             )
             log = self._saved_log(first)
-            raise VerifyError(f"verify {self.request.script}: {failure} (its output: {log})")
+            raise VerifyError(f"{self.request.script}: {failure} (its output: {log})")
         return first.record
 
     def _saved_log(self, first: ProcessOutcome) -> Path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from samebits import checkpoint, cli
+from samebits.cli._json_output import JsonFile, check_json_file, is_standard_output, write_json
+from samebits.cli._option_values import whole_number
 from samebits.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -21,20 +22,28 @@ KEPT = 2
 
 
 def commits(
-    run_dir: Annotated[str, typer.Argument(metavar="DIR", help="The run_dir of a samebits.Run, or its URL.")],
+    run_dir: Annotated[
+        str, typer.Argument(metavar="DIR", help="The run directory of a samebits.Run, or its URL.")
+    ],
     *,
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare its digest.")] = False,
     prune_older: Annotated[
-        bool, typer.Option("--prune", help="Delete all but the newest K valid commits (--keep K).")
+        bool, typer.Option("--prune", help="Delete all valid commits but the newest; see --keep.")
     ] = False,
     keep: Annotated[
         int | None,
-        typer.Option(min=1, metavar="K", help="How many valid commits --prune leaves. [default: 2]"),
+        typer.Option(
+            metavar="K",
+            parser=whole_number(2, least=1),
+            help="With --prune: keep the K newest valid commits. [default: 2]",
+        ),
     ] = None,
     keep_best: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="K", help="Of how many best values --prune leaves the commits, too. [default: 0]"
+            metavar="K",
+            parser=whole_number(1, least=0),
+            help="With --prune: keep the commits of the K best values, too. [default: 0]",
         ),
     ] = None,
     export_to: Annotated[
@@ -42,7 +51,8 @@ def commits(
         typer.Option(
             "--export",
             metavar="STEP|newest OUT",
-            help="Write one commit to OUT: NAME.safetensors, NAME.pt, or else a folder for torch.distributed.checkpoint.",
+            help="Write one commit to OUT: a .safetensors file, a .pt file, or a folder for "
+            "torch.distributed.checkpoint.",
         ),
     ] = None,
     object_name: Annotated[
@@ -50,47 +60,49 @@ def commits(
         typer.Option(
             "--object",
             metavar="NAME",
-            help="Export this object only; run.state, or run.state.NAME. [default: model for safetensors, else all]",
+            help="With --export: this object only, such as model, run.state or run.state.NAME. [default: model for "
+            ".safetensors, else all]",
         ),
     ] = None,
-    json_file: Annotated[
-        str | None,
-        typer.Option(
-            "--json", metavar="FILE", help="Also write what is shown as JSON; - for standard output alone."
-        ),
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
-    """List the commits of a run: step, position, age, size, digest, parent, and whether they are whole.
+    """List, check, delete or export the commits of a run.
 
-    Exit status: 0 all are whole (with --verify: valid), 1 one is damaged, 2 it could not be found out.
+    For each commit: step, position, age, size, digest, parent, and its state.
+
+    Exit status: 0 all commits are whole (with --verify: every byte is right); 1 one is damaged; 2 could not be checked.
+
+    Examples:
+        samebits commits --verify runs/digits
+        samebits commits --export newest model.safetensors runs/digits
+
+    Read more: docs/training.md
     """
+    check_json_file(json_file)
     if export_to is not None:
         if verify or prune_older or json_file is not None or (keep, keep_best) != (None, None):
-            raise InvalidArgumentError("--export goes alone: what it writes was verified.")
+            raise InvalidArgumentError(
+                "--export goes alone (or with --object): what it writes is always checked. Leave the other options out."
+            )
         print(
             f"wrote {checkpoint.export(run_dir, export_to[1], object=object_name, step=_step(export_to[0]))}"
         )
         return
     if object_name is not None:
-        raise InvalidArgumentError("--object goes with --export.")
+        raise InvalidArgumentError("--object goes with --export STEP OUT.")
     if not prune_older and (keep, keep_best) != (None, None):
-        raise InvalidArgumentError("--keep and --keep-best go with --prune: without it nothing is deleted.")
-    if json_file not in (None, "-") and not Path(json_file).absolute().parent.is_dir():
-        raise InvalidArgumentError(
-            f"--json {json_file}: there is no folder {Path(json_file).absolute().parent}."
-        )
+        raise InvalidArgumentError("--keep and --keep-best go with --prune. Without it nothing is deleted.")
     found, deleted = (
         checkpoint._listing.prune(run_dir, keep or KEPT, keep_best or 0) if prune_older else ([], [])
     )
     if verify or not prune_older:
         with cli._reports.commits_report.Progress("reading commits", shown=verify) as progress:
             found = checkpoint.list_commits(run_dir, verify=verify, on_progress=progress.update)
-    if json_file != "-":
+    if not is_standard_output(json_file):
         cli._reports.commits_report.show(found, deleted)
         if prune_older and not deleted:
             print("nothing to delete")
-    if json_file is not None:
-        _write(json_file, run_dir, found, deleted)
+    write_json(json_file, _content(run_dir, found, deleted))
     raise typer.Exit(1 if any(not commit.usable for commit in found) else 0)
 
 
@@ -98,19 +110,14 @@ def _step(text: str) -> int | None:
     if text == NEWEST:
         return None
     if not text.isdecimal():
-        raise InvalidArgumentError(f"--export {text!r}: must be the step of a commit, or {NEWEST}.")
+        raise InvalidArgumentError(f"--export {text!r}: must be the step of a commit, or the word {NEWEST}.")
     return int(text)
 
 
-def _write(file: str, run_dir: str, found: list[CommitInfo], deleted: list[CommitInfo]) -> None:
-    content: dict[str, Any] = {
+def _content(run_dir: str, found: list[CommitInfo], deleted: list[CommitInfo]) -> dict[str, Any]:
+    return {
         "schema": SCHEMA,
         "run_dir": run_dir,
         "commits": [commit.facts() for commit in found],
         "deleted": [commit.folder.name for commit in deleted],
     }
-    text = json.dumps(content, indent=1) + "\n"
-    if file == "-":
-        print(text, end="")
-    else:
-        Path(file).write_text(text, encoding="utf-8")

@@ -2,23 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from samebits import audit
+from samebits.cli._json_output import JsonFile, check_json_file, is_standard_output, write_json
+
+if TYPE_CHECKING:
+    from samebits.audit._diff.comparison import Comparison
+
+SCHEMA = "samebits.diff/1"
 
 
 def diff(
-    first: Annotated[str, typer.Argument(metavar="DIR_A", help="What `samebits run --record` wrote.")],
-    second: Annotated[str, typer.Argument(metavar="DIR_B")],
+    first: Annotated[
+        str, typer.Argument(metavar="DIR_A", help="A folder that `samebits run --record DIR` wrote.")
+    ],
+    second: Annotated[str, typer.Argument(metavar="DIR_B", help="The folder of the run to compare with it.")],
+    *,
+    json_file: JsonFile = None,
 ) -> None:
-    """Say the first step and component at which two recorded runs differ, and how many steps were compared.
+    """Name the first step at which two recorded runs differ.
 
-    Exit status: 0 they are equal, 1 they differ (also: one alone raised), 2 it is unknown: one cannot be read, both
-    raised, one was killed, or they have no step in common.
+    It prints the step, the component that differs there (batch, loss, model, optimizer, ...), and how many steps were
+    compared.
+
+    Exit status: 0 they are equal; 1 they differ, or one of them raised an error; 2 could not be checked: one cannot be
+    read, both raised an error, one was killed, or they have no step in common.
+
+    Examples:
+        samebits diff runs/a runs/b
+        samebits diff --json - runs/a runs/b
+
+    Read more: docs/verify.md
     """
+    check_json_file(json_file)
     read = audit._record.read_record.read_record
     found = audit._diff.comparison.compare(read(first), read(second))
-    print(found.sentence())
+    if not is_standard_output(json_file):
+        print(found.sentence())
+    write_json(json_file, {"schema": SCHEMA, "first": first, "second": second, **_content(found)})
     raise typer.Exit(found.exit)
+
+
+def _content(found: Comparison) -> dict[str, Any]:
+    one = found.difference
+    return {
+        "result": found.sentence(),
+        "exit": found.exit,
+        "steps_compared": found.steps,
+        "level": found.level,
+        "difference": one
+        and {
+            "step": one.step,
+            "component": one.component,
+            "paths": list(one.paths),
+            "sentence": one.sentence(),
+        },
+        "unfinished": list(found.unfinished),
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Mapping
 from importlib.util import module_from_spec, spec_from_file_location
@@ -15,6 +14,14 @@ import typer
 
 from samebits import cli
 from samebits import replica as replicas
+from samebits.cli._json_output import (
+    JsonFile,
+    check_json_file,
+    is_standard_output,
+    output_kept_for,
+    write_json,
+)
+from samebits.cli._option_values import whole_number
 from samebits.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -27,44 +34,62 @@ def replica(
     function: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:FUNCTION|FILE.py:FUNCTION",
-            help="A function without arguments that returns (step, args), or (step, args, declarations).",
+            metavar="FILE.py:FUNCTION",
+            help="A function without arguments that returns (step, args), or (step, args, declarations). A module's "
+            "name does, too: MODULE:FUNCTION.",
         ),
     ],
     *,
-    world_size: Annotated[int | None, typer.Option(min=1, metavar="N", help="The number of ranks.")] = None,
-    mesh: Annotated[
-        str | None, typer.Option(metavar="AXIS=N,...", help="A mesh instead: dp=2,tp=4; first axis slowest.")
+    world_size: Annotated[
+        int | None, typer.Option(metavar="N", parser=whole_number(8, least=1), help="The number of ranks.")
     ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXIS=N,...",
+            help="A device mesh instead, such as dp=2,tp=4; the first axis is the slowest.",
+        ),
+    ] = None,
+    json_file: JsonFile = None,
     html_file: Annotated[
         Path | None,
         typer.Option(
-            "--html", metavar="FILE", help="Also write the step as a page: every op under its line."
+            "--html",
+            metavar="FILE",
+            help="Also write a web page: the source with every operation under its line.",
         ),
     ] = None,
     dot_file: Annotated[
         Path | None,
-        typer.Option("--dot", metavar="FILE", help="Also write the ways to what drifts for Graphviz."),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
+        typer.Option("--dot", metavar="FILE", help="Also write the paths to what drifts, for Graphviz."),
     ] = None,
 ) -> None:
-    """Prove that a training step keeps its replicas equal, or name the line where they part. No GPU, no second process.
+    """Prove that a training step keeps its replicas equal, or name the line where they part.
 
-    FUNCTION is imported from the current folder, or that of FILE.py, and called once; `step(*args)` is captured as it runs on every rank.
-    `declarations` are those of samebits.replica.analyze for the inputs: {"x": Equal()}.
+    It needs no GPU and no second process. FUNCTION is called once. Its `step` is captured as every rank would run
+    `step(*args)`, and every operation is checked. `declarations` say how the inputs start: {"x": Equal()}.
 
-    Exit status: 0 parameters, buffers and optimizer state stay as equal as declared, 1 one does not or a collective
-    hangs, 2 it could not be found out.
+    Exit status: 0 parameters, buffers and optimizer state stay as equal as declared; 1 one does not, or a collective
+    hangs; 2 could not be checked.
+
+    Examples:
+        samebits replica --world-size 8 train.py:replica_step
+        samebits replica --mesh dp=2,tp=4 --html step.html train.py:replica_step
+
+    Read more: docs/replica.md
     """
+    check_json_file(json_file)
     if (world_size is None) == (mesh is None):
-        raise InvalidArgumentError("replica: give --world-size 8, or --mesh dp=2,tp=4.")
+        raise InvalidArgumentError(
+            "the number of ranks is missing. Give --world-size 8, or --mesh dp=2,tp=4."
+        )
     axes = None if mesh is None else _axes(mesh)
-    for option, file in (("--html", html_file), ("--dot", dot_file), ("--json", json_file)):
+    for option, file in (("--html", html_file), ("--dot", dot_file)):
         if file is not None and not file.absolute().parent.is_dir():
-            raise InvalidArgumentError(f"{option} {file}: there is no folder {file.absolute().parent}.")
-    with cli._user_errors.exit_on_user_error(f"replica {function}"):
+            raise InvalidArgumentError(
+                f"{option} {file}: there is no folder {file.absolute().parent}. Make it first."
+            )
+    with output_kept_for(json_file), cli._user_errors.exit_on_user_error(f"replica: {function}"):
         step, args, inputs = _call_function(function)
         with cli._reports.replica_report.Progress("ranks captured") as progress:
             captured = replicas.capture(
@@ -72,13 +97,13 @@ def replica(
             )
         with cli._reports.replica_report.Progress("nodes analysed") as progress:
             report = replicas.analyze(captured, inputs, on_progress=progress.update)
-    cli._reports.replica_report.show(report)
+    if not is_standard_output(json_file):
+        cli._reports.replica_report.show(report)
     if html_file is not None:
         replicas.write_html(report, html_file)
     if dot_file is not None:
         dot_file.write_text(replicas.dot_graph(report) + "\n", encoding="utf-8")
-    if json_file is not None:
-        json_file.write_text(json.dumps(_content(function, report), indent=1) + "\n", encoding="utf-8")
+    write_json(json_file, _content(function, report))
     raise typer.Exit(1 if report.drifting or any(one.kind == "hang" for one in report.findings) else 0)
 
 
@@ -87,7 +112,7 @@ def _axes(text: str) -> dict[str, int]:
     for word in text.split(","):
         name, equals, size = word.partition("=")
         if not (name and equals and size.isdecimal() and int(size)) or name in axes:
-            raise InvalidArgumentError(f"--mesh {text!r}: give axes and their sizes as dp=2,tp=4.")
+            raise InvalidArgumentError(f"--mesh {text!r}: must be axes and their sizes, such as dp=2,tp=4.")
         axes[name] = int(size)
     return axes
 
@@ -97,14 +122,14 @@ def _call_function(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] |
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
         raise InvalidArgumentError(
-            f"replica {text!r}: give MODULE:FUNCTION, as in train:replica_step or steps/train.py:replica_step."
+            f"{text!r} names no function. Give MODULE:FUNCTION, as in train:replica_step or steps/train.py:replica_step."
         )
     module = (
         _load_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name, text)
     )
     function = getattr(module, name, None)
     if not callable(function):
-        raise InvalidArgumentError(f"replica {text}: module {module_name!r} has no function {name!r}.")
+        raise InvalidArgumentError(f"{text}: module {module_name!r} has no function {name!r}.")
     made = function()
     if not (
         isinstance(made, tuple)
@@ -113,7 +138,7 @@ def _call_function(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] |
         and isinstance(made[1], tuple | list)
     ):
         raise InvalidArgumentError(
-            f"replica {text}: {name}() must return (step, args) or (step, args, declarations), not {_kind(made)}."
+            f"{text}: {name}() must return (step, args) or (step, args, declarations), not {_kind(made)}."
         )
     return made[0], tuple(made[1]), made[2] if len(made) == 3 else None
 
@@ -135,14 +160,14 @@ def _import_module(name: str, text: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # one that the user's module imports
         raise InvalidArgumentError(
-            f"replica {text}: there is no module {name!r} in {folder} or on sys.path."
+            f"{text}: there is no module {name!r} in {folder} or on sys.path."
         ) from None
 
 
 def _load_file(file: Path) -> ModuleType:
     """Returns the module of just this file: another of its name (`profile`, `queue`) may be imported already."""
     if not file.is_file():
-        raise InvalidArgumentError(f"replica: there is no file {file.absolute()}.")
+        raise InvalidArgumentError(f"there is no file {file.absolute()}. Give FILE.py:FUNCTION.")
     sys.path.insert(0, str(file.absolute().parent))
     spec = spec_from_file_location(file.stem, file.absolute())
     module = module_from_spec(spec)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,9 @@ import typer
 
 from samebits import audit
 from samebits.audit._child.launch_spec import LEVELS, LaunchSpec
-from samebits.errors import InvalidArgumentError, RecordError
+from samebits.cli._option_values import one_of, whole_number
+from samebits.cli._script_arguments import check_script
+from samebits.errors import RecordError
 
 SCRIPT_SEED = 0
 """Seed of a script that sets none."""
@@ -19,36 +20,63 @@ SCRIPT_SEED = 0
 
 def run(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="Any PyTorch script.")],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
+    ] = None,
     *,
-    seed: Annotated[int, typer.Option(help="For all generators, before the script starts.")] = SCRIPT_SEED,
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            parser=whole_number(7),
+            help="The seed of all random generators before the script starts.",
+        ),
+    ] = SCRIPT_SEED,
     thread_invariant: Annotated[
-        bool, typer.Option("--thread-invariant", help="The same bits for any number of threads, too.")
+        bool, typer.Option("--thread-invariant", help="Give the same bits for any number of threads, too.")
     ] = False,
     machine_invariant: Annotated[
         bool,
         typer.Option(
             "--machine-invariant",
-            help="The same bits on any CPU and for any number of threads; raises where none are.",
+            help="Give the same bits on any x86-64 CPU with AVX2 and FMA, and for any number of threads. An operation "
+            "that cannot do so raises an error.",
         ),
     ] = False,
     record: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Write DIR/record.jsonl: digests of every step.")
+        str | None,
+        typer.Option(metavar="DIR", help="Write a digest of every step to DIR, for `samebits diff`."),
     ] = None,
-    record_level: Annotated[str, typer.Option(metavar="loss|state", help="What is recorded.")] = "state",
-    record_every: Annotated[int, typer.Option(min=1, help="Record each K-th step.")] = 1,
+    record_level: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(LEVELS),
+            parser=one_of(LEVELS),
+            help="Record the losses alone, or the whole state of the training.",
+        ),
+    ] = "state",
+    record_every: Annotated[
+        int, typer.Option(metavar="K", parser=whole_number(10, least=1), help="Record each K-th step.")
+    ] = 1,
 ) -> None:
-    """Run SCRIPT with op determinism on, seeds set and PYTHONHASHSEED fixed.
+    """Run a script with deterministic operations and fixed seeds.
 
-    Options come before SCRIPT; everything after it goes to the script, a -- too.
+    The script needs no change. It runs as `python SCRIPT ARGS` would run it, with samebits.enable_op_determinism() on,
+    all seeds set, and PYTHONHASHSEED fixed.
 
-    Exit status: the script's; 2 where it could not be started.
+    Options of samebits stand before SCRIPT. Everything after it goes to the script, even what looks like one of these
+    options; you are warned then, unless a -- stands directly after SCRIPT.
+
+    Exit status: that of the script, 0 if it ended well (75: it was stopped by a signal; start it again and it resumes);
+    2 if it could not be started.
+
+    Examples:
+        samebits run train.py --epochs 3
+        samebits run --record runs/a train.py
+
+    Read more: docs/start.md
     """
-    if not os.path.isfile(script):
-        why = "is a folder; name the script in it" if os.path.isdir(script) else "there is no such file"
-        raise InvalidArgumentError(f"run {script}: {why}.")
-    if record_level not in LEVELS:
-        raise InvalidArgumentError(f"--record-level {record_level!r}: choose from {', '.join(LEVELS)}.")
+    check_script(script)
     if record is not None:
         _check_record(Path(record), [script, *(args or ())])
     spec = LaunchSpec(
@@ -73,4 +101,6 @@ def _check_record(folder: Path, command: list[str]) -> None:
     words, script = list(found.start["argv"]), found.start["script"]
     recorded = words[words.index(script) :] if script in words else [script]
     if recorded != command:
-        raise RecordError(f"{folder} already holds a record of {' '.join(recorded)}; choose another folder.")
+        raise RecordError(
+            f"--record {folder}: it already holds a record of {' '.join(recorded)}. Choose another folder."
+        )

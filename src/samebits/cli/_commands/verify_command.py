@@ -2,88 +2,123 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from samebits.audit import _verify as checking
 from samebits.audit._verify.check_plan import GROUPS
-from samebits.cli._script_arguments import misplaced_options
-from samebits.errors import InvalidArgumentError, VerifyError
+from samebits.cli._json_output import JsonFile, check_json_file, is_standard_output, write_json
+from samebits.cli._option_values import number_above, whole_number
+from samebits.cli._script_arguments import check_script
+from samebits.errors import InvalidArgumentError
 
 
 def verify(
-    context: typer.Context,
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")] = None,
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")
+    ] = None,
     *,
-    as_run: Annotated[bool, typer.Option("--run", help="Start it as `samebits run` would.")] = False,
+    as_run: Annotated[
+        bool,
+        typer.Option(
+            "--run", help="Start the script as `samebits run` does: deterministic operations, fixed seeds."
+        ),
+    ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=whole_number(40, least=1),
+            help="Stop each run after N steps, with epochs of N // 2 batches.",
+        ),
+    ] = None,
+    checks: Annotated[
+        str | None,
+        typer.Option(metavar="CHECK,...", help="Only these checks, listed below. [default: all]"),
+    ] = None,
     thread_invariant: Annotated[
-        bool, typer.Option("--thread-invariant", help="With --run: any number of threads is promised, too.")
+        bool, typer.Option("--thread-invariant", help="With --run: promise any number of threads, too.")
     ] = False,
     machine_invariant: Annotated[
-        bool, typer.Option("--machine-invariant", help="With --run: any CPU and any number of threads.")
+        bool,
+        typer.Option("--machine-invariant", help="With --run: promise any CPU, and any number of threads."),
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
+    json_file: JsonFile = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=whole_number(7),
+            help="Choose where to kill, hash seeds and listing orders by N; the same N repeats them. [default: random]",
+        ),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Stop each run after N steps, of epochs of N // 2 batches.")
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            parser=number_above(0, 600, "seconds"),
+            help="The most that one run may take. [default: 60, plus 10 times the first run]",
+        ),
     ] = None,
-    checks: Annotated[str, typer.Option(help="Which rows, separated by commas.")] = ",".join(GROUPS),
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at the same time. [default: 2, with a GPU 1]")
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=whole_number(2, least=1),
+            help="Runs at the same time. [default: 2; with a GPU 1]",
+        ),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the scratch folder, and print where it is.")
+        bool, typer.Option("--keep", help="Keep the scratch folder, and print its path.")
     ] = False,
     in_place: Annotated[
         bool,
         typer.Option(
             "--in-place",
-            help="Run in the current folder itself: files the script writes there are overwritten.",
+            help="Run in the current folder itself; files that the script writes there are overwritten.",
         ),
     ] = False,
-    seed: Annotated[
-        int | None, typer.Option(help="Draws where to kill, hash seeds and listing orders. [default: random]")
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds for one run. [default: 60, and 10 times the first run]")
-    ] = None,
 ) -> None:
-    """Prove that SCRIPT gives the same bits: run again, killed and resumed, with other workers and threads.
+    """Prove that a script gives the same bits every time.
 
-    Each run is a fresh process. It finds the current folder as it is, of any size, and what it writes there stays in a
-    scratch folder (an overlay mount; where none is allowed, copies and guarded links). Run directories of samebits.Run
-    are moved there, too: yours are neither read nor written. What the script writes outside of the current folder
-    (../results) is its own: it is written.
+    The script is run again and again under conditions that must not matter, each time in a fresh process, and every
+    step is compared with the first run. Files in the current folder are safe: what the script writes there goes to a
+    scratch folder. What it writes elsewhere (../results) is really written.
 
-    Options come before SCRIPT; everything after it goes to the script, a -- too.
+    Options of samebits stand before SCRIPT. Everything after it goes to the script, even what looks like one of these
+    options; you are warned then, unless a -- stands directly after SCRIPT.
 
-    Exit status: 0 all promised rows are equal, 1 one is not, 2 it could not be found out.
+    Checks:
+        run-again       the same command a second time; always done
+        kill            killed and resumed in three ways, or one of these alone:
+                        kill-mid-epoch, kill-epoch-end, kill-twice
+        workers         with 0, 1 and 3 loader workers
+        threads         with 1 and 3 threads
+        cpu             as on a CPU without AVX-512, for a machine-invariant script
+
+    Exit status: 0 all promised checks are equal; 1 one is not; 2 could not be checked.
+
+    Examples:
+        samebits verify --run --steps 40 train.py
+        samebits verify --checks kill --json report.json train.py --epochs 3
+
+    Read more: docs/verify.md
     """
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise InvalidArgumentError(f"--json {json_file}: there is no folder {json_file.absolute().parent}.")
+    check_json_file(json_file)
+    check_script(script)
     promises = {"thread_invariant": thread_invariant, "machine_invariant": machine_invariant}
-    for name, wanted in promises.items():
-        if wanted and not as_run:
-            raise InvalidArgumentError(
-                f"--{name.replace('_', '-')} goes with --run; a script that is started as it is enables it itself: "
-                f"samebits.enable_op_determinism({name}=True)."
-            )
-    if timeout is not None and not 0 < timeout < math.inf:
-        raise InvalidArgumentError(f"--timeout {timeout:g}: a number of seconds above 0, such as 600.")
+    _check_promises(promises, as_run=as_run)
     request = checking.Request(
         script=script,
         args=tuple(args or ()),
         as_run=as_run,
         **promises,
         steps=steps,
-        groups=tuple(checks.split(",")),
+        groups=GROUPS if checks is None else tuple(checks.split(",")),
         jobs=jobs or checking.jobs(),
         keep=keep,
         seed=secrets.randbelow(10**6) if seed is None else seed,
@@ -92,12 +127,19 @@ def verify(
     )
     try:
         report = checking.verify(request)
-    except VerifyError as error:
-        raise VerifyError(f"{error}{misplaced_options(context.command.params, request.args)}") from None
     except checking.SignalledError as signalled:
         print(f"samebits: verify: ended by {signalled}; no process is left", file=sys.stderr)
         raise typer.Exit(128 + signalled.number) from None
-    checking.show(report)
-    if json_file is not None:
-        report.write_json(json_file)
+    if not is_standard_output(json_file):
+        checking.show(report)
+    write_json(json_file, report.to_json())
     raise typer.Exit(report.exit)
+
+
+def _check_promises(promises: dict[str, bool], *, as_run: bool) -> None:
+    for name, wanted in promises.items():
+        if wanted and not as_run:
+            raise InvalidArgumentError(
+                f"--{name.replace('_', '-')} goes with --run. A script that is started as it is turns it on itself: "
+                f"samebits.enable_op_determinism({name}=True)."
+            )

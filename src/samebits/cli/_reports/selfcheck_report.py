@@ -10,8 +10,6 @@ from samebits import selfcheck as checking
 from samebits._progress import Progress
 from samebits.selfcheck.report import FAILED, PASSED, PartOutcome, SelfcheckReport
 
-MISSED = 3
-
 
 def run(report: SelfcheckReport, names: tuple[str, ...], seconds: float) -> int:
     """Runs the parts, writes and shows the report; returns the exit status."""
@@ -40,11 +38,11 @@ def rehearse(names: tuple[str, ...]) -> int:
             found += checking.rehearse([name])
     checking.text.show_rehearsal(found, Console(highlight=False))
     whole = all(one.planted and not one.missed and not one.broken for one in found)
-    return FAILED if whole else MISSED
+    return PASSED if whole else FAILED
 
 
-def record(folder: Path) -> int:
-    """Records the formulations that the GPU of the report has verified, and shows the others; returns the exit status."""
+def install(folder: Path) -> int:
+    """Installs the formulations that the GPU of the report has verified, and shows the rest; returns the exit status."""
     report = SelfcheckReport.stored(folder)
     found = checking.adopt(report)
     console = Console(highlight=False)
@@ -52,7 +50,7 @@ def record(folder: Path) -> int:
         for op, why in lines.items():
             console.print(f"{title:8} {op}: {why}", soft_wrap=True, markup=False)
     console.print(
-        f"{len(found.entries)} overloads recorded as verified on {report.machine['gpu']}, torch {report.machine['torch']}; "
+        f"{len(found.entries)} overloads installed, as verified on {report.machine['gpu']}, torch {report.machine['torch']}; "
         f"{len(found.failed)} failed, {len(found.untried)} not tried; {len(found.seen)} overloads seen equal there. `samebits ops --device cuda` shows them.",
         soft_wrap=True,
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from samebits._inspect.user_code import calling_line
+from samebits._inspect.source_text import calling_op
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism._dispatcher import Kernel, KernelOverrides, kernels
 from samebits.determinism._replacement import Replacement
@@ -124,13 +124,11 @@ def raise_or_warn(name: str, key: str, *, warn: bool) -> None:
 
 
 def _explain(name: str, key: str) -> str:
-    text = (
-        f"{name} on {key} at {calling_line()} has no deterministic implementation. Use {cure_of(name, key)}."
-    )
+    text = f"{calling_op(f'{name} on {key}')} has no deterministic implementation. Use {cure_of(name, key)}."
     if key == "CUDA" and cuda_loading.computes(name, cuda_loading.all_formulations()):
         text += (
             " samebits has a formulation of it in deterministic ops, which no GPU has verified, so it is not used: "
-            "`samebits selfcheck --part switch` and then `samebits selfcheck --record` run it on this GPU, and install it "
+            "`samebits selfcheck --part switch` and then `samebits selfcheck --install` run it on this GPU, and install it "
             "where its bits repeat."
         )
     return text

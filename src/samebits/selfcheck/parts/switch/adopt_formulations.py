@@ -48,7 +48,7 @@ def adopt(
     outcome = report.outcomes.get(PART)
     if outcome is None:
         raise InvalidArgumentError(
-            f"--record: the report in {report.folder} has no part {PART!r}: run `samebits selfcheck --part {PART}` on a GPU."
+            f"--install: the report in {report.folder} has no part {PART!r}: run `samebits selfcheck --part {PART}` on a GPU."
         )
     machine, gpu = report.machine, report.machine["gpu"]
     found = results_of({case["case"]: case for case in outcome.cases}, machine, str(report.folder))
@@ -105,6 +105,6 @@ def _check_sources(cases: Mapping[str, Mapping[str, Any]], folder: str) -> None:
     then = cases.get(SOURCES_CASE, {}).get("figures", {}).get(SOURCES)
     if then != sources():
         raise InvalidArgumentError(
-            f"--record: the report in {folder} is of formulations {then}, and these are {sources()}: what a GPU has run is "
+            f"--install: the report in {folder} is of formulations {then}, and these are {sources()}: what a GPU has run is "
             "not what would be installed. Record it with the samebits that made the report, or run the check again."
         )

@@ -1,0 +1,65 @@
+"""typer's errors about the command line, as one sentence each, with what to type."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import typer
+
+from samebits.cli._help_pages import PROGRAM, first_example
+
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+"""typer's base of all errors about a command line; typer has no public name for it."""
+
+
+def sentence_of(error: Any, name: str, command: Any) -> str:
+    """Returns what is wrong, and what to type.
+
+    Args:
+        error: a `UsageError`.
+        name: the command's; empty where none was given.
+        command: the command itself; None where there is none of that name.
+    """
+    kind = type(error).__name__
+    if kind == "NoSuchOption":
+        return _no_such_option(error, name)
+    if kind == "MissingParameter":
+        return _missing(error.param, command)
+    if kind == "BadOptionUsage":
+        return _bad_usage(error, command)
+    if isinstance(error, typer.BadParameter) and error.param is not None:
+        return f"{_name_of(error.param)} {error.message}"
+    return error.format_message()
+
+
+def _no_such_option(error: Any, name: str) -> str:
+    near = sorted(error.possibilities or ())
+    page = " ".join(filter(None, (PROGRAM, name, "-h")))
+    advice = f"Did you mean {' or '.join(near)}?" if near else f"`{page}` lists the options."
+    return f"there is no option {error.option_name}. {advice}"
+
+
+def _missing(parameter: Any, command: Any) -> str:
+    return f"{_name_of(parameter)} is missing. {_example(command)}"
+
+
+def _bad_usage(error: Any, command: Any) -> str:
+    option = next((one for one in getattr(command, "params", ()) if error.option_name in one.opts), None)
+    if option is None:
+        return error.format_message()
+    name = error.option_name
+    if option.is_flag:
+        return f"{name} takes no value. Type {name} alone."
+    return f"{name} needs a value. Type {name} {option.metavar}, as `{PROGRAM} {command.name} -h` explains."
+
+
+def _example(command: Any) -> str:
+    found = first_example(getattr(command, "help", None) or "")
+    return f"Type for example: {found}" if found else f"`{PROGRAM} -h` lists all commands."
+
+
+def _name_of(parameter: Any) -> str:
+    """Returns the longest name of an option, or the word of an argument in the usage line."""
+    options = [name for name in parameter.opts if re.match("-", name)]
+    return max(options, key=len) if options else parameter.metavar
