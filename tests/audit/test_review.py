@@ -98,7 +98,7 @@ def test_a_hang_costs_one_case(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_json(tmp_path):
-    """`samebits ops --review --op NAME --json FILE`: a table, the verdict, exit status 0; the file has the evidence."""
+    """`samebits ops --review NAME --json FILE`: a table, the verdict, exit status 0; the file has the evidence."""
     file = tmp_path / "out.json"
     command = [
         sys.executable,
@@ -106,7 +106,6 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path):
         "samebits",
         "ops",
         "--review",
-        "--op",
         "matmul: mm 10x511x512",
         "--json",
         str(file),

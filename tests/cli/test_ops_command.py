@@ -13,98 +13,160 @@ import termios
 import pytest
 
 from samebits.cli._commands.ops_command import ops
+from samebits.cli._reports import ops_overview
+from samebits.determinism import table
 from samebits.errors import InvalidArgumentError
 
 COMMAND = [sys.executable, "-m", "samebits", "ops"]
+SCREEN = 45
+"""Lines of a terminal's window."""
 
 
 def run(*words, cwd=None):
     return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120, cwd=cwd)
 
 
-def test_without_filters_the_counts_come_first_and_then_what_needs_attention(tmp_path):
-    """Plain lines in a pipe: counts by verdict and device, evidence "none", the version; then no more than a few pages."""
+def row_of(lines, family):
+    return next(line for line in lines if line.startswith(family)).split()
+
+
+def test_without_a_name_one_screen_shows_families_and_counts(tmp_path):
+    """In a pipe: a screen of plain lines; the families' promises and the counts are those of the table in the JSON file."""
     done = run("--json", "all.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    content = json.loads((tmp_path / "all.json").read_text())
-    first = lines[0].split()
-    assert int(first[0]) * 2 == len(content["ops"]) and content["torch"] in lines[0]
-    none = next(line for line in lines if 'evidence "none"' in line).split()
-    counted = [
-        sum(e["evidence"] == "none" and e["device"] == d for e in content["ops"]) for d in ("cpu", "cuda")
-    ]
-    assert [int(none[-3]), int(none[-1])] == counted
-    refused = next(line for line in lines if line.split()[0] == "refused").split()
-    assert int(refused[-1]) == sum((e["verdict"], e["device"]) == ("refused", "cuda") for e in content["ops"])
-    assert len(lines) < 120 and any(
-        line.startswith("cuda  refused") and "grid_sampler_2d_backward" in line for line in lines
-    )
-    assert "\x1b" not in done.stdout and not any(line != line.rstrip() for line in lines)
+    entries = json.loads((tmp_path / "all.json").read_text())["ops"]
+    assert len(lines) <= SCREEN and "\x1b" not in done.stdout
+    assert not any(line != line.rstrip() for line in lines)
+    assert row_of(lines, "Fourier transforms")[-1] == row_of(lines, "linear algebra")[-1] == "raises"
+    assert row_of(lines, "activations")[-3:] == ["equal", "equal", "equal"]
+    counted = next(line for line in done.stdout.replace("\n", " ").split(". ") if line.startswith("Any CPU: "))
+    refused = sum(entry["machine"] in {"refused", "integers"} for entry in entries)
+    assert counted.endswith(f"{refused} raise")
+    nobody = sum((entry["evidence"], entry["device"]) == ("none", "cpu") for entry in entries)
+    assert f"all but {nobody} (CPU)" in done.stdout
+
+
+def test_a_family_shows_its_worst_op():
+    """Negative control: one op that raises, or varies, among equal ones makes its family so."""
+    assert ops_overview._family(["relu", "gelu"]) == ("equal", "equal", "equal")
+    assert ops_overview._family(["relu", "linalg.inv"])[2] == "raises"
+    assert ops_overview._family(["relu", "add"])[1] == "equal*"
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "said"),
+    [
+        ("torch.stft", "aten::stft", "calls aten::_fft_r2c, which raises: the library's plan follows the CPU"),
+        ("torch.linalg.inv", "aten::linalg_inv", "calls aten::linalg_inv_ex, which raises: LAPACK's bits"),
+        ("Tensor.svd", "aten::svd", "calls aten::_linalg_svd, which raises"),
+        ("torch.fft.rfft", "aten::fft_rfft", "Multiply by a matrix of cosines and sines"),
+    ],
+)
+def test_a_name_of_torch_finds_the_op_and_what_to_use_instead(name, op, said, capsys):
+    """Functions, methods and their composites: the aten op, that it raises on any CPU, why, and the alternative."""
+    ops(name)
+    out = capsys.readouterr().out
+    assert out.startswith(f"{name}: {op}\n") and " raises " in out
+    assert said in " ".join(out.split())
+
+
+def test_an_op_that_is_ours_is_not_shown_as_refused(capsys):
+    """GELU, sigmoid and SiLU share their row with ops that raise on any CPU; each has its own word."""
+    for name in ("gelu", "sigmoid", "silu", "softplus", "exp2", "pow", "mish", "atan2"):
+        ops(f"torch.nn.functional.{name}")
+        out = capsys.readouterr().out
+        assert "raises" not in out and "equal" in out, out
+    ops("torch.angle")
+    assert "raises" in capsys.readouterr().out
+
+
+def test_rows_are_grouped_by_what_they_promise_on_any_cpu(capsys):
+    """Ops with one reason and two kinds under machine_invariant have two rows."""
+    ops(verdict=["has an alternative here"], device="cpu")
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cpu ")]
+    kinds = {name: re.search(r"\[any CPU: (\w+)\]$", row)[1] for row in rows for name in re.split(r", |  ", row)}
+    assert kinds["gelu"] == "ours" and kinds["angle"] == "refused"
+    for row in rows:
+        kind = re.search(r"\[any CPU: (\w+)\]$", row)[1]
+        for name in row.split("  ")[2].split(", "):
+            assert table.lookup(f"aten::{name}", "cpu").machine == kind
+
+
+def test_what_raises_on_any_cpu_is_listed_by_family_with_what_to_use_instead(capsys):
+    """`--machine refused` names composites as a program calls them, in a few screens; `gelu` is not among them."""
+    ops(machine="refused")
+    out = capsys.readouterr().out
+    for name in ("linalg_inv", "svd", "stft", "fft_rfft", "linalg_svd", "digamma"):
+        assert re.search(rf"\b{name}\b", out), name
+    assert not re.search(r"\bgelu\b", out) and len(out.splitlines()) < 3 * SCREEN
+    assert "Fourier transforms: the library's plan follows the CPU" in out
 
 
 @pytest.mark.slow
 def test_what_the_heading_says_is_not_said_again_in_the_reason():
     """An op whose bits follow the thread count: the heading says so, once; what it depends on stands behind."""
-    done = run("--op", "add.Tensor", "--device", "cpu")
+    done = run("add.Tensor", "--device", "cpu", "--verdict", "deterministic")
     line = next(line for line in done.stdout.splitlines() if "  add.Tensor  " in line)
     assert line.count("bits change with the thread count") == 1 and "an alpha other than 1" in line
 
 
 @pytest.mark.slow
 def test_filters_choose_entries_and_the_file_holds_what_is_shown(tmp_path):
-    """Substring or glob of the name, device, verdict, evidence; one line for each overload and device."""
-    done = run(
-        "--op", "cumsum*", "--device", "cuda", "--verdict", "refused", "--json", "few.json", cwd=tmp_path
-    )
+    """A pattern of names, device, verdict, evidence: the JSON has each overload and device of the rows."""
+    done = run("cumsum*", "--device", "cuda", "--verdict", "refused", "--json", "few.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = [line for line in done.stdout.splitlines() if line.startswith("cuda")]
-    names = [line.split("  ")[2] for line in shown]
-    assert [name for name in names if "dimname" not in name] == [
-        "cumsum",
-        "cumsum.out",
-        "cumsum_",
-    ]  # torch 2.11
     held = json.loads((tmp_path / "few.json").read_text())["ops"]
-    assert [entry["op"] for entry in held] == [f"aten::{name}" for name in names]
+    assert {entry["op"] for entry in held} >= {"aten::cumsum", "aten::cumsum.out", "aten::cumsum_"}
+    assert {(entry["device"], entry["verdict"]) for entry in held} == {("cuda", "refused")}
+    assert shown and all("cumsum" in line for line in shown)
+
+
+def test_json_on_standard_output_stands_alone(capsys):
+    """`--json -` prints JSON and nothing else."""
+    ops("torch.cumsum", json_file="-")
+    held = json.loads(capsys.readouterr().out)
+    assert {entry["op"].partition(".")[0] for entry in held["ops"]} == {"aten::cumsum"}
 
 
 def test_filters_that_leave_nothing_say_so(capsys):
     """Negative control of the filters: 0 entries."""
-    ops(op="cumsum", device="cuda", evidence=["battery"])
-    assert "\n0 of " in capsys.readouterr().out
+    ops("cumsum", device="cuda", evidence=["battery"])
+    assert capsys.readouterr().out.splitlines()[-1].startswith("0 entries")
 
 
 def test_all_prints_every_entry(capsys):
     """One line for each of the overloads and devices."""
     ops(everything=True)
     lines = capsys.readouterr().out.splitlines()
-    total = int(lines[0].split()[0]) * 2
+    total = len(list(table.entries()))
     assert sum(line.startswith(("cpu ", "cuda ")) for line in lines) == total
-    assert lines[-1] == f"{total} of {total} entries"
+    assert lines[-1].startswith(f"{total} entries")
+
+
+def test_a_name_that_torch_does_not_have_is_refused_with_the_near_ones(capsys):
+    """One sentence, before anything is printed; of a pattern too."""
+    for name, said in (("torch.grid_sampel", "grid_sampler"), ("no_such_*", "--all")):
+        with pytest.raises(InvalidArgumentError) as error:
+            ops(name)
+        assert said in str(error.value) and capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
-    ("filters", "said"),
+    ("words", "said"),
     [
-        ({"verdict": ["bad"]}, "'deterministic over threads', 'deterministic', 'has an alternative here'"),
-        ({"device": "tpu"}, "'cpu', 'cuda'"),
-        ({"evidence": ["hope"]}, "'battery', 'opinfo', 'source', 'none'"),
-        ({"op": "grid_sampel"}, "near it: grid_sampler"),
+        (("--verdict", "bad"), "deterministic over threads, deterministic, has an alternative here"),
+        (("--device", "tpu"), "choose from cpu, cuda"),
+        (("--evidence", "hope"), "battery, opinfo, source, none"),
+        (("--machine", "any"), "exact, integers, ours, composed, refused"),
     ],
 )
-def test_a_filter_that_there_is_not_is_refused_with_the_choices(filters, said, capsys):
-    """One sentence, before anything is printed."""
-    with pytest.raises(InvalidArgumentError) as error:
-        ops(**filters)
-    assert said in str(error.value) and capsys.readouterr().out == ""
-
-
-def test_a_bad_filter_ends_the_process_with_2():
-    """One line on standard error, nothing on standard output."""
-    done = run("--verdict", "bad")
+def test_a_bad_filter_ends_the_process_with_2(words, said):
+    """One line on standard error with the choices, nothing on standard output."""
+    done = run(*words)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert "choose from" in done.stderr
+    assert said in done.stderr
 
 
 def on_terminal(columns):
@@ -131,9 +193,9 @@ def on_terminal(columns):
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_on_a_terminal_no_line_is_wider_than_it(columns):
-    """Tables with headings that fit; negative control: the wide one has lines that do not fit in 80."""
+def test_on_a_terminal_no_row_is_wider_than_it(columns):
+    """The families fit; negative control: the wide terminal has rows that do not fit in 80 columns."""
     lines = on_terminal(columns)
-    assert "cuda: refused" in lines
-    assert 79 <= max(map(len, lines)) <= columns
-    assert columns == 80 or max(map(len, lines)) > 80
+    rows = [line for line in lines if " equal" in line and "raise" not in line]
+    assert len(rows) >= 12 and max(map(len, rows)) <= columns
+    assert columns == 80 or max(map(len, rows)) > 80

@@ -10,6 +10,7 @@ The result is evidence for `update.py`; `samebits ops --review` measures whole c
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import json
@@ -18,10 +19,12 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from composite_calls import calls_of
@@ -42,17 +45,18 @@ def _opinfos() -> list[Any]:
     return [*module.op_db, *(op for kind in _FOREACH for op in getattr(module, f"foreach_{kind}_op_db"))]
 
 
-def _samples(op: Any) -> Iterator[Callable[[], Any]]:
+def _samples(op: Any, function: Callable[..., Any] | None = None) -> Iterator[Callable[[], Any]]:
+    """Yields calls of the OpInfo, or of `function` (an alias of it, which has no samples of its own), on its samples."""
     dtypes = op.supported_dtypes("cpu")
     dtype = torch.float32 if torch.float32 in dtypes else next(iter(sorted(dtypes, key=str)), None)
     if dtype is None:
         return
     differentiable = op.supports_autograd and dtype.is_floating_point
     for sample in itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), SAMPLES):
-        yield lambda sample=sample: _forward_backward(op, sample)
+        yield lambda sample=sample: _forward_backward(function or op, sample)
 
 
-def _forward_backward(op: Any, sample: Any) -> None:
+def _forward_backward(op: Callable[..., Any], sample: Any) -> None:
     result = op(sample.input, *sample.args, **sample.kwargs)
     outputs = [
         leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
@@ -78,6 +82,10 @@ def sweep(part: str = "") -> dict[str, Any]:
                     calls[name] |= called
             except Exception:
                 raised += 1  # some samples are made to raise, or need a GPU
+        for name, called in _alias_calls(op).items():
+            calls[name] |= called
+    for name, called in _module_calls().items() if not part else ():
+        calls[name] |= called
     print(f"{raised} samples raised", file=sys.stderr)
     return {
         "torch": torch.__version__.split("+")[0],
@@ -87,6 +95,42 @@ def sweep(part: str = "") -> dict[str, Any]:
             for name, called in sorted(calls.items())
         },
     }
+
+
+def _alias_calls(op: Any) -> dict[str, set[str]]:
+    """Returns the calls of the composites that are another name of the op: `torch.det` of `torch.linalg.det`."""
+    calls: dict[str, set[str]] = defaultdict(set)
+    for alias in getattr(op, "aliases", ()):
+        for run in _each(_samples(op, alias.op)):
+            with contextlib.suppress(Exception):
+                for name, called in calls_of(run).items():
+                    calls[name] |= called
+    return calls
+
+
+def _module_calls() -> dict[str, set[str]]:
+    """Returns the calls of the composites that no OpInfo calls: those of recurrent modules and cells."""
+    calls: dict[str, set[str]] = defaultdict(set)
+    x = torch.randn(5, 2, 4)
+    relu = {"nonlinearity": "relu"}
+    for kind, options in ((nn.LSTM, {}), (nn.GRU, {}), (nn.RNN, {}), (nn.RNN, relu)):
+        module = kind(4, 3, **options)
+        for run in (partial(_whole, module, x), partial(_packed, module, x)):
+            for name, called in calls_of(run).items():
+                calls[name] |= called
+    for kind, options in ((nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {}), (nn.RNNCell, relu)):
+        for name, called in calls_of(partial(kind(4, 3, **options), x[0])).items():
+            calls[name] |= called
+    return calls
+
+
+def _whole(module: nn.Module, x: torch.Tensor) -> None:
+    module(x)[0].sum().backward()
+
+
+def _packed(module: nn.Module, x: torch.Tensor) -> None:
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3]))
+    module(packed)[0].data.sum().backward()
 
 
 def _each(samples: Iterator[Callable[[], Any]]) -> Iterator[Callable[[], Any]]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +12,14 @@ import typer
 from samebits import cli
 from samebits.audit import _review as reviewing
 from samebits.audit import _verify as checking
+from samebits.cli._json_output import (
+    JsonFile,
+    check_json_file,
+    is_standard_output,
+    output_kept_for,
+    write_json,
+)
+from samebits.cli._option_values import one_of
 from samebits.determinism import table
 from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, MACHINE, VERDICTS
 from samebits.errors import InvalidArgumentError
@@ -23,108 +28,142 @@ if TYPE_CHECKING:
     from samebits.determinism.table import Entry
 
 SCHEMA = "samebits.ops/1"
+_Filter = Callable[["Entry"], bool]
 
 
 def ops(
-    *,
-    op: Annotated[
+    name: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Overloads whose name contains TEXT, or matches a glob."),
+        typer.Argument(
+            metavar="NAME", help="A function, method, module or aten op, or a pattern of ops such as 'fft_*'."
+        ),
     ] = None,
-    device: Annotated[str | None, typer.Option(metavar="|".join(DEVICES), help="Of one device.")] = None,
-    verdict: Annotated[
-        list[str] | None,
-        typer.Option(metavar="WORDS", help=f"One of: {', '.join(VERDICTS)}. Again for more."),
-    ] = None,
-    evidence: Annotated[
-        list[str] | None, typer.Option(metavar="WORD", help=f"One of: {', '.join(EVIDENCE)}. Again for more.")
-    ] = None,
+    *,
     machine: Annotated[
         str | None,
         typer.Option(
-            metavar="|".join(MACHINE),
-            help="Of the CPU under machine_invariant: torch's kernel, ours, made of these, refused.",
+            metavar="WORD",
+            parser=one_of(MACHINE),
+            help="Only ops of this kind under machine_invariant: exact (torch's kernel stays), integers (for integers alone), "
+            "ours, composed (of other ops), or refused.",
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every overload, not only a summary.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write what is shown as JSON.")
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", parser=one_of(DEVICES), help="Only this device: cpu or cuda."),
     ] = None,
+    verdict: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORDS",
+            parser=one_of(VERDICTS),
+            help=f"Only ops with this verdict; repeat for more. One of: {', '.join(VERDICTS)}.",
+        ),
+    ] = None,
+    evidence: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORD",
+            parser=one_of(EVIDENCE),
+            help=f"Only verdicts with this evidence; repeat for more. One of: {', '.join(EVIDENCE)}.",
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List every overload of every op.")] = False,
+    json_file: JsonFile = None,
     review: Annotated[
-        bool, typer.Option("--review", help="Test this machine instead, over runs and threads (minutes).")
+        bool,
+        typer.Option(
+            "--review",
+            help="Test the table on this machine, over runs and threads (minutes). NAME: only cases with it in their name.",
+        ),
     ] = False,
 ) -> None:
-    """Show the op table: for every aten overload and device a verdict under the switch, its reason and evidence.
+    """Look up which of torch's ops give the same bits, and which raise.
 
-    Without filters: the counts, and the ops that need a reader's attention. With --review, --op takes a part of the
-    name of a case.
+    Without NAME: one screen, with the ops that most programs use.
 
-    Exit status: 0, or 2 for an unknown filter; of --review: 0 as in the table, 1 not, 2 it could not run.
+    Exit status: 0; 2 for a name that torch does not have. With --review: 0 as the table says; 1 not; 2 could not be checked.
+
+    Examples:
+        samebits ops torch.stft
+        samebits ops --machine refused
+
+    Read more: docs/ops.md
     """
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise InvalidArgumentError(f"--json {json_file}: there is no folder {json_file.absolute().parent}.")
+    check_json_file(json_file)
     if review:
+        _review(name, json_file)
+    filters = _filters(device, machine, verdict or [], evidence or [])
+    chosen = [entry for entry in table.entries() if all(keeps(entry) for keeps in filters)]
+    if name is not None:
+        wanted = _wanted(name)
+        chosen = [entry for entry in chosen if wanted(entry)]
+    if not is_standard_output(json_file):
+        _show(name, chosen, by_machine=machine is not None, filtered=bool(filters), everything=everything)
+    write_json(
+        json_file,
+        {"schema": SCHEMA, "torch": table.reviewed().torch, "ops": [asdict(entry) for entry in chosen]},
+    )
+
+
+def _show(
+    name: str | None, chosen: Sequence[Entry], *, by_machine: bool, filtered: bool, everything: bool
+) -> None:
+    if everything:
+        cli._reports.ops_report.show(chosen)
+    elif by_machine:
+        cli._reports.ops_overview.show_machine(chosen)
+    elif filtered or (name is not None and _is_pattern(name)):
+        cli._reports.ops_report.show_groups(chosen)
+    elif name is not None:
+        cli._reports.ops_overview.show_op(name, table.ops_of(name))
+    else:
+        cli._reports.ops_overview.show_families(chosen)
+
+
+def _review(part: str | None, json_file: str | None) -> None:
+    with output_kept_for(json_file):
         try:
-            found = reviewing.review(only=[op] if op else [])
+            found = reviewing.review(only=[part] if part else [])
         except checking.SignalledError as signalled:
             raise typer.Exit(128 + signalled.number) from None
         reviewing.show(found)
-        if json_file is not None:
-            found.write_json(json_file)
-        raise typer.Exit(found.exit)
-    filters = _filters(op, device, verdict or [], evidence or [])
-    if machine is not None:
-        _check("--machine", [machine], MACHINE)
-        filters.append(lambda entry: entry.machine == machine)
-    chosen = [entry for entry in table.entries() if all(keeps(entry) for keeps in filters)]
-    if op is not None and not chosen:
-        _check_op(op)
-    cli._reports.ops_report.show(list(table.entries()), chosen, list_all=everything or bool(filters))
-    if json_file is not None:
-        _write(json_file, chosen)
+    write_json(json_file, found.to_json())
+    raise typer.Exit(found.exit)
 
 
 def _filters(
-    op: str | None, device: str | None, verdicts: Sequence[str], evidence: Sequence[str]
-) -> list[Callable[[Entry], bool]]:
-    found: list[Callable[[Entry], bool]] = []
-    if op is not None:
-        found.append(lambda entry: _matches(op, entry.op))
+    device: str | None, machine: str | None, verdicts: Sequence[str], evidence: Sequence[str]
+) -> list[_Filter]:
+    found: list[_Filter] = []
     if device is not None:
-        _check("--device", [device], DEVICES)
         found.append(lambda entry: entry.device == device)
+    if machine is not None:
+        found.append(lambda entry: entry.machine == machine)
     if verdicts:
-        _check("--verdict", verdicts, VERDICTS)
         found.append(lambda entry: entry.verdict in verdicts)
     if evidence:
-        _check("--evidence", evidence, EVIDENCE)
         found.append(lambda entry: entry.evidence in evidence)
     return found
 
 
-def _matches(text: str, op: str) -> bool:
-    if any(sign in text for sign in "*?["):
-        return fnmatch.fnmatchcase(op, text) or fnmatch.fnmatchcase(op.removeprefix("aten::"), text)
-    return text in op
-
-
-def _check(option: str, words: Sequence[str], choices: Sequence[str]) -> None:
-    for word in words:
-        if word not in choices:
-            raise InvalidArgumentError(f"{option} {word!r}: choose from {', '.join(map(repr, choices))}.")
-
-
-def _check_op(op: str) -> None:
-    names = [f"aten::{name}" for name in table.reviewed().rows]
-    if not any(_matches(op, name) for name in names):
-        packets = dict.fromkeys(name.removeprefix("aten::").partition(".")[0] for name in names)
-        near = difflib.get_close_matches(op.removeprefix("aten::"), packets)
+def _wanted(name: str) -> _Filter:
+    """Returns the filter of a name or a pattern. Raises `InvalidArgumentError` for one that no op has."""
+    if _is_pattern(name):
+        pattern = name.removeprefix("aten::")
+        found = any(fnmatch.fnmatchcase(row, pattern) for row in table.reviewed().rows)
+        filter_ = lambda entry: fnmatch.fnmatchcase(entry.op.removeprefix("aten::"), pattern)  # noqa: E731
+    else:
+        ops = table.ops_of(name)
+        found, filter_ = bool(ops), lambda entry: entry.op.removeprefix("aten::").partition(".")[0] in ops
+    if not found:
+        near = table.names_near(name)
         raise InvalidArgumentError(
-            f"--op {op!r}: no aten overload of torch {table.reviewed().torch} has that in its name"
-            + (f"; near it: {', '.join(near)}." if near else ".")
+            f"{name}: torch {table.reviewed().torch} has no function, module or op of this name. "
+            + (f"Similar names: {', '.join(near)}." if near else "`samebits ops --all` lists every op.")
         )
+    return filter_
 
 
-def _write(file: Path, chosen: Sequence[Entry]) -> None:
-    content = {"schema": SCHEMA, "torch": table.reviewed().torch, "ops": [asdict(entry) for entry in chosen]}
-    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+def _is_pattern(name: str) -> bool:
+    return any(sign in name for sign in "*?[")

@@ -13,5 +13,6 @@ if TYPE_CHECKING:
     from samebits.cli._reports import selfcheck_report as selfcheck_report
 
 __getattr__, __dir__ = attach(
-    __name__, ["commits_report", "env_report", "ops_overview", "ops_report", "replica_report", "selfcheck_report"]
+    __name__,
+    ["commits_report", "env_report", "ops_overview", "ops_report", "replica_report", "selfcheck_report"],
 )

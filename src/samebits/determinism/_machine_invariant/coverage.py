@@ -51,11 +51,21 @@ def groups() -> list[Mapping[str, Any]]:
     return _file()["group"]
 
 
+def refusal_groups() -> list[Mapping[str, Any]]:
+    """Returns the families of refused ops: `family`, `ops`, and `reason` with what to use instead."""
+    return _file()["refused"]
+
+
+def refusal_group(full: str) -> Mapping[str, Any]:
+    """Returns the family of a refused overload (full name); `family` and `reason` are empty if none is known."""
+    name = full.removeprefix("aten::").partition(".")[0].rstrip("_")
+    found = (one for one in refusal_groups() if any(fnmatchcase(name, op) for op in one["ops"]))
+    return next(found, {"family": "", "reason": ""})
+
+
 def refusal_reason(full: str) -> str:
     """Returns what is known of a refused overload (full name), with what to do instead; empty if nothing is."""
-    name = full.removeprefix("aten::").partition(".")[0].rstrip("_")
-    found = (one for one in _file()["refused"] if any(fnmatchcase(name, op) for op in one["ops"]))
-    return next((one["reason"] for one in found), "")
+    return refusal_group(full)["reason"]
 
 
 @cache

@@ -36,6 +36,8 @@ from samebits.errors import InvalidArgumentError
 OWN_FILE = Path(__file__).with_name("own.toml")
 OWN, REPLACED, COMPOSITE, ABSENT = "own", "replacement", "composite", "no kernel"
 """The deciding rule where no class rule decides."""
+_NOT_CALLED = frozenset({"mkldnn_rnn_layer"})
+"""Ops that composites call, and not under `machine_invariant`: it turns torch's flag for oneDNN off."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Entry:
     measured_as: str = ""
     """The form that was measured, where it is another one with the same kernel."""
     machine: str = ""
-    """The CPU under `machine_invariant`: `exact` (torch's kernel stays), `integers` (for these alone), `ours`, `composed`, or `refused`; empty elsewhere."""
+    """The CPU under `machine_invariant`: `exact` (torch's kernel stays), `integers` (for these alone), `ours`, `composed`,
+    or `refused` (it raises, at least for one ordinary argument); empty elsewhere."""
 
     @property
     def deterministic(self) -> bool:
@@ -140,8 +143,19 @@ class OpTable:
             return ""
         if row.name in self._every_machine:
             return coverage.OURS
+        if self.refused_parts(row.name):
+            return coverage.DENIED
         covered = coverage.of_torch(row, self.snapshot.rows[row.form_of])
         return coverage.INTEGERS if covered.types == coverage.INTEGERS else covered.kind
+
+    def refused_parts(self, name: str) -> tuple[str, ...]:
+        """Returns the same as the function `refused_parts`."""
+        row = self.snapshot.rows.get(name)
+        if row is None or "composite" not in row.kernels or name in self._every_machine:
+            return ()
+        calls = (one for one in row.calls if one in self.snapshot.rows and one not in _NOT_CALLED)
+        parts = (self.lookup(one, "cpu") for one in calls)
+        return tuple(part.op for part in parts if part.machine == coverage.DENIED)
 
     def _new(
         self, row: OverloadRow, device: str, verdict: str, reason: str, evidence: str, rule: str
@@ -279,6 +293,19 @@ def lookup(op: str, device: str) -> Entry:
         samebits.errors.InvalidArgumentError: ...
     """
     return op_table().lookup(op, device)
+
+
+def refused_parts(op: str) -> tuple[str, ...]:
+    """Returns the ops that `machine_invariant` refuses among those that a composite op calls; empty for other ops.
+
+    Args:
+        op: the full name of an overload.
+
+    Example:
+        >>> samebits.determinism.table.refused_parts("aten::stft")
+        ('aten::_fft_r2c',)
+    """
+    return op_table().refused_parts(op.removeprefix("aten::"))
 
 
 def entries() -> Iterator[Entry]:
