@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from samebits.audit._verify.check_process import CheckEnvironment
 
@@ -182,19 +183,16 @@ def test_run_seeds_what_the_script_does_not(tmp_path):
 
 @pytest.mark.slow
 def test_options_behind_the_script_are_the_scripts(tmp_path):
-    """`verify --run train.py --steps 3` proves the program that was typed: of three steps; where it fails, why is told."""
+    """`verify --run train.py --steps 3` proves the program that was typed: of three steps; the word is warned of first."""
     source = PLAIN.replace("range(8)", "range(int(sys.argv[sys.argv.index('--steps') + 1]))").replace(
         "import torch", "import sys, torch"
     )
-    status, _, _, report = verify(
+    status, _, errors, report = verify(
         tmp_path, source, "--run", "--steps", "6", "--checks", "run-again", args=("--steps", "3")
     )
     assert (status, report["args"]) == (0, ["--steps", "3"]), report
+    assert errors.startswith("samebits: verify: --steps stands after train.py and went to the script;")
     assert row(report, "run again")["steps_compared"] == 3
-    status, _, errors, _ = verify(
-        tmp_path, "import sys; sys.exit(len(sys.argv))", "--checks", "run-again", args=("--steps", "3")
-    )
-    assert status == 2 and "--steps after SCRIPT went to the script" in errors
 
 
 @pytest.mark.slow
@@ -220,6 +218,41 @@ def test_thread_rows_of_a_plain_script_are_promised_if_asked(tmp_path, asked):
     if asked:
         assert status == 0 and report["verdict"].endswith("run again and with 1 and 3 threads."), report
         assert verify(tmp_path, PLAIN, "--thread-invariant")[0] == 2
+
+
+SWITCHED = PLAIN.replace(
+    "torch.manual_seed(0)",
+    "import samebits\nsamebits.set_random_seed(0)\ntorch.set_num_threads(3)\nsamebits.enable_op_determinism(thread_invariant=True)",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [False, True])
+def test_the_environment_is_that_of_the_script(tmp_path, block):
+    """Its switch and its threads are in the JSON, in a `with` block too; a script that sets neither has neither (control)."""
+    source = SWITCHED
+    if block:
+        head, loop = source.split("for step")
+        head = head.replace("samebits.enable", "switch = samebits.enable")
+        source = head + "with switch:\n    for step" + loop.replace("\n", "\n    ")
+    status, _, _, report = verify(tmp_path, source, "--checks", "run-again", "--steps", "3")
+    assert status == 0, report
+    found = report["environment"]
+    assert found["op_determinism"] == {"enabled": True, "thread_invariant": True, "on_unimplemented": "raise"}
+    assert found["threads"] == 3 and found["flags"]["cudnn_deterministic"] is True
+    _, _, _, report = verify(tmp_path, PLAIN, "--checks", "run-again", "--steps", "3")
+    assert report["environment"]["op_determinism"] == {"enabled": False}
+    assert report["environment"]["threads"] == torch.get_num_threads()
+
+
+def test_json_may_have_standard_output_alone(tmp_path):
+    """`--json -`: the JSON and no table; progress is on standard error."""
+    (tmp_path / "train.py").write_text(PLAIN)
+    command = [sys.executable, "-m", "samebits", "verify", "--checks", "run-again", "--json", "-", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=800)
+    assert (
+        json.loads(done.stdout)["verdict"].startswith("REPRODUCED") and "verifying: train.py" in done.stderr
+    )
 
 
 def first_of_set(seed, variant):
@@ -258,7 +291,7 @@ def test_what_cannot_run_ends_in_one_line_and_status_2(tmp_path):
     assert verify(tmp_path, PLAIN, "--checks", "kills")[0] == 2
     command = [sys.executable, "-m", "samebits", "verify", str(tmp_path / "none.py")]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "no such file" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "there is no file" in done.stderr and "Traceback" not in done.stderr
     done = subprocess.run([*command[:-1], "."], capture_output=True, text=True)
     assert done.returncode == 2 and "is a folder" in done.stderr and "Traceback" not in done.stderr
 

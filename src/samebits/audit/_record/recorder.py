@@ -22,6 +22,7 @@ from samebits.audit._record.record_lines import LineWriter
 from samebits.audit._record.step_observations import ObservedStep
 from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
 from samebits.audit._record.written_files import lines_outside, record_written_files
+from samebits.determinism import environment_fingerprint
 from samebits.determinism._warn_once import notices
 
 
@@ -95,6 +96,10 @@ class Recorder(Observer, TorchListener):
         self._any_threads = self._any_machine = True
         """True if every step so far was made by ops whose bits do not depend on the thread count."""
         self._resumed_from: int | None = None
+        self._settings: tuple[Any, ...] | None = None
+        """The switch and the number of threads in the newest step."""
+        self._environment: dict[str, Any] = {}
+        """The fingerprint that goes with them: a switch that is on in a `with` block is off at the script's end."""
 
     def note(self, text: str) -> None:
         """Keeps a remark for the last line, once."""
@@ -308,6 +313,7 @@ class Recorder(Observer, TorchListener):
             "threads": self._threads,
             "thread_invariant": self._any_threads and bool(self._threads),
             "machine_invariant": self._any_machine and bool(self._threads),
+            "environment": self._environment_of_steps(),
         }
         if self._step is not None and self._step.outputs:
             line["eval"] = self._step.evaluations()
@@ -324,15 +330,23 @@ class Recorder(Observer, TorchListener):
             self._write_held()
 
     def _begin(self, position: Position, *, ends_epoch: bool) -> ObservedStep:
-        self._note_threads()
+        self._note_environment()
         return ObservedStep(position, ends_epoch or position.step % self._every == 0, ends_epoch)
 
-    def _note_threads(self) -> None:
+    def _note_environment(self) -> None:
         threads = torch.get_num_threads()
         self._threads = [self._threads[0] if self._threads else threads, threads]
         settings = process.op_determinism
+        if self._settings != (settings, threads):
+            self._settings = settings, threads
+            self._environment = environment_fingerprint()
         self._any_threads &= settings is not None and settings.thread_invariant
         self._any_machine &= settings is not None and settings.machine_invariant
+
+    def _environment_of_steps(self) -> dict[str, Any]:
+        """Returns the fingerprint of the newest step; as it is now where nothing that counts has changed since."""
+        unchanged = self._settings in (None, (process.op_determinism, torch.get_num_threads()))
+        return environment_fingerprint() if unchanged else self._environment
 
     def _initial(self, before: Position, frame: FrameType | None, *, fresh: bool) -> None:
         self._lines.initial(before, frame, self._early, fresh=fresh)
@@ -345,7 +359,7 @@ class Recorder(Observer, TorchListener):
 
     def _infer(self, inputs: tuple[Any, ...], output: Any, *, evaluates: bool) -> None:
         """Notes a forward before any training: a step of an inference, unless training follows."""
-        self._note_threads()
+        self._note_environment()
         number, self._forwards = self._forwards, self._forwards + 1
         gave = of_nested(output) if self._full else Leaves((), b"")
         if self._full and evaluates and self._step is None:

@@ -34,7 +34,6 @@ from samebits.audit._verify.child_processes import run_until_signalled, scratch_
 from samebits.audit._verify.folder.copies_and_links import WrittenError
 from samebits.audit._verify.folder.working_folder import working_folder
 from samebits.audit._verify.verify_report import CheckRow, VerifyReport
-from samebits.determinism import environment_fingerprint
 from samebits.errors import InvalidArgumentError, VerifyError
 
 PATIENCE_S, PATIENCE = 60.0, 10.0
@@ -113,7 +112,7 @@ class _Verification:
             args=self.request.args,
             seed=self.request.seed,
             final=baseline.final or "(no model was seen)",
-            environment=environment_fingerprint(),
+            environment=(baseline.end or {}).get("environment", {}),
             rows=tuple(rows),
             notes=tuple(self._notes(baseline, facts)),
             groups=self.request.groups,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from samebits.audit._diff.first_difference import Difference
@@ -71,11 +70,11 @@ class CheckRow:
         """The result with the other components that differ in the same step."""
         return self.difference.sentence() if self.difference else self.result()
 
-    def notes(self) -> str:
+    def notes(self) -> tuple[str, ...]:
         """The notes that a reader needs beside the result."""
         unmeasured = self.overshadowed and self.difference is None
         promised = "" if self.check.promised else "not promised" if unmeasured else "measured, not promised"
-        return "; ".join(filter(None, (promised, self.check.note, self.remark)))
+        return tuple(filter(None, (promised, self.check.note, self.remark)))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the row as plain values, for `--json`."""
@@ -94,7 +93,7 @@ class CheckRow:
                 "sentence": found.sentence(),
             },
             "note": "; ".join(
-                filter(None, (self.notes(), "" if self.equal is False and found else self.result()))
+                filter(None, (*self.notes(), "" if self.equal is False and found else self.result()))
             ),
         }
 
@@ -108,6 +107,7 @@ class VerifyReport:
     seed: int
     final: str
     environment: dict[str, Any]
+    """The environment of the script's first process when it trained; empty if it did not end by itself."""
     rows: tuple[CheckRow, ...]
     notes: tuple[str, ...] = ()
     """The recorder's notes of the first run, with what it could not observe."""
@@ -155,24 +155,29 @@ class VerifyReport:
         word = "VERIFIED" if any(row.check.group == "kill" for row in rows) else "REPRODUCED"
         steps = min(row.steps_compared for row in rows)
         said = f"{word}: the same bits in {'all ' if steps > 1 else ''}{steps} step{'' if steps == 1 else 's'}, {_join_words(ways)}."
-        return f"{said} Not proven: {'; '.join(missing)}." if (missing := self._not_proven()) else said
+        return (
+            f"{said} Not proven: {in_parentheses(missing, '; ')}."
+            if (missing := self._not_proven())
+            else said
+        )
 
-    def _not_proven(self) -> list[str]:
+    def _not_proven(self) -> dict[str, str]:
         """Returns the groups with a row that does not count, and why."""
-        reasons = {
-            row.check.group: row.check.does_not_apply or "measured, not promised"
-            for row in self.rows
-            if not row.decides
-        }
-        return [f"{_TITLES[group]} ({reason})" for group, reason in reasons.items()]
+        idle = (row.check for row in self.rows if not row.decides)
+        return {_TITLES[check.group]: check.does_not_apply or "measured, not promised" for check in idle}
+
+    def not_applying(self) -> dict[str, str]:
+        """Returns the groups with a row that does not apply to this script, and why."""
+        idle = (row.check for row in self.rows if not row.applies)
+        return {_TITLES[check.group]: check.does_not_apply for check in idle}
 
     def _in_vain(self) -> str:
         reasons = dict.fromkeys(row.check.does_not_apply for row in self.rows if not row.applies)
         return "no selected check applies" + (f": {'; '.join(reasons)}" if reasons else "")
 
-    def to_json(self) -> str:
-        """Returns the report as JSON: the contents of the table, and the environment it holds for."""
-        content = {
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as plain values, for `--json`: all rows, and the environment that they hold for."""
+        return {
             "schema": SCHEMA,
             "script": self.script,
             "args": list(self.args),
@@ -185,11 +190,11 @@ class VerifyReport:
             "notes": list(self.notes),
             "rows": [row.to_dict() for row in self.rows],
         }
-        return json.dumps(content, indent=2) + "\n"
 
-    def write_json(self, file: Path) -> None:
-        """Writes `to_json` to `file`."""
-        file.write_text(self.to_json(), encoding="utf-8")
+
+def in_parentheses(reasons: Mapping[str, str], between: str = ", ") -> str:
+    """Returns `name (reason)` for each, in one line."""
+    return between.join(f"{name} ({reason})" for name, reason in reasons.items())
 
 
 _TITLES = {

@@ -132,7 +132,7 @@ def verify(
         raise typer.Exit(128 + signalled.number) from None
     if not is_standard_output(json_file):
         checking.show(report)
-    write_json(json_file, report.to_json())
+    write_json(json_file, report.to_dict())
     raise typer.Exit(report.exit)
 
 

@@ -1,0 +1,90 @@
+"""The table of `samebits verify`: rows, what does not apply, notes, and the verdict as the last line."""
+
+import pytest
+
+from samebits.audit._diff.first_difference import Difference
+from samebits.audit._verify.check_plan import KILL_NAMES, Check, ProcessVariation
+from samebits.audit._verify.verify_report import CheckRow, VerifyReport
+from samebits.audit._verify.verify_table import PLAIN_WIDTH, show
+
+NO_RUN, NO_LOADER = "the script does not use samebits.Run", "the script makes no torch or samebits loader"
+AGAIN = Check(
+    "run-again", "run again", "hash seed, TMPDIR, the folder's path, order of directory listings, speed"
+)
+IDLE = [
+    *(Check("kill", name, does_not_apply=NO_RUN) for name in KILL_NAMES),
+    *(Check("workers", f"{number} loader workers", does_not_apply=NO_LOADER) for number in (0, 1, 3)),
+]
+THREADS = [
+    Check(
+        "threads",
+        f"{number} threads",
+        "intra-op threads",
+        (ProcessVariation(threads=number),),
+        promised=False,
+    )
+    for number in (1, 3)
+]
+
+
+def printed(capsys, *rows, notes=()):
+    """(report, the lines that `show` prints into a pipe)."""
+    report = VerifyReport("train.py", (), 3, "xxh3-128:0", {}, rows, notes)
+    show(report)
+    return report, capsys.readouterr().out.splitlines()
+
+
+def cells(lines):
+    return [line for line in lines if line.startswith("|")]
+
+
+def test_rows_that_do_not_apply_are_one_line_below(capsys):
+    """Six rows are one line with a reason for each kind; with rows that apply, no such line (control)."""
+    rows = [CheckRow(AGAIN, 8), *map(CheckRow, IDLE)]
+    report, lines = printed(capsys, *rows)
+    below = f"does not apply: killed and resumed ({NO_RUN}), loader workers ({NO_LOADER})"
+    assert [line for line in lines if "does not apply" in line] == [below]
+    assert not any(name in "".join(cells(lines)) for name in (*KILL_NAMES, "loader"))
+    assert [row["check"] for row in report.to_dict()["rows"]] == [
+        row.check.name for row in rows
+    ]  # JSON has all
+    _, lines = printed(capsys, CheckRow(AGAIN, 8))
+    assert not any("does not apply" in line for line in lines)
+
+
+def test_a_note_stands_once_below_the_table(capsys):
+    """It names its rows and is in no cell; promised rows have none (control)."""
+    _, lines = printed(capsys, CheckRow(AGAIN, 8), *(CheckRow(check, 8) for check in THREADS))
+    assert [line for line in lines if "measured" in line][
+        0
+    ] == "note: 1 threads, 3 threads: measured, not promised"
+    assert "measured" not in "".join(cells(lines))
+    _, lines = printed(capsys, CheckRow(AGAIN, 8), notes=("a note of the first run",))
+    assert [line for line in lines if line.startswith("note: ")] == ["note: a note of the first run"]
+
+
+def test_the_verdict_is_the_last_line(capsys):
+    """Whole and in one line in a pipe, as the report has it, whether all rows are equal or one is not."""
+    for row in (CheckRow(AGAIN, 8), CheckRow(AGAIN, 8, Difference(3, "loss", ()))):
+        report, lines = printed(capsys, row, *map(CheckRow, IDLE))
+        assert lines[-1] == report.verdict() and lines[-2] == "final model digest: xxh3-128:0"
+
+
+def test_not_proven_keeps_the_order_of_the_table(capsys):
+    """Kinds that do not apply and that are only measured stand in one list, as before."""
+    rows = [CheckRow(AGAIN, 8), *map(CheckRow, IDLE), *(CheckRow(check, 8) for check in THREADS)]
+    report, _ = printed(capsys, *rows)
+    assert report.verdict() == (
+        f"REPRODUCED: the same bits in all 8 steps, run again. Not proven: killed and resumed ({NO_RUN}); "
+        f"loader workers ({NO_LOADER}); number of threads (measured, not promised)."
+    )
+
+
+@pytest.mark.parametrize("paths", [(), ("layers.0.attention.query.weight",)])
+def test_a_pipe_gets_100_columns(capsys, paths):
+    """A long difference wraps in its cell and is there whole."""
+    row = CheckRow(AGAIN, 8, Difference(110, "optimizer", paths))
+    _, lines = printed(capsys, row)
+    assert {len(line) for line in cells(lines)} == {PLAIN_WIDTH}
+    text = "".join("".join(line.split("|")[-2].split()) for line in cells(lines))
+    assert "".join(row.result().split()) in text
