@@ -1,4 +1,5 @@
 # Every target makes the virtual environment first when it is missing. Needs python3 (3.11+, with venv and pip) and make.
+# TORCH_BUILD=cpu or TORCH_BUILD=cuda says which build of torch; without, the CPU build where no NVIDIA GPU is found.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
@@ -60,5 +61,6 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "samebits needs Python 3.11 or newer; say which: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
+	@tools/install_torch $(BIN)/python $(TORCH_BUILD)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[examples,lint,test]'
 	@touch $(READY)
