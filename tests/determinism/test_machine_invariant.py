@@ -103,6 +103,40 @@ def test_without_the_mode_they_run():
     assert torch.linalg.inv(torch.eye(3)).sum() == 3
 
 
+@pytest.mark.parametrize(
+    ("call", "typed", "op", "line"),
+    [
+        (
+            lambda x: torch.stft(x, 8, return_complex=True),
+            "torch.stft(x, 8, return_complex=True)",
+            "_fft_r2c",
+            "torch.stft",
+        ),
+        (lambda x: x.to_sparse(), "x.to_sparse()", "_to_sparse", "Tensor.to_sparse"),
+        (lambda x: x.view(4, 8).abs().svd(), "x.view(4, 8).abs().svd()", "_linalg_svd", "_linalg_svd"),
+    ],
+    ids=["function", "method", "chain"],
+)
+def test_a_refusal_shows_what_was_typed_and_the_command_that_says_more(mode, call, typed, op, line):
+    """The user's call and line stand before the aten op; `samebits ops` gets torch's name, or the op's where it is not clear."""
+    with pytest.raises(UnimplementedError) as caught:
+        call(torch.ones(32))
+    text = str(caught.value)
+    assert text.startswith(f"`{typed}` at {__file__}:") and f" calls aten::{op}, which has no kernel" in text
+    assert f"`samebits ops {line}` says what is covered" in text
+
+
+def test_a_refusal_without_a_source_names_the_op(mode):
+    """Negative control: code given to exec has no text, and the op comes first, as its name for the command."""
+    with pytest.raises(
+        UnimplementedError, match=r"^aten::_fft_r2c at <string>:1 has no kernel.*`samebits ops _fft_r2c`"
+    ):
+        exec(
+            "torch.stft(x, 8, return_complex=True)",
+            {"torch": torch, "x": torch.ones(32), "__name__": "__main__"},
+        )
+
+
 def test_names_of_the_list_exist():
     """Each op, overload, pattern and class of the list is one that torch has, so that no line is idle."""
     names = {name for row in reviewed().rows.values() for name in (row.name, row.name.partition(".")[0])}

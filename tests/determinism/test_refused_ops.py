@@ -1,4 +1,5 @@
 import _thread
+import re
 import sys
 import time
 import warnings
@@ -42,19 +43,27 @@ def resize():
 @pytest.mark.parametrize(
     ("call", "op", "cure"),
     [
-        (put, "aten::put_ on CPU", "index_put_"),
-        (unpool, "aten::max_unpool2d on CPU", "scatter_"),
-        (resize, "aten::resize_ on QuantizedCPU", "empty_quantized"),
+        (put, "`X.clone().put_(INDEX, VALUES)` at LINE calls aten::put_ on CPU", "index_put_"),
+        (
+            unpool,
+            "`torch.nn.functional.max_unpool2d(PLANE, PLACES, 2)` at LINE calls aten::max_unpool2d on CPU",
+            "scatter_",
+        ),
+        (
+            resize,
+            "`torch.quantize_per_tensor(X, 1.0, 0, torch.quint8).resize_(9)` at LINE calls aten::resize_ on QuantizedCPU",
+            "empty_quantized",
+        ),
     ],
 )
 def test_an_op_without_deterministic_implementation_raises_with_the_cure(call, op, cure):
-    """Torch's refusal becomes UnimplementedError: op, device, the user's line, what to use instead."""
+    """Torch's refusal becomes UnimplementedError: the user's call and line, op, device, what to use instead."""
     place = f"{__file__}:{call.__code__.co_firstlineno + 1}"
     with samebits.enable_op_determinism(), pytest.raises(UnimplementedError) as caught:
         call()
     text = str(caught.value)
     assert isinstance(caught.value, NotImplementedError) and isinstance(caught.value, RuntimeError)
-    assert text.startswith(f"{op} at {place} has no deterministic implementation. Use ")
+    assert text.startswith(f"{op.replace('LINE', place)}, which has no deterministic implementation. Use ")
     assert cure in text and "on_unimplemented='warn'" in text
 
 
@@ -108,7 +117,10 @@ def test_warn_runs_the_op_and_warns_once():
         (__file__, call.__code__.co_firstlineno + 1) for call in (put, unpool)
     ]
     assert results[0][1] in VALUES
-    assert [text.split()[0] for text in warn_once.notices()] == ["aten::put_", "aten::max_unpool2d"]
+    assert [re.findall(r"aten::\w+", text)[0] for text in warn_once.notices()] == [
+        "aten::put_",
+        "aten::max_unpool2d",
+    ]
 
 
 def test_the_line_of_a_backward_is_that_which_called_it():

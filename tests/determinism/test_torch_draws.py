@@ -109,10 +109,12 @@ print("aten::lstm.input" in torch_draws._drawing_ops("CPU"), len(torch_draws._dr
 
 @pytest.mark.parametrize("name", [*DRAWING, *WITHOUT_A_GENERATOR])
 def test_an_op_without_a_seed_raises_until_there_is_one(name, on):
-    """Without a seed it raises, naming op, line and cure; with `generator=` it runs, and after seeding the guard is gone."""
+    """Without a seed it raises, naming call, line, op and cure; with `generator=` it runs, and after seeding the guard is gone."""
     arguments = DRAWING.get(name) or WITHOUT_A_GENERATOR[name]
     for _ in range(2):  # a first refusal lets nothing through
-        with pytest.raises(UnseededError, match=r"aten::\w+.* at .*test_torch_draws.py.*set_random_seed"):
+        with pytest.raises(
+            UnseededError, match=r"`.* at .*test_torch_draws.py:\d+ calls aten::\w+.*set_random_seed"
+        ):
             call(name, arguments)
     if name in DRAWING:
         call(name, arguments, generator=own())

@@ -118,7 +118,7 @@ def _constant(value: Any, scripted: Any) -> Any:
 
 
 def _refuse(name: str, line: str) -> None:
-    text = unseeded_message(name, f"at {line}, captured into a graph,")
+    text = unseeded_message(f"{name} at {line}, captured into a graph,")
     if "torch._dynamo.exc" in sys.modules:
         raise dynamo_error(UnseededError)(text, first_useful_frame=None)
     raise UnseededError(text)

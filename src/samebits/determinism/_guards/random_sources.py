@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Literal
 
+from samebits._inspect.source_text import call_of_frame
 from samebits._inspect.user_code import INSTALLED, owner_of_frame
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnseededError, UnseededWarning
@@ -92,8 +93,9 @@ def raise_or_warn(source: RandomSource, frame: FrameType | None, line: str = "")
     """
     if frame is None:
         return
+    call = call_of_frame(frame)
     text = (
-        f"{source.name}, at {line_of_frame(frame)}{line}, takes its seed from the operating system: the next run would draw "
+        f"{source.name}, at {line_of_frame(frame)}{call and f' ({call})'}{line}, takes its seed from the operating system: the next run would draw "
         f"other numbers. Use {source.instead}."
     )
     if is_import_of_a_library(frame):

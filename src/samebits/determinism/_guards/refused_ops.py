@@ -115,12 +115,12 @@ def refuse(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: boo
 
 def raise_or_warn(name: str, key: str, *, warn: bool) -> None:
     """Raises the error with the replacement for the overload; with `warn`, warns of it once."""
-    message = _explain(name, key)
     if not warn:
         raise UnimplementedError(
-            f"{message} enable_op_determinism(on_unimplemented='warn') runs it all the same and notes it in the record."
+            f"{_explain(name, key)} enable_op_determinism(on_unimplemented='warn') runs it all the same and notes it in the record."
         )
-    warn_once(name, f"{message} It runs all the same (on_unimplemented='warn').", UnimplementedWarning)
+    text = lambda: f"{_explain(name, key)} It runs all the same (on_unimplemented='warn')."  # noqa: E731
+    warn_once(name, text, UnimplementedWarning)
 
 
 def _explain(name: str, key: str) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from samebits._inspect.user_code import calling_line
+from samebits._inspect.source_text import calling_op
 from samebits.determinism._dispatcher import Kernel, KernelOverrides, kernels, overload
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnseededError, UnseededWarning
@@ -69,7 +69,7 @@ class SeedGuard:
         def draw(*args: Any, **kwargs: Any) -> Any:
             if rule.draws_from_default(args, kwargs):
                 if not is_seeded():
-                    refuse(name, f"at {calling_line()}")
+                    raise UnseededError(unseeded_message(calling_op(name)))
                 if not generator_states.is_preserving():
                     self.remove()
             return kernel(*args, **kwargs)
@@ -117,21 +117,9 @@ def _address(generator: Any) -> int:
     return generator._cdata
 
 
-def refuse(name: str, event: str) -> NoReturn:
-    """Raises for the op of that name; `event` describes where it is called, or captured.
-
-    Raises:
-        UnseededError: always.
-    """
-    raise UnseededError(unseeded_message(name, event))
-
-
-def unseeded_message(name: str, event: str) -> str:
-    """Returns the message for an op that draws without a seed."""
-    return (
-        f"{name} {event} draws from torch's default generator, and no seed was set: "
-        f"the next run would draw other numbers. {_CURE}"
-    )
+def unseeded_message(draw: str) -> str:
+    """Returns the message for an op that draws without a seed; `draw` is the op and its line, as `calling_op` gives them."""
+    return f"{draw} draws from torch's default generator, and no seed was set: the next run would draw other numbers. {_CURE}"
 
 
 def _keys() -> tuple[str, ...]:

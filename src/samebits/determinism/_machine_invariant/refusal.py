@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from samebits._inspect.user_code import calling_line
+from samebits._inspect.source_text import calling_function, calling_op
 from samebits.determinism._dispatcher import Kernel, KernelOverrides
 from samebits.determinism._kernels.pointwise import tensors_for_numbers
 from samebits.determinism._machine_invariant import coverage
@@ -16,22 +16,25 @@ from samebits.determinism._replacement import Replacement
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import UnimplementedError, UnimplementedWarning
 
-_OTHER_WAYS = (
-    "Use a covered op (`samebits ops --op NAME`), or run this part inside `with samebits.enable_op_determinism("
-    "thread_invariant=True):`, where the same bits are promised on one model of CPU"
-)
 
-
-def unsupported(op: str, what: str, cure: str = _OTHER_WAYS) -> NoReturn:
+def unsupported(op: str, what: str, cure: str | None = None) -> NoReturn:
     """Raises the error for arguments (`what`: "of complex64") that our kernel of an op does not take."""
     raise UnimplementedError(_text(op, what, cure))
 
 
-def _text(op: str, what: str, cure: str) -> str:
+def _text(op: str, what: str, cure: str | None = None) -> str:
     reason = coverage.refusal_reason(op)
     return (
-        f"{op}{what and ' '}{what} at {calling_line()} has no kernel with the same bits on every machine "
-        f"(enable_op_determinism(machine_invariant=True)){reason and ': '}{reason}. {cure}."
+        f"{calling_op(f'{op} {what}'.strip())} has no kernel with the same bits on every machine "
+        f"(enable_op_determinism(machine_invariant=True)){reason and ': '}{reason}. {cure or _other_ways(op)}."
+    )
+
+
+def _other_ways(op: str) -> str:
+    name = calling_function() or op.removeprefix("aten::").partition(".")[0]
+    return (
+        f"`samebits ops {name}` says what is covered; or run this part inside `with samebits.enable_op_determinism("
+        "thread_invariant=True):`, where the same bits are promised on one model of CPU"
     )
 
 
@@ -64,7 +67,7 @@ def _make(full: str, covered: coverage.Coverage, *, warn: bool) -> Callable[[Ker
                 what = f"of {', '.join(_kinds(args, kwargs))}" if covered.types else ""
                 if not warn:
                     unsupported(full, what)
-                text = f"{_text(full, what, _OTHER_WAYS)} It runs all the same (on_unimplemented='warn')."
+                text = lambda: f"{_text(full, what)} It runs all the same (on_unimplemented='warn')."  # noqa: E731
                 warn_once(f"machine {full}", text, UnimplementedWarning)
             return kernel(*args, **kwargs)
 

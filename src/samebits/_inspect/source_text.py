@@ -1,0 +1,80 @@
+"""The text that a user typed for a call that is running: `torch.randn(3)`, and the name of torch's function in it."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from itertools import islice
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+
+from samebits._inspect.user_code import calling_frame, calling_line, owner_of_frame
+
+_LONGEST = 72
+
+
+def call_of_frame(frame: FrameType) -> str:
+    """Returns the text of the call that a frame is running, in backticks and cut to 72 characters; "" without a source.
+
+    What is typed at a prompt, or passed to `exec`, has none.
+    """
+    text = text_of_frame(frame)
+    if "\n" in text and (call := _parsed(text)):
+        text = ast.unparse(call)  # on one line, without comments
+    text = " ".join(text.split())
+    short = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return short and f"`{short}`"
+
+
+def calling_op(op: str) -> str:
+    """Returns the subject of a message about an op: "`torch.stft(x, 400)` at a.py:9 calls aten::_fft_r2c, which"."""
+    frame, line = calling_frame(), calling_line()
+    text = "" if owner_of_frame(frame) == "samebits" else call_of_frame(frame)
+    return f"{text} at {line} calls {op}, which" if text else f"{op} at {line}"
+
+
+def calling_function() -> str | None:
+    """Returns the name of torch's function that the user's line calls: "torch.stft", "Tensor.svd"; None if it is not clear."""
+    frame = calling_frame()
+    call = _parsed(text_of_frame(frame))
+    if not isinstance(call, ast.Call):
+        return None
+    root, *rest = ast.unparse(call.func).split(".")
+    name = ".".join([_name_of(frame.f_locals.get(root, frame.f_globals.get(root))), *rest])
+    is_plain = all(part.isidentifier() for part in rest)  # not x.abs().svd()
+    return name if is_plain and name.startswith(("torch.", "Tensor.")) else None
+
+
+def text_of_frame(frame: FrameType) -> str:
+    """Returns the source of the expression that a frame is running, else of its line; "" if there is no source."""
+    code = frame.f_code
+    position = next(islice(code.co_positions(), frame.f_lasti // 2, None), None)
+    if position is None or None in position:
+        return _line(frame, frame.f_lineno).strip()
+    first, last, start, end = (int(number or 0) for number in position)
+    lines = [_line(frame, number).encode() for number in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    return b"".join(lines).decode(errors="replace")
+
+
+def _parsed(text: str) -> ast.expr | None:
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:  # a line that is no expression, or a part of one
+        return None
+
+
+def _line(frame: FrameType, number: int) -> str:
+    return linecache.getline(frame.f_code.co_filename, number, frame.f_globals)
+
+
+def _name_of(value: Any) -> str:
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, torch.Tensor):
+        return "Tensor"
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
+    return f"{module}.{name}" if isinstance(module, str) and name and callable(value) else ""
