@@ -13,6 +13,7 @@ from types import TracebackType
 import torch
 
 from samebits._context import OnUnimplemented, OpDeterminismSettings, process
+from samebits._inspect import user_code
 from samebits._inspect.patching import Patches
 from samebits._inspect.wrong_calls import explain_wrong_calls
 from samebits.determinism import _all_replacements as replacements
@@ -35,8 +36,7 @@ from samebits.determinism._guards.torch_draws import SeedGuard
 from samebits.determinism._guards.uninitialized_memory import memory_fill
 from samebits.determinism._replacement import Replacement
 from samebits.determinism._switch_arguments import explain
-from samebits.determinism._warn_once import warn_once
-from samebits.errors import ConflictWarning, InvalidArgumentError
+from samebits.errors import ConflictError, InvalidArgumentError
 
 
 class _Switch:
@@ -146,7 +146,8 @@ def enable_op_determinism(
         on_unimplemented: the effect of an op without a deterministic implementation: "raise" `UnimplementedError`, or "warn" once per op and run. The environment fingerprint and the record have the setting.
 
     Raises:
-        ConflictError: environment variables contradict the switch.
+        ConflictError: environment variables contradict the switch, or the call takes back what `samebits run
+            --machine-invariant` or `--thread-invariant` promised.
         InvalidArgumentError: an argument is of another kind, or unknown.
 
     Example:
@@ -171,30 +172,27 @@ def enable_op_determinism(
     settings = OpDeterminismSettings(
         bool(thread_invariant or machine_invariant), on_unimplemented, bool(machine_invariant)
     )
+    _refuse_less(settings if enabled else None)
     _switch.change(settings if enabled else None)
-    _warn_of_less(settings if enabled else None)
     return OpDeterminism(before)
 
 
-def _warn_of_less(settings: OpDeterminismSettings | None) -> None:
-    """Warns, once, where a program takes back what the command that started it asked for."""
+class WeakerThanAskedError(ConflictError):
+    """A program takes back what the command that started it promised; `samebits run` ends with its one line."""
+
+
+def _refuse_less(settings: OpDeterminismSettings | None) -> None:
+    """Raises an error where a program takes back what the command that started it promised."""
     for name, option in (
         ("machine_invariant", "--machine-invariant"),
         ("thread_invariant", "--thread-invariant"),
     ):
         if getattr(process.asked_op_determinism, name, False) and not getattr(settings, name, False):
-            now = (
-                "enable_op_determinism(False)"
-                if settings is None
-                else f"enable_op_determinism() without {name}=True"
+            call = f"enable_op_determinism({'False' if settings is None else ''})"
+            raise WeakerThanAskedError(
+                f"{user_code.calling_line()}: {call} takes back {option}, with which the program was started. Write "
+                f"enable_op_determinism({name}=True) there, or remove that call."
             )
-            warn_once(
-                option,
-                f"the program was started with {option}, and its own {now} takes that back. Say {name}=True there, "
-                "or leave that call away.",
-                ConflictWarning,
-            )
-            return
 
 
 def op_determinism_enabled() -> bool:

@@ -25,6 +25,7 @@ from samebits import audit
 from samebits.audit._child.folder_renames import rename_folders_by_copy
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
 from samebits.determinism import enable_op_determinism
+from samebits.determinism._switch import WeakerThanAskedError
 from samebits.errors import SamebitsError
 from samebits.random import set_random_seed
 
@@ -65,7 +66,7 @@ def execute(script: str | os.PathLike[str], args: Sequence[str], spec: LaunchSpe
             recorder = _prepare(stack, script, spec)
             return _run(code, script, list(args), recorder)
     except (_UnusableScriptError, SamebitsError) as error:
-        print(f"samebits: {error}", file=sys.stderr)
+        print(f"samebits: run: {error}", file=sys.stderr)
         return EXIT_USAGE
 
 
@@ -171,6 +172,9 @@ def _run(code: types.CodeType, script: str, args: list[str], recorder: Recorder 
     except SystemExit as leaving:
         status = _exit_code(leaving)
         failure = leaving if status else None
+    except WeakerThanAskedError as error:
+        failure, status = error, EXIT_USAGE
+        print(f"samebits: run: {error}", file=sys.stderr)
     except BaseException as error:
         if recorder is None or not isinstance(error, audit._record.recorder.StopScript):
             failure = error
