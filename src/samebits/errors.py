@@ -74,7 +74,7 @@ class WeightsMismatchError(SamebitsError, RuntimeError):
 
 
 class RunMismatchError(SamebitsError, RuntimeError):
-    """A run directory belongs to another program: other objects, shapes, seed or environment."""
+    """A run directory was made with other objects, shapes, hyperparameters or seed, or in another environment."""
 
 
 class RanksError(SamebitsError, RuntimeError):

@@ -14,7 +14,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Call(NamedTuple):
+class WrongCall(NamedTuple):
     """A call that does not fit: its positional arguments (without `self`) and those with a name."""
 
     args: tuple[Any, ...]
@@ -23,7 +23,7 @@ class Call(NamedTuple):
     """The names that the function does not have."""
 
 
-def explain_wrong_calls(explain: Callable[[Call], str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def explain_wrong_calls(explain: Callable[[WrongCall], str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Returns a decorator: a call that does not fit the signature raises `InvalidCallError` with the text of `explain`.
 
     `inspect.signature`, type checkers and editors see the function's own signature.
@@ -39,7 +39,7 @@ def explain_wrong_calls(explain: Callable[[Call], str]) -> Callable[[Callable[P,
                 signature.bind(*args, **named)
             except TypeError:
                 unknown = tuple(name for name in named if name not in signature.parameters)
-                wrong = Call(args[1:] if is_method else args, named, unknown)
+                wrong = WrongCall(args[1:] if is_method else args, named, unknown)
                 raise InvalidCallError(explain(wrong)) from None
             return function(*args, **named)
 

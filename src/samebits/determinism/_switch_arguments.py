@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from samebits._inspect.wrong_calls import Call
+from samebits._inspect.wrong_calls import WrongCall
 
 _MEANT = (
     (
@@ -23,7 +23,7 @@ _MEANT = (
 """A word in an argument, the effect that was meant, and the line to type."""
 
 
-def explain(call: Call) -> str:
+def explain(call: WrongCall) -> str:
     """Returns the message for a call that does not fit the signature."""
     given = ", ".join(
         [*map(repr, call.args), *(f"{name}={value!r:.40}" for name, value in call.named.items())]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from samebits._inspect.wrong_calls import Call, name_of_variable
+from samebits._inspect.wrong_calls import WrongCall, name_of_variable
 from samebits.errors import InvalidArgumentError
 from samebits.train._state.object_states import Stateful
 
@@ -23,7 +23,7 @@ _NAMES = (
 )
 
 
-def explain_call(call: Call) -> str:
+def explain_call(call: WrongCall) -> str:
     """Returns the message for `Run(run_dir, model, optimizer)`, or a call without a folder, with the line to type."""
     folders = [arg for arg in call.args if arg is None or isinstance(arg, str | os.PathLike)]
     folder = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits._inspect.wrong_calls import Call
+from samebits._inspect.wrong_calls import WrongCall
 
 _PARTS = ("model", "loss_fn", "optimizer")
 _EPOCHS = ("epochs", "max_epochs", "num_train_epochs")
@@ -32,7 +32,7 @@ _PLACES = {
 """Arguments of other trainers, and where each belongs here."""
 
 
-def explain(call: Call) -> str:
+def explain(call: WrongCall) -> str:
     """Returns the message for a call that does not fit the signature."""
     given = ", ".join(
         [*(f"<{type(arg).__name__}>" for arg in call.args), *(f"{name}=..." for name in call.named)]
