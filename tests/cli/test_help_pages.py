@@ -34,7 +34,7 @@ def page(monkeypatch, capsys):
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_three_ways_lead_to_the_same_page(page, command):
-    """`-h`, `--help` and `samebits help` print the same text, which is another one for each command (control)."""
+    """`-h`, `--help` and `samebits help` print the same text; each command has its own (control)."""
     words = [command] if command else []
     text = page(*words, "-h")
     assert text == page(*words, "--help") == page("help", *words)
@@ -43,7 +43,7 @@ def test_three_ways_lead_to_the_same_page(page, command):
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_a_page_has_all_that_one_looks_for(page, command):
-    """A sentence, the options, the exit status, two examples that begin with `samebits`, and a page of the docs."""
+    """A sentence, the options, the exit status, two examples of `samebits`, and a page of the docs."""
     text = page(*filter(None, [command]), "-h")
     paragraphs = text.split("\n\n")
     assert paragraphs[1][0].isupper() and paragraphs[1].rstrip().endswith(".")
@@ -57,7 +57,7 @@ def test_a_page_has_all_that_one_looks_for(page, command):
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_a_page_fits_the_terminal_and_nothing_is_cut(page, command, columns):
-    """Wrapped text is no wider than the terminal and than 100 columns, and has no ellipsis for what was cut off."""
+    """Wrapped text is no wider than the terminal and than 100 columns, and no line is cut off."""
     text = page(*filter(None, [command]), "-h", columns=columns)
     wrapped = [line for line in text.splitlines() if not line.startswith("    ") or line.startswith("     ")]
     widest = 85 if columns == 60 else min(columns, 100)  # examples and listings keep their lines

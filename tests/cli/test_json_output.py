@@ -9,7 +9,7 @@ from samebits.errors import InvalidArgumentError
 
 
 def test_a_missing_folder_is_refused_before_anything_is_done(tmp_path):
-    """The error has the option, the value and the folder; an existing folder, `-` and no option pass (control)."""
+    """The error has the option, the value and the folder; a right one, `-` and no option pass (control)."""
     file = str(tmp_path / "none" / "out.json")
     with pytest.raises(InvalidArgumentError, match=f"--json {file}: there is no folder {tmp_path / 'none'}"):
         _json_output.check_json_file(file)

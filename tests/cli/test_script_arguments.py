@@ -47,7 +47,7 @@ def test_a_mistyped_option_before_the_script_is_an_error():
 
 
 def test_two_dashes_behind_the_script_are_not_handed_on():
-    """`--` directly behind SCRIPT says that what follows is the script's; a second one is the script's (control)."""
+    """`--` directly behind SCRIPT says that the rest is the script's; a second one is the script's (control)."""
     assert parsed(["a.py", "--", "--seed", "3"]) == ("a.py", ["--seed", "3"], 0, False)
     assert parsed(["a.py", "--", "--", "3"]) == ("a.py", ["--", "3"], 0, False)
 
@@ -68,7 +68,7 @@ def warned(capsys, *words):
 
 
 def test_an_option_of_ours_behind_the_script_is_warned_of_once(capsys):
-    """One line names those of our options that stand there; an option of the script's own is none (control)."""
+    """One line names those of our options that stand there; the script's own is none (control)."""
     said = warned(capsys, "a.py", "--steps", "3", "--epochs=3", "--json=x", "--steps", "4")
     assert said == (
         "samebits: verify: --steps, --json stand after a.py and went to the script; options of samebits stand before it.\n"

@@ -1,5 +1,9 @@
 """All parts of `samebits selfcheck`, rehearsed without a GPU."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from samebits.selfcheck import parts, rehearse
@@ -29,3 +33,12 @@ def test_every_planted_wrong_result_is_found(name):
     assert found.found == found.planted > FEWEST[name] and found.missed == found.broken == []
     assert found.cases == len(list(parts.part_named(name).cases()))
     assert name not in NEEDS_NOTHING or found.skipped == []
+
+
+@pytest.mark.parametrize(("part", "status"), [("good", 0), ("blind", 1)])
+def test_a_dry_run_that_went_well_exits_with_0(part, status):
+    """`samebits selfcheck --dry-run`: 0 where all that was planted is found, 1 where a judge sees nothing (control)."""
+    command = [sys.executable, "-m", "samebits", "selfcheck", "--dry-run", "--part", f"own.{part}"]
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == status, done.stderr

@@ -61,8 +61,8 @@ def _samebits(
 ) -> None:
     """Bit-for-bit reproducible, pre-emptible training for PyTorch, with the proof.
 
-    Exit status: 0 equal, whole or as promised; 1 not; 2 could not be checked, with one line that says why. `run` has
-    the exit status of the script (75: stopped by a signal; start it again and it resumes).
+    Exit status: 0 equal, whole or as promised; 1 not; 2 could not be checked, with one line that says why.
+    `run` has the exit status of the script (75: stopped by a signal; start it again and it resumes).
 
     Examples:
         samebits verify --run train.py          Does my script repeat, bit for bit?
@@ -75,14 +75,15 @@ def _samebits(
 def main() -> None:
     """Runs the command of `sys.argv`. Exit status 2 and one line on standard error when it could not run."""
     program = typer.main.get_command(app)
-    name = next((word for word in sys.argv[1:2] if word in program.commands), "")  # type: ignore[attr-defined]
+    commands = program.commands  # type: ignore[attr-defined]
+    name = next((word for word in sys.argv[1:2] if word in commands), "")
     try:
         sys.exit(program.main(prog_name=PROGRAM, standalone_mode=False) or 0)
     except UsageError as error:
         if not sys.argv[1:]:  # the message is the help page
             print(error.format_message(), file=sys.stderr)
             sys.exit(2)
-        text = sentence_of(error, name, program.commands.get(name))  # type: ignore[attr-defined]
+        text = sentence_of(error, name, commands.get(name))
     except (SamebitsError, OSError) as error:
         text = str(error)
     except typer.Abort:

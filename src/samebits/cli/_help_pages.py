@@ -19,8 +19,8 @@ Row = tuple[str, str]
 def command_page(name: str, docstring: str, parameters: Iterable[Any]) -> str:
     """Returns the page of one command.
 
-    The docstring's first paragraphs stand above the options. Its exit status, and its blocks with indented lines (as
-    the examples are), stand below them.
+    The docstring's first paragraphs stand above the options. Its exit status, and its blocks with indented
+    lines (as the examples are), stand below them.
 
     Args:
         name: the command's.
@@ -100,7 +100,7 @@ def _in_usage(argument: Any) -> str:
 
 
 def _option_row(option: Any) -> Row:
-    names = ", ".join(sorted(option.opts, key=len))
+    names = ", ".join(sorted(map(str, option.opts), key=len))
     value = "" if option.is_flag else f" {option.metavar or 'VALUE'}"
     shown = option.show_default and not option.is_flag and option.default not in (None, (), [])
     return names + value, (option.help or "") + (f" [default: {option.default}]" if shown else "")

@@ -1,4 +1,4 @@
-"""`--json FILE` of every command: checked before anything is done, and `-` for standard output, which then holds JSON alone."""
+"""`--json FILE` of every command; with `-`, standard output holds JSON alone."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ MEANT = "--"
 class OptionsThenScript(HelpfulCommand):
     """A command whose options come before SCRIPT; everything after it goes to the script untouched.
 
-    Words behind SCRIPT that look like our options are warned of. `--` directly behind SCRIPT says that they are meant;
-    it is not handed on.
+    Words behind SCRIPT that look like our options are warned of. `--` directly behind SCRIPT says that they
+    are meant; it is not handed on.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -49,7 +49,7 @@ class OptionsThenScript(HelpfulCommand):
             print(printable(text), file=sys.stderr)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Returns our options that complete a word; none behind SCRIPT, where the shell completes names of files."""
+        """Returns our options that complete a word; none behind SCRIPT: the shell completes files there."""
         return [] if ctx.params.get("script") else super().shell_complete(ctx, incomplete)
 
 

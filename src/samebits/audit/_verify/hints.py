@@ -18,7 +18,7 @@ _ALWAYS = {
     "optimizer": "The optimizer's settings must not depend on the clock, the order of a set, or a random number that "
     "was not seeded",
     "loss": "The computation must not depend on the clock, the order of a set, or a random number that was not seeded; "
-    "`--run` shows whether samebits.enable_op_determinism() cures it",
+    "`--run` shows whether samebits.enable_op_determinism() fixes it",
 }
 _KILLED = {
     "optimizer": "Give the optimizer, and whatever sets its learning rate, to samebits.Run, so that a restart restores "

@@ -176,7 +176,7 @@ class VerifyReport:
         return "no selected check applies" + (f": {'; '.join(reasons)}" if reasons else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report as plain values, for `--json`: all rows, and the environment that they hold for."""
+        """Returns the report as plain values, for `--json`: all rows, and their environment."""
         return {
             "schema": SCHEMA,
             "script": self.script,

@@ -35,7 +35,7 @@ def show(report: VerifyReport) -> None:
 
 
 def _table(report: VerifyReport, borders: box.Box) -> Table:
-    """Returns a table of the rows that apply, as wide as the console: the texts of two columns share what is left."""
+    """Returns a table of the rows that apply, as wide as the console."""
     table = Table(box=borders, expand=True)
     table.add_column("check", ratio=3, min_width=16)
     table.add_column("varied", ratio=4, min_width=16)

@@ -60,8 +60,8 @@ def commits(
         typer.Option(
             "--object",
             metavar="NAME",
-            help="With --export: this object only, such as model, run.state or run.state.NAME. [default: model for "
-            ".safetensors, else all]",
+            help="With --export: this object only, such as model, run.state or run.state.NAME. "
+            "[default: model for .safetensors, else all]",
         ),
     ] = None,
     json_file: JsonFile = None,
@@ -70,7 +70,8 @@ def commits(
 
     For each commit: step, position, age, size, digest, parent, and its state.
 
-    Exit status: 0 all commits are whole (with --verify: every byte is right); 1 one is damaged; 2 could not be checked.
+    Exit status: 0 all commits are whole (with --verify: every byte is right); 1 one is damaged; 2 could not
+    be checked.
 
     Examples:
         samebits commits --verify runs/digits
@@ -82,7 +83,7 @@ def commits(
     if export_to is not None:
         if verify or prune_older or json_file is not None or (keep, keep_best) != (None, None):
             raise InvalidArgumentError(
-                "--export goes alone (or with --object): what it writes is always checked. Leave the other options out."
+                "--export goes alone, or with --object: what it writes is always checked. Leave the rest out."
             )
         print(
             f"wrote {checkpoint.export(run_dir, export_to[1], object=object_name, step=_step(export_to[0]))}"

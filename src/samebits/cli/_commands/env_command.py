@@ -17,8 +17,8 @@ from samebits.cli._json_output import (
 def env(*, json_file: JsonFile = None) -> None:
     """Show what the bits depend on: versions, processor, threads, flags.
 
-    It is the environment of this command. That of a training is in the JSON of `samebits verify`. On a terminal it is
-    a table; into a file or a pipe it is JSON.
+    It is the environment of this command. That of a training is in the JSON of `samebits verify`. On a
+    terminal it is a table; into a file or a pipe it is JSON.
 
     Exit status: 0.
 

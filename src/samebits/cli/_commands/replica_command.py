@@ -1,4 +1,4 @@
-"""`samebits replica`: proves that a training step keeps its replicas equal, or names the line where they part."""
+"""`samebits replica`: prove that a training step keeps its replicas equal, or name the line where they part."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def replica(
         str,
         typer.Argument(
             metavar="FILE.py:FUNCTION",
-            help="A function without arguments that returns (step, args), or (step, args, declarations). A module's "
-            "name does, too: MODULE:FUNCTION.",
+            help="A function without arguments that returns (step, args), or (step, args, declarations). "
+            "MODULE:FUNCTION does, too.",
         ),
     ],
     *,
@@ -66,11 +66,12 @@ def replica(
 ) -> None:
     """Prove that a training step keeps its replicas equal, or name the line where they part.
 
-    It needs no GPU and no second process. FUNCTION is called once. Its `step` is captured as every rank would run
-    `step(*args)`, and every operation is checked. `declarations` say how the inputs start: {"x": Equal()}.
+    It needs no GPU and no second process. FUNCTION is called once. Its `step` is captured as every rank would
+    run `step(*args)`, and every operation is checked. `declarations` say how the inputs start: {"x":
+    Equal()}.
 
-    Exit status: 0 parameters, buffers and optimizer state stay as equal as declared; 1 one does not, or a collective
-    hangs; 2 could not be checked.
+    Exit status: 0 parameters, buffers and optimizer state stay as equal as declared; 1 one does not, or a
+    collective hangs; 2 could not be checked.
 
     Examples:
         samebits replica --world-size 8 train.py:replica_step
@@ -122,7 +123,8 @@ def _call_function(text: str) -> tuple[Any, tuple[Any, ...], Mapping[str, Any] |
     module_name, colon, name = text.partition(":")
     if not (module_name and colon and name):
         raise InvalidArgumentError(
-            f"{text!r} names no function. Give MODULE:FUNCTION, as in train:replica_step or steps/train.py:replica_step."
+            f"{text!r} names no function. "
+            "Give MODULE:FUNCTION, as in train:replica_step or steps/train.py:replica_step."
         )
     module = (
         _load_file(Path(module_name)) if module_name.endswith(".py") else _import_module(module_name, text)
@@ -165,7 +167,7 @@ def _import_module(name: str, text: str) -> ModuleType:
 
 
 def _load_file(file: Path) -> ModuleType:
-    """Returns the module of just this file: another of its name (`profile`, `queue`) may be imported already."""
+    """Returns the module of just this file: one of the same name (`profile`) may be imported already."""
     if not file.is_file():
         raise InvalidArgumentError(f"there is no file {file.absolute()}. Give FILE.py:FUNCTION.")
     sys.path.insert(0, str(file.absolute().parent))

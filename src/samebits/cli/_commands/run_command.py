@@ -39,8 +39,8 @@ def run(
         bool,
         typer.Option(
             "--machine-invariant",
-            help="Give the same bits on any x86-64 CPU with AVX2 and FMA, and for any number of threads. An operation "
-            "that cannot do so raises an error.",
+            help="Give the same bits on any x86-64 CPU with AVX2 and FMA, and for any number of threads. "
+            "An operation that cannot do so raises an error.",
         ),
     ] = False,
     record: Annotated[
@@ -61,14 +61,14 @@ def run(
 ) -> None:
     """Run a script with deterministic operations and fixed seeds.
 
-    The script needs no change. It runs as `python SCRIPT ARGS` would run it, with samebits.enable_op_determinism() on,
-    all seeds set, and PYTHONHASHSEED fixed.
+    The script needs no change. It runs as `python SCRIPT ARGS` would run it, with
+    samebits.enable_op_determinism() on, all seeds set, and PYTHONHASHSEED fixed.
 
-    Options of samebits stand before SCRIPT. Everything after it goes to the script, even what looks like one of these
-    options; you are warned then, unless a -- stands directly after SCRIPT.
+    Options of samebits stand before SCRIPT. Everything after it goes to the script, even what looks like one
+    of these options; you are warned then, unless a -- stands directly after SCRIPT.
 
-    Exit status: that of the script, 0 if it ended well (75: it was stopped by a signal; start it again and it resumes);
-    2 if it could not be started.
+    Exit status: that of the script, 0 if it ended well (75: it was stopped by a signal; start it again and it
+    resumes); 2 if it could not be started.
 
     Examples:
         samebits run train.py --epochs 3

@@ -43,7 +43,7 @@ def selfcheck(
         bool,
         typer.Option(
             "--install",
-            help="Without a GPU: install the GPU kernels that the report has verified into this copy of samebits.",
+            help="Without a GPU: install the GPU kernels that the report has verified in this samebits.",
         ),
     ] = False,
     device: Annotated[
@@ -52,12 +52,13 @@ def selfcheck(
 ) -> None:
     """Check on this GPU what samebits promises, and write a report.
 
-    Each part runs in processes of its own. What has run is kept in the report's folder and not run again; remove the
-    folder to begin anew. The report holds device, driver, versions and figures, no paths and no host names: it can be
-    sent to others.
+    Each part runs in processes of its own. What has run is kept in the report's folder and not run again;
+    remove the folder to begin anew. The report holds device, driver, versions and figures, no paths and no
+    host names: it can be sent to others.
 
-    Exit status: 0 as promised; 1 not, or not everything has run; 2 could not be checked: there is no GPU. Of --dry-run:
-    0 all that was planted was found; 1 not. Of --install: 0 installed; 1 a kernel had failed, or there was none.
+    Exit status: 0 as promised; 1 not, or not everything has run; 2 could not be checked: there is no GPU. Of
+    --dry-run: 0 all that was planted was found; 1 not. Of --install: 0 installed; 1 a kernel had failed, or
+    there was none.
 
     Examples:
         samebits selfcheck --part switch --minutes 5
@@ -72,7 +73,7 @@ def selfcheck(
     if install:
         if part or dry_run:
             raise InvalidArgumentError(
-                "--install goes with --report alone: the report lists what was run. Leave the other options out."
+                "--install goes with --report alone: the report lists what was run. Leave the rest out."
             )
         raise typer.Exit(cli._reports.selfcheck_report.install(report))
     names = tuple(dict.fromkeys(part or checking.parts.NAMES))

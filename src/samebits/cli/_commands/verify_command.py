@@ -53,7 +53,8 @@ def verify(
         typer.Option(
             metavar="N",
             parser=whole_number(7),
-            help="Choose where to kill, hash seeds and listing orders by N; the same N repeats them. [default: random]",
+            help="Choose where to kill, hash seeds and listing orders by N; the same N repeats them. "
+            "[default: random]",
         ),
     ] = None,
     timeout: Annotated[
@@ -85,12 +86,12 @@ def verify(
 ) -> None:
     """Prove that a script gives the same bits every time.
 
-    The script is run again and again under conditions that must not matter, each time in a fresh process, and every
-    step is compared with the first run. Files in the current folder are safe: what the script writes there goes to a
-    scratch folder. What it writes elsewhere (../results) is really written.
+    The script is run again and again under conditions that must not matter, each time in a fresh process, and
+    every step is compared with the first run. Files in the current folder are safe: what the script writes
+    there goes to a scratch folder. What it writes elsewhere (../results) is really written.
 
-    Options of samebits stand before SCRIPT. Everything after it goes to the script, even what looks like one of these
-    options; you are warned then, unless a -- stands directly after SCRIPT.
+    Options of samebits stand before SCRIPT. Everything after it goes to the script, even what looks like one
+    of these options; you are warned then, unless a -- stands directly after SCRIPT.
 
     Checks:
         run-again       the same command a second time; always done
@@ -140,6 +141,7 @@ def _check_promises(promises: dict[str, bool], *, as_run: bool) -> None:
     for name, wanted in promises.items():
         if wanted and not as_run:
             raise InvalidArgumentError(
-                f"--{name.replace('_', '-')} goes with --run. A script that is started as it is turns it on itself: "
+                f"--{name.replace('_', '-')} goes with --run. "
+                "A script that is started as it is turns it on itself: "
                 f"samebits.enable_op_determinism({name}=True)."
             )

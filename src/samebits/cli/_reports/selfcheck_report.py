@@ -42,7 +42,7 @@ def rehearse(names: tuple[str, ...]) -> int:
 
 
 def install(folder: Path) -> int:
-    """Installs the formulations that the GPU of the report has verified, and shows the rest; returns the exit status."""
+    """Installs the formulations that the report has verified, and shows the rest; returns the exit status."""
     report = SelfcheckReport.stored(folder)
     found = checking.adopt(report)
     console = Console(highlight=False)
@@ -50,8 +50,9 @@ def install(folder: Path) -> int:
         for op, why in lines.items():
             console.print(f"{title:8} {op}: {why}", soft_wrap=True, markup=False)
     console.print(
-        f"{len(found.entries)} overloads installed, as verified on {report.machine['gpu']}, torch {report.machine['torch']}; "
-        f"{len(found.failed)} failed, {len(found.untried)} not tried; {len(found.seen)} overloads seen equal there. `samebits ops --device cuda` shows them.",
+        f"{len(found.entries)} overloads installed, as verified on {report.machine['gpu']}, "
+        f"torch {report.machine['torch']}; {len(found.failed)} failed, {len(found.untried)} not tried; "
+        f"{len(found.seen)} overloads seen equal there. `samebits ops --device cuda` shows them.",
         soft_wrap=True,
     )
     return PASSED if found.entries and not found.failed else FAILED
