@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import itertools
 import re
+import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from samebits._context import Observer
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 INNER = ("samebits.determinism.table", "samebits.rounding.optim")
 """Public packages within public packages; the others are in `samebits.__all__`."""
 HEAD = """# Public names
 
-What is not on this page is private. `python tools/api.py` writes it from the docstrings, which have the arguments, the errors and an
-example each; a test compares it.
+What is not on this page is private. `python tools/api.py` writes it from the docstrings; a test compares it.
+`help(samebits.Run)` shows the arguments, the errors and an example.
 """
 
 
@@ -33,21 +38,41 @@ def names(package: ModuleType) -> dict[str, Any]:
     return {name: value for name, value in given.items() if not inspect.ismodule(value)}
 
 
-def methods(kind: type) -> dict[str, Any]:
-    """The public methods and properties that a class adds to its public bases (torch's or samebits')."""
+def members(kind: type) -> dict[str, str]:
+    """The public attributes, methods and properties that a class adds to its public bases, with a sentence each.
+
+    What `samebits` itself calls (the hooks of an observer) is left out.
+    """
     bases = [base for base in kind.__mro__[1:] if not _is_private(base)]
-    return {
-        name: value
+    found = {
+        name: first_sentence(value)
         for name, value in inspect.getmembers_static(kind)
         if not name.startswith("_") and (inspect.isroutine(value) or isinstance(value, property | classmethod))
-        and not any(name in vars(base) for base in bases)
+        and not any(name in vars(base) for base in bases) and not hasattr(Observer, name)
+    }  # fmt: skip
+    return dict(sorted({**_attributes(kind), **found}.items()))
+
+
+def _attributes(kind: type) -> dict[str, str]:
+    """The annotated attributes of a class that a docstring below describes."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    return {
+        first.target.id: _first_sentence(text)
+        for first, second in itertools.pairwise(body)
+        if isinstance(first, ast.AnnAssign) and isinstance(first.target, ast.Name)
+        and not first.target.id.startswith("_") and isinstance(second, ast.Expr)
+        and isinstance(second.value, ast.Constant) and isinstance(text := second.value.value, str)
     }  # fmt: skip
 
 
 def first_sentence(thing: Any) -> str:
     """The first sentence of a docstring, on one line."""
-    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
-    return re.split(r"(?<=[.:]) (?=[A-Z])", text)[0].rstrip(":").replace("|", "\\|")
+    return _first_sentence(inspect.getdoc(thing) or "")
+
+
+def _first_sentence(docstring: str) -> str:
+    text = " ".join(docstring.split("\n\n", maxsplit=1)[0].split())
+    return re.split(r"(?<=[.]) (?=[A-Z`])", text)[0].rstrip(":").replace("|", "\\|")
 
 
 def page() -> str:
@@ -60,7 +85,7 @@ def _section(package: ModuleType) -> str:
     for name, value in names(package).items():
         lines.append(f"| `{name}` | {first_sentence(value)} |")
         if inspect.isclass(value) and not issubclass(value, BaseException):
-            lines += [f"| `{name}.{part}` | {first_sentence(it)} |" for part, it in methods(value).items()]
+            lines += [f"| `{name}.{part}` | {sentence} |" for part, sentence in members(value).items()]
     return "\n".join(lines) + "\n"
 
 

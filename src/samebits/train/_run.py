@@ -103,6 +103,11 @@ class Run:
         (False, True)
     """
 
+    run_dir: Path | str | None
+    """The folder (or URL) of the run's commits; None without one."""
+    resumed: bool
+    """True if a commit was found at `with`: the run continues from it."""
+
     @explain_wrong_calls(explain_call)
     def __init__(
         self,
@@ -125,7 +130,7 @@ class Run:
         self.objects: dict[str, Stateful] = {}
         self._state = RunState()
         self.resumed = False
-        self.run_dir: Path | str | None = None if run_dir is None else resolve(run_dir, "Run: run_dir")
+        self.run_dir = None if run_dir is None else resolve(run_dir, "Run: run_dir")
         commits = None if self.run_dir is None else Commits(self.run_dir, cadence, keep, keep_best)
         self._allowed = check_names(allow_changes)
         self._check_loss = check_loss

@@ -10,7 +10,6 @@ from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
     from samebits.determinism.table._overload_facts import reviewed as reviewed
-    from samebits.determinism.table._torch_names import names_near as names_near
     from samebits.determinism.table._torch_names import ops_of as ops_of
     from samebits.determinism.table._verdicts import Entry as Entry
     from samebits.determinism.table._verdicts import entries as entries
@@ -23,7 +22,6 @@ __getattr__, __dir__ = attach(
         "Entry": "samebits.determinism.table._verdicts",
         "entries": "samebits.determinism.table._verdicts",
         "lookup": "samebits.determinism.table._verdicts",
-        "names_near": "samebits.determinism.table._torch_names",
         "ops_of": "samebits.determinism.table._torch_names",
         "refused_parts": "samebits.determinism.table._verdicts",
         "reviewed": "samebits.determinism.table._overload_facts",

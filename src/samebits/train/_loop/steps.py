@@ -24,7 +24,7 @@ from samebits.train._loop.protocols import RunView
 
 @dataclass(frozen=True)
 class Step:
-    """The position of the loop's body. `number` counts the batches of the whole run from 0.
+    """The position of the loop's body.
 
     Example:
         >>> samebits.set_random_seed(1)
@@ -38,11 +38,15 @@ class Step:
     """
 
     number: int
+    """The number of batches before this one in the whole run."""
     epoch: int
+    """The number of the epoch, from 0."""
     batch_index: int
+    """The number of the batch in its epoch, from 0."""
     ends_epoch: bool
     """True for the epoch's last batch: the place for validation."""
     loop: str
+    """The name of the loop, as given to `run.steps(name=)`."""
 
 
 class Steps(Iterator[tuple[Step, Any]]):
