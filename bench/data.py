@@ -7,7 +7,8 @@ Every measurement is a process of its own; each round runs all variants once, in
 batch to the last (starting workers is not in it), the table shows medians and the ratio to the best peer of its column.
 Work: `cheap`: 200,000 ids to arrays of 64 bytes, batches of 256. `aug28`, `aug96`: pad-4 random crop, flip, brightness
 and Gaussian noise in NumPy on uint8 images of 28x28x1 and 96x96x3, batches of 64; peers seed `default_rng((seed, i))` for
-each element, as they have nothing of their own for it (grain: its `random_map`).
+each element, as they have nothing of their own for it (grain: its `random_map`). "DataLoader" and "the same dataset"
+are one ordinary dataset, which draws from NumPy's global generator, in samebits' loader and in torch's.
 """
 
 import argparse
@@ -58,6 +59,23 @@ class Seeded:
         if self.images is None:
             return cheap(i)
         return augment(self.images[i % 256], np.random.default_rng((SEED, i)))
+
+
+class Drawing(Seeded):
+    """The same for a drop-in loader: an ordinary dataset, which draws from NumPy's global generator."""
+
+    def __getitem__(self, i):
+        return cheap(i) if self.images is None else augment(self.images[i % 256], GlobalDraws)
+
+
+class GlobalDraws:
+    """NumPy's global generator under the names of its new one."""
+
+    integers, random, uniform = np.random.randint, np.random.random, np.random.uniform
+
+    @staticmethod
+    def standard_normal(shape, dtype):
+        return np.random.standard_normal(shape).astype(dtype)  # noqa: NPY002 (what ordinary datasets draw from)
 
 
 def stacked(rows):
@@ -113,6 +131,21 @@ def torch_loader(work, workers):
     from torch.utils.data import DataLoader
 
     return DataLoader(Seeded(work), batch_size=BATCH[work], num_workers=workers, collate_fn=stacked)
+
+
+def drop_in(work, workers):
+    import samebits
+
+    samebits.set_random_seed(SEED)
+    return samebits.data.DataLoader(
+        Drawing(work), batch_size=BATCH[work], num_workers=workers, collate_fn=stacked
+    )
+
+
+def torch_drawing(work, workers):
+    from torch.utils.data import DataLoader
+
+    return DataLoader(Drawing(work), batch_size=BATCH[work], num_workers=workers, collate_fn=stacked)
 
 
 def stateful_loader(work, workers):
@@ -176,6 +209,10 @@ VARIANTS = {
     "samebits:auto": lambda work: samebits(work, "auto"),
     "samebits:0 map_batches": lambda work: samebits(work, 0, vectorised=True),
     "samebits:2 map_batches": lambda work: samebits(work, 2, vectorised=True),
+    "samebits:0 DataLoader": lambda work: drop_in(work, 0),
+    "samebits:2 DataLoader": lambda work: drop_in(work, 2),
+    "torch:0 the same dataset": lambda work: torch_drawing(work, 0),
+    "torch:2 the same dataset": lambda work: torch_drawing(work, 2),
     "torch:0": lambda work: torch_loader(work, 0),
     "torch:2": lambda work: torch_loader(work, 2),
     "stateful:2": lambda work: stateful_loader(work, 2),
@@ -245,15 +282,16 @@ def measured(*arguments):
     return json.loads(run.stdout.strip().splitlines()[-1])
 
 
-def wanted(work):
+def wanted(work, words):
     for variant in VARIANTS:
         if work == "cheap" and "map_batches" in variant:
             continue
-        yield variant
+        if any(word in variant for word in words):
+            yield variant
 
 
-def table(work, rounds):
-    rates = {variant: [] for variant in wanted(work)}
+def table(work, rounds, words):
+    rates = {variant: [] for variant in wanted(work, words)}
     for number in range(rounds):
         for variant, so_far in rates.items():
             if number and not so_far:
@@ -275,6 +313,9 @@ def main():
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="cheap,aug28,aug96,resume")
+    parser.add_argument(
+        "--variants", default="", help="only variants whose name contains one of these words, by commas"
+    )
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -287,7 +328,7 @@ def main():
             for name in found[0]:
                 print(f"  {name:24}{statistics.median(one[name] for one in found):10.2f}")
         else:
-            table(work, arguments.rounds)
+            table(work, arguments.rounds, arguments.variants.split(","))
 
 
 if __name__ == "__main__":
