@@ -201,7 +201,7 @@ def test_a_machine_never_goes_on_from_its_old_commit(stale, machine, capfd, last
     with UploadingStore(stale) as store:
         assert store.newest()[0] == made
         told = capfd.readouterr().err
-        assert "commits that only this machine has are dropped (of step" in told and told.count("\n") == 1
+        assert "commits that only this machine has are deleted (of step" in told and told.count("\n") == 1
         assert commit(store, 5).parent == made.digest
     assert steps(stale) == [5, last]
     machine("b")
