@@ -21,7 +21,6 @@ from samebits.cli._json_output import (
 )
 from samebits.cli._option_values import one_of
 from samebits.determinism import table
-from samebits.determinism.table._torch_names import names_near
 from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, MACHINE, VERDICTS
 from samebits.errors import InvalidArgumentError
 
@@ -158,7 +157,7 @@ def _wanted(name: str) -> _Filter:
         ops = table.ops_of(name)
         found, filter_ = bool(ops), lambda entry: entry.op.removeprefix("aten::").partition(".")[0] in ops
     if not found:
-        near = names_near(name)
+        near = table._torch_names.names_near(name)
         raise InvalidArgumentError(
             f"{name}: torch {table.reviewed().torch} has no function, module or op of this name. "
             + (f"Similar names: {', '.join(near)}." if near else "`samebits ops --all` lists every op.")

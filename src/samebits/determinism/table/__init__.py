@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
+    from samebits.determinism.table import _torch_names as _torch_names
     from samebits.determinism.table._overload_facts import reviewed as reviewed
     from samebits.determinism.table._torch_names import ops_of as ops_of
     from samebits.determinism.table._verdicts import Entry as Entry
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = attach(
     __name__,
-    names={
+    ["_torch_names"],
+    {
         "Entry": "samebits.determinism.table._verdicts",
         "entries": "samebits.determinism.table._verdicts",
         "lookup": "samebits.determinism.table._verdicts",
