@@ -1,0 +1,223 @@
+"""The pages of docs/ are true: links resolve, programs run as they stand, output is what is shown, words are plain."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import doc_pages
+import pytest
+
+from samebits.audit._verify import check_plan
+
+MAINTAINERS = {"api.md", "benchmarks.md", "measurements.md", "random-quality.md"}
+"""Reference and background: as long as it has to be."""
+
+WIDE = {"api.md", "benchmarks.md", "gpu.md"}
+"""Pages with older long lines."""
+
+WORDS = 1900
+BANNED = re.compile(
+    r"\b(cures?|told|held|mended|lets? be|the ways? out|of which|so many|another one|(?:is|are) named)\b",
+    re.IGNORECASE,
+)
+ALLOWED = {"gpu.md": ["held"], "names.md": ["is named"]}
+"""Places where the word means what it says: a process holds a GPU, a commit has a name."""
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def prose(text):
+    """The text of a page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(text):
+    """The anchors that GitHub makes of the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(page):
+    """The links of a page whose file or heading does not exist."""
+    found = []
+    for link in LINK.findall(prose(page.read_text())):
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if re.match(r"https?:", link):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            found.append(link)
+    return found
+
+
+def long_lines(text):
+    """Numbers of the lines over 110 characters, in tables over 200."""
+    lines = enumerate(text.splitlines(), 1)
+    return [number for number, line in lines if len(line) > (200 if line.startswith("|") else 110)]
+
+
+def banned_words(text):
+    return [match[0] for match in BANNED.finditer(prose(text))]
+
+
+def words(text):
+    return len(re.findall(r"\S*\w\S*", prose(text)))
+
+
+def unlisted(folder):
+    """The pages of a folder that its index does not link to with a sentence."""
+    rows = re.findall(r"^- \[[^]]*\]\(([^)]+)\): .+\.$", (folder / "index.md").read_text(), re.MULTILINE)
+    return {page.name for page in folder.glob("*.md")} - {"index.md", *rows}
+
+
+@pytest.fixture
+def pages(root):
+    return sorted((root / "docs").glob("*.md"))
+
+
+@pytest.fixture
+def bad(tmp_path):
+    """A folder of two pages that break every rule."""
+    (tmp_path / "index.md").write_text("- [a.md](a.md)\n")
+    text = f"# A, b\n[x](#a-b) [y](#c) [z](no.md)\nThe cure is told.\n{'a' * 111}\n" + "w " * (WORDS + 1)
+    (tmp_path / "a.md").write_text(text)
+    return tmp_path / "a.md"
+
+
+def test_each_page_has_a_sentence_in_the_index(root):
+    """docs/index.md links to every page of docs/, each with a sentence."""
+    assert unlisted(root / "docs") == set()
+
+
+def test_each_link_leads_somewhere(pages, root):
+    """Each link in README.md and docs/ has a file, and each anchor a heading."""
+    broken = {page.name: found for page in [root / "README.md", *pages] if (found := broken_links(page))}
+    assert broken == {}
+
+
+def test_no_line_is_too_long_to_read(pages):
+    """Lines have at most 110 characters, those of tables 200."""
+    found = {page.name: long_lines(page.read_text()) for page in pages if page.name not in WIDE}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_user_pages_are_in_plain_words_and_short(pages):
+    """Pages for users have at most 1,900 words outside of code, and none that only this project uses so."""
+    for page in pages:
+        if page.name not in MAINTAINERS:
+            assert words(page.read_text()) <= WORDS, page.name
+            assert banned_words(page.read_text()) == ALLOWED.get(page.name, []), page.name
+
+
+def test_the_rules_see_a_page_that_breaks_them(bad):
+    """Negative control: a page that breaks each rule once is found by each."""
+    text = bad.read_text()
+    assert broken_links(bad) == ["#c", "no.md"]
+    assert long_lines(text) == [4, 5]
+    assert banned_words(text) == ["cure", "told"]
+    assert words(text) > WORDS
+    assert unlisted(bad.parent) == {"a.md"}
+
+
+@pytest.mark.slow
+def test_the_first_page_runs(root, tmp_path):
+    """Each block of docs/start.md, in order: files are written and edited, commands print what the page shows."""
+    shown = 0
+    for block in doc_pages.blocks(root / "docs" / "start.md"):
+        file = tmp_path / block.file
+        if block.language == "python":
+            file.write_text(block.text)
+        elif block.language == "diff":
+            file.write_text(doc_pages.edited(file.read_text(), block.text))
+        elif "kill -9" in block.text:
+            killed_and_resumed(block.text, tmp_path)
+        else:
+            shown += doc_pages.run_and_compare(block.text, tmp_path)
+    assert shown == 6
+
+
+def killed_and_resumed(text, folder):
+    """Runs the three commands that kill a training and start it again; it goes on behind its last commit."""
+    start, kill, again = (command for command, _ in doc_pages.commands(text))
+    pause = 'for i in $(seq 1200); do grep -q "epoch 9:" first.txt && break; sleep 0.1; done'
+    doc_pages.shell(
+        f"{start.replace('&', '> first.txt 2>&1 &')}\n{re.sub(r'sleep [0-9]+', pause, kill)}", folder
+    )
+    assert "epoch 59:" not in (folder / "first.txt").read_text()
+    resumed = doc_pages.shell(again, folder)
+    assert "epoch 0:" not in resumed
+    assert "epoch 59:" in resumed
+
+
+def test_a_wrong_page_is_seen(tmp_path):
+    """Negative control: a command that prints something else than the page shows fails, and so does a wrong edit."""
+    assert doc_pages.run_and_compare("$ echo one; echo two\none\n...\n", tmp_path) == 1
+    with pytest.raises(AssertionError):
+        doc_pages.run_and_compare("$ echo one; echo two\none\n", tmp_path)
+    with pytest.raises(AssertionError):
+        doc_pages.edited("a\nb\n", "-c\n+d\n")
+
+
+@pytest.mark.slow
+def test_the_ddp_page_runs(root, tmp_path):
+    """The script of docs/distributed.md: two gloo processes, killed and started again, end with the same weights."""
+    block = next(doc_pages.blocks(root / "docs" / "distributed.md"))
+    (tmp_path / "train.py").write_text(block.text)
+    compare = next(
+        block.text for block in doc_pages.blocks(root / "docs" / "distributed.md") if "pkill" in block.text
+    )
+    script = [command for command, _ in doc_pages.commands(compare)]
+    pause = 'for i in $(seq 1200); do grep -q "epoch 0:" killed.txt && break; sleep 0.01; done'
+    script[2] = re.sub(r"sleep \d+", pause, script[2].replace("&", "> killed.txt 2>&1 &", 1))
+    assert doc_pages.shell("\n".join(script), tmp_path).splitlines()[-1] == "equal"
+    weights = re.findall(r"^rank \d: weights (\w+)$", (tmp_path / "whole.txt").read_text(), re.MULTILINE)
+    assert len(weights) == 2
+    assert len(set(weights)) == 1
+    assert "weights" not in (tmp_path / "killed.txt").read_text()
+
+
+def proofs():
+    """What a full proof lists, and one without a kill."""
+    names = [*check_plan.KILL_NAMES, "run again"]
+    names += [f"{number} loader worker{'s' * (number != 1)}" for number in check_plan.WORKERS]
+    names += [f"{number} thread{'s' * (number != 1)}" for number in check_plan.THREADS]
+    return names, names[1:]
+
+
+@pytest.mark.parametrize("tool", ["jq", "python"])
+def test_the_page_on_evidence_requires_a_full_proof(root, tmp_path, tool):
+    """Both commands of docs/evidence.md that require a proof pass for a full one and fail for one with a kill less."""
+    if not shutil.which(tool, path=None if tool == "jq" else str(Path(sys.executable).parent)):
+        pytest.skip(f"{tool} is not installed")
+    page = doc_pages.blocks(root / "docs" / "evidence.md")
+    text = next(block.text for block in page if block.text.startswith(f"$ {tool}"))
+    command = re.sub(r"^(\$|>) ", "", text, flags=re.MULTILINE).removesuffix("true\n")
+    (tmp_path / "evidence").mkdir()
+    for proven, passes in zip(proofs(), (True, False), strict=True):
+        (tmp_path / "evidence" / "verify.json").write_text(json.dumps({"proven": proven}))
+        printed = doc_pages.shell(f"{command}\necho code $?", tmp_path)
+        assert (printed.splitlines()[-1] == "code 0") == passes, printed
+
+
+@pytest.mark.slow
+def test_the_lightning_recipe_resumes_exactly(root, tmp_path):
+    """The script of docs/frameworks.md: killed in its second epoch and started again, it ends with the same weights."""
+    pytest.importorskip("lightning")
+    block = next(b for b in doc_pages.blocks(root / "docs" / "frameworks.md") if b.language == "python")
+    file = tmp_path / block.file
+    file.write_text(block.text.replace("max_epochs=30", "max_epochs=4"))
+    whole = doc_pages.shell(f"python {file.name} whole", tmp_path)
+    killed = block.text.replace("max_epochs=30", "max_epochs=4").replace(
+        "        if not trainer.is_last_batch:",
+        "        if trainer.global_step == 24:\n            import os; os.kill(os.getpid(), 9)\n        if not trainer.is_last_batch:",
+    )
+    (tmp_path / "killed.py").write_text(killed)
+    command = [sys.executable, "killed.py", "killed"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == -9
+    resumed = doc_pages.shell(f"python {file.name} killed", tmp_path)
+    assert [line for line in resumed.splitlines() if line.startswith("weights")] == [
+        line for line in whole.splitlines() if line.startswith("weights")
+    ]
