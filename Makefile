@@ -15,7 +15,7 @@ verify: $(READY)  ## the main job: prove the digits example bit for bit
 test: $(READY)  ## every test that is not slow: under 10 minutes on two cores
 	$(PYTEST) -m "not slow and not chaos and not soak" $(ARGS)
 
-test-all: $(READY)  ## the slow ones, too: what CI runs
+test-all: $(READY)  ## the slow tests, too: what CI runs (half an hour)
 	$(PYTEST) -m "not chaos and not soak" $(ARGS)
 
 lint: $(READY)  ## style, types, layers
@@ -46,7 +46,7 @@ bench-checkpoint: .venv-peers-checkpoint/ready  ## what saving and resuming cost
 gpu:  ## on a GPU, with the Python whose torch sees it: every part of samebits selfcheck (ARGS="--part training"); 9 minutes, the next call goes on
 	@PYTHON=$(if $(filter file,$(origin PYTHON)),,$(PYTHON)) tools/gpu $(ARGS)
 
-matrix:  ## the quick tests, verify and the op review with the oldest, the pinned and the newest torch, or TORCH="2.12.0 newest" (an hour; 6 GB at a time)
+matrix:  ## the quick tests, verify and the op review with the oldest, the pinned and the newest torch, or TORCH="2.12.0 newest" (half an hour to an hour for each; 6 GB)
 	$(PYTHON) tools/matrix.py $(TORCH)
 
 chaos: $(READY)  ## 300 kills of the digits run, aimed at nine phases and counted (SAMEBITS_CHAOS_KILLS), and other slow attacks

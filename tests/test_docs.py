@@ -15,17 +15,14 @@ from samebits.audit._verify import check_plan
 MAINTAINERS = {"api.md", "benchmarks.md", "measurements.md", "random-quality.md"}
 """Reference and background: as long as it has to be."""
 
-WIDE = {"api.md", "benchmarks.md", "gpu.md"}
-"""Pages with older long lines."""
+WIDE = {"api.md"}
+"""Written from docstrings."""
 
 WORDS = 1900
 BANNED = re.compile(
     r"\b(cures?|told|held|mended|lets? be|the ways? out|of which|so many|another one|(?:is|are) named)\b",
     re.IGNORECASE,
 )
-ALLOWED = {"gpu.md": ["held"], "names.md": ["is named"]}
-"""Places where the word means what it says: a process holds a GPU, a commit has a name."""
-
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -109,7 +106,7 @@ def test_user_pages_are_in_plain_words_and_short(pages):
     for page in pages:
         if page.name not in MAINTAINERS:
             assert words(page.read_text()) <= WORDS, page.name
-            assert banned_words(page.read_text()) == ALLOWED.get(page.name, []), page.name
+            assert banned_words(page.read_text()) == [], page.name
 
 
 def test_the_rules_see_a_page_that_breaks_them(bad):

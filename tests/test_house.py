@@ -90,7 +90,7 @@ def orphans(package, tests):
         parts = [part.strip("_") for part in path.relative_to(package).with_suffix("").parts]
         known[parts[0]].update(parts)  # `_loop/steps.py` and `_loop` both count
         known["."].add(parts[0])
-    known["."] |= {package.name, "house", "names", "public"}
+    known["."] |= {package.name, "docs", "house", "names", "public", "readme"}
     return [
         file.relative_to(tests).as_posix() for file in sorted(tests.rglob("test_*.py"))
         if file.parent.name != "tools" and not any(

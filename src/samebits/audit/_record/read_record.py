@@ -88,7 +88,7 @@ def read_segments(path: str | os.PathLike[str]) -> list[Record]:
     files = [item for match, item in sorted(matches, key=lambda pair: int(pair[0][1] or 0))]
     if not files:
         raise RecordError(
-            f"{path}: no record.jsonl there; make one with `samebits run --record {path} SCRIPT`"
+            f"{path}: there is no record.jsonl in it. Make one with `samebits run --record {path} SCRIPT`."
         )
     return [_read_file(file) for file in files]
 
@@ -107,7 +107,8 @@ def _items(path: Path) -> list[Path]:
         return list(path.iterdir())
     except OSError as error:
         raise RecordError(
-            f"{path}: cannot read a record: {(error.strerror or str(error)).lower()}"
+            f"{path}: cannot read a record: {(error.strerror or str(error)).lower()}. "
+            f"Make one with `samebits run --record {path} SCRIPT`."
         ) from error
 
 

@@ -203,7 +203,7 @@ def _older_cpu(facts: BaselineFacts) -> Check:
     if not facts.machine_invariant:
         return Check("cpu", name, does_not_apply="the script does not enable machine_invariant")
     return Check(
-        "cpu", name, "libraries told to use no AVX-512", (ProcessVariation(older_cpu=True),), note="played"
+        "cpu", name, "libraries use no AVX-512", (ProcessVariation(older_cpu=True),), note="played"
     )
 
 

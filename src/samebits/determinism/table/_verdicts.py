@@ -248,7 +248,7 @@ def _not_reviewed() -> tuple[str, ...]:
 
 def _not_reviewed_entry(name: str, device: str) -> Entry:
     what = "another schema than the reviewed one" if name in schemas() else "new, or of an extension"
-    reason = f"{what}: nobody knows whether its bits repeat; a call of it is told once"
+    reason = f"{what}: nobody knows whether its bits repeat; its first call warns"
     return Entry(f"aten::{name}", device, NOT_REVIEWED, reason, "none", running_version(), NOT_REVIEWED)
 
 

@@ -43,7 +43,7 @@ class Report:
           x (batch) at the start of the step: all differ
           sum_1 = aten.sum.default: all differ  [...]
           add_ = aten.add_.Tensor: all differ  [...]
-        cure: what is written to w is reduced nowhere on its way from x: ...
+        fix: what is written to w is reduced nowhere on its way from x: ...
     """
 
     step: CapturedStep
@@ -81,7 +81,7 @@ class Report:
         path = self.way(name, over, when)
         lines = [f"{name} varies{_over_text(over)}: {self.partitions.text(value.partition)}"]
         lines += [f"  {self._line(event)}" for event in path]
-        return "\n".join([*lines, f"cure: {self._cure(name, path, over)}"])
+        return "\n".join([*lines, f"fix: {self._cure(name, path, over)}"])
 
     @property
     def drifting(self) -> tuple[str, ...]:
