@@ -137,7 +137,9 @@ def test_a_folder_holds_the_records_of_one_command(recorded):
     (folder / "plain.py").write_text("open('ran', 'w')")
     for words in (["train.py"], ["plain.py", "other"]):
         refused = samebits("run", "--record", "c", *words, cwd=folder)
-        assert refused.returncode == 2 and "already holds a record of train.py other. Choose" in refused.stderr
+        assert (
+            refused.returncode == 2 and "already holds a record of train.py other. Choose" in refused.stderr
+        )
     assert not (folder / "ran").exists() and not (folder / "c" / "record.1.jsonl").exists()
     assert samebits("run", "--record", "c", "train.py", "other", cwd=folder).returncode == 0
     assert (folder / "c" / "record.1.jsonl").exists()  # negative control
