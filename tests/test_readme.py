@@ -20,7 +20,12 @@ def python_blocks(text):
 
 def too_large(text):
     lines = text.splitlines()
-    return len(lines) > LINES or max(map(len, lines)) > COLUMNS or len(text.split()) > WORDS or not text.isascii()
+    return (
+        len(lines) > LINES
+        or max(map(len, lines)) > COLUMNS
+        or len(text.split()) > WORDS
+        or not text.isascii()
+    )
 
 
 def tables(page, heading):
@@ -40,7 +45,12 @@ def column(page, heading, title):
         for table in tables(page, heading) for place, cell in enumerate(table[0]) if re.fullmatch(title, cell)
         for row in table[2:]
     ]  # fmt: skip
-    return [float(number) for cell in cells for number in re.sub(r"\([^)]*\)", "", cell).split("/") if number.strip()]
+    return [
+        float(number)
+        for cell in cells
+        for number in re.sub(r"\([^)]*\)", "", cell).split("/")
+        if number.strip()
+    ]
 
 
 def between(numbers):
@@ -75,7 +85,9 @@ def test_verify_says_of_the_block_what_the_readme_says(readme, tmp_path):
     """VERIFIED with its kills; negative control: a Run without a directory cannot be resumed."""
     (block,) = python_blocks(readme)
     command = [sys.executable, "-m", "samebits", "verify", "--checks", "run-again,kill-mid-epoch", "first.py"]
-    without = block.replace('samebits.Run("runs/first", model=model, optimizer=optimizer)', "samebits.Run(None)")
+    without = block.replace(
+        'samebits.Run("runs/first", model=model, optimizer=optimizer)', "samebits.Run(None)"
+    )
     for source, word in ((block, "VERIFIED"), (without, "NOT VERIFIED")):
         (tmp_path / "first.py").write_text(source)
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
@@ -86,7 +98,9 @@ def costs(root):
     """The costs of the README's table, by what one asks for, computed from the pages that measured them."""
     benchmarks, anywhere = root / "docs" / "benchmarks.md", root / "docs" / "machine-invariance.md"
     steps = "Whole training steps"
-    machine = column(benchmarks, steps, "any CPU") + column(anywhere, "What it costs", r"transformer.*|convnet.*|MLP.*|LSTM.*")
+    machine = column(benchmarks, steps, "any CPU") + column(
+        anywhere, "What it costs", r"transformer.*|convnet.*|MLP.*|LSTM.*"
+    )
     budget = [
         float(number)
         for table in tables(benchmarks, "Commits") for row in table if row[0] == "samebits"
@@ -110,4 +124,7 @@ def wrong_costs(readme, root):
 def test_figures_are_those_of_the_pages_that_measured_them(readme, root):
     """Each cost is computed from the tables of a page; negative control: another number is found."""
     assert wrong_costs(readme, root) == set()
-    assert wrong_costs(re.sub(r"\d\.\d\d to", "0.50 to", readme), root) >= {"enable_op_determinism()", "samebits.Run"}
+    assert wrong_costs(re.sub(r"\d\.\d\d to", "0.50 to", readme), root) >= {
+        "enable_op_determinism()",
+        "samebits.Run",
+    }

@@ -40,7 +40,9 @@ def test_without_a_name_one_screen_shows_families_and_counts(tmp_path):
     assert not any(line != line.rstrip() for line in lines)
     assert row_of(lines, "Fourier transforms")[-1] == row_of(lines, "linear algebra")[-1] == "raises"
     assert row_of(lines, "activations")[-3:] == ["equal", "equal", "equal"]
-    counted = next(line for line in done.stdout.replace("\n", " ").split(". ") if line.startswith("Any CPU: "))
+    counted = next(
+        line for line in done.stdout.replace("\n", " ").split(". ") if line.startswith("Any CPU: ")
+    )
     refused = sum(entry["machine"] in {"refused", "integers"} for entry in entries)
     assert counted.endswith(f"{refused} raise")
     nobody = sum((entry["evidence"], entry["device"]) == ("none", "cpu") for entry in entries)
@@ -57,7 +59,11 @@ def test_a_family_shows_its_worst_op():
 @pytest.mark.parametrize(
     ("name", "op", "said"),
     [
-        ("torch.stft", "aten::stft", "calls aten::_fft_r2c, which raises: the library's plan follows the CPU"),
+        (
+            "torch.stft",
+            "aten::stft",
+            "calls aten::_fft_r2c, which raises: the library's plan follows the CPU",
+        ),
         ("torch.linalg.inv", "aten::linalg_inv", "calls aten::linalg_inv_ex, which raises: LAPACK's bits"),
         ("Tensor.svd", "aten::svd", "calls aten::_linalg_svd, which raises"),
         ("torch.fft.rfft", "aten::fft_rfft", "Multiply by a matrix of cosines and sines"),
@@ -85,7 +91,9 @@ def test_rows_are_grouped_by_what_they_promise_on_any_cpu(capsys):
     """Ops with one reason and two kinds under machine_invariant have two rows."""
     ops(verdict=["has an alternative here"], device="cpu")
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cpu ")]
-    kinds = {name: re.search(r"\[any CPU: (\w+)\]$", row)[1] for row in rows for name in re.split(r", |  ", row)}
+    kinds = {
+        name: re.search(r"\[any CPU: (\w+)\]$", row)[1] for row in rows for name in re.split(r", |  ", row)
+    }
     assert kinds["gelu"] == "ours" and kinds["angle"] == "refused"
     for row in rows:
         kind = re.search(r"\[any CPU: (\w+)\]$", row)[1]

@@ -15,7 +15,16 @@ from samebits.determinism.table import _torch_names as torch_names
 NOT_OPS = {"broadcast_shapes", "jiterator", "__rand__"}
 """No op of aten is behind these; `__rand__` has the letters of `rand`."""
 NOT_LAYERS = {
-    *("Container", "Identity", "Module", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequential"),
+    *(
+        "Container",
+        "Identity",
+        "Module",
+        "ModuleDict",
+        "ModuleList",
+        "ParameterDict",
+        "ParameterList",
+        "Sequential",
+    ),
     *("RNNBase", "RNNCellBase", "CrossMapLRN2d", "LinearCrossEntropyOptions"),
 }
 """Containers and bases, which compute nothing; CrossMapLRN2d is written in Python, loop by loop."""

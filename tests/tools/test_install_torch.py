@@ -50,7 +50,11 @@ def test_where_the_index_has_no_cpu_build_uv_takes_it_from_pytorch(install, root
 
 def test_with_a_gpu_or_where_asked_for_the_build_is_pypis(install, root):
     """Negative control: a GPU, or TORCH_BUILD=cuda, changes what is installed; TORCH_BUILD=cpu wins over the GPU."""
-    for words, gpu, ending in ((), True, version(root)), (("cuda",), False, version(root)), (("cpu",), True, "+cpu"):
+    for words, gpu, ending in (
+        ((), True, version(root)),
+        (("cuda",), False, version(root)),
+        (("cpu",), True, "+cpu"),
+    ):
         done, asked = install(*words, gpu=gpu)
         assert done.returncode == 0 and asked[-1].endswith(ending), asked
 

@@ -112,7 +112,7 @@ def _module_calls() -> dict[str, set[str]]:
     """Returns the calls of the composites that no OpInfo calls: those of recurrent modules and cells."""
     calls: dict[str, set[str]] = defaultdict(set)
     x = torch.randn(5, 2, 4)
-    relu = {"nonlinearity": "relu"}
+    relu: dict[str, Any] = {"nonlinearity": "relu"}
     for kind, options in ((nn.LSTM, {}), (nn.GRU, {}), (nn.RNN, {}), (nn.RNN, relu)):
         module = kind(4, 3, **options)
         for run in (partial(_whole, module, x), partial(_packed, module, x)):

@@ -6,7 +6,6 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 
 import torch
 from rich import box
@@ -126,7 +125,7 @@ def show_machine(chosen: Sequence[Entry]) -> None:
     _say(console, f"{len(chosen)} overloads; the whole rows: --all")
 
 
-def _shortest(entry: Entry, all_chosen: AbstractSet[str]) -> str:
+def _shortest(entry: Entry, all_chosen: set[str]) -> str:
     """Returns the op's name where all its overloads are chosen, else that of the overload."""
     name = _name(entry)
     overloads = (one.op.removeprefix("aten::") for one, _ in _overloads(name))
