@@ -57,7 +57,7 @@ def _outcome(op: str, device: str) -> str:
     try:
         with_outs(op, ARGUMENTS[op](device))
     except UnimplementedError as error:
-        cured = f"{op} on {device.upper()} at " in str(error) and "Use " in str(error)
+        cured = f"{op} on {device.upper()}" in str(error) and "Use " in str(error)
         return OURS if cured else f"refused without the way out: {error}"
     except RuntimeError as error:
         if is_fault(error):  # everything after it would fail, too
