@@ -59,7 +59,11 @@ def between(numbers):
 
 def cost(readme, asked):
     """The cost of the row of the promise table that asks for this."""
-    row = next(line for line in readme.splitlines() if line.startswith("|") and f"| `{asked}` " in line)
+    row = next(
+        line
+        for line in readme.splitlines()
+        if line.startswith("|") and re.search(rf"\| `{re.escape(asked)}`[ ,]", line)
+    )
     return row.strip("|").split("|")[-1].strip()
 
 
@@ -109,9 +113,9 @@ def costs(root):
     loader = column(benchmarks, "Input pipelines", "samebits' speed in times of torch's")
     threads = column(benchmarks, steps, "with threads")
     return {
-        "enable_op_determinism()": f"{between(column(benchmarks, steps, 'switch'))} of torch's time (noise)",
-        "samebits.Run": f"a budget, 3% by default (measured: {between(budget)})",
-        "samebits.data.DataLoader": f"{between(loader)} times the speed of torch's loader",
+        "enable_op_determinism()": f"{between(column(benchmarks, steps, 'switch'))} of torch's time",
+        "samebits.Run": f"aims at 3% (measured: {between(budget)} of the time)",
+        "samebits.data.DataLoader": f"{min(loader):.2f} (slower) to {max(loader):.2f} times the speed of torch's loader",
         "enable_op_determinism(thread_invariant=True)": f"{between(threads)} of torch's time",
         "enable_op_determinism(machine_invariant=True)": f"{min(machine):.2f} (faster) to {max(machine):.2f} of torch's time",
     }
