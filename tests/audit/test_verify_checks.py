@@ -101,7 +101,7 @@ def test_a_sound_script_passes_every_row_and_leaves_nothing_behind(tmp_path, tem
     assert "step 3" in row(report, "killed at an epoch")["varied"]
     assert report["final"] in table and " ".join(report["verdict"].split()) in " ".join(table.split())
     assert report["verdict"] == (
-        "VERIFIED: the same bits in all 8 steps, run again, killed and resumed in 3 ways and with 0, 1 and 3 loader "
+        "VERIFIED: the same bits in all 8 steps of a short run (--steps 8), run again, killed and resumed in 3 ways and with 0, 1 and 3 loader "
         "workers. Not proven: number of threads (measured, not promised)."
     )
     assert len(report["proven"]) == 7
@@ -152,8 +152,9 @@ def test_a_script_without_run_gets_the_rows_that_apply(tmp_path):
     status, _, _, report = verify(tmp_path, PLAIN, "--checks", "run-again,kill", "--steps", "6")
     assert status == 0, report["verdict"]
     assert report["verdict"] == (
-        "REPRODUCED: the same bits in all 6 steps, run again. "
-        "Not proven: killed and resumed (the script does not use samebits.Run)."
+        "REPRODUCED: the same bits in all 6 steps of a short run (--steps 6), run again. Not proven: killed and resumed "
+        "(the script does not use samebits.Run); loader workers (left out by --checks); number of threads (left out by "
+        "--checks)."
     )
     assert report["proven"] == ["run again"]
     assert row(report, "run again")["steps_compared"] == 6

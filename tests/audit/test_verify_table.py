@@ -88,3 +88,18 @@ def test_a_pipe_gets_100_columns(capsys, paths):
     assert {len(line) for line in cells(lines)} == {PLAIN_WIDTH}
     text = "".join("".join(line.split("|")[-2].split()) for line in cells(lines))
     assert "".join(row.result().split()) in text
+
+
+def test_the_verdict_says_what_was_left_out_and_cut_short():
+    """`--checks` and `--steps` stand in the verdict and in the JSON; without them neither does (control)."""
+    rows = (CheckRow(AGAIN, 8),)
+    report = VerifyReport(
+        "train.py", (), 3, "xxh3-128:0", {}, rows, groups=("run-again", "kill-twice"), shortened_to=8
+    )
+    assert report.verdict() == (
+        "REPRODUCED: the same bits in all 8 steps of a short run (--steps 8), run again. Not proven: loader workers (left "
+        "out by --checks); number of threads (left out by --checks)."
+    )
+    assert report.to_dict()["options"] == {"steps": 8, "checks": ["run-again", "kill-twice"]}
+    whole = VerifyReport("train.py", (), 3, "xxh3-128:0", {}, rows)
+    assert whole.verdict() == "REPRODUCED: the same bits in all 8 steps, run again."

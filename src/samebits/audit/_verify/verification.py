@@ -116,6 +116,7 @@ class _Verification:
             rows=tuple(rows),
             notes=tuple(self._notes(baseline, facts)),
             groups=self.request.groups,
+            shortened_to=self.request.steps,
         )
 
     def _announce_plan(self, seconds: float, steps: int, processes: int) -> None:

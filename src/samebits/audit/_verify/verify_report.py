@@ -113,6 +113,8 @@ class VerifyReport:
     """The recorder's notes of the first run, with what it could not observe."""
     groups: tuple[str, ...] = GROUPS
     """The groups that `--checks` selected."""
+    shortened_to: int | None = None
+    """The number of steps of each run, where `--steps` set one."""
 
     @property
     def exit(self) -> int:
@@ -154,7 +156,9 @@ class VerifyReport:
         ]
         word = "VERIFIED" if any(row.check.group == "kill" for row in rows) else "REPRODUCED"
         steps = min(row.steps_compared for row in rows)
-        said = f"{word}: the same bits in {'all ' if steps > 1 else ''}{steps} step{'' if steps == 1 else 's'}, {_join_words(ways)}."
+        steps_in_words = f"{'all ' if steps > 1 else ''}{steps} step{'' if steps == 1 else 's'}"
+        short = "" if self.shortened_to is None else f" of a short run (--steps {self.shortened_to})"
+        said = f"{word}: the same bits in {steps_in_words}{short}, {_join_words(ways)}."
         return (
             f"{said} Not proven: {in_parentheses(missing, '; ')}."
             if (missing := self._not_proven())
@@ -162,9 +166,12 @@ class VerifyReport:
         )
 
     def _not_proven(self) -> dict[str, str]:
-        """Returns the groups with a row that does not count, and why."""
+        """Returns the groups with a row that does not count, and those without a row, and why."""
         idle = (row.check for row in self.rows if not row.decides)
-        return {_TITLES[check.group]: check.does_not_apply or "measured, not promised" for check in idle}
+        found = {_TITLES[check.group]: check.does_not_apply or "measured, not promised" for check in idle}
+        selected = {group.partition("-")[0] for group in self.groups}
+        left_out = [_TITLES[group] for group in ("kill", "workers", "threads") if group not in selected]
+        return {**found, **dict.fromkeys(left_out, "left out by --checks")}
 
     def not_applying(self) -> dict[str, str]:
         """Returns the groups with a row that does not apply to this script, and why."""
@@ -181,6 +188,7 @@ class VerifyReport:
             "schema": SCHEMA,
             "script": self.script,
             "args": list(self.args),
+            "options": {"steps": self.shortened_to, "checks": list(self.groups)},
             "verdict": self.verdict(),
             "exit": self.exit,
             "proven": [row.check.name for row in self.rows if row.decides and row.equal],

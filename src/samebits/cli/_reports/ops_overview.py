@@ -48,6 +48,11 @@ FAMILIES = {
 EQUAL, RAISES = "equal", "raises"
 EXCEPT, UNMEASURED = "*", "?"
 """Marks behind `equal`: not for some arguments; not measured for some overloads."""
+_MARKS = {
+    EXCEPT: "* not for some arguments (complex numbers, or an alpha other than 1): the last column, or that of the op that it "
+    "names, says which",
+    UNMEASURED: "? nobody has measured it over threads",
+}
 _REFUSED = (coverage.DENIED, coverage.INTEGERS)
 _WORDS = {
     REFUSED: RAISES,
@@ -100,11 +105,13 @@ def show_op(name: str, ops: Iterable[str]) -> None:
         rows.setdefault((*_promises(cpu), _verdict(cuda), _reason(cpu, cuda)), []).append(
             cpu.op.removeprefix("aten::")
         )
-    heads = ("overload", "run again", "threads", "any CPU", "GPU", "why")
+    heads = ("overload", "run again", "threads", "any CPU", "GPU (unproven)", "why")
     _print_table(
         console, _table(heads, ((", ".join(overloads), *cells) for cells, overloads in rows.items()))
     )
-    for line in dict.fromkeys(line for cpu, _ in found for line in _refusal(cpu)):
+    marks = {mark for cells in rows for mark in EXCEPT + UNMEASURED if cells[1].endswith(mark)}
+    lines = [text for mark, text in _MARKS.items() if mark in marks]
+    for line in dict.fromkeys((*lines, *(line for cpu, _ in found for line in _refusal(cpu)))):
         _say(console, line)
 
 
@@ -177,7 +184,9 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
         padding=(0, 2, 0, 0),
     )
     for head in heads:
-        made.add_column(head, overflow="fold", no_wrap=head in {"run again", "threads", "any CPU", "GPU"})
+        made.add_column(
+            head, overflow="fold", no_wrap=head in {"run again", "threads", "any CPU", "GPU (unproven)"}
+        )
     for row in rows:
         made.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return made
@@ -274,12 +283,13 @@ def _print_counts(console: Console, everything: Sequence[Entry]) -> None:
         device: Counter(_verdict(e) for e in everything if e.device == device) for device in ("cpu", "cuda")
     }
     nobody = Counter(entry.device for entry in everything if entry.evidence == "none")
-    machine = Counter(entry.machine in _REFUSED for entry in everything if entry.machine)
+    machine = Counter(entry.machine for entry in everything if entry.machine)
+    raising, partly = machine[coverage.DENIED], machine[coverage.INTEGERS]
     _say(
         console,
         f"\nOf {len(everything) // 2:,} overloads of aten, CPU: {counts['cpu'][EQUAL]:,} equal, {counts['cpu'][RAISES]} raise, "
-        f"{counts['cpu']['unwritten']} return unwritten memory. Any CPU: {machine[False]:,} equal, {machine[True]} raise. GPU, "
-        f"by reading alone (no GPU has run this): {counts['cuda'][RAISES]} raise.\n"
+        f"{counts['cpu']['unwritten']} return unwritten memory. Any CPU: {machine.total() - raising - partly:,} equal, {raising} "
+        f"raise, {partly} raise but for integers. GPU, by reading alone (no GPU has run this): {counts['cuda'][RAISES]} raise.\n"
         f"Measured or read in the source: all but {nobody['cpu']} (CPU) and {nobody['cuda']:,} (GPU), at which nobody has looked.\n\n"
         "One op: samebits ops torch.stft. All that raise on any CPU: --machine refused. Every overload: --all.",
     )
