@@ -146,6 +146,21 @@ def test_a_folder_holds_the_records_of_one_command(recorded):
 
 
 @pytest.mark.slow
+def test_a_record_without_a_step_is_warned_of(tmp_path):
+    """A run that has finished trains nothing: its second record is empty, and one line says so; its first is not."""
+    (tmp_path / "train.py").write_text(
+        "import torch, samebits\n"
+        "w = torch.nn.Linear(2, 1)\n"
+        "with samebits.Run('run', w=w) as run:\n"
+        "    for step, x in run.steps([torch.ones(1, 2)] * 3):\n"
+        "        w(x)\n"
+    )
+    first, second = (samebits("run", "--record", name, "train.py", cwd=tmp_path) for name in "ab")
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "b holds no step" in second.stderr and "holds no step" not in first.stderr
+
+
+@pytest.mark.slow
 def test_the_exit_status_of_the_script_is_that_of_run(tmp_path):
     """sys.exit(9), an exception (1, with the script's own traceback), a missing script (2, one line)."""
     (tmp_path / "nine.py").write_text("raise SystemExit(9)")

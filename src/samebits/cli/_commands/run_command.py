@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -88,7 +89,22 @@ def run(
         machine_invariant=machine_invariant,
         seed=seed,
     )
-    raise typer.Exit(audit._child.launch.execute(script, list(args or ()), spec))
+    status = audit._child.launch.execute(script, list(args or ()), spec)
+    if record is not None:
+        _warn_of_empty(Path(record))
+    raise typer.Exit(status)
+
+
+def _warn_of_empty(folder: Path) -> None:
+    """Warns of a record without a step: whoever keeps it as evidence has nothing."""
+    with contextlib.suppress(RecordError):  # the process died at its start, and has said why
+        found = audit._record.read_record.read_record(folder)
+        if not (found.steps or found.forwards):
+            print(
+                f"samebits: run: {folder} holds no step: the script trained nothing. A samebits.Run that has finished does not "
+                "train again: move its run directory away first.",
+                file=sys.stderr,
+            )
 
 
 def _check_record(folder: Path, command: list[str]) -> None:
