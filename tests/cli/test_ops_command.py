@@ -77,6 +77,22 @@ def test_a_name_of_torch_finds_the_op_and_what_to_use_instead(name, op, said, ca
     assert said in " ".join(out.split())
 
 
+def test_every_name_has_a_row(capsys):
+    """Ops that exist in place, layers and functions: each has an overload; an op without a kernel for a CPU says so."""
+    for name in (
+        "add_",
+        "aten::relu_",
+        "_fused_adamw_",
+        "nn.CircularPad2d",
+        *" ".join(ops_overview.FAMILIES.values()).split(),
+    ):
+        ops(name)
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.split()[1:3] == ["equal", "equal"] or "  equal " in line for line in lines[2:]), name
+    ops("cudnn_convolution")
+    assert "no kernel of cudnn_convolution for a CPU" in capsys.readouterr().out
+
+
 def test_an_op_that_is_ours_is_not_shown_as_refused(capsys):
     """GELU, sigmoid and SiLU share their row with ops that raise on any CPU; each has its own word."""
     for name in ("gelu", "sigmoid", "silu", "softplus", "exp2", "pow", "mish", "atan2"):

@@ -21,6 +21,8 @@ def call_of_frame(frame: FrameType) -> str:
     What is typed at a prompt, or passed to `exec`, has none.
     """
     text = text_of_frame(frame)
+    if not _is_whole(text):
+        return ""  # the file was edited since it was imported: these are other columns
     if "\n" in text and (call := _parsed(text)):
         text = ast.unparse(call)  # on one line, without comments
     text = " ".join(text.split())
@@ -58,6 +60,15 @@ def text_of_frame(frame: FrameType) -> str:
     lines[-1] = lines[-1][:end]
     lines[0] = lines[0][start:]
     return b"".join(lines).decode(errors="replace")
+
+
+def _is_whole(text: str) -> bool:
+    """Returns True for the text of an expression, a statement, or the first line of a block."""
+    try:
+        ast.parse(f"{text.strip()} pass" if text.rstrip().endswith(":") else text.strip())
+    except SyntaxError:
+        return False
+    return True
 
 
 def _parsed(text: str) -> ast.expr | None:

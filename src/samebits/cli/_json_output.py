@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,13 +29,19 @@ def check_json_file(json_file: str | None) -> None:
     """Checks the value of `--json` before anything is done.
 
     Raises:
-        InvalidArgumentError: the file's folder does not exist.
+        InvalidArgumentError: the file's folder does not exist, or it is no place for a file.
     """
     if json_file is None or is_standard_output(json_file):
         return
     folder = Path(json_file).absolute().parent
+    if not json_file or Path(json_file).is_dir():
+        raise InvalidArgumentError(
+            f"--json {json_file!r}: it is no file. Type --json result.json, or --json -."
+        )
     if not folder.is_dir():
         raise InvalidArgumentError(f"--json {json_file}: there is no folder {folder}. Make it first.")
+    if not os.access(json_file if Path(json_file).exists() else folder, os.W_OK):
+        raise InvalidArgumentError(f"--json {json_file}: it cannot be written. Choose another file.")
 
 
 def is_standard_output(json_file: str | None) -> bool:

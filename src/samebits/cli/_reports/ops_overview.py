@@ -99,6 +99,9 @@ def show_op(name: str, ops: Iterable[str]) -> None:
     """Prints the entries of `ops`, which `name` stands for: of each overload what is promised, and why."""
     console = _console()
     found = [entries for op in ops for entries in _overloads(op)]
+    if not found:
+        _say(console, f"{name}: torch {table.reviewed().torch} has no kernel of {', '.join(ops)} for a CPU")
+        return
     _say(console, f"{name}: {', '.join(dict.fromkeys(f'aten::{_name(cpu)}' for cpu, _ in found))}\n")
     rows: dict[tuple[str, ...], list[str]] = {}
     for cpu, cuda in found:
@@ -228,7 +231,9 @@ def _overloads(op: str) -> Iterator[tuple[Entry, Entry]]:
 
 
 def _is_called(row: OverloadRow) -> bool:
-    return row.form_of == row.name and "out" not in row.traits
+    """Returns True for the functional overloads of an op, and for those of an op that exists in place."""
+    in_place = row.name.partition(".")[0].endswith("_")
+    return (row.form_of == row.name or in_place) and "out" not in row.traits
 
 
 def _promises(cpu: Entry) -> tuple[str, str, str]:

@@ -53,8 +53,10 @@ def known_ops() -> frozenset[str]:
 
 def _keys(name: str) -> Iterator[str]:
     """Yields the names to look for, the longest first: of `torch.nn.BatchNorm2d` batchnorm2d, batchnorm."""
+    outer, _, last = name.rpartition(".")
     parts = [part for part in name.split(".") if part not in _OUTER] or [name]
-    for text in dict.fromkeys(("".join(parts), parts[-1])):
+    is_torchs = all(part in _OUTER | _INNER for part in outer.split(".") if part) or "." not in outer
+    for text in dict.fromkeys(("".join(parts), last) if is_torchs else ("".join(parts),)):
         key = _plain(text).removeprefix("lazy")
         yield key
         for ending in (r"[123]d$", r"loss$"):
@@ -63,6 +65,8 @@ def _keys(name: str) -> Iterator[str]:
 
 
 _OUTER = frozenset({"torch", "Tensor", "nn", "functional", "F", "ops", "aten", "modules", "default"})
+_INNER = frozenset({"linalg", "fft", "special", "masked", "signal", "windows", "sparse", "utils", "rnn"})
+"""Parts of torch whose functions are ops, with or without the part in the op's name."""
 
 
 def _plain(text: str) -> str:

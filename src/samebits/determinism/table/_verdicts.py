@@ -153,9 +153,17 @@ class OpTable:
         row = self.snapshot.rows.get(name)
         if row is None or "composite" not in row.kernels or name in self._every_machine:
             return ()
-        calls = (one for one in row.calls if one in self.snapshot.rows and one not in _NOT_CALLED)
+        calls = (one for one in self._calls(row) if one in self.snapshot.rows and one not in _NOT_CALLED)
         parts = (self.lookup(one, "cpu") for one in calls)
         return tuple(part.op for part in parts if part.machine == coverage.DENIED)
+
+    def _calls(self, row: OverloadRow) -> tuple[str, ...]:
+        """Returns the calls of a composite; where none were seen, those of the other overloads of its op."""
+        if row.calls:
+            return row.calls
+        op = row.name.partition(".")[0]
+        siblings = (one for one in self.snapshot.rows.values() if one.name.partition(".")[0] == op)
+        return tuple(dict.fromkeys(call for one in siblings for call in one.calls))
 
     def _new(
         self, row: OverloadRow, device: str, verdict: str, reason: str, evidence: str, rule: str

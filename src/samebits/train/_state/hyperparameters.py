@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from samebits._inspect import user_code
@@ -71,7 +72,7 @@ class Hyperparameters:
                 + "\n  ".join(lines)
                 + "\nPut the old values back (the length of a schedule, too, where it follows from the number of epochs); "
                 f"or choose another run directory; or continue with those of the commit: "
-                f"Run(allow_changes={sorted({*allowed, NAME})}). To change a rate in the middle of a run, set it in the loop, "
+                f"Run(allow_changes={sorted({*allowed, NAME})}), or fit(allow_changes=...). To change a rate in the middle of a run, set it in the loop, "
                 "by step.number."
             )
         self._recorded = dict(recorded)
@@ -113,12 +114,12 @@ def _of(groups: list[Values], number: int, name: str) -> Any:
 
 
 def _changes(name: str, recorded: list[Values], here: list[Values]) -> Iterator[str]:
-    """Yields `optimizer.lr: 0.1 in the commit, 0.05 here`; a value that only one of both has is of another torch."""
+    """Yields `optimizer.lr: 0.1 in the commit, 0.05 here`; a value that is missing is None."""
     for number, (before, now) in enumerate(zip(recorded, here, strict=False)):
         owner = f"{name}[{number}]" if len(here) > 1 else name
-        for key in sorted(before.keys() & now.keys()):
-            if before[key] != now[key]:
-                yield f"{owner}.{key}: {before[key]} in the commit, {now[key]} here"
+        for key in sorted(before.keys() | now.keys()):
+            if before.get(key) != now.get(key):
+                yield f"{owner}.{key}: {before.get(key)} in the commit, {now.get(key)} here"
 
 
 def _current(obj: Any) -> list[Values]:
@@ -148,7 +149,7 @@ def _leaves(values: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, 
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    if (isinstance(value, torch.Tensor) and value.numel() == 1) or isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
