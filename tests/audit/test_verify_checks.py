@@ -217,7 +217,11 @@ def test_thread_rows_of_a_plain_script_are_promised_if_asked(tmp_path, asked):
     status, _, _, report = verify(tmp_path, PLAIN, *options)
     assert [found["promised"] for found in report["rows"]] == [True, asked, asked]
     if asked:
-        assert status == 0 and report["verdict"].endswith("run again and with 1 and 3 threads."), report
+        assert (
+            status == 0
+            and "run again and with 1 and 3 threads. Not proven: killed and resumed (left out"
+            in report["verdict"]
+        ), report
         assert verify(tmp_path, PLAIN, "--thread-invariant")[0] == 2
 
 

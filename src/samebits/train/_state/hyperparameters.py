@@ -117,7 +117,7 @@ def _changes(name: str, recorded: list[Values], here: list[Values]) -> Iterator[
     """Yields `optimizer.lr: 0.1 in the commit, 0.05 here`; a value that is missing is None."""
     for number, (before, now) in enumerate(zip(recorded, here, strict=False)):
         owner = f"{name}[{number}]" if len(here) > 1 else name
-        for key in sorted(before.keys() | now.keys()):
+        for key in sorted((before.keys() | now.keys()) - _NOT_CHOSEN):
             if before.get(key) != now.get(key):
                 yield f"{owner}.{key}: {before.get(key)} in the commit, {now.get(key)} here"
 
