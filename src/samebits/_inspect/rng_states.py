@@ -25,6 +25,7 @@ NOTHING = np.empty(0, np.uint32)
 _PYTHON: Any = random._inst  # type: ignore[attr-defined]
 _NUMPY: Any = np.random.get_state.__self__  # type: ignore[attr-defined]
 """The global generators, whatever has replaced their functions."""
+PROCESS_GENERATORS = (torch.default_generator, _PYTHON, _NUMPY)
 _viewed: dict[Any, np.ndarray] = {}
 
 

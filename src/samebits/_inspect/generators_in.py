@@ -1,0 +1,139 @@
+"""The random generators that belong to objects: those that can be reached from an object, whatever its class.
+
+A generator of an installed package's object counts like the user's own: `albumentations.Compose.random_generator`,
+MONAI's `Randomizable.R` (an attribute of the class), a `gymnasium` environment's `np_random`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from samebits._inspect._program import bytecode
+from samebits._inspect.attributes import attributes_of, defaults_of
+from samebits._inspect.rng_states import PROCESS_GENERATORS, RESTORABLE
+from samebits._inspect.tree import PLAIN
+from samebits._inspect.user_code import owner_of_module
+
+MOST_OBJECTS = 20_000
+"""The number of objects after which a search ends."""
+_ITEMS = 256
+"""Items of a container that are searched: its first ones. A transform is among them, the samples of a dataset need not be."""
+_LEAVES = (torch.Tensor, np.ndarray, np.generic, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
+
+
+class FoundGenerator(NamedTuple):
+    """A generator, and the text that a reader would write to reach it."""
+
+    path: str
+    generator: Any
+
+
+def generators_in(roots: Iterable[tuple[str, Any]]) -> list[FoundGenerator]:
+    """Returns the generators that can be reached from the named objects, each once, the nearest first.
+
+    Followed are attributes, slots, items, the closure, defaults and global variables of functions, and class attributes.
+    Nothing of the user's is called. The process's own generators are left out.
+
+    Example:
+        >>> import random
+        >>> class Noise:
+        ...     def __init__(self):
+        ...         self.draws = [random.Random(3)]
+        >>> [found.path for found in generators_in([("noise", Noise())])]
+        ['noise.draws[0]']
+    """
+    found: dict[int, FoundGenerator] = {}
+    seen: dict[int, Any] = {}  # the objects, too: an id is unique only while its object lives
+    waiting: deque[tuple[str, Any]] = deque(roots)
+    while waiting and len(seen) < MOST_OBJECTS:
+        path, value = waiting.popleft()
+        if type(value) in PLAIN or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, RESTORABLE):
+            if not _is_of_process(value):
+                found.setdefault(id(_source(value)), FoundGenerator(path, value))
+        else:
+            waiting.extend(_parts(path, value))
+    return list(found.values())
+
+
+def _source(generator: Any) -> Any:
+    """Returns the object that holds the state: the bit generator, which several NumPy generators may share."""
+    if isinstance(generator, np.random.RandomState):
+        return generator._bit_generator
+    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+
+
+def _is_of_process(generator: Any) -> bool:
+    return any(generator is one for one in (*PROCESS_GENERATORS, *torch.cuda.default_generators))
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what can be reached from a value in one step."""
+    if isinstance(value, _LEAVES):
+        return
+    if isinstance(value, types.FunctionType):
+        yield from _of_function(path, value)
+    elif isinstance(value, types.MethodType):
+        yield from ((path, value.__func__), (f"{path}.__self__", value.__self__))
+    elif isinstance(value, functools.partial):
+        yield from ((path, value.func), (path, value.args), (path, value.keywords))
+    elif isinstance(value, functools._lru_cache_wrapper):
+        yield path, value.__wrapped__
+    elif isinstance(value, property | staticmethod | classmethod | functools.cached_property):
+        yield path, next((getattr(value, n) for n in ("fget", "__func__", "func") if hasattr(value, n)), None)
+    elif isinstance(value, type):
+        yield from _of_class(path, value)
+    elif isinstance(value, Mapping):
+        held = dict.items(value) if isinstance(value, dict) else ()
+        yield from ((f"{path}[{key!r:.40}]", item) for key, item in itertools.islice(held, _ITEMS))
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        items = enumerate(itertools.islice(value, _ITEMS))
+        yield from ((f"{path}[{number}]", item) for number, item in items)
+    if not isinstance(value, type | types.FunctionType | types.MethodType):
+        yield from ((f"{path}.{name}", item) for name, item in attributes_of(value).items())
+        yield type(value).__qualname__, type(value)
+
+
+def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    owner = owner_of_module(str(function.__module__))
+    if owner in {"framework", "standard", "samebits"}:
+        return
+    yield from ((f"{path}.{name}", item) for name, item in vars(function).items())
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    yield from defaults_of(function)
+    for name in _global_names(function.__code__):
+        item = function.__globals__.get(name)
+        if owner == "user" or isinstance(item, RESTORABLE):  # of a package's module only a generator itself
+            yield name, item
+
+
+@functools.lru_cache(maxsize=4096)
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    return tuple(sorted({name for one in bytecode.whole(code) for name in bytecode.globals_read(one)}))
+
+
+def _of_class(path: str, kind: type) -> Iterator[tuple[str, Any]]:
+    for base in kind.__mro__:
+        owner = owner_of_module(base.__module__)
+        if owner in {"framework", "standard", "samebits", None}:
+            continue
+        for name, item in list(vars(base).items()):
+            if isinstance(item, RESTORABLE) or (type(item) not in PLAIN and not name.startswith("__")):
+                yield f"{base.__qualname__}.{name}", item
+        for name in ("__call__", "__getitem__", "__getitems__", "__init__", "__iter__"):
+            if name in vars(base):
+                yield f"{base.__qualname__}.{name}", vars(base)[name]
