@@ -28,6 +28,12 @@ _ITEMS = 256
 """Items of a container that are searched: its first ones. A transform is among them, the samples of a dataset need not be."""
 _LEAVES = (torch.Tensor, np.ndarray, np.generic, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
 
+_TORCH_SAMPLERS = frozenset(
+    one
+    for one in vars(torch.utils.data.sampler).values()
+    if isinstance(one, type) and issubclass(one, torch.utils.data.Sampler)
+)
+
 
 class FoundGenerator(NamedTuple):
     """A generator, and the text that a reader would write to reach it."""
@@ -36,11 +42,14 @@ class FoundGenerator(NamedTuple):
     generator: Any
 
 
-def generators_in(roots: Iterable[tuple[str, Any]]) -> list[FoundGenerator]:
+def generators_in(
+    roots: Iterable[tuple[str, Any]], seen: dict[int, Any] | None = None
+) -> list[FoundGenerator]:
     """Returns the generators that can be reached from the named objects, each once, the nearest first.
 
     Followed are attributes, slots, items, the closure, defaults and global variables of functions, and class attributes.
-    Nothing of the user's is called. The process's own generators are left out.
+    Nothing of the user's is called. Left out: the process's own generators, those of torch's samplers, and what samebits'
+    objects hold. `seen`: objects that are not searched, by identity; gets those that were.
 
     Example:
         >>> import random
@@ -51,7 +60,7 @@ def generators_in(roots: Iterable[tuple[str, Any]]) -> list[FoundGenerator]:
         ['noise.draws[0]']
     """
     found: dict[int, FoundGenerator] = {}
-    seen: dict[int, Any] = {}  # the objects, too: an id is unique only while its object lives
+    seen = {} if seen is None else seen  # the objects, too: an id is unique only while its object lives
     waiting: deque[tuple[str, Any]] = deque(roots)
     while waiting and len(seen) < MOST_OBJECTS:
         path, value = waiting.popleft()
@@ -79,7 +88,10 @@ def _is_of_process(generator: Any) -> bool:
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yields what can be reached from a value in one step."""
-    if isinstance(value, _LEAVES):
+    if isinstance(value, _LEAVES) or _is_of_samebits(type(value)) or type(value) in _TORCH_SAMPLERS:
+        return
+    if isinstance(value, torch.utils.data.DataLoader):
+        yield from ((f"{path}.{name}", getattr(value, name, None)) for name in ("dataset", "collate_fn"))
         return
     if isinstance(value, types.FunctionType):
         yield from _of_function(path, value)
@@ -102,6 +114,10 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(value, type | types.FunctionType | types.MethodType):
         yield from ((f"{path}.{name}", item) for name, item in attributes_of(value).items())
         yield type(value).__qualname__, type(value)
+
+
+def _is_of_samebits(kind: type) -> bool:
+    return kind.__module__.startswith("samebits.") and not issubclass(kind, torch.utils.data.DataLoader)
 
 
 def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
