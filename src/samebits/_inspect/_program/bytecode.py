@@ -81,6 +81,18 @@ def end_of_for(code: CodeType, offset: int) -> int | None:
     return next((i.argval for i in instructions(code) if i.offset == offset and i.opname == "FOR_ITER"), None)
 
 
+def stored_in_for(code: CodeType, offset: int) -> frozenset[str]:
+    """Returns the names that the body of the `for` statement at `offset` assigns; none for another instruction."""
+    end = end_of_for(code, offset)
+    inside = [item for item in instructions(code) if end is not None and offset < item.offset < end]
+    return frozenset(
+        name
+        for item in inside
+        if item.opname.startswith("STORE") and item.opname != "STORE_ATTR"
+        for name in (item.argval if isinstance(item.argval, tuple) else (item.argval,))
+    )
+
+
 def begins_for(frame: FrameType) -> bool:
     """Returns True if the instruction that runs in `frame` gets the iterator of a `for` statement."""
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "GET_ITER"

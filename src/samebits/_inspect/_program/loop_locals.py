@@ -7,7 +7,7 @@ import sys
 import types
 from typing import Any
 
-from samebits._inspect._program import liveness
+from samebits._inspect._program import bytecode, liveness
 from samebits._inspect.reachable import Walk
 from samebits._inspect.tree import PLAIN, Leaves
 from samebits._inspect.user_code import is_library
@@ -90,6 +90,16 @@ def of_frames(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, 
                 if name in found:
                     variables.setdefault(name, found[name])
     return groups
+
+
+def assigned_in_loop(frame: types.FrameType) -> dict[str, Any]:
+    """Returns the locals that a `for` statement carries and that its body assigns."""
+    found = {}
+    for one in loop_frames(frame):
+        names, _ = liveness.carried(one.f_code, one.f_lasti)
+        stored = bytecode.stored_in_for(one.f_code, one.f_lasti)
+        found |= {name: one.f_locals[name] for name in names if name in stored and name in one.f_locals}
+    return found
 
 
 def script_globals(frame: types.FrameType | None) -> dict[str, Any]:
