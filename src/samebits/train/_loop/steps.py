@@ -92,12 +92,15 @@ class Steps(Iterator[tuple[Step, Any]]):
         notify("boundary", run, position, frame)
         outermost = loop is loops.current
         if outermost:
-            run._completeness.boundary(position, frame, run.objects, run.state, self._loader)
+            # of several ranks, one that waits to raise would miss the exchange of the others
+            ends = self._ended() or run.preemption.requested is not None or not run.preemption.single_process
+            run._completeness.boundary(position, frame, run.objects, run.state, self._loader, ends=ends)
         if self._ended():
             self._over = True
             self._finish(position, outermost=outermost)
             raise StopIteration
-        run._saving.on_boundary(position, over=False, outermost=outermost)
+        if not run._completeness.pending:
+            run._saving.on_boundary(position, over=False, outermost=outermost)
         batch = self._batch(position, outermost=outermost)
         draw_counts.begin(int_keys.fold(self._step_key, loops.step, *process.rank_key))
         process.position = position
