@@ -133,5 +133,9 @@ class UnreviewedOpWarning(UserWarning):
     """An overload of torch ran that is not in the op table of this samebits."""
 
 
+class IncompleteStateWarning(UserWarning):
+    """A value that flows only into a print, a log or a file is in no commit: a resumed run prints another one."""
+
+
 class UnseededWarning(UserWarning):
     """Random numbers came from a source that does not follow the program's seed, or were drawn before it was set."""

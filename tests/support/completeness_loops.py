@@ -606,6 +606,7 @@ def locals_that_live_on(make):
     hidden, window = torch.zeros(4), deque(maxlen=3)
     with make(model=model, optimizer=optimizer) as run:
         for _step, (x, y) in run.steps(loader, epochs=3):
+            x = x + (sum(losses) + sum(window) + total + bad) / 1000 + min(best, 0) * 1e-9
             loss = update(model, optimizer, x + 0 * hidden, y).item()
             hidden = 0.5 * hidden + x.mean(0)
             losses.append(loss)
@@ -621,7 +622,7 @@ def best_at_epoch_ends(make):
     best = None
     with make(model=model, optimizer=optimizer) as run:
         for step, (x, y) in run.steps(loader, epochs=3):
-            update(model, optimizer, x, y)
+            update(model, optimizer, x * (best or 1), y)
             if step.ends_epoch:
                 best = -step.epoch if best is None else min(best, -step.epoch)
 
@@ -717,7 +718,7 @@ def counted(x, y):
     global calls
     calls += 1
     seen[int(y[0])] += 1
-    return x / calls
+    return x / (calls + len(seen))
 
 
 @forgetful("calls", "seen")

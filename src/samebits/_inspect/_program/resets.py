@@ -65,6 +65,8 @@ def _end_of_method(items: Sequence[dis.Instruction], at: int, attribute: int) ->
     given = count(items, called.at)
     if name in _REWINDS:
         return called.at if _is_emptied(items, at, attribute, called.at) else None
+    if name == "reset" and "seed" in keywords(items, called.at):  # a gymnasium environment
+        return called.at
     return called.at if given in _ARGUMENTS.get(name, ()) else None
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
 from samebits._inspect._program import bytecode
+from samebits._inspect.installed_objects import may_hold_state
 from samebits._inspect.user_code import is_library, is_user_type
 
 _MAKES = ("__init__", "__new__", "__post_init__")
@@ -35,6 +38,23 @@ class UserFunctions:
                 if name.startswith(_DRIVER):
                     self._add_members(sys.modules[name])
         self.add(frame.f_code)
+
+    @property
+    def codes(self) -> frozenset[types.CodeType]:
+        """The code of all functions."""
+        return frozenset(self._codes)
+
+    def with_classes(self, kinds: Iterable[type]) -> UserFunctions:
+        """Returns these functions with the methods of classes of installed packages."""
+        other = copy.copy(self)
+        other.functions = {name: list(codes) for name, codes in self.functions.items()}
+        other.constructors = {name: list(codes) for name, codes in self.constructors.items()}
+        other._codes, other._kinds = set(self._codes), set(self._kinds)
+        for kind in kinds:
+            for base in filter(may_hold_state, kind.__mro__):
+                for code in methods(base):
+                    other.add(code)
+        return other
 
     @property
     def size(self) -> int:

@@ -22,14 +22,23 @@ from typing import Any
 
 import torch
 
+from samebits import _digest as digest
 from samebits._context import Position, process
 from samebits._inspect import structure, user_code
 from samebits._inspect._program import loop_locals
 from samebits._inspect._program.user_functions import UserFunctions
-from samebits.errors import IncompleteStateError, InvalidArgumentError
+from samebits._inspect._program.output_flow import OutputFlow
+from samebits.errors import IncompleteStateError, IncompleteStateWarning, InvalidArgumentError
 from samebits.train._completeness import assigned_attributes, reachable_state
-from samebits.train._completeness.incomplete_state_message import message
-from samebits.train._completeness.lost_changes import Change, Late, LostChanges, late_changes
+from samebits.train._completeness.incomplete_state_message import message, printed_message, subject_of
+from samebits.train._completeness.lost_changes import (
+    Change,
+    Judged,
+    Late,
+    LostChanges,
+    committed_names,
+    late_changes,
+)
 from samebits.train._state import object_states as state
 
 _FIRST_STEPS = 3
@@ -53,6 +62,11 @@ class Completeness:
         self._before: reachable_state.StateSnapshot | None = None
         self._program: UserFunctions | None = None
         self._judge = LostChanges()
+        self._trusted: set[str] = set()
+        self._found: dict[str, Change] = {}
+        """The lost changes of the first steps: they are raised together."""
+        self._printed: set[str] = set()
+        """The subjects of the warnings so far."""
         self._looks = self._steps = self._epochs = 0
         self._spent = self._glanced = self._glance = 0.0
         self._structure: dict[str, structure.Structure] = {}
@@ -68,10 +82,28 @@ class Completeness:
             )
         self._ignored.setdefault(path, False)
 
+    def trust(self, name: str) -> None:
+        """Takes the state of the run's object of this name for complete: the check does not look into the object."""
+        self._trusted.add(name)
+
+    @property
+    def pending(self) -> bool:
+        """True from the first lost change on, until the error: what would be committed now is not complete."""
+        return bool(self._found)
+
     def boundary(
-        self, position: Position, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any
+        self,
+        position: Position,
+        frame: FrameType,
+        objects: Mapping[str, Any],
+        run_state: Any,
+        loader: Any,
+        *,
+        ends: bool = False,
     ) -> None:
         """Checks the run if it is due: after each of the first steps and epochs, then as 0.2% of the time allows.
+
+        What the first three steps would lose comes in one error, after the third or at the end of the loop (`ends`).
 
         Raises:
             IncompleteStateError: a resume would lose state.
@@ -82,12 +114,13 @@ class Completeness:
         whole = self._is_due(position, started)
         if not whole and self._glanced + self._glance > _SHARE_OF_GLANCES * (started - self._began):
             return
-        changes: list[Change] = []
+        late: list[Late] = []
+        judged = Judged([], [])
         try:
             settings = structure.of_process()  # before no_grad changes one
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                 if whole:
-                    changes = self._lost_changes(frame, objects, run_state, loader)
+                    judged = self._judge_changes(frame, objects, run_state, loader)
                 late = self._late_changes(frame, objects, settings, whole=whole)
         except Exception as error:  # an object that cannot be read must not end a run
             self._enabled = False
@@ -100,8 +133,40 @@ class Completeness:
             self._spent += took
         else:
             self._glance, self._glanced = took, self._glanced + took
-        if changes or late:
-            raise IncompleteStateError(message(changes, late, position))
+        self._found |= {one.path: one for one in judged.lost}
+        self._warn(judged.printed)
+        if late or (self._found and (ends or self._steps > _FIRST_STEPS)):
+            changes, self._found = list(self._found.values()), {}
+            more = (
+                []
+                if late or self._steps > _FIRST_STEPS + 1
+                else self._assigned_later(frame, changes, objects)
+            )
+            raise IncompleteStateError(message(changes, late, position, more))
+
+    def _warn(self, changes: list[Change]) -> None:
+        """Warns once of values that flow only into output."""
+        found = {subject_of(one) for one in changes} - self._printed
+        if found:
+            self._printed |= found
+            user_code.warn(printed_message(sorted(found)), IncompleteStateWarning)
+
+    def _assigned_later(
+        self, frame: FrameType, changes: list[Change], objects: Mapping[str, Any]
+    ) -> list[str]:
+        """Returns the other variables that the loop carries and assigns, perhaps not before an epoch's end."""
+        known = {one.now.places[0].name for one in changes} | self._ignored.keys()
+        carried = loop_locals.assigned_in_loop(frame)
+        held = {id(thing) for thing in objects.values()}
+        assert self._program is not None
+        flow = OutputFlow(self._program.codes, committed_names(frame, objects, None))
+        found = [
+            name
+            for name, value in sorted(carried.items())
+            if name not in known and id(value) not in held and not flow.variable(frame.f_code, name)
+        ]
+        del carried
+        return found
 
     def close(self) -> None:
         """Ends the check: warns of ignored paths that no value of the run had."""
@@ -145,38 +210,43 @@ class Completeness:
         late = [one for one in late if not any(_is_below(one.path, ignored) for ignored in self._ignored)]
         return self._judge.unsettled(late, frame, self._program, self._before)
 
-    def _lost_changes(
+    def _judge_changes(
         self, frame: FrameType, objects: Mapping[str, Any], run_state: Any, loader: Any
-    ) -> list[Change]:
+    ) -> Judged:
         if self._program is None:
             self._program = UserFunctions(frame)
         self._looks += 1
         saved = state.gather(objects) | {"run_state": run_state}
-        now = reachable_state.take(frame, objects, saved, loader, self._program)
+        now = reachable_state.take(
+            frame, objects, saved, loader, self._program, ignored=self._ignored, trusted=self._trusted
+        )
+        states = _states_of_user_objects(objects, saved)
+        now.states = {name: digest.of_value(value) for name, value in states.items()}
         for path in self._ignored:
             self._ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
         before, self._before = self._before, now
         clocks, self._clocks = self._clocks, _clocks()
         if before is None:
-            return []
+            return Judged([], [])
+        now.states_before = before.states
         changed = {
             path: Change(path, before.leaves_by_path[path], leaf, now)
             for path, leaf in now.leaves_by_path.items()
             if path in before.leaves_by_path and before.leaves_by_path[path].hashed != leaf.hashed
         }
-        changed = {
-            p: c for p, c in changed.items() if not any(_is_below(p, ignored) for ignored in self._ignored)
-        }
+        changed = {path: change for path, change in changed.items() if not self._is_ignored(change)}
         if not changed:
-            return []
+            return Judged([], [])
         between = list(zip(clocks, self._clocks, strict=True))
-        return self._judge.lost(
-            changed,
-            frame,
-            self._program,
-            between,
-            {"run.state": dict(run_state), **_states_of_user_objects(objects, saved)},
-        )
+        states = {"run.state": dict(run_state), **states}
+        names = committed_names(frame, objects, loader)
+        return self._judge.judge(changed, frame, self._program, between, states, names)
+
+    def _is_ignored(self, change: Change) -> bool:
+        """Returns True for a value at or below an ignored path, or reached through the object there by another path."""
+        if any(_is_below(change.path, ignored) for ignored in self._ignored):
+            return True
+        return not change.taken.ignored.isdisjoint(change.now.way)
 
 
 def _states_of_user_objects(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:

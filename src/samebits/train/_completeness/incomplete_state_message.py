@@ -1,101 +1,162 @@
-"""The message of `IncompleteStateError`: each value that a resume would lose, by its path, with its cure."""
+"""The message of `IncompleteStateError`: each value that a resume would lose, and the lines that save them."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from samebits._context import Position
 from samebits.train._completeness.lost_changes import Change, Late
 
 _SHOWN = 6
+_ATTRIBUTES = 4
 
 
-def message(changes: list[Change], late: list[Late], position: Position) -> str:
-    """Returns the message that lists the lost values, each with its cure."""
+class _Entry(NamedTuple):
+    """One value in the message."""
+
+    text: str
+    code: str = ""
+    """The line that saves it, before the loop; empty where the text says what to do."""
+
+
+def message(changes: list[Change], late: list[Late], position: Position, assigned: list[str]) -> str:
+    """Returns the message; `assigned`: variables that the loop carries and assigns, and that have not changed yet."""
     grouped: dict[str, list[Change]] = {}
     for change in changes:
-        grouped.setdefault(_subject(change), []).append(change)
-    lines = {subject: _line(subject, group) for subject, group in grouped.items()}
-    lines |= {
-        one.path: f"{one.path} {one.text}: a resumed program begins with what it was built with. Make this change before the "
-        "loop, by a value in run.state, or set it in every step, from step.number."
-        for one in late
-    }
-    paths, shown = list(lines), list(lines.values())[:_SHOWN]
+        grouped.setdefault(subject_of(change), []).append(change)
+    entries = {subject: _entry(subject, group) for subject, group in grouped.items()}
+    entries |= {one.path: _late(one) for one in late}
+    entries |= {name: _variable(name, "a local variable that the loop assigns") for name in assigned}
+    paths, shown = list(entries), list(entries.values())[:_SHOWN]
+    lines = [f"  - {one.text}" for one in shown]
     if len(paths) > _SHOWN:
-        shown.append(f"and {len(paths) - _SHOWN} more: {', '.join(paths[_SHOWN : _SHOWN + 10])}")
+        lines.append(f"  - and {len(paths) - _SHOWN} more: {', '.join(paths[_SHOWN : _SHOWN + 10])}")
+    code = [f"    {one.code}" for one in shown if one.code]
+    if code:
+        lines += ["To save them, before the loop:", *code]
     named = ", ".join(f'"{path}"' for path in paths[:_SHOWN])
     return (
         f"Run, loop {position.loop!r}, before step {position.step}: what follows changes from step to step and is in no commit, so "
-        "that a resumed run would continue with other values:\n  - "
-        + "\n  - ".join(shown)
-        + f'\nIf that does no harm (a log, a cache of what is computed again): run.ignore("{paths[0]}") before the loop, or '
-        f"Run(ignore=[{named}]), Trainer.fit(ignore=[{named}]); a path includes all below it. check_complete=False turns the check off."
+        "that a resumed run would continue with other values:\n" + "\n".join(lines) + "\n"
+        f"What does no harm (a log, a cache of what is computed again): Run(ignore=[{named}]), Trainer.fit(ignore=[...]); a path "
+        "includes all below it. check_complete=False turns the check off."
     )
 
 
-def _line(subject: str, group: list[Change]) -> str:
+def printed_message(names: list[str]) -> str:
+    """Returns the text of the warning of values that flow only into output."""
+    listed = ", ".join(names)
+    return (
+        f"Run: {listed}: only printed, logged or written to a file, and in no commit. A resumed run prints other values there, "
+        f"and ends with the same weights. To print the same: run.state. Without this warning: "
+        f"Run(ignore=[{', '.join(map(repr, names))}])."
+    )
+
+
+def _late(one: Late) -> _Entry:
+    return _Entry(
+        f"{one.path} {one.text}: a resumed program begins with what it was built with. Make this change before the "
+        "loop, by a value in run.state, or set it in every step, from step.number."
+    )
+
+
+def _variable(name: str, description: str) -> _Entry:
+    return _Entry(
+        f"{name} ({description})",
+        f"run.state.setdefault({name!r}, {name})  # and run.state.{name} instead of {name} in the loop",
+    )
+
+
+def _entry(subject: str, group: list[Change]) -> _Entry:
     change = group[0]
-    kind, name, saves, generator = change.taken.roots[change.now.places[0].name]
-    root = change.now.places[0].name
-    where = (
-        "a local variable that the next iteration reads"
-        if change.now.root == "local"
-        else "a global variable"
-    )
+    role = change.taken.roots[change.now.places[0].name]
+    root, is_local = change.now.places[0].name, change.now.root == "local"
+    where = "a local variable that the next iteration reads" if is_local else "a global variable"
     if any(place.kind == "hook" for place in change.now.places):
-        return (
+        return _Entry(
             f"{subject}: a hook holds it, which no state_dict saves. Keep it in run.state, or in an object with a state_dict "
             "that is given to the run."
         )
     if change.now.root == "given":
-        owner = change.now.owners[0][0].__name__ if change.now.owners else name
-        return f"{subject}: {owner} was given to Run, and its state_dict leaves this out. Save and load it there."
-    if change.now.root == "loader" and ".collate_fn" in change.path:
+        owner = change.now.owners[0][0].__name__ if change.now.owners else role.name
+        return _Entry(
+            f"{subject}: {owner} was given to Run, and its state_dict leaves this out. Save and load it there."
+        )
+    if change.now.root == "loader":
+        return _Entry(_of_loader(subject, change))
+    if role.group == "iterator":
+        return _Entry(
+            f"{subject} (an iterator, {where}): give its loader to the run, Run({root}=loader), which resumes it where it was; "
+            "or index by step.number."
+        )
+    if (
+        role.group in {"plain", "container"}
+        and not role.saves
+        and (len(change.now.places) == 1 or role.group == "plain")
+    ):
+        value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
+        return _variable(subject, where + value) if subject == root else _Entry(f"{subject} ({where}{value})")
+    return _of_object(subject, root, group, where)
+
+
+def _of_loader(subject: str, change: Change) -> str:
+    if ".collate_fn" in change.path:
         return (
             f"{subject}: a commit holds the loader's position, nothing of what its collate function keeps from batch to batch. Make "
             "it anew in each call; a buffer that each batch fills before it is read does no harm."
         )
-    if change.now.root == "loader":
-        return (
-            f"{subject}: a commit holds the loader's position, nothing of what its dataset or sampler counts or draws. Compute it "
-            "from the index, or from the epoch in set_epoch(epoch); the global generators are set for each element."
-        )
-    if generator:
-        return (
-            f"{subject} ({name}, {where}): keep its state in run.state, or make it anew from step.number, or draw from the "
-            "global generators, which Run sets at each step."
-        )
-    if len(change.now.places) == 1 and not saves and kind in {"plain", "container"}:
-        value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
-        return f"{subject} ({where}{value}): use run.state.{root} for it, with run.state.setdefault({root!r}, ...) before the loop."
-    if kind == "iterator":
-        return (
-            f"{subject} (an iterator, {where}): give its loader to the run, Run({root}=loader), which resumes it where it was; "
-            "or index by step.number."
-        )
-    inside = "" if group[0].path == subject else f" ({_readable_path(group[0].path)})"
-    if saves:
-        return f'{subject}{inside}, a {name}: run.add("{root}", {root}) before the loop, or Run({root}={root}, ...).'
-    if kind in {"plain", "container"}:
-        return f"{subject}{inside} ({where}): use run.state.{root} for it, with run.state.setdefault({root!r}, ...) before the loop."
-    if kind == "library":
-        return f"{subject}{inside} (a {name}, {where}): keep what it holds in run.state.{root}, and put it back before the loop."
     return (
-        f'{subject}{inside}: give {name} a state_dict and a load_state_dict, and it to the run: run.add("{root}", {root}); or keep '
-        "the value in run.state."
+        f"{subject}: a commit holds the loader's position, nothing of what its dataset or sampler counts or draws. Compute it "
+        "from the index, or from the epoch in set_epoch(epoch); the global generators are set for each element."
     )
 
 
-def _subject(change: Change) -> str:
+def _of_object(subject: str, root: str, group: list[Change], where: str) -> _Entry:
+    """Returns the entry for an object: the adapter that fits its class, or one that saves the named attributes."""
+    role = group[0].taken.roots[root]
+    attributes = _attributes(root, group)
+    inside = ", ".join(f"{root}.{one}" for one in attributes[:_ATTRIBUTES])
+    if len(attributes) > _ATTRIBUTES:
+        inside += f" and {len(attributes) - _ATTRIBUTES} more"
+    if not attributes:
+        paths = dict.fromkeys(_readable_path(one.path) for one in group if one.path != subject)
+        inside = ", ".join(list(paths)[:_ATTRIBUTES])
+    text = f"{subject} (a {role.name}, {where})" + (f": {inside}" if inside else "")
+    if role.saves or role.known:
+        return _Entry(text, f'run.add("{root}", {root})')
+    if role.group == "container":
+        return _Entry(
+            text,
+            f'run.state.setdefault("{root}", {root})  # and run.state.{root} instead of {root} in the loop',
+        )
+    if attributes and subject == root:
+        named = ", ".join(f'"{one}"' for one in attributes)
+        return _Entry(text, f'run.add("{root}", samebits.state.attributes({root}, {named}))')
+    return _Entry(
+        f"{text}: keep it in run.state, or give what holds it a state_dict and a load_state_dict, and that to the run"
+    )
+
+
+def _attributes(root: str, group: list[Change]) -> list[str]:
+    """Returns the attributes of the root's object that have changed, as one writes them after its name; none if it is no path."""
+    found: dict[str, None] = {}
+    for change in group:
+        path = _readable_path(change.path)
+        inner = path.removeprefix(f"{root}.").split("[")[0]
+        if path.startswith(f"{root}.") and all(part.isidentifier() for part in inner.split(".")):
+            found[inner] = None
+    return list(found)
+
+
+def subject_of(change: Change) -> str:
     """Returns the name to save, or the attribute of an object that leaves it out."""
-    if change.now.root in {"local", "global"} and not change.now.owners:
+    if change.now.root in {"local", "global"} and (not change.now.owners or change.now.installed):
         return change.now.places[0].name
     return _readable_path(change.path).split("[")[0]
 
 
 def _readable_path(path: str) -> str:
     """Returns the path without `len()` and `.keys()`."""
-    return (
-        path.removeprefix("len(").removesuffix(".keys()").removesuffix(")")
-        if path.startswith("len(")
-        else path.removesuffix(".keys()")
-    )
+    if path.startswith("len("):
+        return path.removeprefix("len(").removesuffix(".keys()").removesuffix(")")
+    return path.removesuffix(".keys()")

@@ -6,11 +6,12 @@ import functools
 import io
 import types
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from samebits._inspect import actions
+from samebits._inspect.installed_objects import may_hold_state
 from samebits._inspect.rng_states import GENERATORS
 from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN
@@ -24,14 +25,25 @@ def action_of(kind: type) -> str | None:
         return "optimizer"
     if kind.__module__.startswith("samebits.") and actions.action_of(kind) == "attributes":
         return "holder"
-    return actions.thorough_action_of(kind)
+    action = actions.thorough_action_of(kind)
+    return "installed" if action is None and may_hold_state(kind) else action
 
 
-def role(value: Any) -> tuple[str, str, bool, bool]:
-    """Returns the group of a value, the name of its class, if it has a state_dict, and if it is a generator.
+class Role(NamedTuple):
+    """What the check says of an object."""
 
-    Groups: "plain", "container", "iterator", "library" (no class of the user's) and "object".
-    """
+    group: str
+    """"plain", "container", "iterator", "library" (no class of the user's) or "object"."""
+    name: str
+    """The name of its class."""
+    saves: bool
+    """True if it has a state_dict."""
+    known: bool
+    """True if `samebits.state` has an adapter for its class."""
+
+
+def role(value: Any) -> Role:
+    """Returns the role of a value."""
     kind = type(value)
     held = kind in PLAIN or isinstance(value, torch.Tensor)
     group = (
@@ -40,7 +52,7 @@ def role(value: Any) -> tuple[str, str, bool, bool]:
     group = "library" if group == "object" and not is_user_type(kind) else group
     group = "iterator" if hasattr(kind, "__next__") and not issubclass(kind, io.IOBase) else group
     saves = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
-    return group, kind.__name__, saves, issubclass(kind, GENERATORS)
+    return Role(group, kind.__name__, saves, issubclass(kind, GENERATORS))
 
 
 def named(value: Any) -> str:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from samebits import _digest as digest
 from samebits._inspect._program import bytecode, loop_locals, user_functions
 from samebits._inspect._program.name_use import NameUse
+from samebits._inspect._program.output_flow import OutputFlow
 from samebits._inspect._program.read_before_write import ReadBeforeWrite, StoredPlace
+from samebits._inspect.leaf_hashes import of_ends
 from samebits._inspect.rng_states import of_state
 from samebits._inspect.structure import ENVIRON, Structure, differences
-from samebits.train._completeness import committed_memory, reachable_state
+from samebits._inspect.tree import PLAIN, leaf, plain
+from samebits.train._completeness import reachable_state
 
 _DRAWS = frozenset(
     [
@@ -93,6 +98,15 @@ def _place(path: str, name: str) -> StoredPlace:
     return StoredPlace("built" if path else "set", name.rpartition(".")[2])
 
 
+class Judged(NamedTuple):
+    """The changes that no commit holds and that the loop does not compute again."""
+
+    lost: list[Change]
+    """A resumed run would continue with other values."""
+    printed: list[Change]
+    """They flow only into output: a resumed run prints other values, and ends with the same weights."""
+
+
 class LostChanges:
     """Separates lost changes from values that are saved elsewhere, recomputed, made once, memoized, or read from a clock."""
 
@@ -100,31 +114,61 @@ class LostChanges:
         self._equals: dict[str, set[str]] = {}
         """Path of a value to the paths in the commit that had the same value each time that it changed."""
         self._made: set[str] = set()
-        self._known: tuple[Any, ReadBeforeWrite, NameUse] | None = None
-        """The last result of `_order_and_uses`, after the values that it was made from."""
+        self._changes: dict[str, int] = {}
+        """The number of checks at which a value in an object of an installed package had changed."""
+        self._orders: dict[bool, tuple[Any, ReadBeforeWrite, NameUse]] = {}
+        """The last results of `_order_and_uses`, after the values that they were made from."""
 
-    def lost(
+    def judge(
         self,
         changed: Mapping[str, Change],
         frame: FrameType,
         program: user_functions.UserFunctions,
         clocks: list[tuple[float, float]],
         states: Mapping[str, Any],
-    ) -> list[Change]:
-        """Returns the changes that a resume would lose."""
+        committed: Collection[str],
+    ) -> Judged:
+        """Returns the changes that no commit holds.
+
+        Args:
+            states: what the state_dicts of the run's objects returned, by name, and the values in `run.state`.
+            committed: the names that hold objects of the run.
+        """
         left = [
             c
             for c in changed.values()
             if not _is_clock(c, clocks) and not _is_saved_by_owner(c) and not self._is_made_on_demand(c)
         ]
         if not left:
-            return []
+            return Judged([], [])
         saved = _paths_by_saved_hash(states)
         left = [c for c in left if not self._is_copy(c, saved)]
+        left = [c for c in left if not self._is_recomputed(c, frame, program, changed)]
         if not left:
-            return []
-        order, uses = self._order_and_uses(frame, program, left[0].taken)
-        return [c for c in left if not _is_harmless(c, order, uses, changed)]
+            return Judged([], [])
+        flow = OutputFlow(program.codes, committed)
+        printed = [c for c in left if _is_only_printed(c, flow, frame)]
+        return Judged([c for c in left if c not in printed and not self._is_cache(c)], printed)
+
+    def _is_recomputed(
+        self,
+        change: Change,
+        frame: FrameType,
+        program: user_functions.UserFunctions,
+        changed: Mapping[str, Change],
+    ) -> bool:
+        order, uses = self._order_and_uses(frame, program, change.taken, installed=change.now.installed)
+        return _is_harmless(change, order, uses, changed)
+
+    def _is_cache(self, change: Change) -> bool:
+        """Returns True for a value in an object of an installed package until it has changed a second time.
+
+        A cache is filled once, at the first use; what counts, or moves on, changes again. A generator has no first use.
+        """
+        if not change.now.installed or change.now.generator:
+            return False
+        self._changes[change.path] = self._changes.get(change.path, 0) + 1
+        return self._changes[change.path] < 2
 
     def unsettled(
         self,
@@ -140,19 +184,33 @@ class LostChanges:
         return [one for one in late if not order.settled(one.place) and not uses.timed(one.place.name)]
 
     def _order_and_uses(
-        self, frame: FrameType, program: user_functions.UserFunctions, snapshot: reachable_state.StateSnapshot
+        self,
+        frame: FrameType,
+        program: user_functions.UserFunctions,
+        snapshot: reachable_state.StateSnapshot,
+        *,
+        installed: bool = False,
     ) -> tuple[ReadBeforeWrite, NameUse]:
-        """Returns the order of reads and writes, and the use of names; cached until the loop, the names or the functions change."""
+        """Returns the order of reads and writes, and the use of names; cached until the loop, the names or the functions change.
+
+        `installed`: with the methods of the installed packages' objects: for values of these alone, since functions are found
+        by name, and a package's `reset` is not the user's.
+        """
         for kind in snapshot.kinds:
             program.add_class(kind)
         asking = loop_locals.fetching_frames(frame)
-        made_from = asking, set(snapshot.callables), set(snapshot.fetching), set(snapshot.steps), program.size
-        if self._known is None or self._known[0] != made_from:
+        kinds = frozenset(snapshot.installed_kinds) if installed else frozenset()
+        made_from = (
+            asking, set(snapshot.callables), set(snapshot.fetching), set(snapshot.steps), program.size, kinds,
+        )  # fmt: skip
+        known = self._orders.get(installed)
+        if known is None or known[0] != made_from:
+            functions = program.with_classes(kinds)
             order = ReadBeforeWrite(
-                program, asking, snapshot.callables, _fetch_methods(snapshot.fetching), snapshot.steps
+                functions, asking, snapshot.callables, _fetch_methods(snapshot.fetching), snapshot.steps
             )
-            self._known = made_from, order, NameUse(program, asking[-1][0])
-        return self._known[1:]
+            known = self._orders[installed] = made_from, order, NameUse(functions, asking[-1][0])
+        return known[1:]
 
     def _is_made_on_demand(self, change: Change) -> bool:
         """Returns True the first time that None became a value: a resumed run makes it on demand, too. A local does not count."""
@@ -167,12 +225,33 @@ class LostChanges:
 
     def _is_copy(self, change: Change, saved: Mapping[bytes, set[str]]) -> bool:
         """Returns True if the commit has the value under another path. A count needs the same name: counts are equal by chance."""
-        paths = saved.get(change.now.hashed, set())
+        paths = saved.get(change.taken.content(change.path) or change.now.hashed, set())
         if isinstance(change.now.value, int):
             paths = {path for path in paths if _last_name(path) == _last_name(change.path)}
         equal = paths & self._equals.get(change.path, paths)
         self._equals[change.path] = equal
         return bool(equal)
+
+
+def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
+    """Returns True if the value flows only into output: its variable does, or else its attribute."""
+    place = change.now.places[0]
+    if (
+        place.kind not in {"local", "name"}
+        or change.now.generator
+        or change.now.root not in {"local", "global"}
+    ):
+        return False
+    if place.name in change.taken.sees_training or any(
+        flow.methods_train(k.__name__) for k, _ in change.now.owners
+    ):
+        return False
+    code = next((one.f_code for one in loop_locals.loop_frames(frame) if place.name in one.f_locals), None)
+    if flow.variable(code if place.kind == "local" else None, place.name):
+        return True
+    last = change.now.places[-1]
+    own = last.kind == "attr" and bool(change.now.owners) and not change.now.installed
+    return own and flow.attribute(last.name)
 
 
 def _is_harmless(
@@ -209,6 +288,8 @@ def _places(change: Change) -> list[StoredPlace]:
     held = change.now.value is None and change.now.hashed != reachable_state.NONE
     if (held or last.kind in {"item", "stream"}) and not change.taken.is_shared(change.now):
         places.append(StoredPlace("whole", last.name))
+    if change.now.installed:  # `env.reset(seed=...)` sets all that is in it
+        places.append(StoredPlace("whole", places[0].name))
     return [place for place in places if place.kind in {"attr", "name", "item", "whole"}]
 
 
@@ -224,8 +305,11 @@ def _fetch_methods(kinds: set[type]) -> list[CodeType]:
 
 
 def _is_saved_by_owner(change: Change) -> bool:
-    """Returns True if an object of the run saves the value: the state_dict around it names every attribute on the way."""
-    if change.now.root != "given" or not change.now.owners:
+    """Returns True if an object of the run saves the value: what its state_dict returns has changed, too, and it names every
+    attribute on the way.
+    """
+    root = change.now.places[0].name if change.now.places else ""
+    if change.now.root != "given" or not change.now.owners or not change.taken.state_changed(root):
         return False
     names: set[str] = set()
     for kind, _ in change.now.owners:
@@ -271,14 +355,44 @@ def _entries_changed(change: Change, changed: Mapping[str, Change]) -> bool:
 
 def _paths_by_saved_hash(values: Mapping[str, Any]) -> dict[bytes, set[str]]:
     """Returns the paths in `run.state`, and in the states of the user's objects, by the hash of the value there."""
-    walk = reachable_state.StateSnapshot()
-    for name, value in values.items():
-        walk.value(name, value, 0)
     found: dict[bytes, set[str]] = {}
-    for path, one in walk.leaves_by_path.items():
-        found.setdefault(one.hashed, set()).add(path)
-    for number, inner in enumerate(committed_memory.inner(values)):
-        state = of_state(inner)
-        if state is not None:
-            found.setdefault(state, set()).add(f"generator {number}")
+    for path, value, parts in digest.walk(dict(values)):
+        for hashed in _hashes(value, container=parts is not None):
+            found.setdefault(hashed, set()).add(path)
     return found
+
+
+def _hashes(value: Any, *, container: bool) -> Iterator[bytes]:
+    """Yields the hashes under which a walk may meet a saved value: a tensor as an array, a generator by its state."""
+    state = of_state(value)
+    if state is not None:
+        yield state
+    if not container:
+        yield leaf(value)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+            yield leaf(torch.from_numpy(np.ascontiguousarray(value)))
+        elif isinstance(value, torch.Tensor):
+            yield leaf(digest.array_of(value))
+        return
+    yield plain(len(value))
+    items = list(value.values() if isinstance(value, Mapping) else value)
+    if {*map(type, items)} <= PLAIN:
+        yield of_ends(
+            [one for pair in value.items() for one in pair] if isinstance(value, Mapping) else items
+        )
+    if isinstance(value, Mapping):
+        yield plain(sorted(leaf(key) for key in value))
+
+
+def committed_names(frame: FrameType, objects: Mapping[str, Any], loader: Any) -> set[str]:
+    """Returns the names of variables that hold objects of the run, the loader or the run itself; and the objects' own names."""
+    held = {id(thing) for thing in objects.values()} | {id(loader)}
+    frames = loop_locals.loop_frames(frame)
+    found = {
+        name
+        for one in frames
+        for name, value in {**one.f_globals, **one.f_locals}.items()
+        if id(value) in held or type(value).__module__ == "samebits.train._run"
+    }
+    loop_locals.release_locals(frames)
+    return found | objects.keys()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import sys
 import types
+import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,9 +16,12 @@ from samebits._inspect import structure
 from samebits._inspect._program import loop_locals
 from samebits._inspect._program.read_before_write import StoredPlace
 from samebits._inspect._program.user_functions import UserFunctions
-from samebits._inspect.attributes import attributes_of
+from samebits._inspect.attributes import attributes_of, own_names
+from samebits._inspect.generators_in import generators_in
 from samebits._inspect.hooks import hooks_of
+from samebits._inspect.installed_objects import may_hold_state
 from samebits._inspect.reachable import Walk
+from samebits._inspect.rng_states import of_generator
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type
 from samebits.train._completeness import committed_memory, kinds_of_state
@@ -41,12 +46,29 @@ class Leaf(NamedTuple):
     """The classes of the user's objects around it, each with the attribute that leads to it."""
     way: tuple[int, ...] = ()
     """The identities of the objects from the root to it."""
+    installed: bool = False
+    """True if an object of an installed package holds it."""
+    generator: bool = False
+    """True for the state of a random generator."""
+
+
+class _Deferred(NamedTuple):
+    """An object of an installed package that is walked after all that is the user's."""
+
+    path: str
+    value: Any
+    root: str
+    places: tuple[StoredPlace, ...]
+    owners: tuple[tuple[type, str], ...]
+    way: tuple[int, ...]
 
 
 class StateSnapshot(Walk):
     """A walk that keeps its leaves by path. Afterwards it holds none of the user's objects."""
 
     most = 600
+    most_installed = 400
+    """Leaves in objects of installed packages: a number of their own, so that they crowd out nothing of the user's."""
     thorough = True
 
     def __init__(self) -> None:
@@ -60,7 +82,7 @@ class StateSnapshot(Walk):
         """Names that hold a step of `run.steps`."""
         self.fetching: set[type] = set()
         """The user's classes, and the samplers, that the loader fetches with."""
-        self.roots: dict[str, tuple[str, str, bool, bool]] = {}
+        self.roots: dict[str, kinds_of_state.Role] = {}
         """The `kinds_of_state.role` of what each name holds."""
         self.structure: dict[str, structure.Structure] = {}
         """The structure of the modules that were met, by path."""
@@ -76,6 +98,19 @@ class StateSnapshot(Walk):
         """The names that hold each object that was met, by its identity."""
         self._holds: dict[str, set[int]] = {}
         """The identities of the objects that each name holds: several of one class may have it."""
+        self.sees_training: set[str] = set()
+        """The names from which an object of the run can be reached."""
+        self.ignored: set[int] = set()
+        """The identities of the objects at the ignored paths: what is reached through them by another path is ignored, too."""
+        self.installed_kinds: set[type] = set()
+        """The classes of installed packages of the objects that were walked."""
+        self.states: dict[str, str] = {}
+        self.states_before: dict[str, str] = {}
+        """The digests of the states of the run's objects, now and at the check before."""
+        self._tensors: dict[str, weakref.ref[torch.Tensor]] = {}
+        self._ignored_paths: frozenset[str] = frozenset()
+        self._deferred: deque[_Deferred] = deque()
+        self._inside_installed = False
         self._hooked: list[tuple[str, torch.nn.Module, int, str, tuple[StoredPlace, ...]]] = []
 
     def know(self, saved: Any) -> None:
@@ -103,7 +138,7 @@ class StateSnapshot(Walk):
         self.roots[name] = kinds_of_state.role(value)
         self._places.append(place)
         self._note(name, value)
-        if kind in {"local", "global"} and self.roots[name][0] in {"object", "library"}:
+        if kind in {"local", "global"} and self.roots[name].group in {"object", "library"}:
             self._add(name, plain(self._names_given.get(id(value)) or kinds_of_state.named(value)))
         self.value(name, value, 0)
         self._places.pop()
@@ -144,6 +179,10 @@ class StateSnapshot(Walk):
     def value(self, path: str, value: Any, depth: int) -> None:
         """Walks any value; keeps a plain one beside its hash, and the objects that lead to it."""
         self._value = value if type(value) in PLAIN else None
+        if path in self._ignored_paths and self._value is None:
+            self.ignored.add(id(value))
+        if id(value) in self._given and self._places and self._root in {"local", "global"}:
+            self.sees_training.add(self._places[0].name)
         if self._value is None and self._places:
             place = self._places[-1]
             self._names.setdefault(id(value), set()).add(place.name)
@@ -157,7 +196,13 @@ class StateSnapshot(Walk):
         self.names.append(path)
         places = tuple(self._places)
         self.leaves_by_path[path] = Leaf(
-            hashed, self._value, self._root, places, tuple(self._owners), tuple(self._way)
+            hashed,
+            self._value,
+            self._root,
+            places,
+            tuple(self._owners),
+            tuple(self._way),
+            self._inside_installed,
         )
 
     def is_shared(self, one: Leaf) -> bool:
@@ -180,9 +225,67 @@ class StateSnapshot(Walk):
         if isinstance(value, torch.optim.Optimizer):
             self.optimizer(path, value, depth)
 
+    def content(self, path: str) -> bytes | None:
+        """Returns the hash of the bits of a tensor that counts by its writes; None for other values."""
+        tensor = self._tensors[path]() if path in self._tensors else None
+        return None if tensor is None else leaf(tensor)
+
+    def state_changed(self, name: str) -> bool:
+        """Returns True if the object of the run returned another state than at the check before."""
+        return self.states_before.get(name) != self.states.get(name)
+
+    def installed(self, path: str, value: Any, depth: int) -> None:
+        """Notes an object of an installed package: it is walked by `installed_objects`."""
+        one = _Deferred(path, value, self._root, tuple(self._places), tuple(self._owners), tuple(self._way))
+        if self._root == "given":  # the layers of a large model come last
+            self._deferred.append(one)
+        else:
+            self._deferred.insert(sum(d.root != "given" for d in self._deferred), one)
+
+    def installed_objects(self) -> None:
+        """Walks the attributes of the noted objects, the nearest first, and of those inside them."""
+        self.most += self.most_installed
+        self._inside_installed = True
+        while self._deferred and len(self.names) < self.most:
+            path, value, self._root, places, owners, way = self._deferred.popleft()
+            self._places, self._owners, self._way = list(places), list(owners), list(way)
+            kind = type(value)
+            self.installed_kinds.add(kind)
+            own = own_names(kind)
+            for name, item in attributes_of(value).items():
+                if name not in own:
+                    self._owner = kind
+                    self.part("attr", name, f"{path}.{name}", item, 0)
+        self._inside_installed, self._owner = False, None
+        self._places, self._owners, self._way = [], [], []
+
+    def generators(self, roots: Iterable[tuple[str, str, Any]], seen: dict[int, Any]) -> None:
+        """Adds the random generators that objects of any class hold and that were not met yet; (kind, name, value) for each."""
+        for kind, name, value in roots:
+            for path, generator in generators_in([(name, value)], seen):
+                if id(generator) in self._seen:
+                    continue
+                self._seen.add(id(generator))
+                places = (
+                    StoredPlace("name" if kind == "global" else kind, name),
+                    StoredPlace("attr", path.rpartition(".")[2]),
+                )
+                self.names.append(path)
+                self.leaves_by_path[path] = Leaf(
+                    of_generator(generator), None, kind, places, (), (id(value), id(generator)), True, True
+                )
+
+    def generator(self, path: str, value: Any, depth: int) -> None:
+        """Adds one leaf: the state of a random generator."""
+        super().generator(path, value, depth)
+        if path in self.leaves_by_path:
+            self.leaves_by_path[path] = self.leaves_by_path[path]._replace(generator=True)
+
     def module(self, path: str, value: torch.nn.Module, depth: int) -> None:
         """Walks a module's attributes, and those of its parameters; its hooks come last."""
         super().module(path, value, depth)
+        if may_hold_state(type(value)):
+            self.installed(path, value, depth)
         self.modules.append((path, value))
         self._hooked.append((path, value, depth, self._root, tuple(self._places)))
         for name, parameter in value._parameters.items():
@@ -228,6 +331,7 @@ class StateSnapshot(Walk):
             return
         if self._places and self._places[-1].kind == "tensor" and not value.is_inference():
             self._add(path, plain((value._version, value.data_ptr())))
+            self._tensors[path] = weakref.ref(value)
         else:
             super().tensor(path, value, depth)
 
@@ -254,29 +358,43 @@ class StateSnapshot(Walk):
 
 
 def take(
-    frame: types.FrameType, objects: Mapping[str, Any], saved: Any, loader: Any, program: UserFunctions
+    frame: types.FrameType,
+    objects: Mapping[str, Any],
+    saved: Any,
+    loader: Any,
+    program: UserFunctions,
+    *,
+    ignored: Iterable[str] = (),
+    trusted: Iterable[str] = (),
 ) -> StateSnapshot:
-    """Returns the leaves at this boundary."""
+    """Returns the leaves at this boundary.
+
+    `ignored`: paths; the objects there are noted. `trusted`: names of objects of the run that are not looked into.
+    """
     frames = loop_locals.loop_frames(frame)
     walk = StateSnapshot()
+    walk._ignored_paths = frozenset(ignored)
     walk.skip(dict(objects))
     walk.know(saved)
-    walk.pass_over(scope for one in frames for scope in (one.f_locals, one.f_globals))
+    passed: list[Any] = [objects[name] for name in trusted if name in objects]
+    passed += [scope for one in frames for scope in (one.f_locals, one.f_globals)]
+    walk.pass_over(passed)
     walk.steps |= {
         name for one in frames for name, held in one.f_locals.items() if kinds_of_state.is_step(held)
     }
     carried, _ = loop_locals.of_frames(frame)
+    outer = _globals(frames[-1], program)
+    roots = [("given", name, value) for name, value in objects.items()]
+    if loader is not None:
+        roots.append(("loader", loop_locals.name_of(loader, frames), loader))
+    roots += [("local", name, value) for name, value in sorted(carried.items())]
+    roots += [("global", name, value) for name, value in sorted(outer.items()) if name not in carried]
     try:
-        for name, value in objects.items():
-            walk.root("given", name, value)
-        if loader is not None:
-            walk.root("loader", loop_locals.name_of(loader, frames), loader)
-        for name, value in sorted(carried.items()):
-            walk.root("local", name, value)
-        for name, value in sorted(_globals(frames[-1], program).items()):
-            if name not in carried:
-                walk.root("global", name, value)
+        for kind, name, value in roots:
+            walk.root(kind, name, value)
         walk.hooks()
+        walk.installed_objects()
+        walk.generators(roots, {id(thing): thing for thing in passed})
     finally:
         loop_locals.release_locals(frames)
     return walk

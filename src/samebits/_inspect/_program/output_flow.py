@@ -1,0 +1,414 @@
+"""Values that flow only into output: a print, a log, a file of figures, a progress bar.
+
+A resumed program prints other figures then, and ends with the same weights. The search reads the syntax trees of the
+user's files, so it needs their source, and follows names: from a variable to each expression that reads it, to the
+variables that get the result, and so on. What it does not know counts as training: a condition around anything but
+output, a call that is no output and no arithmetic, an argument of an optimizer.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import types
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+_OUTPUT = frozenset(
+    """print pprint info debug warning error critical exception write writelines writerow writerows flush log log_metrics
+    log_metric log_scalar set_postfix set_postfix_str set_description set_description_str add_scalar add_scalars add_text
+    add_histogram add_image add_figure record_metric refresh update_progress advance display echo secho rule plot scatter
+    set_title title xlabel ylabel savefig savetxt to_csv to_json execute executemany executescript commit observe inc""".split()  # noqa: SIM905
+)
+"""Names of functions and methods that bring a value out of the program and change nothing in it."""
+_COLLECTS = frozenset(
+    "append appendleft extend insert add update setdefault put push count increment".split()  # noqa: SIM905
+)
+"""Methods that put their argument into the object: its uses count."""
+_ARITHMETIC = frozenset(
+    """abs bool dict divmod enumerate float format frozenset int iter len list max min next pow range repr reversed round
+    set sorted str sum tuple type zip isinstance hasattr any all map filter vars getattr id Counter deque defaultdict
+    namedtuple DataFrame Series""".split()  # noqa: SIM905
+)
+_LIBRARIES = frozenset(
+    "math np numpy torch statistics datetime timedelta time json os pd tabulate humanize textwrap".split()  # noqa: SIM905
+)
+_READS = frozenset(
+    """item mean sum std min max abs detach cpu numpy tolist float int double clone keys values items get copy format join
+    split strip lower upper startswith endswith ljust rjust center zfill encode replace round total_seconds strftime isoformat
+    elapsed most_common index norm size numel dim argmax read getvalue rate perf_counter time monotonic now""".split()  # noqa: SIM905
+)
+"""Methods that return a value and change nothing."""
+_TRAINED = frozenset(["param_groups", "state", "data", "grad", "requires_grad", "weight", "bias"])
+"""Attributes of what is trained."""
+_TRAINS = frozenset(
+    ["backward", "step", "unscale_", "apply", "copy_to", "load_state_dict", "restore", "swap"]
+)
+"""Methods that change what is trained."""
+_DEPTH = 40
+_Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+class OutputFlow:
+    """The user's files, with the questions about the values in them.
+
+    Args:
+        codes: of the user's functions, the one with the loop among them.
+        committed: names of what a commit holds or drives (the model, the optimizer, the run): passing a value to them,
+            or them to an unknown function, is training.
+    """
+
+    def __init__(self, codes: Iterable[types.CodeType], committed: Collection[str]) -> None:
+        files = {code.co_filename for code in codes}
+        self._trees = [tree for tree in map(_tree, sorted(files)) if tree is not None]
+        self._parents = {
+            child: node
+            for tree in self._trees
+            for node in ast.walk(tree)
+            for child in ast.iter_child_nodes(node)
+        }
+        self._committed = frozenset(committed)
+        self._known: dict[tuple[int, str, bool], bool] = {}
+        self._root: tuple[_Scope | None, str] = (None, "")
+        """The variable that was asked for: its object is known to reach nothing that is trained."""
+
+    def variable(self, code: types.CodeType | None, name: str) -> bool:
+        """Returns True if the variable flows only into output; False if that is not known.
+
+        `code`: of the function whose variable it is; None: a global variable of any of the files.
+        """
+        scopes: Sequence[_Scope | None] = self._trees if code is None else [self._scope_of(code)]
+        for scope in scopes:
+            self._root = scope, name
+            if scope is None or not self._variable(scope, name, 0):
+                return False
+        return bool(scopes)
+
+    def attribute(self, name: str) -> bool:
+        """Returns True if every attribute of this name flows only into output."""
+        return bool(self._trees) and self._attribute(name, 0)
+
+    def methods_train(self, kind: str) -> bool:
+        """Returns True if a method of the user's class of this name mentions what a commit holds."""
+        return any(
+            isinstance(node, ast.ClassDef) and node.name == kind and self._mentions_committed(node)
+            for tree in self._trees
+            for node in ast.walk(tree)
+        )
+
+    def _scope_of(self, code: types.CodeType) -> _Scope | None:
+        for tree in self._trees:
+            if tree.samebits_file != code.co_filename:  # type: ignore[attr-defined]
+                continue
+            if code.co_name == "<module>":
+                return tree
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
+                    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                    if first <= code.co_firstlineno <= node.lineno:
+                        return node
+        return None
+
+    def _variable(self, scope: _Scope, name: str, depth: int) -> bool:
+        key = (id(scope), name, False)
+        if key not in self._known:
+            self._known[key] = True  # a cycle: `total = total + x`
+            self._known[key] = depth < _DEPTH and all(
+                self._is_output(node, where, depth + 1) for node, where in self._loads(scope, name)
+            )
+        return self._known[key]
+
+    def _attribute(self, name: str, depth: int) -> bool:
+        key = (0, name, True)
+        if key not in self._known:
+            self._known[key] = True
+            loads = (
+                node
+                for tree in self._trees
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute) and node.attr == name and isinstance(node.ctx, ast.Load)
+            )
+            self._known[key] = depth < _DEPTH and all(
+                self._is_output(node, self._scope_around(node), depth + 1) for node in loads
+            )
+        return self._known[key]
+
+    def _loads(self, scope: _Scope, name: str) -> Iterator[tuple[ast.expr, _Scope]]:
+        """Yields where the variable is read, in the functions inside the scope, too (where it is not theirs)."""
+        waiting: list[tuple[ast.AST, _Scope]] = [(part, scope) for part in ast.iter_child_nodes(scope)]
+        while waiting:
+            node, where = waiting.pop()
+            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+                yield node, where
+            inner = where
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                if name in _own_names(node):
+                    continue
+                inner = node
+            waiting.extend((part, inner) for part in ast.iter_child_nodes(node))
+
+    def _scope_around(self, node: ast.AST) -> _Scope:
+        while not isinstance(node, _Scope):
+            node = self._parents[node]
+        return node
+
+    def _is_output(self, node: ast.expr, scope: _Scope, depth: int) -> bool:
+        """Returns True if the value of an expression flows only into output."""
+        above = self._parents[node]
+        if isinstance(above, ast.Expr):
+            return True
+        if isinstance(above, ast.Call):
+            return self._is_output_of_call(node, above, scope, depth)
+        if isinstance(above, ast.keyword):
+            call = self._parents[above]
+            return isinstance(call, ast.Call) and self._is_output_of_call(above, call, scope, depth)
+        if isinstance(above, ast.Attribute | ast.Subscript) and not isinstance(above.ctx, ast.Load):
+            return above.value is node or self._store(above, scope, depth)
+        if isinstance(above, ast.NamedExpr):
+            return self._store(above.target, scope, depth) and self._is_output(above, scope, depth)
+        if isinstance(above, ast.comprehension):
+            return self._is_output_of_comprehension(above, scope, depth)
+        if isinstance(above, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = above.targets if isinstance(above, ast.Assign) else [above.target]
+            return all(self._store(target, scope, depth) for target in targets)
+        if isinstance(above, ast.If):
+            return self._only_outputs([*above.body, *above.orelse], scope, depth)
+        if isinstance(above, ast.For):
+            return self._store(above.target, scope, depth) and self._only_outputs(above.body, scope, depth)
+        if isinstance(above, ast.Return):
+            return self._is_output_of_function(scope, depth)
+        if isinstance(above, ast.Delete | ast.Raise | ast.Assert):
+            return isinstance(above, ast.Delete)
+        return isinstance(above, ast.expr) and self._is_output(above, scope, depth)
+
+    def _is_output_of_call(self, node: ast.AST, call: ast.Call, scope: _Scope, depth: int) -> bool:
+        name = _called(call)
+        if node is call.func:  # a method of the object: `meter.update(loss)`
+            return (
+                name not in _TRAINS
+                and not self._given_committed(call)
+                and (name in _READS or not self._may_be_committed(scope, _root(call.func)))
+                and self._is_output(call, scope, depth)
+            )
+        if name in _OUTPUT:
+            return True
+        if _is_arithmetic(call) or name in _READS:
+            return self._is_output(call, scope, depth)
+        if name in _COLLECTS and isinstance(call.func, ast.Attribute):
+            return self._fill(call.func.value, scope, depth) and self._is_output(call, scope, depth)
+        return self._is_output_of_argument(node, call, depth) and self._is_output(call, scope, depth)
+
+    def _is_output_of_argument(self, node: ast.AST, call: ast.Call, depth: int) -> bool:
+        """Returns True if the user's functions of this name only output the parameter that gets the value."""
+        found = list(self._functions(_called(call)))
+        if not found or depth >= _DEPTH:
+            return False
+        for function in found:
+            names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+            if isinstance(node, ast.keyword):
+                name = node.arg if node.arg in {*names, *(a.arg for a in function.args.kwonlyargs)} else None
+            else:
+                at = call.args.index(node) if node in call.args else len(names)  # type: ignore[arg-type]
+                at += bool(names) and names[0] in {"self", "cls"}
+                name = names[at] if at < len(names) else None
+            if name is None or not self._variable(function, name, depth + 1):
+                return False
+        return True
+
+    def _is_output_of_comprehension(self, part: ast.comprehension, scope: _Scope, depth: int) -> bool:
+        whole = self._parents[part]
+        return isinstance(whole, ast.expr) and self._is_output(whole, scope, depth)
+
+    def _is_output_of_function(self, scope: _Scope, depth: int) -> bool:
+        """Returns True if the results of a function flow only into output, at each of its calls."""
+        if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or depth >= _DEPTH:
+            return False
+        decorated = {one.id for one in scope.decorator_list if isinstance(one, ast.Name)}
+        if "property" in decorated:
+            return self._attribute(scope.name, depth + 1)
+        calls = [
+            node
+            for tree in self._trees
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and _called(node) == scope.name
+        ]
+        return bool(calls) and all(
+            self._is_output(call, self._scope_around(call), depth + 1) for call in calls
+        )
+
+    def _store(self, target: ast.expr, scope: _Scope, depth: int) -> bool:
+        """Returns True if what gets the value flows only into output."""
+        if isinstance(target, ast.Name):
+            if target.id in self._committed:
+                return False
+            scopes = self._trees if _declared_outside(scope, target.id) else [scope]
+            return all(self._variable(where, target.id, depth + 1) for where in scopes)
+        if isinstance(target, ast.Tuple | ast.List):
+            return all(self._store(one, scope, depth) for one in target.elts)
+        if isinstance(target, ast.Starred):
+            return self._store(target.value, scope, depth)
+        return self._fill(target, scope, depth)
+
+    def _fill(self, holder: ast.expr, scope: _Scope, depth: int) -> bool:
+        """Returns True if an object that gets the value inside it flows only into output: `x.n = v`, `x[k] = v`, `x.append(v)`."""
+        attributes = [one.attr for one in ast.walk(holder) if isinstance(one, ast.Attribute)]
+        root = _root(holder)
+        if (
+            not root
+            or len(attributes) > 1
+            or not _TRAINED.isdisjoint(attributes)
+            or self._may_be_committed(scope, root)
+        ):
+            return False
+        if attributes:
+            return self._attribute(attributes[0], depth + 1)
+        return self._variable(scope, root, depth + 1)
+
+    def _may_be_committed(self, scope: _Scope, name: str, depth: int = 0) -> bool:
+        """Returns True if a variable may be a part of what a commit holds: `for group in optimizer.param_groups`."""
+        if name in self._committed or depth > 5:
+            return True
+        if (scope, name) == self._root:
+            return False
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and name in _parameters(scope):
+            return name != "self"
+        for node in ast.walk(scope):
+            made = _made_from(node, name)
+            if made is not None and any(
+                isinstance(one, ast.Name)
+                and one.id != name
+                and self._may_be_committed(scope, one.id, depth + 1)
+                for one in ast.walk(made)
+            ):
+                return True
+        return False
+
+    def _only_outputs(self, body: Sequence[ast.stmt], scope: _Scope, depth: int) -> bool:
+        """Returns True if statements that run under a condition do nothing but output and arithmetic for it."""
+        return depth < _DEPTH and all(self._statement(one, scope, depth + 1) for one in body)
+
+    def _statement(self, node: ast.stmt, scope: _Scope, depth: int) -> bool:
+        if not all(self._changes_nothing(one, scope, depth) for one in _calls(node)):
+            return False
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            return all(self._store(target, scope, depth) for target in targets)
+        if isinstance(node, ast.If | ast.For):
+            made = not isinstance(node, ast.For) or self._store(node.target, scope, depth)
+            return made and self._only_outputs([*node.body, *node.orelse], scope, depth)
+        if isinstance(node, ast.With):
+            return self._only_outputs(node.body, scope, depth)
+        return isinstance(node, ast.Expr | ast.Pass | ast.Import | ast.ImportFrom)
+
+    def _changes_nothing(self, call: ast.Call, scope: _Scope, depth: int) -> bool:
+        name = _called(call)
+        if name in _OUTPUT or name in _READS or _is_arithmetic(call):
+            return True
+        base = call.func.value if isinstance(call.func, ast.Attribute) else None
+        inner = isinstance(base, ast.Name | ast.Attribute) and not self._given_committed(call)
+        if inner and self._fill(base, scope, depth):  # `meter.reset()`, `history.append(x)`: its uses count
+            return True
+        found = list(self._functions(name))
+        return (
+            bool(found)
+            and depth < _DEPTH
+            and all(
+                self._only_outputs(
+                    [one for one in function.body if not isinstance(one, ast.Return)], function, depth
+                )
+                for function in found
+            )
+        )
+
+    def _functions(self, name: str) -> Iterator[ast.FunctionDef]:
+        for tree in self._trees:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef) and node.name == name:
+                    yield node
+
+    def _given_committed(self, call: ast.Call) -> bool:
+        return any(self._mentions_committed(one) for one in (*call.args, *call.keywords))
+
+    def _mentions_committed(self, node: ast.AST) -> bool:
+        return any(
+            (isinstance(one, ast.Name) and one.id in self._committed)
+            or (isinstance(one, ast.Attribute) and one.attr in self._committed)
+            for one in ast.walk(node)
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _tree(file: str) -> ast.Module | None:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return None
+    tree.samebits_file = file  # type: ignore[attr-defined]
+    return tree if tree.body else None
+
+
+def _calls(node: ast.stmt) -> Iterator[ast.Call]:
+    """Yields the calls of a statement, without those of the statements inside it."""
+    waiting: list[ast.AST] = [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.stmt)]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, ast.Call):
+            yield one
+        waiting.extend(ast.iter_child_nodes(one))
+
+
+def _called(call: ast.Call) -> str:
+    """Returns the last name of the called function: "add_scalar" of `writer.add_scalar(...)`."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_arithmetic(call: ast.Call) -> bool:
+    if isinstance(call.func, ast.Attribute):
+        return _root(call.func) in _LIBRARIES and not {"out"} & {one.arg for one in call.keywords}
+    return _called(call) in _ARITHMETIC
+
+
+def _own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+    """Returns the parameters and variables of a function."""
+    names = _parameters(function)
+    if isinstance(function, ast.Lambda):
+        return names
+    stored = {
+        one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }
+    outer = {
+        name for one in ast.walk(function) if isinstance(one, ast.Global | ast.Nonlocal) for name in one.names
+    }
+    return names | (stored - outer)
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+    given = function.args
+    several = [one for one in (given.vararg, given.kwarg) if one is not None]
+    return {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs, *several)}
+
+
+def _made_from(node: ast.AST, name: str) -> ast.expr | None:
+    """Returns the expression that a statement makes the variable from."""
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+        targets, value = (node.targets if isinstance(node, ast.Assign) else [node.target]), node.value
+    elif isinstance(node, ast.For | ast.comprehension):
+        targets, value = [node.target], node.iter
+    elif isinstance(node, ast.withitem):
+        targets, value = [node.optional_vars] if node.optional_vars else [], node.context_expr
+    else:
+        return None
+    stored = {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    return value if name in stored else None
+
+
+def _declared_outside(scope: ast.AST, name: str) -> bool:
+    return any(isinstance(one, ast.Global | ast.Nonlocal) and name in one.names for one in ast.walk(scope))
