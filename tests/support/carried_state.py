@@ -265,16 +265,16 @@ def end(text):
     return next((line for line in text.splitlines() if line.startswith("END")), None)
 
 
-def whole(before, inside, folder):
+def whole(before, inside, folder, script=SCRIPT):
     """The script, and what it prints when nobody kills it."""
-    script = folder / "train.py"
-    script.write_text(SCRIPT.format(before=before, inside=inside))
+    text, script = script, folder / "train.py"
+    script.write_text(text.format(before=before, inside=inside))
     return script, run(script, folder / "whole")[0]
 
 
-def verdict(before, inside, folder):
+def verdict(before, inside, folder, script=SCRIPT):
     """What becomes of a script that is killed and started again."""
-    script, text = whole(before, inside, folder)
+    script, text = whole(before, inside, folder, script)
     if end(text) is None:
         named = "IncompleteStateError" in text
         return "named by Run" if named else text.splitlines()[-1]

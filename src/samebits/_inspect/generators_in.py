@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from samebits._inspect._program import bytecode
-from samebits._inspect.attributes import attributes_of, defaults_of
+from samebits._inspect.attributes import attributes_of, defaults_of, own_names
 from samebits._inspect.rng_states import PROCESS_GENERATORS, RESTORABLE
 from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import owner_of_module
@@ -26,7 +26,12 @@ MOST_OBJECTS = 20_000
 """The number of objects after which a search ends."""
 _ITEMS = 256
 """Items of a container that are searched: its first ones. A transform is among them, the samples of a dataset need not be."""
-_LEAVES = (torch.Tensor, np.ndarray, np.generic, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
+_FEW = 32
+"""The items of longer containers are searched last: they are samples, and there are many."""
+_LEAVES = (torch.Tensor, np.ndarray, np.generic, types.ModuleType, types.CodeType)
+
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+_BUILTIN = types.BuiltinFunctionType | types.MethodWrapperType
 
 _TORCH_SAMPLERS = frozenset(
     one
@@ -62,8 +67,9 @@ def generators_in(
     found: dict[int, FoundGenerator] = {}
     seen = {} if seen is None else seen  # the objects, too: an id is unique only while its object lives
     waiting: deque[tuple[str, Any]] = deque(roots)
-    while waiting and len(seen) < MOST_OBJECTS:
-        path, value = waiting.popleft()
+    later: deque[tuple[str, Any]] = deque()
+    while (waiting or later) and len(seen) < MOST_OBJECTS:
+        path, value = (waiting or later).popleft()
         if type(value) in PLAIN or id(value) in seen:
             continue
         seen[id(value)] = value
@@ -71,7 +77,8 @@ def generators_in(
             if not _is_of_process(value):
                 found.setdefault(id(_source(value)), FoundGenerator(path, value))
         else:
-            waiting.extend(_parts(path, value))
+            many = isinstance(value, (*_CONTAINERS, dict)) and len(value) > _FEW
+            (later if many else waiting).extend(_parts(path, value))
     return list(found.values())
 
 
@@ -90,11 +97,21 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yields what can be reached from a value in one step."""
     if isinstance(value, _LEAVES) or _is_of_samebits(type(value)) or type(value) in _TORCH_SAMPLERS:
         return
+    if isinstance(value, torch.nn.Module):  # a thousand layers have a thousand empty dicts each
+        own = own_names(type(value))
+        held = [*attributes_of(value).items(), *value._modules.items()]
+        yield from ((f"{path}.{name}", item) for name, item in held if name not in own)
+        yield type(value).__qualname__, type(value)
+        return
+    if isinstance(value, torch.optim.Optimizer):
+        return
     if isinstance(value, torch.utils.data.DataLoader):
         yield from ((f"{path}.{name}", getattr(value, name, None)) for name in ("dataset", "collate_fn"))
         return
     if isinstance(value, types.FunctionType):
         yield from _of_function(path, value)
+    elif isinstance(value, _BUILTIN):  # the method of an object, such as `default_rng(3).integers`
+        yield f"{path}.__self__", value.__self__
     elif isinstance(value, types.MethodType):
         yield from ((path, value.__func__), (f"{path}.__self__", value.__self__))
     elif isinstance(value, functools.partial):
@@ -108,16 +125,16 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping):
         held = dict.items(value) if isinstance(value, dict) else ()
         yield from ((f"{path}[{key!r:.40}]", item) for key, item in itertools.islice(held, _ITEMS))
-    elif isinstance(value, list | tuple | set | frozenset | deque):
+    elif isinstance(value, _CONTAINERS):
         items = enumerate(itertools.islice(value, _ITEMS))
         yield from ((f"{path}[{number}]", item) for number, item in items)
-    if not isinstance(value, type | types.FunctionType | types.MethodType):
+    if not isinstance(value, type | types.FunctionType | types.MethodType | _BUILTIN):
         yield from ((f"{path}.{name}", item) for name, item in attributes_of(value).items())
         yield type(value).__qualname__, type(value)
 
 
 def _is_of_samebits(kind: type) -> bool:
-    return kind.__module__.startswith("samebits.") and not issubclass(kind, torch.utils.data.DataLoader)
+    return str(kind.__module__).startswith("samebits.") and not issubclass(kind, torch.utils.data.DataLoader)
 
 
 def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -135,6 +152,9 @@ def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str,
         item = function.__globals__.get(name)
         if owner == "user" or isinstance(item, RESTORABLE):  # of a package's module only a generator itself
             yield name, item
+        if isinstance(item, types.ModuleType) and owner_of_module(item.__name__) == "user":
+            used = function.__code__.co_names
+            yield from ((f"{name}.{each}", vars(item)[each]) for each in used if each in vars(item))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -144,7 +164,7 @@ def _global_names(code: types.CodeType) -> tuple[str, ...]:
 
 def _of_class(path: str, kind: type) -> Iterator[tuple[str, Any]]:
     for base in kind.__mro__:
-        owner = owner_of_module(base.__module__)
+        owner = owner_of_module(str(base.__module__))
         if owner in {"framework", "standard", "samebits", None}:
             continue
         for name, item in list(vars(base).items()):

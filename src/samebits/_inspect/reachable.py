@@ -22,7 +22,7 @@ from samebits._inspect.tree import PLAIN, Leaves, leaf, nested, plain
 from samebits._inspect.user_code import is_library, is_user_type
 
 MAX_LEAVES = 300
-_DEPTH = 5
+DEPTH = 5
 _PLAIN_SEQUENCES = (list, tuple)
 _OF_CLASSES = (
     types.FunctionType, types.MemberDescriptorType, types.GetSetDescriptorType, property, staticmethod, classmethod,
@@ -71,7 +71,7 @@ class Walk:
             self._add(path, plain(value))
             return
         action = self.action(kind)
-        if action is None or id(value) in self._seen or depth > _DEPTH:
+        if action is None or id(value) in self._seen or depth > DEPTH:
             return
         self._seen.add(id(value))
         getattr(self, action)(path, value, depth)

@@ -26,8 +26,8 @@ from samebits import _digest as digest
 from samebits._context import Position, process
 from samebits._inspect import structure, user_code
 from samebits._inspect._program import loop_locals
-from samebits._inspect._program.user_functions import UserFunctions
 from samebits._inspect._program.output_flow import OutputFlow
+from samebits._inspect._program.user_functions import UserFunctions
 from samebits.errors import IncompleteStateError, IncompleteStateWarning, InvalidArgumentError
 from samebits.train._completeness import assigned_attributes, reachable_state
 from samebits.train._completeness.incomplete_state_message import message, printed_message, subject_of
@@ -217,9 +217,11 @@ class Completeness:
             self._program = UserFunctions(frame)
         self._looks += 1
         saved = state.gather(objects) | {"run_state": run_state}
+        new = self._looks.bit_count() == 1  # the first and the second time, and then more and more seldom
         now = reachable_state.take(
-            frame, objects, saved, loader, self._program, ignored=self._ignored, trusted=self._trusted
-        )
+            frame, objects, saved, loader, self._program, ignored=self._ignored, trusted=self._trusted,
+            known=None if new or self._before is None else self._before.found,
+        )  # fmt: skip
         states = _states_of_user_objects(objects, saved)
         now.states = {name: digest.of_value(value) for name, value in states.items()}
         for path in self._ignored:

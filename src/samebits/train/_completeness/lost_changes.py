@@ -16,6 +16,7 @@ from samebits._inspect._program import bytecode, loop_locals, user_functions
 from samebits._inspect._program.name_use import NameUse
 from samebits._inspect._program.output_flow import OutputFlow
 from samebits._inspect._program.read_before_write import ReadBeforeWrite, StoredPlace
+from samebits._inspect.installed_objects import may_hold_state
 from samebits._inspect.leaf_hashes import of_ends
 from samebits._inspect.rng_states import of_state
 from samebits._inspect.structure import ENVIRON, Structure, differences
@@ -116,6 +117,7 @@ class LostChanges:
         self._made: set[str] = set()
         self._changes: dict[str, int] = {}
         """The number of checks at which a value in an object of an installed package had changed."""
+        self._flow: tuple[Any, OutputFlow] | None = None
         self._orders: dict[bool, tuple[Any, ReadBeforeWrite, NameUse]] = {}
         """The last results of `_order_and_uses`, after the values that they were made from."""
 
@@ -130,9 +132,8 @@ class LostChanges:
     ) -> Judged:
         """Returns the changes that no commit holds.
 
-        Args:
-            states: what the state_dicts of the run's objects returned, by name, and the values in `run.state`.
-            committed: the names that hold objects of the run.
+        `states`: what the state_dicts of the run's objects returned, by name, and the values in `run.state`; `committed`: the
+        names that hold objects of the run.
         """
         left = [
             c
@@ -146,9 +147,14 @@ class LostChanges:
         left = [c for c in left if not self._is_recomputed(c, frame, program, changed)]
         if not left:
             return Judged([], [])
-        flow = OutputFlow(program.codes, committed)
+        flow = self._flow_of(program, frozenset(committed))
         printed = [c for c in left if _is_only_printed(c, flow, frame)]
         return Judged([c for c in left if c not in printed and not self._is_cache(c)], printed)
+
+    def _flow_of(self, program: user_functions.UserFunctions, committed: frozenset[str]) -> OutputFlow:
+        if self._flow is None or self._flow[0] != (program.size, committed):
+            self._flow = (program.size, committed), OutputFlow(program.codes, committed)
+        return self._flow[1]
 
     def _is_recomputed(
         self,
@@ -250,7 +256,8 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
     if flow.variable(code if place.kind == "local" else None, place.name):
         return True
     last = change.now.places[-1]
-    own = last.kind == "attr" and bool(change.now.owners) and not change.now.installed
+    bases = [base for kind, _ in change.now.owners[-1:] for base in kind.__mro__]
+    own = last.kind == "attr" and bool(bases) and not any(map(may_hold_state, bases))
     return own and flow.attribute(last.name)
 
 

@@ -20,8 +20,8 @@ from samebits._inspect.attributes import attributes_of, own_names
 from samebits._inspect.generators_in import generators_in
 from samebits._inspect.hooks import hooks_of
 from samebits._inspect.installed_objects import may_hold_state
-from samebits._inspect.reachable import Walk
-from samebits._inspect.rng_states import of_generator
+from samebits._inspect.reachable import DEPTH, Walk
+from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type
 from samebits.train._completeness import committed_memory, kinds_of_state
@@ -50,6 +50,15 @@ class Leaf(NamedTuple):
     """True if an object of an installed package holds it."""
     generator: bool = False
     """True for the state of a random generator."""
+
+
+class RootedGenerator(NamedTuple):
+    """A generator that can be reached from a root, by whatever path."""
+
+    root: str
+    name: str
+    path: str
+    generator: Any
 
 
 class _Deferred(NamedTuple):
@@ -107,10 +116,11 @@ class StateSnapshot(Walk):
         self.states: dict[str, str] = {}
         self.states_before: dict[str, str] = {}
         """The digests of the states of the run's objects, now and at the check before."""
+        self.found: list[RootedGenerator] = []
+        """The generators of objects of any class."""
         self._tensors: dict[str, weakref.ref[torch.Tensor]] = {}
         self._ignored_paths: frozenset[str] = frozenset()
         self._deferred: deque[_Deferred] = deque()
-        self._inside_installed = False
         self._hooked: list[tuple[str, torch.nn.Module, int, str, tuple[StoredPlace, ...]]] = []
 
     def know(self, saved: Any) -> None:
@@ -189,7 +199,11 @@ class StateSnapshot(Walk):
             if place.kind not in {"item", "stream"}:
                 self._holds.setdefault(place.name, set()).add(id(value))
         self._way.append(id(value))
-        super().value(path, value, depth)
+        if depth > DEPTH and self.action(type(value)) == "attributes" and id(value) not in self._seen:
+            self._seen.add(id(value))
+            self.installed(path, value, depth)
+        else:
+            super().value(path, value, depth)
         self._way.pop()
 
     def _add(self, path: str, hashed: bytes) -> None:
@@ -202,7 +216,7 @@ class StateSnapshot(Walk):
             places,
             tuple(self._owners),
             tuple(self._way),
-            self._inside_installed,
+            bool(self._owners) and may_hold_state(self._owners[-1][0]),
         )
 
     def is_shared(self, one: Leaf) -> bool:
@@ -235,44 +249,47 @@ class StateSnapshot(Walk):
         return self.states_before.get(name) != self.states.get(name)
 
     def installed(self, path: str, value: Any, depth: int) -> None:
-        """Notes an object of an installed package: it is walked by `installed_objects`."""
+        """Notes an object of an installed package, or deep inside others: it is walked by `noted_objects`."""
         one = _Deferred(path, value, self._root, tuple(self._places), tuple(self._owners), tuple(self._way))
         if self._root == "given":  # the layers of a large model come last
             self._deferred.append(one)
         else:
             self._deferred.insert(sum(d.root != "given" for d in self._deferred), one)
 
-    def installed_objects(self) -> None:
+    def noted_objects(self) -> None:
         """Walks the attributes of the noted objects, the nearest first, and of those inside them."""
         self.most += self.most_installed
-        self._inside_installed = True
         while self._deferred and len(self.names) < self.most:
             path, value, self._root, places, owners, way = self._deferred.popleft()
             self._places, self._owners, self._way = list(places), list(owners), list(way)
             kind = type(value)
-            self.installed_kinds.add(kind)
+            if may_hold_state(kind):
+                self.installed_kinds.add(kind)
             own = own_names(kind)
             for name, item in attributes_of(value).items():
                 if name not in own:
                     self._owner = kind
                     self.part("attr", name, f"{path}.{name}", item, 0)
-        self._inside_installed, self._owner = False, None
+        self._owner = None
         self._places, self._owners, self._way = [], [], []
 
-    def generators(self, roots: Iterable[tuple[str, str, Any]], seen: dict[int, Any]) -> None:
-        """Adds the random generators that objects of any class hold and that were not met yet; (kind, name, value) for each."""
-        for kind, name, value in roots:
-            for path, generator in generators_in([(name, value)], seen):
-                if id(generator) in self._seen:
-                    continue
+    def generators(self, found: Iterable[RootedGenerator]) -> None:
+        """Adds the random generators that objects of any class hold and that were not met yet."""
+        for root, name, path, generator in found:
+            if id(generator) not in self._seen:
                 self._seen.add(id(generator))
-                places = (
-                    StoredPlace("name" if kind == "global" else kind, name),
-                    StoredPlace("attr", path.rpartition(".")[2]),
-                )
+                place = StoredPlace("name" if root == "global" else root, name)
+                places = (place, StoredPlace("attr", path.rpartition(".")[2]))
                 self.names.append(path)
                 self.leaves_by_path[path] = Leaf(
-                    of_generator(generator), None, kind, places, (), (id(value), id(generator)), True, True
+                    of_generator(generator),
+                    None,
+                    root,
+                    places,
+                    (),
+                    (id(generator),),
+                    installed=True,
+                    generator=True,
                 )
 
     def generator(self, path: str, value: Any, depth: int) -> None:
@@ -286,6 +303,10 @@ class StateSnapshot(Walk):
         super().module(path, value, depth)
         if may_hold_state(type(value)):
             self.installed(path, value, depth)
+        elif not is_user_type(type(value)):
+            for name, item in vars(value).items():  # an object that was hung on a layer of torch's
+                if is_user_type(type(item)) or may_hold_state(type(item)) or isinstance(item, GENERATORS):
+                    self.part("attr", name, f"{path}.{name}", item, depth + 1)
         self.modules.append((path, value))
         self._hooked.append((path, value, depth, self._root, tuple(self._places)))
         for name, parameter in value._parameters.items():
@@ -366,10 +387,12 @@ def take(
     *,
     ignored: Iterable[str] = (),
     trusted: Iterable[str] = (),
+    known: list[RootedGenerator] | None = None,
 ) -> StateSnapshot:
     """Returns the leaves at this boundary.
 
-    `ignored`: paths; the objects there are noted. `trusted`: names of objects of the run that are not looked into.
+    `ignored`: paths; the objects there are noted. `trusted`: names of objects of the run that are not looked into. `known`:
+    the generators that an earlier check found; None: they are searched for, which takes most of the time.
     """
     frames = loop_locals.loop_frames(frame)
     walk = StateSnapshot()
@@ -393,11 +416,21 @@ def take(
         for kind, name, value in roots:
             walk.root(kind, name, value)
         walk.hooks()
-        walk.installed_objects()
-        walk.generators(roots, {id(thing): thing for thing in passed})
+        walk.noted_objects()
+        walk.found = _generators(roots, passed) if known is None else known
+        walk.generators(walk.found)
     finally:
         loop_locals.release_locals(frames)
     return walk
+
+
+def _generators(roots: Iterable[tuple[str, str, Any]], passed: Iterable[Any]) -> list[RootedGenerator]:
+    seen = {id(thing): thing for thing in passed}
+    return [
+        RootedGenerator(root, name, path, generator)
+        for root, name, value in roots
+        for path, generator in generators_in([(name, value)], seen)
+    ]
 
 
 def _globals(frame: types.FrameType, program: UserFunctions) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""State in objects of installed packages is found like that in the user's own, and what does no harm is left alone."""
+
+import subprocess
+import sys
+
+import carried_state
+import installed_state
+import pytest
+import torch
+
+PLACES = [pytest.param(True, id="installed"), pytest.param(False, id="beside")]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """OpenMP's threads do not survive the fork."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("installed", PLACES)
+@pytest.mark.parametrize("name", installed_state.STATE)
+def test_state_in_a_librarys_object_is_named(name, installed, tmp_path):
+    """A counter, a generator, a buffer, wherever it hangs, ends the loop with an error, whether or not its class is installed."""
+    lines = installed_state.script(*installed_state.STATE[name], tmp_path, installed=installed)
+    _, text = carried_state.whole(*lines, tmp_path)
+    assert carried_state.end(text) is None
+    assert "IncompleteStateError" in text, text
+
+
+@pytest.mark.parametrize("installed", PLACES)
+@pytest.mark.parametrize("name", installed_state.HARMLESS)
+def test_what_does_no_harm_stops_no_run_and_a_resume_misses_nothing(name, installed, tmp_path):
+    """A printed meter, a progress counter, a writer, a cache: no error, and equal weights after a kill."""
+    lines = installed_state.script(*installed_state.HARMLESS[name], tmp_path, installed=installed)
+    assert carried_state.verdict(*lines, tmp_path) == "equal"
+
+
+def test_what_is_only_printed_is_a_warning_with_its_name(tmp_path):
+    """A meter of a package is named once in a warning, which says that the weights stay the same."""
+    lines = installed_state.script(
+        *installed_state.HARMLESS["a meter that prints a mean"], tmp_path, installed=True
+    )
+    script, _ = carried_state.whole(*lines, tmp_path)
+    process = subprocess.run(
+        [sys.executable, script, tmp_path / "again"], capture_output=True, text=True, check=True
+    )
+    assert process.stderr.count("IncompleteStateWarning") == 1, process.stderr
+    assert "Run: h: only printed" in process.stderr
+
+
+def test_the_lines_of_the_error_make_the_run_resume(tmp_path):
+    """Pasted before the loop, what the error offers for a counter and a generator makes a killed run end with equal weights."""
+    before, inside = installed_state.script(
+        "c, r = lib.Counter(), lib.Noise()", "n = c() + r()", tmp_path, installed=True
+    )
+    _, text = carried_state.whole(before, inside, tmp_path)
+    pasted = [line.strip() for line in text.splitlines() if line.startswith("    run.add(")]
+    assert len(pasted) == 2, text
+    script = carried_state.SCRIPT.replace(
+        "    for step,", "".join(f"    {line}\n" for line in pasted) + "    for step,"
+    )
+    assert carried_state.verdict(before, inside, tmp_path, script=script) == "equal"
+
+
+def test_what_is_ignored_covers_what_is_reached_by_another_path(tmp_path):
+    """`ignore=["h"]` covers the object `h`, also as an attribute of the model; the model's own attributes are still looked at."""
+    before, inside = installed_state.script(
+        "h = lib.Counter()\nmodel.own = h", "n = h()", tmp_path, installed=True
+    )
+    script = carried_state.SCRIPT.replace("model=model", "ignore=['h'], model=model")
+    _, text = carried_state.whole(before, inside, tmp_path, script=script)
+    assert carried_state.end(text) is not None, text
+    other = before.replace("model.own = h", "model.own = lib.Counter()"), "n = h() + model.own()"
+    (tmp_path / "other").mkdir()
+    _, text = carried_state.whole(*other, tmp_path / "other", script=script)
+    assert "model.own" in text.partition("IncompleteStateError")[2], text
+
+
+def test_the_first_steps_alarms_come_in_one_error(tmp_path):
+    """What changes in step 1, in step 2 and only at the epoch's end is in one message, with a line to paste for each."""
+    before = "first, second, last = 0, 0, 0"
+    inside = (
+        "first += 1\n        if step.number == 1: second += 1\n        if step.ends_epoch: last = last + 1\n"
+        "        n = first + second + last"
+    )
+    _, text = carried_state.whole(before, inside, tmp_path)
+    for name in ("first", "second", "last"):
+        assert f"run.state.setdefault('{name}', {name})" in text, text
