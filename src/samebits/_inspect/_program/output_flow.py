@@ -27,7 +27,7 @@ _COLLECTS = frozenset(
 """Methods that put their argument into the object: its uses count."""
 _ARITHMETIC = frozenset(
     """abs bool dict divmod enumerate float format frozenset int iter len list max min next pow range repr reversed round
-    set sorted str sum tuple type zip isinstance hasattr any all map filter vars getattr id Counter deque defaultdict
+    set sorted str sum tuple type zip isinstance hasattr any all Counter deque defaultdict
     namedtuple DataFrame Series""".split()  # noqa: SIM905
 )
 _LIBRARIES = frozenset(
@@ -39,6 +39,13 @@ _READS = frozenset(
     elapsed most_common index norm size numel dim argmax read getvalue rate perf_counter time monotonic now""".split()  # noqa: SIM905
 )
 """Methods that return a value and change nothing."""
+_DRAWS = frozenset(
+    """rand randn randint randperm random normal uniform choice choices sample shuffle permutation bernoulli multinomial
+    dropout integers standard_normal gauss rand_like randn_like randint_like beta gamma exponential poisson seed manual_seed
+    initial_seed save load copyto put place putmask fill_diagonal""".split()  # noqa: SIM905
+)
+"""Functions of libraries that draw, or that change something."""
+_REFLECTS = frozenset(["vars", "asdict", "astuple", "getattr", "__dict__", "__getstate__"])
 _TRAINED = frozenset(["param_groups", "state", "data", "grad", "requires_grad", "weight", "bias"])
 """Attributes of what is trained."""
 _TRAINS = frozenset(
@@ -86,7 +93,8 @@ class OutputFlow:
 
     def attribute(self, name: str) -> bool:
         """Returns True if every attribute of this name flows only into output."""
-        return bool(self._trees) and self._attribute(name, 0)
+        names = {one.id for tree in self._trees for one in ast.walk(tree) if isinstance(one, ast.Name)}
+        return bool(self._trees) and not names & _REFLECTS and self._attribute(name, 0)
 
     def methods_train(self, kind: str) -> bool:
         """Returns True if a method of the user's class of this name mentions what a commit holds."""
@@ -164,6 +172,13 @@ class OutputFlow:
             return isinstance(call, ast.Call) and self._is_output_of_call(above, call, scope, depth)
         if isinstance(above, ast.Attribute | ast.Subscript) and not isinstance(above.ctx, ast.Load):
             return above.value is node or self._store(above, scope, depth)
+        if isinstance(above, ast.Lambda):
+            return self._is_output(above, self._scope_around(self._parents[above]), depth)
+        if isinstance(above, ast.Yield | ast.YieldFrom | ast.Await):
+            return False
+        if isinstance(above, ast.AugAssign) and isinstance(above.target, ast.Name):
+            changed = self._may_be_committed(scope, above.target.id)  # `w += x` changes a tensor in place
+            return not changed and self._store(above.target, scope, depth)
         if isinstance(above, ast.NamedExpr):
             return self._store(above.target, scope, depth) and self._is_output(above, scope, depth)
         if isinstance(above, ast.comprehension):
@@ -187,23 +202,25 @@ class OutputFlow:
             return (
                 name not in _TRAINS
                 and not self._given_committed(call)
+                and self._are_quiet(name, depth)
                 and (name in _READS or not self._may_be_committed(scope, _root(call.func)))
                 and self._is_output(call, scope, depth)
             )
+        if any(self._functions(name)):
+            return self._is_output_of_argument(node, call, depth) and self._is_output(call, scope, depth)
         if name in _OUTPUT:
             return True
         if _is_arithmetic(call) or name in _READS:
-            return self._is_output(call, scope, depth)
-        if name in _COLLECTS and isinstance(call.func, ast.Attribute):
+            return not isinstance(self._parents[call], ast.Expr) and self._is_output(call, scope, depth)
+        if name in _COLLECTS and isinstance(call.func, ast.Attribute) and _root(call.func) not in _LIBRARIES:
             return self._fill(call.func.value, scope, depth) and self._is_output(call, scope, depth)
-        return self._is_output_of_argument(node, call, depth) and self._is_output(call, scope, depth)
+        return False
 
     def _is_output_of_argument(self, node: ast.AST, call: ast.Call, depth: int) -> bool:
         """Returns True if the user's functions of this name only output the parameter that gets the value."""
-        found = list(self._functions(_called(call)))
-        if not found or depth >= _DEPTH:
+        if depth >= _DEPTH or not self._are_quiet(_called(call), depth):
             return False
-        for function in found:
+        for function in self._functions(_called(call)):
             names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
             if isinstance(node, ast.keyword):
                 name = node.arg if node.arg in {*names, *(a.arg for a in function.args.kwonlyargs)} else None
@@ -302,23 +319,42 @@ class OutputFlow:
 
     def _changes_nothing(self, call: ast.Call, scope: _Scope, depth: int) -> bool:
         name = _called(call)
+        if any(self._functions(name)):
+            return depth < _DEPTH and self._are_quiet(name, depth)
         if name in _OUTPUT or name in _READS or _is_arithmetic(call):
-            return True
+            return name in _OUTPUT or not isinstance(self._parents[call], ast.Expr)
         base = call.func.value if isinstance(call.func, ast.Attribute) else None
         inner = isinstance(base, ast.Name | ast.Attribute) and not self._given_committed(call)
-        if inner and self._fill(base, scope, depth):  # `meter.reset()`, `history.append(x)`: its uses count
-            return True
-        found = list(self._functions(name))
-        return (
-            bool(found)
-            and depth < _DEPTH
-            and all(
-                self._only_outputs(
-                    [one for one in function.body if not isinstance(one, ast.Return)], function, depth
-                )
-                for function in found
+        if base is None or not inner or _root(base) in _LIBRARIES:
+            return False
+        return self._fill(base, scope, depth)  # `meter.reset()`, `history.append(x)`: its uses count
+
+    def _are_quiet(self, name: str, depth: int) -> bool:
+        """Returns True if the user's functions of this name change nothing but what belongs to them, draw nothing and raise nothing.
+
+        True if there is none: the methods of a package's object.
+        """
+        key = (1, name, False)
+        if key not in self._known:
+            self._known[key] = True
+            self._known[key] = depth < _DEPTH and all(
+                self._is_quiet(node, function, depth + 1)
+                for function in self._functions(name)
+                for node in ast.walk(function)
             )
-        )
+        return self._known[key]
+
+    def _is_quiet(self, node: ast.AST, function: ast.FunctionDef, depth: int) -> bool:
+        if isinstance(node, ast.Global | ast.Nonlocal | ast.Raise | ast.Yield | ast.YieldFrom | ast.Await):
+            return False
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            return _root(node) == "self" or not self._may_be_committed(function, _root(node))
+        if not isinstance(node, ast.Call):
+            return True
+        name = _called(node)
+        if any(self._functions(name)):
+            return self._are_quiet(name, depth)
+        return name in _OUTPUT | _READS | _COLLECTS | {"reset", "clear", "super"} or _is_arithmetic(node)
 
     def _functions(self, name: str) -> Iterator[ast.FunctionDef]:
         for tree in self._trees:
@@ -371,6 +407,9 @@ def _root(node: ast.expr) -> str:
 
 
 def _is_arithmetic(call: ast.Call) -> bool:
+    name = _called(call)
+    if name in _DRAWS or name.endswith("_") or name.startswith("set_"):
+        return False
     if isinstance(call.func, ast.Attribute):
         return _root(call.func) in _LIBRARIES and not {"out"} & {one.arg for one in call.keywords}
     return _called(call) in _ARITHMETIC

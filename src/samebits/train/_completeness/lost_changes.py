@@ -248,8 +248,10 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
         or change.now.root not in {"local", "global"}
     ):
         return False
-    if place.name in change.taken.sees_training or any(
-        flow.methods_train(k.__name__) for k, _ in change.now.owners
+    if (
+        change.taken.has_other_names(change.now)
+        or place.name in change.taken.sees_training
+        or any(flow.methods_train(k.__name__) for k, _ in change.now.owners)
     ):
         return False
     code = next((one.f_code for one in loop_locals.loop_frames(frame) if place.name in one.f_locals), None)

@@ -227,6 +227,10 @@ class StateSnapshot(Walk):
             self._names.get(way, {name}) != {name} for way in one.way[-len(inner) :]
         )
 
+    def has_other_names(self, one: Leaf) -> bool:
+        """Returns True if an object on the way to the leaf was met under two names."""
+        return any(len(self._names.get(way, ())) > 1 for way in one.way)
+
     def action(self, kind: type) -> str | None:
         """Returns the method for values of a type: optimizers are read, of samebits' objects only what they hold of the user's."""
         return kinds_of_state.action_of(kind)

@@ -1,0 +1,141 @@
+"""Which values of a loop flow only into output: read from the source, so each case is a loop."""
+
+import types
+
+import pytest
+
+from samebits._inspect._program.output_flow import OutputFlow
+
+LOOP = """
+import math, random, time
+import numpy as np, torch
+class Meter:
+    def __init__(self): self.sum, self.n = 0.0, 0
+    def update(self, v): self.sum += v; self.n += 1
+    @property
+    def avg(self): return self.sum / max(1, self.n)
+class Seeder:
+    def __init__(self): self.n = 0
+    def again(self, v):
+        self.n += 1
+        torch.manual_seed(self.n)
+class Thrower:
+    def __init__(self): self.n = 0
+    def tick(self):
+        self.n += 1
+        if self.n > 5: raise StopIteration
+def show(name, value): print(f"{{name}}: {{value:.3f}}")
+def set_rate(opt, rate):
+    for group in opt.param_groups: group["lr"] = rate
+def train(model, optimizer, scheduler, run, loader, writer, pbar, logger, aug):
+    v = 0.0
+    {before}
+    for step, (x, y) in run.steps(loader):
+        loss = model(x).mean()
+        {inside}
+        loss.backward()
+        optimizer.step()
+    {after}
+train(*range(9))
+"""
+OUTPUT = {
+    "a print": ("", "v += loss.item(); print(v)"),
+    "never read": ("", "v += loss.item()"),
+    "an f-string, rounded": ("", "v += loss.item(); print(f'{v:.2f}', round(v, 3))"),
+    "a user's function that prints": ("", "v += loss.item(); show('loss', v / 3)"),
+    "run.log and a writer": (
+        "",
+        "v += loss.item(); run.log(total=v); writer.add_scalar('v', v, step.number)",
+    ),
+    "a list of which the mean is printed": ("h = []", "v += 1; h.append(v); print(np.mean(h), len(h))"),
+    "a dict of lists": ("h = {'a': []}", "v += 1; h['a'].append(v); logger.info('%s', h)"),
+    "the best for the screen": ("", "if loss.item() > v: v = loss.item()\n        pbar.set_postfix(best=v)"),
+    "a period of printing": (
+        "",
+        "v += 1\n        if v % 5 == 0:\n            print('now', v)\n            v = 0",
+    ),
+    "nanoGPT's mfu": (
+        "mfu = -1.0",
+        "v += 1\n        if v >= 5:\n            new = 3.0 * v\n            mfu = new if mfu == -1.0 else 0.9 * mfu + 0.1 * new\n        print(mfu)",
+    ),
+    "a meter": ("v = Meter()", "v.update(loss.item()); print(v.avg)"),
+    "a meter that is made anew": (
+        "v = Meter()",
+        "v.update(loss.item())\n        if step.ends_epoch: print(v.avg); v = Meter()",
+    ),
+    "a comprehension": ("h = []", "v += 1; h.append(v); print(sum(i for i in h if i > 2))"),
+    "returned by a function whose result is not used": ("", "v += loss.item()", "return v"),
+}
+TRAINING = {
+    "the loss": ("", "v += 1; loss = loss * (1 + v)"),
+    "a condition around a step": ("", "v += 1\n        if v % 2: optimizer.zero_grad()"),
+    "a condition around break": ("", "v += 1\n        if v > 99: break"),
+    "a rate": ("", "v += 1\n        for group in optimizer.param_groups: group['lr'] = 1 / v"),
+    "a rate by an alias": ("groups = optimizer.param_groups", "v += 1; groups[0]['lr'] = 1 / v"),
+    "a rate by a function": ("", "v += 1; set_rate(optimizer, 1 / v)"),
+    "a rate by a variable": (
+        "rate = 1.0",
+        "v += 1\n        if v > 3: rate *= 0.5\n        set_rate(optimizer, rate)",
+    ),
+    "run.state": ("", "v += 1; run.state.v = v"),
+    "run.stop": ("", "v += 1\n        if v > 5: run.stop()"),
+    "a scheduler": ("", "v += 1; scheduler.step(v)"),
+    "a scheduler under a condition": ("", "v += 1\n        if v > 3: scheduler.step()"),
+    "a saved model": ("", "if loss.item() > v: v = loss.item(); torch.save(model.state_dict(), 'best.pt')"),
+    "a seed": ("", "v += 1; torch.manual_seed(int(v))"),
+    "a NumPy seed": ("", "v += 1; np.random.seed(int(v))"),
+    "a draw under a condition": ("", "v += 1\n        if v % 2: noise = torch.rand(2)"),
+    "clipping": ("", "v += 1; torch.nn.utils.clip_grad_norm_(model.parameters(), v)"),
+    "in place, by an alias": ("w = model.weight", "v += 1; w += v"),
+    "in place, by a method": ("w = model.weight", "v += 1; w.add_(v)"),
+    "into a part": ("w = model.weight", "v += 1; w[0] = v"),
+    "out=": ("w = model.weight", "v += 1; torch.add(w, v, out=w)"),
+    "an augmentation": ("", "v += 1; x = x * v; loss = model(x).mean()"),
+    "an augmentation that is switched on": (
+        "aug = dict()",
+        "v += 1\n        if v > 3: aug['on'] = 1\n        loss = model(x, aug).mean()",
+    ),
+    "a closure": ("def scale(z): return z * v", "v = v + 1; loss = scale(loss)"),
+    "a lambda": ("f = lambda z: z * v", "v = v + 1; loss = f(loss)"),
+    "a generator": ("def g():\n        while True: yield v\n    g = g()", "v = v + 1; loss = loss * next(g)"),
+    "an object that seeds": ("v = Seeder()", "v.again(1)"),
+    "an object that raises": ("v = Thrower()", "v.tick()"),
+    "an object that gets the model": ("v = Meter()", "v.update(model)"),
+    "a loop over it": ("v = []", "v.append(1)\n        for one in v: optimizer.step()"),
+    "while": ("", "v += 1\n        while v > 3: optimizer.step(); v -= 1"),
+    "an unknown function": ("", "v += 1; unknown(v)"),
+    "a file name": ("", "v += 1; model.load_state_dict(torch.load(f'{v}.pt'))"),
+    "used after the loop": ("", "v += 1", "model.bias.data.fill_(v)"),
+    "setattr": ("", "v += 1; setattr(model, 'scale', v)"),
+}
+
+
+def flow_of(before, inside, after, tmp_path):
+    """The flow of a loop, and the code of its function."""
+    file = tmp_path / "train.py"
+    file.write_text(LOOP.format(before=before or "pass", inside=inside, after=after))
+    module = compile(file.read_text(), str(file), "exec")
+    code = next(c for c in module.co_consts if isinstance(c, types.CodeType) and c.co_name == "train")
+    return OutputFlow([module, code], {"model", "optimizer", "run", "loader"}), code
+
+
+@pytest.mark.parametrize("name", OUTPUT)
+def test_what_flows_only_into_output_is_known(name, tmp_path):
+    """A print, a log, a writer, a meter, a list of figures, a period of printing: the value reaches no weight."""
+    before, inside, *after = OUTPUT[name]
+    flow, code = flow_of(before, inside, after[0] if after else "pass", tmp_path)
+    assert flow.variable(code, "v")
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_what_may_reach_a_weight_is_not_called_output(name, tmp_path):
+    """A condition, a rate, a seed, an alias, a closure, a file, an unknown function: each may change what is trained."""
+    before, inside, *after = TRAINING[name]
+    flow, code = flow_of(before, inside, after[0] if after else "pass", tmp_path)
+    assert not flow.variable(code, "v")
+
+
+def test_without_source_nothing_is_called_output():
+    """The code of a string has no source that could be read: its values count as training."""
+    code = compile("v = 0\nfor i in range(3):\n    v += i\n    print(v)", "<string>", "exec")
+    assert not OutputFlow([code], set()).variable(code, "v")
