@@ -65,6 +65,8 @@ class Completeness:
         self._trusted: set[str] = set()
         self._found: dict[str, Change] = {}
         """The lost changes of the first steps: they are raised together."""
+        self.pending = False
+        """True from the first lost change on, until the error: what would be committed now is not complete."""
         self._printed: set[str] = set()
         """The subjects of the warnings so far."""
         self._looks = self._steps = self._epochs = 0
@@ -85,11 +87,6 @@ class Completeness:
     def trust(self, name: str) -> None:
         """Takes the state of the run's object of this name for complete: the check does not look into the object."""
         self._trusted.add(name)
-
-    @property
-    def pending(self) -> bool:
-        """True from the first lost change on, until the error: what would be committed now is not complete."""
-        return bool(self._found)
 
     def boundary(
         self,
@@ -134,6 +131,7 @@ class Completeness:
         else:
             self._glance, self._glanced = took, self._glanced + took
         self._found |= {one.path: one for one in judged.lost}
+        self.pending = bool(self._found)
         self._warn(judged.printed)
         if late or (self._found and (ends or self._steps > _FIRST_STEPS)):
             changes, self._found = list(self._found.values()), {}

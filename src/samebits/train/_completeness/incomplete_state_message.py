@@ -21,9 +21,7 @@ class _Entry(NamedTuple):
 
 def message(changes: list[Change], late: list[Late], position: Position, assigned: list[str]) -> str:
     """Returns the message; `assigned`: variables that the loop carries and assigns, and that have not changed yet."""
-    grouped: dict[str, list[Change]] = {}
-    for change in changes:
-        grouped.setdefault(subject_of(change), []).append(change)
+    grouped = _grouped(changes)
     entries = {subject: _entry(subject, group) for subject, group in grouped.items()}
     entries |= {one.path: _late(one) for one in late}
     entries |= {name: _variable(name, "a local variable that the loop assigns") for name in assigned}
@@ -41,6 +39,19 @@ def message(changes: list[Change], late: list[Late], position: Position, assigne
         f"What does no harm (a log, a cache of what is computed again): Run(ignore=[{named}]), Trainer.fit(ignore=[...]); a path "
         "includes all below it. check_complete=False turns the check off."
     )
+
+
+def _grouped(changes: list[Change]) -> dict[str, list[Change]]:
+    """Returns the changes by subject; those of several attributes of one variable's object under the variable's name."""
+    subjects: dict[str, set[str]] = {}
+    for change in changes:
+        if change.now.root in {"local", "global"}:
+            subjects.setdefault(change.now.places[0].name, set()).add(subject_of(change))
+    grouped: dict[str, list[Change]] = {}
+    for change in changes:
+        several = len(subjects.get(change.now.places[0].name, ())) > 1
+        grouped.setdefault(change.now.places[0].name if several else subject_of(change), []).append(change)
+    return grouped
 
 
 def printed_message(names: list[str]) -> str:
@@ -121,7 +132,9 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> _Ent
     if not attributes:
         paths = dict.fromkeys(_readable_path(one.path) for one in group if one.path != subject)
         inside = ", ".join(list(paths)[:_ATTRIBUTES])
-    text = f"{subject} (a {role.name}, {where})" + (f": {inside}" if inside else "")
+    text = f"{subject} ({'an' if role.name[0] in 'AEIOU' else 'a'} {role.name}, {where})" + (
+        f": {inside}" if inside else ""
+    )
     if role.saves or role.known:
         return _Entry(text, f'run.add("{root}", {root})')
     if role.group == "container":
@@ -129,7 +142,7 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> _Ent
             text,
             f'run.state.setdefault("{root}", {root})  # and run.state.{root} instead of {root} in the loop',
         )
-    if attributes and subject == root:
+    if attributes:
         named = ", ".join(f'"{one}"' for one in attributes)
         return _Entry(text, f'run.add("{root}", samebits.state.attributes({root}, {named}))')
     return _Entry(

@@ -8,6 +8,7 @@ import types
 from collections import deque
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from samebits._inspect import actions
@@ -45,7 +46,7 @@ class Role(NamedTuple):
 def role(value: Any) -> Role:
     """Returns the role of a value."""
     kind = type(value)
-    held = kind in PLAIN or isinstance(value, torch.Tensor)
+    held = kind in PLAIN or isinstance(value, torch.Tensor | np.ndarray)
     group = (
         "plain" if held else "container" if issubclass(kind, (dict, list, tuple, set, deque)) else "object"
     )

@@ -90,12 +90,12 @@ class Steps(Iterator[tuple[Step, Any]]):
         frame = sys._getframe(1)
         loop.call_site = id(frame), frame.f_code, frame.f_lasti
         notify("boundary", run, position, frame)
-        outermost = loop is loops.current
+        outermost, ends = loop is loops.current, self._ended()
         if outermost:
             # of several ranks, one that waits to raise would miss the exchange of the others
-            ends = self._ended() or run.preemption.requested is not None or not run.preemption.single_process
-            run._completeness.boundary(position, frame, run.objects, run.state, self._loader, ends=ends)
-        if self._ended():
+            now = ends or run.preemption.requested is not None or not run.preemption.single_process
+            run._completeness.boundary(position, frame, run.objects, run.state, self._loader, ends=now)
+        if ends:
             self._over = True
             self._finish(position, outermost=outermost)
             raise StopIteration
