@@ -16,7 +16,7 @@ class Meter:
     def avg(self): return self.sum / max(1, self.n)
 class Seeder:
     def __init__(self): self.n = 0
-    def again(self, v):
+    def update(self, v):
         self.n += 1
         torch.manual_seed(self.n)
 class Thrower:
@@ -98,7 +98,7 @@ TRAINING = {
     "a closure": ("def scale(z): return z * v", "v = v + 1; loss = scale(loss)"),
     "a lambda": ("f = lambda z: z * v", "v = v + 1; loss = f(loss)"),
     "a generator": ("def g():\n        while True: yield v\n    g = g()", "v = v + 1; loss = loss * next(g)"),
-    "an object that seeds": ("v = Seeder()", "v.again(1)"),
+    "an object that seeds": ("v = Seeder()", "v.update(1)"),
     "an object that raises": ("v = Thrower()", "v.tick()"),
     "an object that gets the model": ("v = Meter()", "v.update(model)"),
     "a loop over it": ("v = []", "v.append(1)\n        for one in v: optimizer.step()"),

@@ -75,6 +75,17 @@ class OutputFlow:
             for child in ast.iter_child_nodes(node)
         }
         self._committed = frozenset(committed)
+        nodes = [node for tree in self._trees for node in ast.walk(tree)]
+        self._by_name: dict[str, list[ast.FunctionDef]] = {}
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef):
+                self._by_name.setdefault(node.name, []).append(node)
+        self._bases = {
+            node.name: [_last_name(base) for base in node.bases]
+            for node in nodes
+            if isinstance(node, ast.ClassDef)
+        }
+        """The names of the bases of the user's classes, by name."""
         self._known: dict[tuple[int, str, bool], bool] = {}
         self._root: tuple[_Scope | None, str] = (None, "")
         """The variable that was asked for: its object is known to reach nothing that is trained."""
@@ -202,11 +213,11 @@ class OutputFlow:
             return (
                 name not in _TRAINS
                 and not self._given_committed(call)
-                and self._are_quiet(name, depth)
+                and self._are_quiet(call, depth)
                 and (name in _READS or not self._may_be_committed(scope, _root(call.func)))
                 and self._is_output(call, scope, depth)
             )
-        if any(self._functions(name)):
+        if self._functions(call):
             return self._is_output_of_argument(node, call, depth) and self._is_output(call, scope, depth)
         if name in _OUTPUT:
             return True
@@ -218,9 +229,9 @@ class OutputFlow:
 
     def _is_output_of_argument(self, node: ast.AST, call: ast.Call, depth: int) -> bool:
         """Returns True if the user's functions of this name only output the parameter that gets the value."""
-        if depth >= _DEPTH or not self._are_quiet(_called(call), depth):
+        if depth >= _DEPTH or not self._are_quiet(call, depth):
             return False
-        for function in self._functions(_called(call)):
+        for function in self._functions(call):
             names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
             if isinstance(node, ast.keyword):
                 name = node.arg if node.arg in {*names, *(a.arg for a in function.args.kwonlyargs)} else None
@@ -319,8 +330,8 @@ class OutputFlow:
 
     def _changes_nothing(self, call: ast.Call, scope: _Scope, depth: int) -> bool:
         name = _called(call)
-        if any(self._functions(name)):
-            return depth < _DEPTH and self._are_quiet(name, depth)
+        if self._functions(call):
+            return depth < _DEPTH and self._are_quiet(call, depth)
         if name in _OUTPUT or name in _READS or _is_arithmetic(call):
             return name in _OUTPUT or not isinstance(self._parents[call], ast.Expr)
         base = call.func.value if isinstance(call.func, ast.Attribute) else None
@@ -329,20 +340,21 @@ class OutputFlow:
             return False
         return self._fill(base, scope, depth)  # `meter.reset()`, `history.append(x)`: its uses count
 
-    def _are_quiet(self, name: str, depth: int) -> bool:
-        """Returns True if the user's functions of this name change nothing but what belongs to them, draw nothing and raise nothing.
+    def _are_quiet(self, call: ast.Call, depth: int) -> bool:
+        """Returns True if the user's functions that are called change nothing but what belongs to them, draw nothing and raise nothing.
 
         True if there is none: the methods of a package's object.
         """
-        key = (1, name, False)
-        if key not in self._known:
-            self._known[key] = True
-            self._known[key] = depth < _DEPTH and all(
-                self._is_quiet(node, function, depth + 1)
-                for function in self._functions(name)
-                for node in ast.walk(function)
-            )
-        return self._known[key]
+        for function in self._functions(call):
+            key = (id(function), "", True)
+            if key not in self._known:
+                self._known[key] = True
+                self._known[key] = depth < _DEPTH and all(
+                    self._is_quiet(node, function, depth + 1) for node in ast.walk(function)
+                )
+            if not self._known[key]:
+                return False
+        return True
 
     def _is_quiet(self, node: ast.AST, function: ast.FunctionDef, depth: int) -> bool:
         if isinstance(node, ast.Global | ast.Nonlocal | ast.Raise | ast.Yield | ast.YieldFrom | ast.Await):
@@ -351,16 +363,46 @@ class OutputFlow:
             return _root(node) == "self" or not self._may_be_committed(function, _root(node))
         if not isinstance(node, ast.Call):
             return True
-        name = _called(node)
-        if any(self._functions(name)):
-            return self._are_quiet(name, depth)
-        return name in _OUTPUT | _READS | _COLLECTS | {"reset", "clear", "super"} or _is_arithmetic(node)
+        if self._functions(node):
+            return self._are_quiet(node, depth)
+        return _called(node) in _OUTPUT | _READS | _COLLECTS | {"reset", "clear", "super"} or _is_arithmetic(
+            node
+        )
 
-    def _functions(self, name: str) -> Iterator[ast.FunctionDef]:
-        for tree in self._trees:
-            for node in ast.walk(tree):
-                if isinstance(node, ast.FunctionDef) and node.name == name:
-                    yield node
+    def _functions(self, call: ast.Call) -> list[ast.FunctionDef]:
+        """Returns the user's functions that a call may call: those of its name, of the object's class where that is known."""
+        named = self._by_name.get(_called(call), [])
+        if not named or not isinstance(call.func, ast.Attribute):
+            return [one for one in named if not isinstance(self._parents[one], ast.ClassDef)] or named
+        kinds = self._classes_of(call.func.value, self._scope_around(call))
+        return [one for one in named if kinds is None or getattr(self._parents[one], "name", "") in kinds]
+
+    def _classes_of(self, holder: ast.expr, scope: _Scope) -> set[str] | None:
+        """Returns the names of the classes that an object may have, with their bases; None where that is not known."""
+        if isinstance(holder, ast.Name) and holder.id == "self":
+            around: ast.AST = scope
+            while not isinstance(around, ast.ClassDef | ast.Module):
+                around = self._parents[around]
+            return self._with_bases({around.name}) if isinstance(around, ast.ClassDef) else None
+        name = (
+            holder.attr
+            if isinstance(holder, ast.Attribute)
+            else holder.id
+            if isinstance(holder, ast.Name)
+            else ""
+        )
+        places = [scope] if isinstance(holder, ast.Name) else self._trees
+        made = [value for place in places for value in _made(place, name)]
+        if not made and isinstance(holder, ast.Name):
+            made = [value for tree in self._trees for value in _made(tree, name)]
+        kinds = {_called(value) if isinstance(value, ast.Call) else "" for value in made}
+        known = kinds and all(kind in self._bases for kind in kinds)
+        return self._with_bases(kinds) if known else None
+
+    def _with_bases(self, kinds: set[str]) -> set[str]:
+        while more := {base for kind in kinds for base in self._bases.get(kind, ())} - kinds:
+            kinds = kinds | more
+        return kinds
 
     def _given_committed(self, call: ast.Call) -> bool:
         return any(self._mentions_committed(one) for one in (*call.args, *call.keywords))
@@ -395,9 +437,27 @@ def _calls(node: ast.stmt) -> Iterator[ast.Call]:
 
 def _called(call: ast.Call) -> str:
     """Returns the last name of the called function: "add_scalar" of `writer.add_scalar(...)`."""
-    if isinstance(call.func, ast.Attribute):
-        return call.func.attr
-    return call.func.id if isinstance(call.func, ast.Name) else ""
+    return _last_name(call.func)
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _made(scope: ast.AST, name: str) -> Iterator[ast.expr]:
+    """Yields what is assigned to the variable, or to attributes, of this name."""
+    for node in ast.walk(scope):
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else []
+        )
+        if any(_last_name(target) == name for target in targets) and node.value is not None:  # type: ignore[attr-defined]
+            yield node.value  # type: ignore[attr-defined]
 
 
 def _root(node: ast.expr) -> str:
