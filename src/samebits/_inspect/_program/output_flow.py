@@ -395,6 +395,7 @@ class OutputFlow:
         made = [value for place in places for value in _made(place, name)]
         if not made and isinstance(holder, ast.Name):
             made = [value for tree in self._trees for value in _made(tree, name)]
+        made = [value for value in made if not isinstance(value, ast.Constant)]  # `meter = None` at first
         kinds = {_called(value) if isinstance(value, ast.Call) else "" for value in made}
         known = kinds and all(kind in self._bases for kind in kinds)
         return self._with_bases(kinds) if known else None
