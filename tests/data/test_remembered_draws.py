@@ -18,6 +18,7 @@ import torch
 from samebits.data import Pipeline, check, _purity as purity
 from samebits._context import process
 from samebits.data._calls import process_generators
+from samebits.data._calls.own_generators import OwnGenerators
 from samebits.data._calls.rng_parameter import key_words
 from samebits.data._calls.remembered_draws import Memos
 from samebits.data._calls.reachable_keepers import keepers
@@ -406,7 +407,8 @@ def test_no_function_of_the_corpus_is_accused():
         for function in functions:
             if "rng" in getattr(getattr(function, "__code__", None), "co_varnames", ()):
                 continue
-            memos = Memos(function, effects=[], repeatable=True)
+            effects = list(purity.read(function).findings.values())
+            memos = Memos(function, lambda: OwnGenerators(list), effects=effects, repeatable=True)
             for x in range(40):
                 generator_states.fill((1, x), initial_seed=0)
                 try:

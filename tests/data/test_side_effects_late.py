@@ -20,7 +20,7 @@ from samebits.errors import ConflictWarning
 CORPUS = Path(__file__).parents[1] / "support" / "purity_corpus.py"
 COUNT = 300
 LOG = logging.getLogger("samebits.tests.late")
-KINDS = {"LATE_IMPURE": 15, "DEEP_IMPURE": 7, "LATE_PURE": 15, "UNMOVED": 4}
+KINDS = {"LATE_IMPURE": 14, "DEEP_IMPURE": 7, "LATE_PURE": 16, "UNMOVED": 4}
 UNSEEN = {"late_hidden", "late_hidden_value"}
 """No code shows these, and a worker compares captured state at its first task only: they are missed."""
 

@@ -168,7 +168,7 @@ def test_views_in_place_are_what_the_libraries_say():
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4))
 def test_numpy_is_seeded_in_place_as_by_its_own_function(seeds):
     """State, position and the kept normal are what `numpy.random.seed` of the same words leaves."""
-    assert generator_states._supports_in_place_seeding()
+    assert generator_states.supports_in_place_seeding()
     states = []
     for seed in (generator_states._seed_numpy, np.random.seed):
         np.random.normal(), np.random.rand(3)  # a kept normal, and a position
@@ -181,12 +181,12 @@ def test_a_numpy_that_keeps_its_state_otherwise_is_seeded_by_its_own_function(mo
     """Where trying it out says no, the slow way has the same bits; the trial itself fails for a wrong place in memory."""
     generator_states.fill((1, 2))
     fast = np.random.get_state()[1].tolist()
-    monkeypatch.setattr(generator_states, "_supports_in_place_seeding", lambda: False)
+    monkeypatch.setattr(generator_states, "supports_in_place_seeding", lambda: False)
     generator_states.fill((1, 2))
     assert np.random.get_state()[1].tolist() == fast
     monkeypatch.undo()
     monkeypatch.setattr(generator_states, "view_of", lambda owner, address: np.zeros(625, np.uint32))
-    assert not generator_states._supports_in_place_seeding.__wrapped__()
+    assert not generator_states.supports_in_place_seeding.__wrapped__()
 
 
 def test_each_step_of_a_run_counts_from_zero():

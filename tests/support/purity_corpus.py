@@ -142,7 +142,6 @@ IMPURE = {
     changes_a_table_by_an_alias: "table",
     updates_a_tensor: "weights",
     takes_the_next: "numbers",
-    draws_from_an_own_generator: "own_generator",
     by_a_helper: "recent",
     writes_out: "mean",
     groups: "by_class",
@@ -256,6 +255,7 @@ def in_place_on_a_new_tensor(x):
 
 
 PURE = [
+    draws_from_an_own_generator,
     rebinds_locals,
     appends_to_a_local_list,
     uses_a_cached_function,
@@ -402,7 +402,6 @@ LATE_IMPURE = {
     late_tensor: "late_weights",
     late_next: "late_numbers",
     late_next_of_a_loop: "late_lines",
-    late_draw_from_an_own_generator: "late_generator",
     late_helper: "late_recent",
     late_in_an_exception: "late_recent",
     late_hidden: "late_seen",
@@ -540,6 +539,7 @@ LATE_PURE = [
     late_draw_from_the_process,
     rare_draw_from_the_process,
     late_generator_of_its_own,
+    late_draw_from_an_own_generator,
     late_sort,
     late_out,
     late_inner,

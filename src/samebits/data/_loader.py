@@ -124,7 +124,7 @@ class DataLoader(Resumable, torch_data.DataLoader[T_co]):
         if self._called is None or self._called[1].call is not collate:
             read = getattr(self.dataset, "__getitems__", None) or self.dataset.__getitem__
             self._called = (
-                Function(read, LoaderBatches.kind, stateful=False),
+                Function(read, LoaderBatches.kind, stateful=False, of=self.dataset),
                 Function(collate, LoaderBatches.kind, stateful=False),
             )
         return self._called

@@ -15,6 +15,7 @@ from typing import TypeVar
 from samebits._context import Words
 from samebits._inspect import rng_states
 from samebits._native.lazy_kernel import imported_by_others
+from samebits.data._calls.own_generators import OwnGenerators, no_block, own_block
 from samebits.errors import PipelineError, UnseededError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states
@@ -51,10 +52,26 @@ def refill(key: Words) -> None:
     generator_states.fill(key, initial_seed=key[0] >> 1)
 
 
-def fill_if_needed(key: Words, *path: int | str) -> None:
+def fill_if_needed(own: OwnGenerators, key: Words, *path: int | str) -> None:
     """Sets the generators, by `key` with `path` folded in, unless nothing that follows draws from them."""
+    has_own = own.enter()
+    if has_own or is_filling():
+        fill_all(own if has_own else None, int_keys.fold(key, *path))
+
+
+def fill_all(own: OwnGenerators | None, key: Words) -> None:
+    """Sets the process's generators, if that is needed, and those of objects, if there are any."""
     if is_filling():
-        fill(int_keys.fold(key, *path))
+        fill(key)
+    if own is not None:
+        own.set(key)
+
+
+def refill_all(own: OwnGenerators, key: Words) -> None:
+    """Sets the generators of `fill_all` once more for the same call."""
+    if is_filling():
+        refill(key)
+    own.set(key)
 
 
 class Draws:
@@ -66,11 +83,19 @@ class Draws:
         self._tried = False
 
     def run(self, task: Callable[[], T]) -> T:
-        """Returns the result of `task`. Afterwards the process's generators are restored.
+        """Returns the result of `task`. Afterwards the process's generators and those of objects are restored.
 
         Raises:
             PipelineError: the task drew although reading had shown no draw, and not when it was computed again.
         """
+        with own_block() as block:
+            result = self._run(task)
+            if block.has_new():  # it drew from a generator that was not known yet
+                block.put_back()
+                result = self._run(task)
+        return result
+
+    def _run(self, task: Callable[[], T]) -> T:
         if not self._quiet:
             with generator_states.preserve_states():
                 return _run_with(True, task)
@@ -101,6 +126,13 @@ class Draws:
 
         The draws are watched: if none was seen, later blocks do not set the generators.
         """
+        with own_block() as block:
+            with self._fill_process_generators():
+                yield
+            block.has_new()  # from the next call on
+
+    @contextmanager
+    def _fill_process_generators(self) -> Iterator[None]:
         if self._quiet and self._tried:
             with _set_filling(False):
                 yield
@@ -157,7 +189,8 @@ def _set_filling(value: bool) -> Iterator[None]:
 
 def run_without_rng_setup(task: Callable[[], T]) -> T:
     """Returns the result of a task that draws from none of the process's generators, on any thread."""
-    return _run_with(False, task)
+    with no_block():
+        return _run_with(False, task)
 
 
 def _run_with(value: bool, task: Callable[[], T]) -> T:

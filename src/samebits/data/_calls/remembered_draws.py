@@ -10,10 +10,14 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
+
 from samebits._context import Words
 from samebits._inspect import rng_states
 from samebits.data._calls import process_generators
 from samebits.data._calls.draw_keepers import Keeper, Numbers
+from samebits.data._calls.own_generators import OwnGenerators, put_back
 from samebits.data._calls.reachable_keepers import keepers
 from samebits.data._purity import Finding
 from samebits.data._rolling_digest import update_digest
@@ -34,14 +38,23 @@ class DrawRememberedError(Exception):
     """A function keeps what it drew: (where)."""
 
 
+class UnsetGeneratorError(Exception):
+    """Two calls with equal generators gave different results."""
+
+
 class Memos:
     """The memories of one function, in one process."""
 
     def __init__(
-        self, function: Callable[..., Any], *, effects: list[Finding], repeatable: bool = True
+        self,
+        function: Callable[..., Any],
+        own: Callable[[], OwnGenerators],
+        *,
+        effects: list[Finding],
+        repeatable: bool = True,
     ) -> None:
-        """`effects`: known lasting changes of a call; `repeatable`: False if it must be called only once."""
-        self._function = function
+        """`own`: generators of objects that are set, too; `effects`: known lasting changes of a call; `repeatable`: False if it must be called only once."""
+        self._function, self._own = function, own
         self._keepers: list[Keeper] = keepers(function)
         self._effects = effects
         self._repeatable = repeatable and all(map(_is_restored, effects))
@@ -62,6 +75,8 @@ class Memos:
         if not self._repeatable:
             return self._function(element)
         self._calls += 1
+        if self._calls == 1 and not self._effects:
+            return self.compare(element, key, memos=True)
         early = self._calls <= FIRST
         element_copy = _copy(element) if early or self._changes_elements else element
         before = self._last or self._mark()
@@ -75,6 +90,30 @@ class Memos:
             where = self._changed_places(before, after)
             if self._is_to_repeat(where, early=early):
                 self._repeat(element_copy, key, where)
+        return result
+
+    def compare(self, element: Any, key: Words, *, memos: bool) -> Any:
+        """Returns the result for one element, called twice if that is safe.
+
+        Raises:
+            DrawRememberedError: it drew differently (only with `memos`).
+            UnsetGeneratorError: the second result has other bits in an array or a tensor.
+        """
+        element_copy = _copy(element)
+        before = self._mark()
+        result = self._function(element)
+        if not self._repeatable or self._effects or element_copy is _NO_COPY:
+            return result
+        digest = _digest_of_arrays(result)
+        if self._own().has_new():  # the task is computed again, with them
+            self._calls = 0
+            return result
+        where = self._changed_places(before, self._mark())
+        again, differs = self._call_again(element_copy, key)
+        if memos and differs:
+            raise DrawRememberedError(where)
+        if again is not _NO_RESULT and _digest_of_arrays(again) != digest:
+            raise UnsetGeneratorError
         return result
 
     def _mark(self) -> _Mark:
@@ -96,28 +135,54 @@ class Memos:
         return self._kept <= EACH or self._kept % SOME == 0
 
     def _repeat(self, element_copy: Any, key: Words, where: list[str]) -> None:
-        after = rng_states.of_process()
-        process_generators.refill(key)
-        if rng_states.of_process() == after:  # it has not drawn
-            return
-        self._drew += 1
+        own = self._own()
+        after, states = _states(own), own.save()
+        process_generators.refill_all(own, key)
+        drew = _states(own) != after
+        after[0].restore()
+        put_back(states)
+        self._drew += drew
+        if drew and self._call_again(element_copy, key)[1]:
+            raise DrawRememberedError(where)
+
+    def _call_again(self, element_copy: Any, key: Words) -> tuple[Any, bool]:
+        """Returns the result of another call with the same generators, and True if it left them in other states."""
+        own = self._own()
+        after, states = _states(own), own.save()
+        process_generators.refill_all(own, key)
         restores = [k.save() for k in self._keepers if self._effects or not isinstance(k, Numbers)]
+        result, again = _NO_RESULT, after
         try:
-            self._function(element_copy)
-        except Exception:  # its element cannot be used twice
-            again = after
-        else:
-            again = rng_states.of_process()
+            result = self._function(element_copy)
+            again = _states(own)
+        except Exception:  # noqa: S110 (its element cannot be used twice)
+            pass
         finally:
             for restore in restores:
                 restore()
-            after.restore()
+            after[0].restore()
+            put_back(states)
             self._last = None
-        if again != after:
-            raise DrawRememberedError(where)
+        return result, again != after
+
+
+def _states(own: OwnGenerators) -> tuple[rng_states.ProcessStates, list[bytes]]:
+    return rng_states.of_process(), own.marks()
 
 
 _NO_COPY: Any = object()
+_NO_RESULT: Any = object()
+
+
+def _digest_of_arrays(value: Any) -> int:
+    """Returns the digest of the arrays, tensors and images in a result: numbers beside them may be counters and times."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return update_digest(0, value)
+    if isinstance(value, dict):
+        return update_digest(0, [_digest_of_arrays(part) for part in value.values()])
+    if isinstance(value, list | tuple):
+        return update_digest(0, [_digest_of_arrays(part) for part in value])
+    return update_digest(0, np.asarray(value)) if hasattr(value, "__array_interface__") else 0
 
 
 def _copy(element: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,9 +70,15 @@ _spare = threading.local()
 
 
 def call_with_generators(
-    call: Callable[..., Any], elements: Sequence[Any], rows: np.ndarray, results: list[Any]
+    call: Callable[..., Any],
+    elements: Sequence[Any],
+    rows: np.ndarray,
+    results: list[Any],
+    before: Iterable[None],
 ) -> None:
     """Appends `call(element, rng=...)` for every element: its generator is an SFC64, seeded with the row's key.
+
+    A step of `before` is made before each call.
 
     It is one object, set anew for each call, unless the user has kept it: then that object is left alone, and another
     one is made.
@@ -84,7 +90,7 @@ def call_with_generators(
     )
     inner: dict[str, Any] = {}
     state = {"bit_generator": "SFC64", "state": inner, "has_uint32": 0, "uinteger": 0}
-    for element, words in zip(elements, generator_states(rows), strict=True):
+    for element, words, _ in zip(elements, generator_states(rows), before, strict=False):
         if generator is None:
             generator = np.random.Generator(np.random.SFC64(0))
         inner["state"] = words

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from operator import length_hint
+from itertools import repeat
+from operator import itemgetter, length_hint
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ import torch
 from samebits._context import Words
 from samebits.data import _purity as purity
 from samebits.data._calls import process_generators
-from samebits.data._calls.remembered_draws import DrawRememberedError, Memos
+from samebits.data._calls.own_generators import OwnGenerators
+from samebits.data._calls.remembered_draws import DrawRememberedError, Memos, UnsetGeneratorError
 from samebits.data._calls.rng_parameter import Place as Place
 from samebits.data._calls.rng_parameter import Places as Places
 from samebits.data._calls.rng_parameter import call_with_generators, key_tensors, key_words
@@ -28,8 +30,10 @@ class Function:
     (stage's key, place), and of no worker, thread or order of calls.
     """
 
-    def __init__(self, function: Callable[..., Any], stage: str, *, stateful: bool | None = None) -> None:
-        """`stateful`: True if a call leaves a change; None: found by reading its code and by running it."""
+    def __init__(
+        self, function: Callable[..., Any], stage: str, *, stateful: bool | None = None, of: Any = None
+    ) -> None:
+        """`stateful`: True if a call leaves a change; None: found by reading its code and by running it. `of`: a dataset."""
         if not callable(function):
             raise InvalidArgumentError(
                 f"Pipeline.{stage}: takes a function, got {function!r:.80} ({type(function).__name__})"
@@ -38,6 +42,10 @@ class Function:
         self.stage = stage
         self.draws = _parameter(function)
         self.stateful = stateful
+        self._of = of
+        self._iterated = False
+        self.compared = False
+        """True once two calls for one element were compared, or in another epoch."""
         self.noticed: list[purity.Finding] = []
         """Side effects that were seen while it ran."""
 
@@ -54,11 +62,25 @@ class Function:
     @cached_property
     def memos(self) -> Memos:
         """The memories where it may keep its draws, in this process."""
-        return Memos(self.call, effects=self._all_findings, repeatable=not self.stateful)
+        return Memos(self.call, lambda: self.own, effects=self._all_findings, repeatable=not self.stateful)
+
+    @cached_property
+    def own(self) -> OwnGenerators:
+        """The generators that belong to objects which it reaches, in this process."""
+        return OwnGenerators(self._roots)
+
+    def _roots(self) -> list[list[tuple[str, Any]]]:
+        root = (self.name, self.call) if self._of is None else ("dataset", self._of)
+        return [[root], sorted(self.reading.state.items(), key=itemgetter(0))]
+
+    def begin_iteration(self) -> None:
+        """Forgets the generators that were found: other objects may have taken their places."""
+        vars(self).pop("own", None)
+        self.compared, self._iterated = self._iterated, True
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state without findings: these refer to all that the function refers to."""
-        return {name: value for name, value in vars(self).items() if name not in ("reading", "memos")}
+        return {name: value for name, value in vars(self).items() if name not in ("reading", "memos", "own")}
 
     @property
     def effects(self) -> list[purity.Finding]:
@@ -76,24 +98,53 @@ class Function:
         results: list[Any] = []
         reading: Iterator[Any] | None = None
         try:
-            if self.draws == "rng":
-                call_with_generators(self.call, elements, key_words(key, places), results)
-            elif self.draws == "key":
-                for own, element in zip(key_tensors(key_words(key, places)), elements, strict=True):
-                    results.append(self.call(element, key=own))
-            elif process_generators.is_filling():
-                for own, element in zip(key_words(key, places).tolist(), elements, strict=True):
-                    process_generators.fill((own[0], own[1]))
-                    results.append(self.memos.call(element, (own[0], own[1])))
+            has_own = self.own.enter()
+            if self.draws is not None:
+                rows = key_words(key, places)
+                own = self.own.set_each(rows) if has_own else repeat(None)
+                if self.draws == "rng":
+                    call_with_generators(self.call, elements, rows, results, own)
+                else:
+                    for each, element, _ in zip(key_tensors(rows), elements, own, strict=False):
+                        results.append(self.call(element, key=each))
+            elif has_own or process_generators.is_filling():
+                for each, element in zip(key_words(key, places).tolist(), elements, strict=True):
+                    process_generators.fill_all(self.own if has_own else None, (each[0], each[1]))
+                    results.append(self.memos.call(element, (each[0], each[1])))
             else:
                 call, reading = self.call, iter(elements)
                 return [call(element) for element in reading]
         except DrawRememberedError as error:
             raise self.remembered_error(places[len(results)], error) from None
+        except UnsetGeneratorError:
+            raise self.unset_error(elements[len(results)]) from None
         except Exception as error:
             done = len(results) if reading is None else len(elements) - length_hint(reading) - 1
             raise self._error(places[done], error, elements[done]) from error
         return results
+
+    def compare_first(self, element: Any, key: Words) -> Any:
+        """Returns the result for the first element that this process computes, after two calls with the same generators.
+
+        Raises:
+            PipelineError: the results differ.
+        """
+        self.compared = True
+        try:
+            return self.memos.compare(element, key, memos=False)
+        except UnsetGeneratorError:
+            raise self.unset_error(element) from None
+
+    def unset_error(self, element: Any) -> PipelineError:
+        """Returns the error for a function that draws from what cannot be set."""
+        what = f"samebits.data.DataLoader: {type(self._of).__name__}" if self._of is not None else None
+        return PipelineError(
+            f"{what or f'Pipeline.{self.stage}({self.name})'}: two calls for element {element!r:.40} with the same random "
+            "generators gave different arrays, so other workers, or a resume, would give different batches. It draws from a "
+            "generator that cannot be set (in C++ code, of the system, behind an object without attributes), or counts its "
+            "calls. Draw from torch's, NumPy's or Python's generators, or seed its generator at the beginning of each call: "
+            "seed=int(torch.randint(2**31, ()))"
+        )
 
     def call_with_key(self, place: Place, element: Any, key: torch.Tensor) -> Any:
         """Returns the result for one element with this key."""

@@ -11,6 +11,8 @@ from torch.utils.data import DistributedSampler
 
 from samebits._context import Words
 from samebits._inspect import rng_states
+from samebits._inspect.attributes import attributes_of
+from samebits.data._calls.own_generators import OwnGenerators, own_block, put_back
 from samebits.data._stages.stage import INFINITE
 from samebits.errors import UnimplementedError
 from samebits.random import _int_keys as int_keys
@@ -131,20 +133,34 @@ class SamplerOrder:
 
     def _seeded_items(self, key: Words, epoch: int) -> Iterator[Any]:
         """Yields the sampler's items; its draws come from its own generators, unaffected by other draws in between."""
-        with generator_states.preserve_states():
+        of_objects = OwnGenerators(self._roots)
+        with own_block(), generator_states.preserve_states():
+            if of_objects.enter():
+                of_objects.set(key)
             self._set_epoch(key, epoch)
             generator_states.fill(key)
-            own = rng_states.of_process()
+            own, states = rng_states.of_process(), of_objects.save()
             items = iter(self.sampler)
         while True:
-            with generator_states.preserve_states():
+            with own_block(), generator_states.preserve_states():
+                of_objects.enter()
                 own.restore()
+                put_back(states)
                 try:
                     item = next(items)
                 except StopIteration:
                     return
-                own = rng_states.of_process()
+                own, states = rng_states.of_process(), of_objects.save()
             yield item
+
+    def _roots(self) -> list[list[tuple[str, Any]]]:
+        """Returns what the sampler holds: the search passes over torch's samplers."""
+        held = [
+            (f"{type(one).__name__}.{name}", part)
+            for one in (self.sampler, getattr(self.sampler, "sampler", None))
+            for name, part in attributes_of(one).items()
+        ]
+        return [held, [("sampler", self.sampler)]]
 
     def _set_epoch(self, key: Words, epoch: int) -> None:
         for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):

@@ -15,7 +15,7 @@ from torch.utils.data import _utils as torch_utils
 from typing_extensions import override
 
 from samebits._context import Words
-from samebits.data._calls.process_generators import fill, fill_if_needed, is_filling
+from samebits.data._calls.process_generators import fill_all, fill_if_needed, is_filling
 from samebits.data._calls.user_function import Function
 from samebits.data._loader_batches.batch_order import BatchOrder, BatchTask
 from samebits.data._stages.stage import Blocks
@@ -99,7 +99,7 @@ class LoaderBatches(Blocks):
     @override
     def compute(self, repetition: int, task: Any) -> list[list[Any]]:
         data = self._read(task)
-        fill_if_needed(task.key, "collate", task.number)
+        fill_if_needed(self.collate.own, task.key, "collate", task.number)
         try:
             with use_offered_memory(self):
                 return [[self.collate.call(data)]]
@@ -136,17 +136,25 @@ class LoaderBatches(Blocks):
         error.add_note(f"samebits.data.DataLoader: {place}")
 
     def _single_element(self, task: BatchTask) -> Any:
-        fill_if_needed(task.key, "element", task.first)
-        return self.dataset[task.indices]
+        return self._one(task.indices, int_keys.fold(task.key, "element", task.first), self.read.own.enter())
 
     def _elements(self, task: BatchTask, indices: Iterator[Any]) -> Any:
+        has_own, key = self.read.own.enter(), int_keys.fold(task.key, "element")
         if getattr(self.dataset, "__getitems__", None):  # torch's protocol: the dataset reads a whole batch
-            fill_if_needed(task.key, "element", task.first)
+            if (has_own or is_filling()) and not self.read.compared:
+                self._one(task.indices[:1], int_keys.fold(key, task.first), has_own)
+            fill_if_needed(self.read.own, key, task.first)
             return self.dataset.__getitems__(task.indices)
-        if not is_filling():
+        if not (has_own or is_filling()):
             return [self.dataset[index] for index in indices]
-        key, elements = int_keys.fold(task.key, "element"), []
-        for ordinal, index in enumerate(indices, task.first):
-            fill(int_keys.fold(key, ordinal))
-            elements.append(self.dataset[index])
-        return elements
+        return [
+            self._one(index, int_keys.fold(key, ordinal), has_own)
+            for ordinal, index in enumerate(indices, task.first)
+        ]
+
+    def _one(self, index: Any, key: Words, has_own: bool) -> Any:
+        """Returns one element; the first one of a process that may draw is read twice, and compared."""
+        if not (has_own or is_filling()):
+            return self.dataset[index]
+        fill_all(self.read.own if has_own else None, key)
+        return self.dataset[index] if self.read.compared else self.read.compare_first(index, key)

@@ -12,7 +12,6 @@ import torch
 import xxhash
 
 from samebits import _digest as digest
-from samebits._inspect import rng_states
 from samebits.data._purity import known_functions
 from samebits.data._purity.abstract_values import PLAIN
 from samebits.data._purity.side_effects import Reading
@@ -61,6 +60,8 @@ class _Look:
             return hash(repr(found))
         if id(found) in above or len(above) > DEEP or self._left < 0:
             return 1
+        if isinstance(found, known_functions.GENERATORS):  # set for each call, and put back
+            return 2
         if isinstance(found, torch.Tensor):
             return _tensor(found)
         if isinstance(found, np.ndarray):
@@ -81,8 +82,6 @@ class _Look:
 
 def _state_of(found: Any) -> Any:
     """Plain values that tell whether an object is still as it was; of its class only what is known to be free of effects."""
-    if isinstance(found, known_functions.GENERATORS):
-        return rng_states.state_of(found)
     if isinstance(found, type | ModuleType | FunctionType):
         return None
     if known_functions.root(type(found).__module__) == "_io":
@@ -91,8 +90,31 @@ def _state_of(found: Any) -> Any:
         return None
     own = getattr(found, "__dict__", None)
     if hasattr(type(found), "__dict__") and isinstance(own, dict):
-        return {name: one for name, one in own.items() if not _is_lazy(found, name)} or _listed(found)
+        parts = {name: one for name, one in own.items() if not _is_lazy(found, name)}
+        return _without_draws(found, parts) or _listed(found)
     return _listed(found)
+
+
+def _without_draws(found: Any, parts: dict[str, Any]) -> dict[str, Any]:
+    """Returns the attributes without generators; of a library's transform without the numbers that it drew last, too."""
+    parts = {name: one for name, one in parts.items() if not isinstance(one, known_functions.GENERATORS)}
+    kind = type(found)
+    if not known_functions.is_installed(known_functions.root(kind.__module__)) or not _has_generator(found):
+        return parts
+    return {name: one for name, one in parts.items() if _may_hold_transforms(one)}
+
+
+def _has_generator(found: Any) -> bool:
+    tables = [vars(found), *(vars(base) for base in type(found).__mro__)]
+    return any(isinstance(one, known_functions.GENERATORS) for table in tables for one in table.values())
+
+
+def _may_hold_transforms(one: Any, depth: int = 0) -> bool:
+    """Returns True for objects that no basic library has made, and for containers that hold one."""
+    if isinstance(one, dict | list | tuple):
+        parts = list(one.values() if isinstance(one, dict) else one)[:ITEMS]
+        return depth < DEEP and any(_may_hold_transforms(part, depth + 1) for part in parts)
+    return known_functions.root(type(one).__module__) not in known_functions.LIBRARIES
 
 
 def _is_lazy(found: Any, name: str) -> bool:

@@ -26,6 +26,7 @@ from samebits.data._purity.abstract_values import (
     Value,
 )
 from samebits.data._purity.interpreter import Host
+from samebits.data._purity.known_functions import GENERATORS
 
 _PASSES = 6
 _LEAVES = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD"}
@@ -215,7 +216,7 @@ class Frame:
 
     def _store_attribute(self, one: dis.Instruction, stack: list[Value]) -> None:
         what, of = _pop(stack, 2)
-        if self._initialises(one):
+        if self._initialises(one) or _are_generators(what):  # which are set for each call
             self.host.initialised(of, one.argval)
         else:
             self.host.changed(of, "attribute", self.line, one.argval)
@@ -234,7 +235,8 @@ class Frame:
 
     def _store_item(self, one: dis.Instruction, stack: list[Value]) -> None:
         what, of, *_ = _pop(stack, 4 if one.opname == "STORE_SLICE" else 3)
-        self.host.changed(of, "item", self.line)
+        if not _are_generators(what):
+            self.host.changed(of, "item", self.line)
         self.host.holds(of, what)
 
     def _delete_item(self, one: dis.Instruction, stack: list[Value]) -> None:
@@ -426,6 +428,12 @@ def _guarded(instructions: list[dis.Instruction]) -> Iterator[tuple[str, int, li
             ]
             variables += [part.argval for part in inside if part.opname in ("LOAD_DEREF", "LOAD_CLOSURE")]
             yield tested.argval, stores[0].offset, variables
+
+
+def _are_generators(what: Value) -> bool:
+    """Returns True if only new random generators may be stored."""
+    kinds = [atom.kind if isinstance(atom, Made) else None for atom in what]
+    return bool(kinds) and all(kind is not None and issubclass(kind, GENERATORS) for kind in kinds)
 
 
 def _names(argval: Any) -> tuple[str, ...]:

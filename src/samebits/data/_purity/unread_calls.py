@@ -87,9 +87,6 @@ class Library(Looking):
                     self.holds(frozenset({of}), one | self.inside(one, line))
             if name in ("shuffle", "readinto", "permuted"):
                 self.changed(first, f"call of {name}", line)
-            generator = isinstance(of, Captured) and isinstance(of.object, known_functions.GENERATORS)
-            if generator and not known_functions.is_of_process(of.object):
-                self.changed(frozenset({of}), "random generator advanced", line)
         if "out" in named:
             self.changed(named["out"] | self.inside(named["out"], 0), "out=", line)
         if "inplace" in named:

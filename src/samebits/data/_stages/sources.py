@@ -10,6 +10,7 @@ import torch
 from typing_extensions import override
 
 from samebits.data._calls import process_generators
+from samebits.data._calls.own_generators import OwnGenerators
 from samebits.data._calls.remembered_draws import DrawRememberedError
 from samebits.data._calls.user_function import Function
 from samebits.data._rolling_digest import update_digest
@@ -100,12 +101,13 @@ class Source(Addressed):
         indices = (ordinals % self._length).tolist()
         if not self._at_once:
             return self.function.call_each(self.key, ordinals.tolist(), indices)
-        if not process_generators.is_filling():
+        own = self.function.own if self.function.own.enter() else None
+        if own is None and not process_generators.is_filling():
             return self._check_elements(self.function.call(indices), indices)
         elements = []  # one by one, so that the draws of one do not depend on its neighbours
         for ordinal, index in zip(ordinals.tolist(), indices, strict=True):
             key = int_keys.fold(self.key, ordinal)
-            process_generators.fill(key)
+            process_generators.fill_all(own, key)
             try:
                 elements += self._check_elements(self.function.memos.call([index], key), [index])
             except DrawRememberedError as error:
@@ -195,18 +197,23 @@ class IterableSource(Streamed):
     def length(self) -> int | None:
         return None
 
+    @property
+    def _own(self) -> OwnGenerators:
+        return OwnGenerators(lambda: [[("iterable", self.iterable)]])
+
     @override
     def parameters(self) -> dict[str, Any]:
         return {"iterable": getattr(self.iterable, "__qualname__", type(self.iterable).__name__)}
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
-        process_generators.fill_if_needed(self.key, repetition, 0)
+        own = self._own
+        process_generators.fill_if_needed(own, self.key, repetition, 0)
         iterator = iter(self.iterable() if callable(self.iterable) else self.iterable)
         number = 0
         while True:
             number += 1
-            process_generators.fill_if_needed(self.key, repetition, number)
+            process_generators.fill_if_needed(own, self.key, repetition, number)
             try:
                 element = next(iterator)
             except StopIteration:

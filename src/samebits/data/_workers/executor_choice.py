@@ -13,7 +13,7 @@ from samebits.data._stages.stage import Blocks, Stage, State, Streamed, Task
 from samebits.data._workers.inline import Inline
 from samebits.data._workers.launch_workers import may_start
 from samebits.data._workers.parallel import Parallel
-from samebits.data._workers.serial_functions import may_draw
+from samebits.data._workers.serial_functions import functions, may_draw, own_generators
 from samebits.data._workers.tasks import read_one
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictWarning
@@ -26,6 +26,8 @@ WORTH = 1.5e-3
 
 def draws_of(stage: Stage) -> Draws:
     """Returns the draws of a pipeline's functions, as found by reading their code."""
+    for function in functions(stage):
+        function.begin_iteration()
     return Draws(may_draw=may_draw(stage) is not None)
 
 
@@ -43,12 +45,12 @@ def reader(stage: Stage, draws: Draws, options: Options) -> Inline | Parallel | 
 
 def _parallel(stage: Stage, draws: Draws, options: Options, count: int, *, ordered: bool) -> Parallel:
     threads = options.executor == "thread"
-    if threads and (drawing := may_draw(stage)) is not None:
+    if threads and (drawing := may_draw(stage) or own_generators(stage)) is not None:
         threads = False
         warn_once(
             f"threads {drawing}",
-            f'Pipeline: executor="thread", but {drawing} may draw from the process\'s generators, which the training thread '
-            "draws from too: worker processes compute it instead. Let the function take a parameter `rng` or `key`.",
+            f'Pipeline: executor="thread", but {drawing} may draw from generators that all threads share: worker processes '
+            "compute it instead. Let the function take a parameter `rng` or `key`.",
             ConflictWarning,
         )
     return Parallel(

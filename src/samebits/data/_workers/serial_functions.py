@@ -68,6 +68,14 @@ def may_draw(stage: Stage) -> str | None:
     return None
 
 
+def own_generators(stage: Stage) -> str | None:
+    """Returns the name of a function that reaches generators of objects, and of one of these; None if there is none."""
+    for function in functions(stage):
+        if function.own.names:
+            return f"{function.stage}({function.name}), which reaches {function.own.names[0]},"
+    return None
+
+
 class Effects:
     """The functions of a pipeline that must run one at a time, in order, in this process."""
 

@@ -42,7 +42,7 @@ def fill(key: Words, initial_seed: int | None = None) -> np.ndarray:
     stream = np.empty(_TWISTER_WORDS + 2 * _SEED_WORDS, np.uint32)
     philox.fill_words(*own, stream)
     default = torch.default_generator
-    default.set_state(_torch_state(stream, default.initial_seed() if initial_seed is None else initial_seed))
+    default.set_state(torch_state(stream, default.initial_seed() if initial_seed is None else initial_seed))
     seeds = stream[_TWISTER_WORDS:]
     _seed_numpy(seeds[:_SEED_WORDS])
     _seed_python(seeds)
@@ -64,7 +64,7 @@ def _seed_python(seeds: np.ndarray) -> None:
 
 def _seed_numpy(seeds: np.ndarray) -> None:
     """Seeds NumPy in 6 us; `numpy.random.seed` takes 30 us between two steps for an array."""
-    words = numpy_words() if _supports_in_place_seeding() else NOTHING
+    words = numpy_words() if supports_in_place_seeding() else NOTHING
     if not words.size:
         np.random.seed(seeds)  # noqa: NPY002
         if type(np.random.mtrand._rand._bit_generator) is not np.random.MT19937:  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def _forget_kept_normal() -> None:
 
 
 @cache
-def _supports_in_place_seeding() -> bool:
+def supports_in_place_seeding() -> bool:
     """Returns True if NumPy's generator has the known layout: tried once, on a generator of our own."""
     seeds = np.arange(1, 1 + _SEED_WORDS, dtype=np.uint32)
     ours, theirs = np.random.MT19937(0), np.random.MT19937(0)
@@ -152,7 +152,7 @@ _BUFFER.view(np.int32)[2:4] = 1
 _BUFFER_TENSOR = torch.from_numpy(_BUFFER.view(np.uint8))
 
 
-def _torch_state(stream: np.ndarray, initial_seed: int) -> torch.Tensor:
+def torch_state(stream: np.ndarray, initial_seed: int) -> torch.Tensor:
     _BUFFER[0] = initial_seed
     _BUFFER[3 : 3 + _TWISTER_WORDS] = stream[:_TWISTER_WORDS]
     return _BUFFER_TENSOR
