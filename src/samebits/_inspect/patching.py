@@ -1,11 +1,17 @@
-"""Attributes that are replaced for a time: functions of torch, NumPy and Python, restored afterwards."""
+"""Attributes that are replaced for a time: functions of torch, NumPy and Python, restored afterwards.
+
+Programs ask functions for more than a call: MONAI takes NumPy's global generator from `np.random.random.__self__`.
+So what replaces a function answers as the function does (`stand_in`).
+"""
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from samebits._inspect.user_code import warn
@@ -85,6 +91,86 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         patches.undo()
+
+
+class _StandIn:
+    """Answers as the object that it replaces does, its class, signature, equality, copies and pickles included."""
+
+    def __init__(self, original: Any, attributes: dict[str, Any]) -> None:
+        object.__setattr__(self, "_samebits", (original, attributes))
+
+    def __getattribute__(self, name: str) -> Any:
+        original, attributes = object.__getattribute__(self, "_samebits")
+        if name == "__deepcopy__":
+            return functools.partial(_deep_copy, self, original)
+        return attributes[name] if name in attributes else getattr(original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_original(self), name, value)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return bool(_original(self) == (_original(other) if is_stand_in(other) else other))
+
+    def __hash__(self) -> int:
+        return hash(_original(self))
+
+    def __repr__(self) -> str:
+        return repr(_original(self))
+
+
+class _DescriptorStandIn(_StandIn):
+    """Replaces a method that a C class has: bound to an object, it is a stand-in of the bound method."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        call: Any = self
+        return stand_in(_original(self).__get__(instance, owner), functools.partial(call, instance))
+
+
+def stand_in(original: Any, call: Callable[..., Any], **attributes: Any) -> Any:
+    """Returns a callable that calls `call`, and that is like `original` in all else that a program can ask.
+
+    A Python function becomes a Python function, by `functools.wraps`. Of another callable only `is` and `type` see a
+    difference; `isinstance`, `==` and `inspect` do not.
+
+    Args:
+        original: the function that is replaced.
+        call: is called in its place.
+        attributes: the answers for attributes that are not those of `original`.
+
+    Example:
+        >>> import math, inspect
+        >>> checked = stand_in(math.sqrt, lambda x: math.sqrt(abs(x)))
+        >>> checked(-4), str(inspect.signature(checked)), checked.__self__ is math, checked == math.sqrt
+        (2.0, '(x, /)', True, True)
+    """
+    if isinstance(original, FunctionType):
+        return functools.wraps(original)(call)
+    kind = _DescriptorStandIn if hasattr(type(original), "__get__") and _is_unbound(original) else _StandIn
+    # in a class of its own, so that no frame is added to a call
+    return type(kind.__name__, (kind,), {"__call__": staticmethod(call)})(original, attributes)
+
+
+def is_stand_in(value: Any) -> bool:
+    """Returns True for what `stand_in` returned in place of something other than a Python function."""
+    return issubclass(type(value), _StandIn)
+
+
+def _original(value: Any) -> Any:
+    return object.__getattribute__(value, "_samebits")[0]
+
+
+def _is_unbound(original: Any) -> bool:
+    return getattr(original, "__self__", None) is None
+
+
+def _deep_copy(replacement: Any, original: Any, memo: dict[int, Any]) -> Any:
+    copied = copy.deepcopy(original, memo)
+    return replacement if copied is original else copied
 
 
 def _undo(patch: _Patch) -> None:

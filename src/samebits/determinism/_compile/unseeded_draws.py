@@ -33,8 +33,9 @@ def watch(patches: Patches) -> None:
         "torch.fx.experimental.proxy_tensor",
         lambda module: patches.put(module, "proxy_call", _check_captures(module)),
     )
+    script = _check_scripts(torch.jit.script)  # one for both: a pickle of the one asks for the other
     for module in (torch.jit, torch.jit._script):
-        patches.put(module, "script", _check_scripts(module.script))
+        patches.put(module, "script", script)
 
 
 def _check_captures(module: ModuleType) -> Callable[..., Any]:

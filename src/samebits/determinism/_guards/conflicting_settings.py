@@ -9,7 +9,7 @@ import torch
 from torch.backends import ContextProp
 
 from samebits._context import process
-from samebits._inspect.patching import Patches
+from samebits._inspect.patching import Patches, stand_in
 from samebits._inspect.user_code import calling_line
 from samebits.determinism._compile import inductor_flag
 from samebits.determinism._guards import custom_ops, torch_generators
@@ -53,8 +53,11 @@ def refuse_late_workspace() -> None:
 
 def watch(patches: Patches) -> None:
     """Replaces the functions by which a program, or a library it uses, could undo the switch."""
-    patches.put(torch, "use_deterministic_algorithms", _use_deterministic_algorithms)
-    patches.put(torch, "set_deterministic_debug_mode", _set_deterministic_debug_mode)
+    for name, call in (
+        ("use_deterministic_algorithms", _use_deterministic_algorithms),
+        ("set_deterministic_debug_mode", _set_deterministic_debug_mode),
+    ):
+        patches.put(torch, name, stand_in(getattr(torch, name), call))
     cudnn = type(torch.backends.cudnn)
     for name, kept in (("benchmark", False), ("deterministic", True)):
         patches.put(cudnn, name, _kept_flag(f"torch.backends.cudnn.{name}", vars(cudnn)[name], kept))

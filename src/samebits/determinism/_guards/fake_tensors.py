@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from samebits._inspect.patching import Patches
+from samebits._inspect.patching import Patches, stand_in
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism._guards import refused_ops
 
@@ -27,7 +27,8 @@ _thread = threading.local()
 
 def watch(patches: Patches, *, warn: bool) -> None:
     """Installs the guard for the switch: with `warn` such an op warns once."""
-    patches.put(torch._prims_common, "alert_not_deterministic", _note)
+    prims = torch._prims_common
+    patches.put(prims, "alert_not_deterministic", stand_in(prims.alert_not_deterministic, _note))
     patches.put(FakeTensorMode, "dispatch", _judge_dispatch(FakeTensorMode.dispatch, warn))
 
 

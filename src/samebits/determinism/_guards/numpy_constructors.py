@@ -1,11 +1,13 @@
 """NumPy classes whose constructors are judged by their arguments: they read entropy with a seed, too.
 
 Calls of a C class cannot be seen from outside. So while the switch is on, `numpy.random` has a class of the same name
-whose call makes an object of NumPy's own class, and `isinstance`, `issubclass` and pickles see no difference.
+whose call makes an object of NumPy's own class. `isinstance`, `issubclass`, `==`, signatures and pickles see no
+difference; `is` does.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,7 @@ def judged_class(kind: type, is_seeded: Judge | None, refuse: Callable[[], None]
     NumPy reads entropy from inside the call here: from a line of samebits, which is allowed.
     """
 
-    class Judged(type):
+    class JudgedCalls(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             if cls is not stand_in:
                 return super().__call__(*args, **kwargs)
@@ -33,8 +35,29 @@ def judged_class(kind: type, is_seeded: Judge | None, refuse: Callable[[], None]
         def __subclasscheck__(cls, subclass: type) -> bool:
             return issubclass(subclass, kind) if cls is stand_in else super().__subclasscheck__(subclass)
 
-    stand_in = Judged(kind.__name__, (kind,), {"__doc__": kind.__doc__, "__module__": "numpy.random"})
+        def __eq__(cls, other: object) -> bool:
+            return cls is other or (cls is stand_in and other is kind)
+
+        def __hash__(cls) -> int:
+            return hash(kind) if cls is stand_in else super().__hash__()
+
+        @property
+        def __signature__(cls) -> inspect.Signature | None:
+            return _signature(kind) if cls is stand_in else None
+
+        @property
+        def __text_signature__(cls) -> str | None:
+            return (kind if cls is stand_in else super()).__text_signature__
+
+    stand_in = JudgedCalls(kind.__name__, (kind,), {"__doc__": kind.__doc__, "__module__": "numpy.random"})
     return stand_in
+
+
+def _signature(kind: type) -> inspect.Signature | None:
+    try:
+        return inspect.signature(kind)
+    except ValueError:  # a NumPy without text signatures
+        return None
 
 
 def has_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -2,12 +2,11 @@
 
 Every generator of NumPy's that gets no seed calls one function for it (`numpy.random.bit_generator.randbits`), and that
 function is replaced; so it does not matter how the constructor was imported. The global generator's functions are
-replaced only until it is seeded: the first draw after that restores them.
+replaced only until it is seeded: by its `seed` or `set_state`, or (seeded in another way) at the first draw after that.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from samebits._context import at_import
-from samebits._inspect.patching import Patches
+from samebits._inspect.patching import Patches, stand_in
 from samebits.determinism import twister
 from samebits.determinism._guards import numpy_constructors
 from samebits.determinism._guards.random_sources import (
@@ -30,9 +29,10 @@ from samebits.random._process import generator_states
 _mtrand: Any = np.random.mtrand
 _entropy: Any = np.random.bit_generator
 _GLOBAL: Any = _mtrand._rand
+_SEEDS = frozenset({"seed", "set_state"})
 _DRAWS = frozenset(
     name for name in np.random.__all__ if name in vars(_mtrand) and callable(getattr(_GLOBAL, name, None))
-) - {"seed", "get_state", "set_state", "RandomState"}
+) - {*_SEEDS, "get_state", "RandomState"}
 
 
 class NumpyGuard:
@@ -45,19 +45,20 @@ class NumpyGuard:
         """Replaces the drawing functions, also those of the object that scikit-learn and SciPy use; not if seeded."""
         if numpy_was_seeded():
             return
-        for module in (np.random, _mtrand):
-            for name in _DRAWS:
-                self._patches.put(module, name, self.checked(getattr(_GLOBAL, name)))
-        self._patches.put(_mtrand, "_rand", _GuardedRandomState(_GLOBAL._bit_generator, self))
+        guarded = _GuardedRandomState(_GLOBAL._bit_generator, self)
+        self._patches.put(_mtrand, "_rand", guarded)
+        for name in _DRAWS | {"set_state"}:  # `numpy.random.seed` calls `_rand.seed`
+            function = getattr(guarded, name)
+            for module in (np.random, _mtrand):
+                self._patches.put(module, name, function)
 
     def remove(self) -> None:
         """Restores NumPy's functions; harmless when they are in place."""
         self._patches.undo()
 
-    def checked(self, draw: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `draw`, which raises as long as the generator has no seed."""
+    def checked(self, draw: Callable[..., Any], owner: np.random.RandomState) -> Any:
+        """Returns `draw`, which raises as long as the generator has no seed; `owner` is its `__self__`."""
 
-        @functools.wraps(draw, assigned=("__name__", "__doc__"))
         def drawn(*args: Any, **kwargs: Any) -> Any:
             if not numpy_was_seeded():
                 raise_or_warn(NUMPY_GLOBAL, drawing_frame())
@@ -65,7 +66,18 @@ class NumpyGuard:
                 self.remove()
             return draw(*args, **kwargs)
 
-        return drawn
+        return stand_in(draw, drawn, __self__=owner)
+
+    def seeding(self, seed: Callable[..., Any], owner: np.random.RandomState) -> Any:
+        """Returns `seed`, which removes the guard when the generator has a seed that lasts."""
+
+        def seeded(*args: Any, **kwargs: Any) -> Any:
+            result = seed(*args, **kwargs)
+            if not generator_states.is_preserving() and numpy_was_seeded():
+                self.remove()
+            return result
+
+        return stand_in(seed, seeded, __self__=owner)
 
 
 class _GuardedRandomState(np.random.RandomState):
@@ -79,7 +91,15 @@ class _GuardedRandomState(np.random.RandomState):
         if name == "__dict__":
             return super().__getattribute__(name)
         value = getattr(_GLOBAL, name)
-        return self.__dict__["guard"].checked(value) if name in _DRAWS else value
+        if name in _DRAWS:
+            return self.__dict__["guard"].checked(value, self)
+        return self.__dict__["guard"].seeding(value, self) if name in _SEEDS else value
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is _GLOBAL
+
+    def __hash__(self) -> int:
+        return hash(_GLOBAL)
 
 
 def numpy_was_seeded() -> bool:
@@ -103,14 +123,14 @@ def watch(patches: Patches) -> None:
     patches.put(_mtrand, "_MT19937", numpy_constructors.judged_class(_mtrand._MT19937, None, _refuse_type))
 
 
-def _refuse_entropy(randbits: Callable[[int], int]) -> Callable[[int], int]:
+def _refuse_entropy(randbits: Callable[[int], int]) -> Any:
     def refused(k: int) -> int:
         frame = drawing_frame()
         if frame is not None and not _makes_a_philox(frame):
             raise_or_warn(NUMPY_ENTROPY, frame)
         return randbits(k)
 
-    return refused
+    return stand_in(randbits, refused)
 
 
 def _refuse_type() -> None:

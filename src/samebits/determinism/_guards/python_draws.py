@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from samebits._context import at_import, process
-from samebits._inspect.patching import Patches
+from samebits._inspect.patching import Patches, is_stand_in, stand_in
 from samebits.determinism import twister
 from samebits.determinism._guards.random_sources import (
     PYTHON_GLOBAL,
@@ -40,20 +40,24 @@ class PythonGuard:
         os.register_at_fork(after_in_child=self._forked)
 
     def install(self) -> None:
-        """Replaces the two functions by which all others draw, however these were imported; not if seeded since."""
+        """Replaces the two functions by which all others draw, however these were imported; not if seeded since.
+
+        The functions of the module that seed remove the guard.
+        """
         if not _has_changed_by_draws_only():
             return
         for name in _DRAWS:
             checked = self._checked(getattr(_GLOBAL, name))
             self._patches.put(_GLOBAL, name, checked)
             self._patches.put(random, name, checked)
+        for name in ("seed", "setstate"):
+            self._patches.put(random, name, self._seeding(getattr(random, name)))
 
     def remove(self) -> None:
         """Restores Python's functions; harmless when they are in place."""
         self._patches.undo()
 
-    def _checked(self, draw: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(draw)
+    def _checked(self, draw: Callable[..., Any]) -> Any:
         def drawn(*args: Any) -> Any:
             if not python_was_seeded():
                 raise_or_warn(PYTHON_GLOBAL, drawing_frame())
@@ -61,7 +65,15 @@ class PythonGuard:
                 self.remove()
             return draw(*args)
 
-        return drawn
+        return stand_in(draw, drawn)
+
+    def _seeding(self, seed: Callable[..., None]) -> Any:
+        def seeded(*args: Any, **kwargs: Any) -> None:
+            seed(*args, **kwargs)
+            if not generator_states.is_preserving() and python_was_seeded():
+                self.remove()
+
+        return stand_in(seed, seeded)
 
     def _forked(self) -> None:
         if process.op_determinism is not None:
@@ -111,14 +123,13 @@ def watch(patches: Patches) -> None:
     patches.put(random.SystemRandom, "seed", _refuse_call(random.SystemRandom.seed))
 
 
-def _require_seed(seed: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(seed)
+def _require_seed(seed: Callable[..., None]) -> Any:
     def seeded(a: Any = None, version: int = 2) -> None:
         if a is None:
             raise_or_warn(PYTHON_SEED, drawing_frame())
         seed(a, version)
 
-    return seeded
+    return stand_in(seed, seeded)
 
 
 def _hold_unseeded(seed: Callable[..., None]) -> Callable[..., None]:
@@ -158,25 +169,25 @@ def _refuse_call(seed: Callable[..., None]) -> Callable[..., None]:
     return refused
 
 
-class _HeldMethod:
-    """Replaces a method that draws, on one object that has no seed yet."""
+def _held(generator: random.Random, name: str, made: str) -> Any:
+    """Returns what replaces a method that draws, on one object that has no seed yet."""
+    original = getattr(generator, name)
 
-    def __init__(self, owner: random.Random, name: str, made: str) -> None:
-        self._owner, self._name, self._made = owner, name, made
-
-    def __call__(self, *args: Any) -> Any:
+    def drawn(*args: Any) -> Any:
         if process.op_determinism is not None:
-            raise_or_warn(PYTHON_RANDOM, drawing_frame(), self._made)
-        return getattr(type(self._owner), self._name)(self._owner, *args)
+            raise_or_warn(PYTHON_RANDOM, drawing_frame(), made)
+        return original(*args)
+
+    return stand_in(original, drawn)
 
 
 def _hold(generator: random.Random, line: str) -> None:
     if type(generator).random is random.Random.random:
         for name in _DRAWS:
-            vars(generator)[name] = _HeldMethod(generator, name, line)
+            vars(generator)[name] = _held(generator, name, line)
 
 
 def _release(generator: random.Random) -> None:
     for name in _DRAWS:
-        if isinstance(vars(generator).get(name), _HeldMethod):
+        if is_stand_in(vars(generator).get(name)):
             del vars(generator)[name]

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from samebits._inspect.patching import Patches
+from samebits._inspect.patching import Patches, stand_in
 from samebits._inspect.user_code import calling_line
 from samebits.determinism._guards.random_sources import (
     DISTRIBUTED_SAMPLER,
@@ -70,6 +70,8 @@ def watch_generators() -> Iterator[None]:
     try:
         if type(torch.Generator) is not type:  # since torch 2.12 its class has a class of torch's own
             patches.put(type(torch.Generator), "__call__", _note_generators(type(torch.Generator).__call__))
+        replaced: dict[Any, Any] = {}
+        """By the function, which several modules have: a pickle of it asks for the one of `torch.random`."""
         for module in (
             torch,
             torch.random,
@@ -81,7 +83,9 @@ def watch_generators() -> Iterator[None]:
         ):
             for name in ("seed", "seed_all"):
                 if hasattr(module, name):
-                    patches.put(module, name, _refuse_seed(getattr(module, name), TORCH_SEED))
+                    seed = getattr(module, name)
+                    replaced.setdefault(seed, _refuse_seed(seed, TORCH_SEED))
+                    patches.put(module, name, replaced[seed])
         if torch.distributed.is_available():
             patches.when_imported(
                 "torch.utils.data.distributed",
@@ -96,6 +100,7 @@ def watch_generators() -> Iterator[None]:
 
 
 def _note_generators(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
     def noted(kind: type, *args: Any, **kwargs: Any) -> Any:
         made = make(kind, *args, **kwargs)
         if kind is torch.Generator:
@@ -108,15 +113,14 @@ def _note_generators(make: Callable[..., Any]) -> Callable[..., Any]:
     return noted
 
 
-def _refuse_seed(seed: Callable[..., Any], source: RandomSource) -> Callable[..., Any]:
-    @functools.wraps(seed)
+def _refuse_seed(seed: Callable[..., Any], source: RandomSource) -> Any:
     def refused(*_: Any) -> NoReturn:
         raise UnseededError(
             f"{source.name}, called at {calling_line()}, seeds from the operating system, so that the next run would draw other "
             f"numbers; op determinism is on. Use {source.instead}."
         )
 
-    return refused
+    return stand_in(seed, refused)
 
 
 @contextmanager
