@@ -29,6 +29,10 @@ class RandomSource:
     """A generator that is made without a seed draws later, unseen."""
 
 
+_OF_A_LIBRARY = (
+    "a number that is drawn from it before it gets a seed differs in the next run. Give the library's object "
+    "its seed, as env.reset(seed=seed) or set_random_state(seed); if you do, or if nothing draws from it, all is well."
+)
 _SEED_ALL = "samebits.set_random_seed(seed) at the top of the program"
 
 NUMPY_ENTROPY = RandomSource(
@@ -94,19 +98,15 @@ def raise_or_warn(source: RandomSource, frame: FrameType | None, line: str = "")
     if frame is None:
         return
     call = call_of_frame(frame)
-    text = (
-        f"{source.name}, at {line_of_frame(frame)}{call and f' ({call})'}{line}, takes its seed from the operating system: the next run would draw "
-        f"other numbers. Use {source.instead}."
-    )
-    if is_import_of_a_library(frame):
-        if source.lasting and frame.f_code.co_name == "<module>":
-            warn_once(f"{source.name} {frame.f_code.co_filename}", text, UnseededWarning)
-        return
-    # seldom drawn from, and out of the user's hands
-    if source is NUMPY_ENTROPY and owner_of_frame(frame) in INSTALLED:
-        warn_once(f"{source.name} {frame.f_code.co_filename}", text, UnseededWarning)
-        return
-    raise UnseededError(text)
+    where = f"{source.name}, at {line_of_frame(frame)}{call and f' ({call})'}{line}, takes its seed from the operating system"
+    imports = is_import_of_a_library(frame)
+    lasts = imports and source.lasting and frame.f_code.co_name == "<module>"
+    # a library's generator is out of the user's hands, often seeded afterwards, and seldom drawn from
+    made_by_library = not imports and source is NUMPY_ENTROPY and owner_of_frame(frame) in INSTALLED
+    if lasts or made_by_library:
+        warn_once(f"{source.name} {frame.f_code.co_filename}", f"{where}: {_OF_A_LIBRARY}", UnseededWarning)
+    elif not imports:
+        raise UnseededError(f"{where}: the next run would draw other numbers. Use {source.instead}.")
 
 
 def line_of_frame(frame: FrameType) -> str:
