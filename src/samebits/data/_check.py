@@ -1,15 +1,21 @@
-"""`check`: reads a pipeline in several ways and names the first element that differs, and the function that causes it."""
+"""`check`: reads a pipeline or a loader in several ways and names the first element that differs, and what causes it."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import torch.utils.data as torch_data
+
 from samebits.data._calls.forked_call import call_in_fork
 from samebits.data._calls.process_generators import Draws
+from samebits.data._loader import DataLoader
+from samebits.data._loader_batches.loader_batches import LoaderBatches
 from samebits.data._pipeline import Pipeline
+from samebits.data._pipeline_iterator import PipelineIterator
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.stage import Addressed, Stage
 from samebits.determinism._warn_once import warn_once
@@ -17,11 +23,16 @@ from samebits.errors import InvalidArgumentError, PipelineDifferenceError
 
 
 def check(
-    pipeline: Pipeline, workers: Sequence[int] = (0, 2, 3), *, resume_at: int | None = None, count: int = 200
+    pipeline: Pipeline | DataLoader[Any],
+    workers: Sequence[int] = (0, 2, 3),
+    *,
+    resume_at: int | None = None,
+    count: int = 200,
 ) -> str:
     """Reads the first `count` elements again, with each number of workers, and resumed after element `resume_at`.
 
-    Each reading is in a process forked off this one, so that a function remembers nothing from another reading.
+    Each reading is in a process forked off this one, so that a function remembers nothing from another reading. The
+    elements of a `samebits.data.DataLoader` are its batches; they are those of its first epoch.
 
     Returns:
         The digest of these elements, the same for all ways of reading.
@@ -29,16 +40,25 @@ def check(
     Raises:
         PipelineDifferenceError: two ways give different elements. The message names the first one, and the function or
             stage whose bits change from call to call.
+        InvalidArgumentError: this is neither a pipeline nor a loader of samebits'.
 
     Example:
         >>> numbers = samebits.data.Pipeline.range(6).shuffle().with_options(seed=1)
         >>> samebits.data.check(numbers, workers=[2])
         '9a240fcb9db24d01'
+        >>> loader = samebits.data.DataLoader(range(6), batch_size=2, seed=1)
+        >>> samebits.data.check(loader, workers=[2])
+        '0aeaf8c44a0a0bb2'
     """
-    if not isinstance(pipeline, Pipeline):
+    if not isinstance(pipeline, Pipeline | DataLoader):
+        cure = (
+            "samebits.data.DataLoader(...) takes the same arguments"
+            if isinstance(pipeline, torch_data.DataLoader)
+            else "wrap an indexable dataset: check(Pipeline.from_source(dataset))"
+        )
         raise InvalidArgumentError(
-            f"samebits.data.check takes a samebits.data.Pipeline, got {type(pipeline).__name__}; wrap an indexable dataset: "
-            "check(Pipeline.from_source(dataset))"
+            "samebits.data.check takes a samebits.data.Pipeline or DataLoader, got "
+            f"{type(pipeline).__module__.partition('.')[0]}'s {type(pipeline).__name__}; {cure}"
         )
     ways: dict[str, Callable[[], list[int]]] = {
         "read again": lambda: _digests(pipeline, 0, count),
@@ -50,7 +70,8 @@ def check(
         again = {reading: call_in_fork(way, warned) for reading, way in ways.items()}
         middle = len(alone) // 2 if resume_at is None else resume_at
         state = call_in_fork(lambda: _state_after(pipeline, middle), warned)
-        rest = call_in_fork(lambda: _read_resumed(pipeline, state, count - middle), warned)
+        before = alone[middle - 1] if middle else 0
+        rest = call_in_fork(lambda: _read_resumed(pipeline, state, before, count - middle), warned)
         again[f"resumed after element {middle}"] = alone[:middle] + rest
     finally:
         for text, category in warned.items():
@@ -61,29 +82,41 @@ def check(
     return f"{alone[-1]:016x}" if alone else f"{0:016x}"
 
 
-def _digests(pipeline: Pipeline, workers: int, count: int) -> list[int]:
+def _digests(pipeline: Pipeline | DataLoader[Any], workers: int, count: int) -> list[int]:
     """Returns the rolling digest after each element."""
-    iterator = pipeline.with_options(num_parallel_calls=workers)._iterate(pipeline._key(), 0)
+    iterator = _iterate(pipeline, workers)
     try:
         return _extend_digests(iterator, 0, count)
     finally:
         iterator.close()
 
 
-def _state_after(pipeline: Pipeline, count: int) -> dict[str, Any]:
+def _iterate(pipeline: Pipeline | DataLoader[Any], workers: int | None) -> PipelineIterator:
+    """Returns an iteration of the first epoch; `workers`: None for the pipeline's or loader's own number."""
+    stage, options = pipeline._stage, replace(pipeline._options, kept_workers=None)
+    if workers is not None:
+        options = replace(options, num_parallel_calls=workers)
+        if isinstance(stage, LoaderBatches):  # as many ahead as a loader with these workers has
+            stage, options = stage.with_workers(workers), replace(options, prefetch=2 * workers + 1)
+    return PipelineIterator(stage, pipeline._key(), 0, pipeline._seed(), options)
+
+
+def _state_after(pipeline: Pipeline | DataLoader[Any], count: int) -> dict[str, Any]:
     """Returns the state after `count` elements."""
-    iterator = pipeline._iterate(pipeline._key(), 0)
+    iterator = _iterate(pipeline, None)
     for _ in islice(iterator, count):
         pass
     iterator.close()
     return iterator.state_dict()
 
 
-def _read_resumed(pipeline: Pipeline, state: dict[str, Any], count: int) -> list[int]:
-    iterator = pipeline._iterate(pipeline._key(), 0)
+def _read_resumed(
+    pipeline: Pipeline | DataLoader[Any], state: dict[str, Any], before: int, count: int
+) -> list[int]:
+    iterator = _iterate(pipeline, None)
     iterator.load_state_dict(state)
     try:
-        return _extend_digests(iterator, int(state["digest"], 16), count)
+        return _extend_digests(iterator, before, count)
     finally:
         iterator.close()
 
@@ -96,24 +129,37 @@ def _extend_digests(iterator: Any, value: int, count: int) -> list[int]:
     return digests
 
 
-def _report(pipeline: Pipeline, reading: str, alone: list[int], digests: list[int]) -> None:
+def _report(pipeline: Pipeline | DataLoader[Any], reading: str, alone: list[int], digests: list[int]) -> None:
     first = next((k for k, (a, b) in enumerate(zip(alone, digests, strict=False)) if a != b), None)
     if first is None:
         difference = f"there are {len(digests)} elements instead of {len(alone)}"
     else:
         difference = f"element {first} differs from that of the first reading"
-    culprit = _culprit(pipeline._stage.bind(pipeline._key()), min(first or 0, 64))
+    stage, number = pipeline._stage.bind(pipeline._key()), first or 0
+    culprit = (
+        _culprit_of_loader(stage, number)
+        if isinstance(stage, LoaderBatches)
+        else _culprit(stage, min(number, 64))
+    )
     cure = (
         "It depends on something besides its element: a counter, the time, a set's order, another thread. Make it a function "
         "of its element, or give it a parameter `rng` or `key` to draw from."
     )
-    named = (
-        f"; {culprit.describe()} gives different bits when it is called again" if culprit is not None else ""
-    )
+    named = f"; {culprit} gives different bits when it is called again" if culprit else ""
     raise PipelineDifferenceError(f"samebits.data.check: {reading}, {difference}{named}. {cure}")
 
 
-def _culprit(stage: Stage, first_difference: int) -> Stage | None:
+def _culprit_of_loader(stage: LoaderBatches, first_difference: int) -> str | None:
+    """Returns the name of the dataset or the collate function if it gives different bits for this batch; None if not."""
+    task = next(islice(stage.tasks(0, first_difference), 1))
+    draws = Draws()
+    for name, compute in stage.steps(task):
+        if len({update_digest(0, draws.run(compute)) for _ in range(3)}) > 1:
+            return name
+    return None
+
+
+def _culprit(stage: Stage, first_difference: int) -> str | None:
     """Returns the stage nearest to the source that gives different bits for the same ordinals; None if there is none."""
     for below in stage.inputs:
         found = _culprit(below, first_difference)
@@ -124,7 +170,7 @@ def _culprit(stage: Stage, first_difference: int) -> Stage | None:
     last = min(first_difference + 1, stage.length)
     draws = Draws()
     made = [draws.run(lambda: stage.compute(0, (0, last))) for _ in range(3)]
-    return stage if len({tuple(_element_hashes(one)) for one in made}) > 1 else None
+    return stage.describe() if len({tuple(_element_hashes(one)) for one in made}) > 1 else None
 
 
 def _element_hashes(elements: list[Any]) -> list[int]:

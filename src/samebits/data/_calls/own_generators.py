@@ -51,7 +51,9 @@ class OwnGenerators:
         self._roots = roots
         self._searches = 0
         self._names: list[str] = []
-        self._entered_with: dict[int, Any] = {}  # the objects, too: an id is unique only while its object lives
+        self._entered_with: dict[
+            int, Any
+        ] = {}  # the objects, too: an id is unique only while its object lives
         self._own: list[_Own] = []
         self._parts = np.empty(0, np.uint64)
         self._missing: list[Getter] = []

@@ -83,6 +83,17 @@ class LoaderBatches(Blocks):
         other._counts_epochs = False
         return other
 
+    def with_workers(self, count: int) -> LoaderBatches:
+        """Returns the same batches for another number of workers."""
+        other = copy.copy(self)
+        other._num_workers = count
+        return other
+
+    def steps(self, task: Any) -> list[tuple[str, Callable[[], Any]]]:
+        """Returns the name and a call of the dataset, and of dataset and collate function, for one batch."""
+        collate = f"collate_fn ({self.collate.name})"
+        return [(self._name, lambda: self._read(task)), (collate, lambda: self.compute(0, task))]
+
     @override
     def begin_worker(self, worker: int) -> None:
         torch_utils.worker._worker_info = torch_utils.worker.WorkerInfo(
