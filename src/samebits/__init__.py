@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from samebits import replica as replica
     from samebits import rounding as rounding
     from samebits import selfcheck as selfcheck
+    from samebits import state as state
     from samebits import testing as testing
     from samebits import train as train
     from samebits import trainer as trainer
@@ -51,6 +52,7 @@ __all__ = [
     "replica",
     "rounding",
     "set_random_seed",
+    "state",
     "testing",
 ]
 __version__ = _context.VERSION
@@ -70,7 +72,7 @@ __getattr__, __dir__ = attach(
             "errors",
             "nn",
         ),
-        *("random", "replica", "rounding", "selfcheck", "testing", "train", "trainer"),
+        *("random", "replica", "rounding", "selfcheck", "state", "testing", "train", "trainer"),
     ],
     {
         "Run": "samebits.train",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import sys
@@ -28,7 +29,7 @@ from samebits.train._loop.fixed_length_epochs import check_steps
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.steps import Steps
 from samebits.train._loop.validation import Validation
-from samebits.train._run_arguments import check_number, check_object, check_options, explain_call
+from samebits.train._run_arguments import check_number, check_options, explain_call, stateful
 from samebits.train._saving.async_commits import Commits
 from samebits.train._saving.best_commits import BestCommits
 from samebits.train._saving.boundary_commits import CommitPolicy
@@ -158,9 +159,18 @@ class Run:
         for name, thing in stateful.items():
             self.add(name, thing)
 
-    def add(self, name: str, thing: Any) -> None:
-        """Makes `thing` (with `state_dict` and `load_state_dict`) part of the run's commits under `name`."""
-        check_object(name, thing)
+    def add(self, name: str, thing: Any, *, complete: bool = False) -> None:
+        """Makes `thing` part of the run's commits under `name`.
+
+        It has `state_dict` and `load_state_dict`, or is of a class that `samebits.state.adapter_for` knows (an environment of
+        gymnasium, a list, a generator).
+
+        Args:
+            name: of the object, in commits and messages.
+            thing: the object.
+            complete: its state_dict holds all of its state: the check for lost state does not look into it.
+        """
+        saved = stateful(name, thing, _OPTIONS)
         if name in self.objects:
             raise DuplicateNameError(f"Run.add({name!r}): this run already has an object of that name.")
         check_compiled(name, thing)
@@ -169,9 +179,11 @@ class Run:
         self._resuming.check_contains(name)
         if self._environment is not None:
             self._environment.hyperparameters.check_added(name, thing, str(self.run_dir), self._allowed)
-        self.objects[name] = thing
-        if isinstance(thing, torch.nn.Module):
-            name_layers(thing, name)
+        self.objects[name] = saved
+        if complete:
+            self._completeness.trust(name)
+        if isinstance(saved, torch.nn.Module):
+            name_layers(saved, name)
 
     def ignore(self, path: str) -> None:
         """Ignores the value at `path` ("losses", "ema.counter") and below it: a resume may lose it, as a log or a cache.
@@ -397,6 +409,9 @@ class Run:
     def _stop_requested(self) -> bool:
         """True if `stop()` was called in this loop."""
         return self._stop
+
+
+_OPTIONS = tuple(name for name in inspect.signature(Run).parameters if name != "stateful")
 
 
 def _check_thread() -> None:

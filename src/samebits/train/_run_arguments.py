@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset
 
 from samebits._inspect.wrong_calls import WrongCall, name_of_variable
 from samebits.errors import InvalidArgumentError
+from samebits.state._known_classes import adapter_for
 from samebits.train._state.object_states import Stateful
 
 _NAMES = (
@@ -24,7 +26,9 @@ _NAMES = (
 
 
 def explain_call(call: WrongCall) -> str:
-    """Returns the message for `Run(run_dir, model, optimizer)`, or a call without a folder, with the line to type."""
+    """Returns the message for `Run(run_dir, model, optimizer)`, or a call without a folder, with the line to
+    type.
+    """
     folders = [arg for arg in call.args if arg is None or isinstance(arg, str | os.PathLike)]
     folder = (
         f'"{os.fspath(folders[0])}"'
@@ -45,7 +49,9 @@ def explain_call(call: WrongCall) -> str:
 
 
 def _keywords(objects: Sequence[Any]) -> list[str]:
-    """Returns `model=model` for each object: the user's variable, else the name that is usual for such an object."""
+    """Returns `model=model` for each object: the user's variable, else the name that is usual for such an
+    object.
+    """
     keywords = []
     for it in objects:
         variable = name_of_variable(it)
@@ -66,40 +72,59 @@ def check_options(keep: Any, grace: Any, ignore: Any) -> None:
         raise InvalidArgumentError(f'Run(ignore={ignore!r:.60}): a list of paths, ["losses"].')
 
 
-def check_object(name: Any, obj: Any) -> None:
-    """Raises `InvalidArgumentError` unless `obj` has a state that a run can save under `name`."""
+def stateful(name: Any, obj: Any, options: Iterable[str]) -> Stateful:
+    """Returns what a run saves under `name`: `obj`, or an adapter for it.
+
+    Raises `InvalidArgumentError` for an object that has no state, for one whose state cannot be saved, and
+    for a container whose name is nearly that of one of the `options` of `Run`.
+    """
     if not isinstance(name, str):
         raise InvalidArgumentError(
             f'Run.add({type(name).__name__}, ...): first the name, then the object: run.add("model", model).'
         )
     if isinstance(obj, type):
         raise InvalidArgumentError(
-            f"Run({name}={obj.__name__}): a class. Give the object that is trained: {name}={obj.__name__}(...)."
+            f"Run({name}={obj.__name__}): a class. Give the object that is trained: "
+            f"{name}={obj.__name__}(...)."
         )
     if obj is None:
         raise InvalidArgumentError(f"Run({name}=None): there is nothing to save. Leave it out.")
+    meant = (
+        difflib.get_close_matches(name, options, 1, 0.8) if isinstance(obj, list | tuple | set | dict) else []
+    )
+    if meant:
+        raise InvalidArgumentError(f"Run({name}=...): no option of Run has this name. {meant[0]} has.")
+    adapter = adapter_for(obj, f"Run({name}={type(obj).__name__}(...))")
+    if adapter is not None:
+        return adapter
     if not isinstance(obj, Stateful):
-        several = isinstance(obj, list | tuple | dict) and len(obj) > 0
-        cure = "Give each object that is in it a name of its own" if several else "Give it both"
         raise InvalidArgumentError(
-            f"Run({name}={type(obj).__name__}(...)): no option of Run has this name, and as an object to save it has no "
-            f"state_dict and load_state_dict. {cure}, or keep its plain values in run.state."
+            f"Run({name}={type(obj).__name__}(...)): no option of Run has this name, and as an object to "
+            "save it has no "
+            f"state_dict and load_state_dict. Give it both, or name its attributes, "
+            f'{name}=samebits.state.attributes({name}, "a", "b"), or keep its plain values in run.state.'
         )
+    return obj
 
 
 def check_iterable(loader: Any, call: str) -> None:
-    """Raises `InvalidArgumentError` for an argument that is no iterable of batches; `call` names it: "Run.steps(loader"."""
+    """Raises `InvalidArgumentError` for an argument that is no iterable of batches; `call` names it:
+    "Run.steps(loader".
+    """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise InvalidArgumentError(f"{call}={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader.")
     if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):
         raise InvalidArgumentError(
-            f"{call}={type(loader).__name__}): a dataset gives one sample at a time. Pass samebits.data.DataLoader(dataset, "
+            f"{call}={type(loader).__name__}): a dataset gives one sample at a time. Pass "
+            "samebits.data.DataLoader(dataset, "
             "batch_size=32), or batch_size=None where each of its items is a batch."
         )
 
 
 def check_batches(loader: Any, call: str) -> None:
-    """Raises `InvalidArgumentError` for samples, or one batch, in the place of batches; `call` as for `check_iterable`."""
+    """Raises `InvalidArgumentError` for samples, or one batch, in the place of batches; `call` as for
+    `check_iterable`.
+    """
     check_iterable(loader, call)
     arrays = torch.Tensor | np.ndarray
     several = (
@@ -108,13 +133,16 @@ def check_batches(loader: Any, call: str) -> None:
     if several or isinstance(loader, arrays | Mapping | str):
         given = "(x, y)" if several else f"<{type(loader).__name__}>"
         raise InvalidArgumentError(
-            f"{call}={given}): it is read as batches. Pass samebits.data.DataLoader(torch.utils.data.TensorDataset("
+            f"{call}={given}): it is read as batches. Pass "
+            "samebits.data.DataLoader(torch.utils.data.TensorDataset("
             f"{'x, y' if several else 'x'}), batch_size=32), or a list of batches."
         )
 
 
 def check_number(value: Any, what: str) -> None:
-    """Raises `InvalidArgumentError` unless `value` is one number; `what` names it: "run.log(loss". Waits for no GPU."""
+    """Raises `InvalidArgumentError` unless `value` is one number; `what` names it: "run.log(loss". Waits for
+    no GPU.
+    """
     if isinstance(value, torch.Tensor):
         if value.numel() == 1:
             return

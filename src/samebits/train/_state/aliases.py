@@ -12,17 +12,16 @@ or a table of values has a million of them.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
+
+from samebits.state._in_place import MUTABLE, fill_in_place
 
 Path = tuple[Any, ...]
 _SMALL = 256
 """Most items of a dict whose values are walked over."""
-_MUTABLE = dict | list | deque | set | bytearray | np.ndarray | torch.Tensor
 
 
 class StateAliases:
@@ -101,34 +100,8 @@ def _fill(target: Any, saved: Any, path: Path, kept: frozenset[Path] | None, don
         into.clear()  # the order of a dict is state
         into.update(filled)
         return into
-    done[id(saved)] = target if stays and _fill_in_place(target, saved) else saved
+    done[id(saved)] = target if stays and fill_in_place(target, saved) else saved
     return done[id(saved)]
-
-
-def _fill_in_place(target: Any, saved: Any) -> bool:
-    """Gives `target` the content of `saved`; returns False, without a change, if it is of another kind."""
-    if type(target) is not type(saved) or not isinstance(saved, _MUTABLE):
-        return False
-    if isinstance(saved, torch.Tensor):
-        if (target.shape, target.dtype, target.layout) != (saved.shape, saved.dtype, saved.layout):
-            return False
-        with torch.no_grad():
-            target.copy_(saved)
-    elif isinstance(saved, np.ndarray):
-        if (target.shape, target.dtype) != (saved.shape, saved.dtype) or not target.flags.writeable:
-            return False
-        target[...] = saved
-    elif isinstance(saved, deque):
-        if target.maxlen != saved.maxlen:
-            return False
-        target.clear()
-        target.extend(saved)
-    elif isinstance(saved, set):
-        target.clear()
-        target.update(saved)
-    else:
-        target[:] = saved
-    return True
 
 
 def mutable_values(
@@ -136,7 +109,7 @@ def mutable_values(
 ) -> Iterator[tuple[Path, Any]]:
     """Yields the values that can be changed in place, with their paths."""
     for name, value in values.items():
-        if isinstance(value, _MUTABLE):
+        if isinstance(value, MUTABLE):
             yield (*path, name), value
         # one that contains itself is refused elsewhere
         if isinstance(value, dict) and len(value) <= _SMALL and id(value) not in seen:

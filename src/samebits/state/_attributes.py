@@ -1,0 +1,269 @@
+"""`attributes`: an adapter with a `state_dict` for an object that has none."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits import _digest as digest
+from samebits._inspect.rng_states import restore_state, state_of
+from samebits._inspect.tree import PLAIN
+from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.state._in_place import MUTABLE, fill_in_place
+from samebits.state._parts import Parts, refuse
+from samebits.state._paths import Place, place
+
+_MISSING = (AttributeError, KeyError, IndexError, TypeError)
+_BITS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+IsState = Callable[[Any, str, Any], bool]
+
+
+class Attributes:
+    """An adapter around `target`: its `state_dict` holds the state of the target, by path. Made by
+    `samebits.state.attributes`.
+
+    A value that is still the object that it was when the adapter was made is restored in place, so that other
+    references to it stay valid; others are assigned, as the program has assigned them.
+    """
+
+    target: Any
+    """The object whose state is saved."""
+
+    def __init__(
+        self,
+        target: Any,
+        paths: Sequence[str],
+        call: str,
+        ignored: Sequence[str] = (),
+        is_state: IsState | None = None,
+    ) -> None:
+        self.target = target
+        self._paths, self._call = tuple(paths), call
+        self._ignored, self._is_state = frozenset(ignored), is_state
+        self._initial = _mutable(self._parts())
+
+    @property
+    def saves_all(self) -> bool:
+        """True if no part of the target was chosen or left out: its state is complete."""
+        return not self._paths and not self._ignored
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state: values, generator states and names of enum members, by path. Its arrays and
+        tensors are no copies.
+        """
+        parts = self._parts()
+        now = _mutable(parts)
+        self._initial = {path: one for path, one in self._initial.items() if now.get(path) is one}
+        return {
+            "class": type(self.target).__qualname__,
+            "values": {path: _copied(value) for path, value in parts.values.items()},
+            "generators": {path: [_kind_of(one), state_of(one)] for path, one in parts.generators.items()},
+            "enums": {path: one.name for path, one in parts.enums.items()},
+            "constants": parts.constants,
+            "same": parts.same,
+            "kept": list(self._initial),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores a state of `state_dict`.
+
+        Raises:
+            RunMismatchError: the object is of another class, or lacks an object that the state has values of.
+        """
+        saved = copy.deepcopy(dict(state_dict))
+        if saved["class"] != type(self.target).__qualname__:
+            raise RunMismatchError(
+                f"{self._call}: the saved state is of a {saved['class']}, this is a "
+                f"{type(self.target).__qualname__}."
+            )
+        here = self._parts()
+        for path, text in saved["constants"].items():
+            if here.constants.get(path) != text:
+                raise self._mismatch(path, f"was {text}, is {here.constants.get(path)}, and cannot be set")
+        if not self._paths:
+            self._remove({*_all(here)} - {*_saved_paths(saved)})
+        for path, (kind, state) in saved["generators"].items():
+            self._restore_generator(path, kind, state)
+        otherwise_shared = {path for pair in here.same.items() ^ saved["same"].items() for path in pair}
+        for path, value in saved["values"].items():
+            in_place = path in saved["kept"] and path not in otherwise_shared
+            self._restore_value(path, value, in_place=in_place)
+        for path, name in saved["enums"].items():
+            error = self._mismatch(path, f"was {name}, of another enum")
+            self._set(path, _member(here.enums.get(path), name, error))
+        for path, first in saved["same"].items():
+            shared = place(self.target, first).get() if first else self.target
+            if _value_at(self._place(path)) is not shared:
+                self._set(path, shared)
+
+    def _parts(self) -> Parts:
+        parts = Parts(self._ignored, self._is_state)
+        for path in self._paths or ("",):
+            parts.add(path, self._get(path) if path else self.target)
+        if parts.unsavable:
+            raise refuse(self._call, parts.unsavable)
+        return parts
+
+    def _get(self, path: str) -> Any:
+        try:
+            return place(self.target, path).get()
+        except _MISSING as error:
+            raise InvalidArgumentError(
+                f"{self._call}: there is no {path!r} ({type(error).__name__}: {error}). Give the path to the "
+                "object that "
+                "holds it, and set it before."
+            ) from None
+
+    def _place(self, path: str) -> Place:
+        try:
+            return place(self.target, path)
+        except _MISSING:
+            raise self._mismatch(path, "was saved, and the object that held it is missing here") from None
+
+    def _set(self, path: str, value: Any) -> None:
+        at = self._place(path)
+        try:
+            at.set(value)
+        except (AttributeError, TypeError):  # read-only, frozen, a tuple
+            now = _value_at(at)
+            if now is not value and (type(now) is not type(value) or digest.differing(now, value)):
+                raise self._mismatch(path, "has another value here, and cannot be set") from None
+
+    def _restore_value(self, path: str, value: Any, *, in_place: bool) -> None:
+        if path and not in_place:
+            self._set(path, value)
+            return
+        now = _value_at(self._place(path)) if path else self.target
+        if fill_in_place(now, value):
+            return
+        if not path:
+            raise self._mismatch("the object", f"was a {type(value).__name__} that cannot be filled in here")
+        self._set(path, value)
+
+    def _restore_generator(self, path: str, kind: str, state: Any) -> None:
+        now = _value_at(self._place(path)) if path else self.target
+        if now is None or _kind_of(now) != kind:
+            now = _new_generator(kind)
+            if now is None or not path:
+                raise self._mismatch(path or "the object", f"was a {kind}, and is not")
+            self._set(path, now)
+        restore_state(now, state)
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        """Removes attributes that the object did not have when it was saved."""
+        for path in paths:
+            at = self._place(path)
+            if not at.is_item and at.name in getattr(at.owner, "__dict__", ()):
+                delattr(at.owner, at.name)
+
+    def _mismatch(self, path: str, text: str) -> RunMismatchError:
+        return RunMismatchError(f"{self._call}: {path} {text}.")
+
+
+def attributes(target: Any, *paths: str, ignore: Sequence[str] = ()) -> Attributes:
+    """Returns an adapter that gives an object without a `state_dict` one, for `Run(name=...)` and `run.add`.
+
+    Saved are plain values, arrays, tensors, random generators (of NumPy, Python and torch) and containers of
+    them. Of an object at a path, and of `target` itself without paths, all attributes are saved, and those of
+    the objects that it holds. Code, locks and loggers are passed over. Nothing is pickled.
+
+    Args:
+        target: the object.
+        paths: the attributes to save: "counter", "inner.step", "envs[0].state". None: all.
+        ignore: paths that are left out.
+
+    Raises:
+        InvalidArgumentError: an attribute is missing, or cannot be saved; the message names it.
+
+    Example:
+        >>> class Average:
+        ...     def __init__(self):
+        ...         self.total, self.seen, self.report = 0.0, 0, print
+        >>> first, second = Average(), Average()
+        >>> first.total, first.seen = 2.5, 3
+        >>> samebits.state.attributes(second).load_state_dict(samebits.state.attributes(first).state_dict())
+        >>> second.total, second.seen
+        (2.5, 3)
+    """
+    if isinstance(ignore, str) or not all(isinstance(one, str) for one in (*paths, *ignore)):
+        raise InvalidArgumentError(
+            f'samebits.state.attributes(<{type(target).__name__}>, ...): paths are str: "counter", '
+            '"inner.step"; '
+            "ignore is a list of them."
+        )
+    return Attributes(target, paths, f"samebits.state.attributes(<{type(target).__name__}>)", ignore)
+
+
+def _mutable(parts: Parts) -> dict[str, Any]:
+    return {path: value for path, value in parts.values.items() if isinstance(value, MUTABLE)}
+
+
+def _all(parts: Parts) -> list[str]:
+    return [*parts.values, *parts.generators, *parts.enums, *parts.same]
+
+
+def _saved_paths(saved: Mapping[str, Any]) -> list[str]:
+    return [path for part in ("values", "generators", "enums", "same") for path in saved[part]]
+
+
+def _value_at(at: Place) -> Any:
+    try:
+        return at.get()
+    except _MISSING:
+        return None
+
+
+def _copied(value: Any) -> Any:
+    """Returns a value whose containers are copies; tensors and arrays are not copied."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if type(value) is tuple:
+        return tuple(map(_copied, value))
+    if not isinstance(value, dict | list | deque):
+        return copy.copy(value) if isinstance(value, set | bytearray) else value
+    new: Any = copy.copy(value)
+    if not set(map(type, _items(value))) <= PLAIN:
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            new[key] = _copied(item)
+    return new
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _kind_of(generator: Any) -> str:
+    """Returns the class of a generator, of NumPy's with that of its bits: "Generator:PCG64"."""
+    kind = type(generator).__name__
+    if isinstance(generator, torch.Generator):
+        return f"torch:{generator.device}"
+    return (
+        f"{kind}:{type(generator.bit_generator).__name__}"
+        if isinstance(generator, np.random.Generator)
+        else kind
+    )
+
+
+def _new_generator(kind: str) -> Any:
+    """Returns a generator of a class that has no state of the user's; None for another class."""
+    name, _, inner = kind.partition(":")
+    if name == "torch":
+        return torch.Generator(inner)
+    if name == "Generator" and inner in _BITS:
+        return np.random.Generator(getattr(np.random, inner)(0))
+    if name in {*_BITS, "RandomState"}:
+        return getattr(np.random, name)(0)
+    return random.Random(0) if name == "Random" else None
+
+
+def _member(now: enum.Enum | None, name: str, error: RunMismatchError) -> enum.Enum:
+    if now is None or name not in type(now).__members__:
+        raise error
+    return type(now)[name]

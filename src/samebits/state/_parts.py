@@ -1,0 +1,192 @@
+"""The parts of an object that can be saved without pickle, by path: values, generators, enum members and
+constants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import decimal
+import enum
+import fractions
+import functools
+import logging
+import pathlib
+import random
+import re
+import threading
+import types
+import uuid
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from samebits._inspect.attributes import attributes_of
+from samebits._inspect.rng_states import RESTORABLE
+from samebits._inspect.tree import PLAIN
+from samebits._inspect.user_code import owner_of_module
+from samebits.errors import InvalidArgumentError
+
+_LEAVES = (np.generic, torch.Size, torch.dtype, torch.device)
+CONTAINERS = {dict, list, tuple, deque, set, frozenset, OrderedDict, defaultdict, Counter, bytearray}
+_PASSED_OVER = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *(functools.partial, functools._lru_cache_wrapper, logging.Logger, np.dtype),
+    *(type(threading.Lock()), type(threading.RLock())),
+)
+"""Code, and what a program makes anew: no state."""
+_CONSTANTS = (
+    *(pathlib.PurePath, decimal.Decimal, fractions.Fraction, uuid.UUID, re.Pattern, range, slice),
+    *(torch.finfo, torch.iinfo),
+)
+"""Values that are compared at a restoration, by their `repr`, and never set."""
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+_POINTER = 8
+
+
+@dataclass
+class Parts:
+    """The parts of one object, by their paths; each object counts once, by its first path."""
+
+    ignored: Collection[str] = ()
+    """Paths that are left out."""
+    is_state: Callable[[Any, str, Any], bool] | None = None
+    """Returns False for an attribute (its object, name and value) that is left out."""
+    values: dict[str, Any] = field(default_factory=dict)
+    generators: dict[str, Any] = field(default_factory=dict)
+    enums: dict[str, enum.Enum] = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
+    """For an array, a container or a generator that was met before: its first path."""
+    unsavable: dict[str, str] = field(default_factory=dict)
+    """For each part that cannot be saved, the reason, and what to do."""
+    _seen: dict[int, tuple[str, Any]] = field(default_factory=dict)
+
+    def add(self, path: str, value: Any) -> None:
+        """Adds a value, or the parts of an object."""
+        kind = type(value)
+        if path in self.ignored:
+            return
+        if kind in PLAIN or isinstance(value, _LEAVES):
+            self.values[path] = value
+        elif isinstance(value, _PASSED_OVER):
+            return
+        elif isinstance(value, enum.Enum):
+            self.enums[path] = value
+        elif isinstance(value, _CONSTANTS):
+            self.constants[path] = repr(value)
+        elif id(value) in self._seen:
+            self.same[path] = self._seen[id(value)][0]
+        else:
+            self._seen[id(value)] = path, value
+            self._add_object(path, value)
+
+    def _add_object(self, path: str, value: Any) -> None:
+        kind = type(value)
+        if isinstance(value, RESTORABLE) and not isinstance(value, random.SystemRandom):
+            self.generators[path] = value
+        elif isinstance(value, torch.Tensor | np.ndarray):
+            reason = _of_array(value)
+            if reason:
+                self.unsavable[path] = reason
+            else:
+                self.values[path] = value
+        elif kind in CONTAINERS:
+            self._add_container(path, value)
+        elif reason := _of_object(value):
+            self.unsavable[path] = reason
+        else:
+            for name, item in attributes_of(value).items():
+                if self.is_state is None or self.is_state(value, name, item):
+                    self.add(f"{path}.{name}".removeprefix("."), item)
+
+    def _add_container(self, path: str, value: Any) -> None:
+        if is_plain(value):
+            self.values[path] = value
+        elif isinstance(value, dict) and all(type(key) in {str, int} for key in value):
+            self._add_items(path, value.items())
+        elif isinstance(value, list | tuple | deque):
+            self._add_items(path, enumerate(value))
+        else:
+            self.unsavable[path] = f"a {type(value).__name__} of objects. Keep their plain values instead"
+
+    def _add_items(self, path: str, items: Iterable[tuple[Any, Any]]) -> None:
+        for key, item in items:
+            self.add(f"{path}[{key!r}]", item)
+
+
+def is_plain(value: Any) -> bool:
+    """Returns True for plain values, arrays and tensors, and containers of nothing else."""
+    kind = type(value)
+    if kind in PLAIN or isinstance(value, _LEAVES):
+        return True
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return not _of_array(value)
+    if kind not in CONTAINERS:
+        return False
+    if isinstance(value, dict):
+        return all(map(_is_key, value)) and is_plain([*value.values()])
+    return set(map(type, value)) <= PLAIN or all(map(is_plain, value))
+
+
+def _is_key(key: Any) -> bool:
+    return type(key) in PLAIN or (type(key) is tuple and all(map(_is_key, key)))
+
+
+def _of_array(value: Any) -> str:
+    """Returns why an array or a tensor cannot be saved; empty if it can."""
+    if isinstance(value, np.ndarray):
+        return "an array of objects. Keep numbers in it" if value.dtype.kind in "OV" else ""
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        return f"a {value.layout} tensor. Keep a dense one"
+    return "a tensor of a graph. Store tensor.detach()" if value.grad_fn is not None else ""
+
+
+def _of_object(value: Any) -> str:
+    """Returns why the attributes of an object are not all of its state; empty if they are."""
+    kind = type(value)
+    if isinstance(value, torch.nn.Module | torch.optim.Optimizer) or hasattr(kind, "load_state_dict"):
+        return f"a {kind.__qualname__}, which has a state_dict. Give it to the run by a name of its own"
+    if not isinstance(value, _NAMESPACES) and (
+        has_hidden_memory(kind) or owner_of_module(kind.__module__) in {"framework", "standard"}
+    ):
+        return f"a {kind.__module__}.{kind.__qualname__}, whose state is not in attributes that can be set"
+    return ""
+
+
+@functools.lru_cache(maxsize=4096)
+def has_hidden_memory(kind: type) -> bool:
+    """Returns True if instances of a class have memory besides attributes and slots: a class written in C, or
+    made from one.
+
+    Example:
+        >>> has_hidden_memory(Parts), has_hidden_memory(type("MyList", (list,), {}))
+        (False, True)
+    """
+    while kind is not object:
+        base = kind.__base__
+        assert base is not None
+        shown = [
+            name
+            for name, item in vars(kind).items()
+            if isinstance(item, types.MemberDescriptorType) or name in {"__dict__", "__weakref__"}
+        ]
+        if kind.__itemsize__ or kind.__basicsize__ - base.__basicsize__ > _POINTER * len(shown):
+            return True
+        kind = base
+    return False
+
+
+def refuse(call: str, unsavable: dict[str, str]) -> InvalidArgumentError:
+    """Returns the error for parts that cannot be saved."""
+    lines = "".join(f"\n  - {path or 'the object itself'} is {reason}." for path, reason in unsavable.items())
+    paths = ", ".join(f'"{path}"' for path in unsavable)
+    return InvalidArgumentError(
+        f"{call}: cannot be saved without pickle:{lines}\nSaved are plain values, arrays, tensors, random "
+        "generators, and "
+        "containers and objects of them. To save it without these parts, if it works without their state: "
+        f"samebits.state.attributes(..., ignore=[{paths}])."
+    )

@@ -1,0 +1,240 @@
+"""`samebits.state.attributes`: what an object holds is saved as values and restored, and what cannot be is
+named at once.
+"""
+
+import argparse
+import copy
+import enum
+import logging
+import pathlib
+import random
+import socket
+import threading
+from collections import Counter, deque
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import samebits
+from samebits.checkpoint._codec import decode, encode
+from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.state import attributes
+
+
+class Mode(enum.Enum):
+    EXPLORE = 1
+    EXPLOIT = 2
+
+
+class Inner:
+    __slots__ = ("count", "generator")
+
+    def __init__(self):
+        self.count, self.generator = 0, np.random.default_rng(3)
+
+
+class Machine:
+    """State of every kind that can be saved, and what every program holds beside it."""
+
+    def __init__(self, seed):
+        self.number, self.text, self.nothing, self.mode = seed, "a", None, Mode.EXPLORE
+        self.array, self.tensor = np.full(3, float(seed)), torch.full((2,), float(seed))
+        self.log, self.seen, self.table = (
+            deque([seed], maxlen=3),
+            Counter("ab"),
+            {("a", 1): [1.5, np.int8(2)]},
+        )
+        self.parts = [Inner(), Inner()]
+        self.by_name = {"x": Inner(), 3: random.Random(seed)}
+        self.own, self.legacy = torch.Generator().manual_seed(seed), np.random.RandomState(seed)
+        self.options = argparse.Namespace(rate=0.5)
+        self.lock, self.logger, self.path, self.function = (
+            threading.Lock(),
+            logging.getLogger("x"),
+            pathlib.Path("a"),
+            len,
+        )
+        self.shared = self.array
+        self.me = self
+
+    def step(self):
+        """Changes every part, in place or not, and returns numbers that depend on all."""
+        self.number += 1
+        self.text += "b"
+        self.nothing = self.number if self.nothing is None else None
+        self.mode = Mode.EXPLOIT if self.number % 2 else Mode.EXPLORE
+        self.array += self.by_name[3].random()
+        self.tensor = self.tensor + torch.rand(2, generator=self.own)
+        self.log.append(self.legacy.rand())
+        self.seen["a"] += 1
+        self.table[("a", 1)].append(self.number)
+        self.options.rate *= 0.9
+        self.added = getattr(self, "added", 0) + 1
+        for part in (*self.parts, self.by_name["x"]):
+            part.count += part.generator.integers(9)
+        counts = [part.count for part in self.parts]
+        return repr((
+            self.number, self.text, self.nothing, self.mode, self.array, self.shared, self.tensor, self.log, self.seen,
+            self.table, self.options.rate, counts, self.by_name["x"].count, self.added,
+        ))  # fmt: skip
+
+
+def through_a_commit(adapter):
+    return copy.deepcopy(decode(*encode(adapter.state_dict())))
+
+
+def test_every_kind_of_state_comes_back():
+    """Values, arrays, generators, nested objects and items continue as if nothing had happened; another
+    object (control) does not.
+    """
+    first = Machine(1)
+    adapter = attributes(first)
+    for _ in range(3):
+        first.step()
+    saved = through_a_commit(adapter)
+    expected = [first.step() for _ in range(5)]
+    second = Machine(2)
+    held = second.array
+    attributes(second).load_state_dict(saved)
+    assert [second.step() for _ in range(5)] == expected
+    assert second.shared is second.array is held and second.me is second
+    assert [Machine(2).step() for _ in range(5)] != expected
+
+
+def test_a_state_of_before_takes_away_what_came_later():
+    """An attribute that was set after the commit is gone after a restoration, and set anew by the same
+    program.
+    """
+    machine = Machine(1)
+    adapter = attributes(machine)
+    saved = through_a_commit(adapter)
+    expected = [machine.step() for _ in range(3)]
+    adapter.load_state_dict(saved)
+    assert not hasattr(machine, "added")
+    assert [machine.step() for _ in range(3)] == expected
+
+
+def test_what_was_assigned_is_assigned_and_what_was_filled_is_filled():
+    """An array that the program replaced is not written into a shared constant; one that it changed in place
+    keeps its references.
+    """
+    default = np.zeros(2)
+
+    class Env:
+        def __init__(self):
+            self.state, self.buffer = default, np.zeros(2)
+
+    first = Env()
+    adapter = attributes(first)
+    first.state = first.state + 1
+    first.buffer += 5
+    saved = through_a_commit(adapter)
+    second = Env()
+    buffer = second.buffer
+    attributes(second).load_state_dict(saved)
+    assert second.state.tolist() == [1, 1] and default.tolist() == [0, 0]
+    assert buffer.tolist() == [5, 5] and second.buffer is buffer
+
+
+def test_named_attributes_alone_are_saved():
+    """With paths, only these are restored: an attribute, one of an inner object, an item."""
+    first, second = Machine(1), Machine(2)
+    adapter = attributes(first, "number", "parts[1].count", "by_name['x'].generator", "by_name[3]")
+    first.step()
+    attributes(second, "number", "parts[1].count", "by_name['x'].generator", "by_name[3]").load_state_dict(
+        through_a_commit(adapter)
+    )
+    assert (second.number, second.parts[1].count) == (first.number, first.parts[1].count)
+    assert second.by_name[3].random() == first.by_name[3].random()
+    assert second.by_name["x"].generator.random() == first.by_name["x"].generator.random()
+    assert second.text == "a" and second.array.tolist() == [2, 2, 2]
+
+
+class Forwarding:
+    def __init__(self):
+        self.inner = Machine(1)
+
+    def __getattr__(self, name):
+        return getattr(vars(self)["inner"], name)
+
+
+@pytest.mark.parametrize(
+    ("make", "paths", "text"),
+    [
+        (lambda: Machine(1), ["numbr"], "there is no 'numbr'"),
+        (lambda: Machine(1), ["parts[7].count"], r"there is no 'parts\[7\].count' \(IndexError"),
+        (Forwarding, ["number"], "there is no 'number'.*path to the object that holds it"),
+        (lambda: Machine(1), ["a b"], "not a path. Write it"),
+        (lambda: Machine(1), [3], "paths are str"),
+        (lambda: argparse.Namespace(model=nn.Linear(1, 1)), [], "model is a Linear, which has a state_dict. Give it to the run"),
+        (lambda: argparse.Namespace(a=socket.socket()), [], r"a is a socket.socket, whose state.*ignore=\[\"a\"\]"),
+        (lambda: argparse.Namespace(a=type("L", (list,), {})()), [], r"a is a .*L, whose state"),
+        (lambda: argparse.Namespace(a={Mode}), [], "a is a set of objects"),
+        (lambda: argparse.Namespace(a=np.array([None])), [], "a is an array of objects"),
+        (lambda: argparse.Namespace(a=torch.ones(1, requires_grad=True) * 2), [], "a is a tensor of a graph"),
+        (lambda: argparse.Namespace(a=iter([1])), [], "a is a builtins.list_iterator"),
+        (lambda: argparse.Namespace(a=random.SystemRandom()), [], "a is a random.SystemRandom"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_saved_is_named_at_once(make, paths, text):
+    """A path that leads nowhere, and a value whose state is not in attributes, raise with the name; without
+    them (control) it works.
+    """
+    with pytest.raises(InvalidArgumentError, match=f"(?s){text}"):
+        attributes(make(), *paths)
+    thing = make()
+    attributes(thing, ignore=["a", "model"]).state_dict()
+
+
+def test_a_state_of_another_object_is_refused():
+    """Another class, a constant that differs, and an object that is missing here are named."""
+    saved = through_a_commit(attributes(Machine(1)))
+    with pytest.raises(RunMismatchError, match="is of a Machine, this is a Inner"):
+        attributes(Inner()).load_state_dict(saved)
+    other = Machine(1)
+    other.path = pathlib.Path("b")
+    with pytest.raises(RunMismatchError, match=r"path was PosixPath\('a'\), is PosixPath\('b'\)"):
+        attributes(other).load_state_dict(saved)
+    fewer = Machine(1)
+    fewer.parts.pop()
+    with pytest.raises(
+        RunMismatchError, match=r"parts\[1\].* was saved, and the object that held it is missing"
+    ):
+        attributes(fewer).load_state_dict(saved)
+
+
+OWN = """
+import os, sys, torch, samebits, random
+class Pool:
+    def __init__(self):
+        self.items, self.draws, self.count = [1.0], random.Random(3), 0
+    def value(self):
+        self.count += 1
+        self.items.append(self.draws.random() * self.items[-1])
+        return self.items[-1] + self.count
+def main(folder, kill, save):
+    samebits.set_random_seed(1)
+    pool, weight = Pool(), torch.nn.Linear(1, 1)
+    held = {"pool": samebits.state.attributes(pool)} if save else {}
+    with samebits.Run(folder, save=2, weight=weight, check_complete=save, **held) as run:
+        for step, x in run.steps(range(20)):
+            with torch.no_grad():
+                weight.weight += torch.rand(1, 1) * pool.value()
+            if step.number == kill:
+                os.kill(os.getpid(), 9)
+    print(weight.weight.item().hex())
+main(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "save")
+"""
+
+
+def test_a_killed_run_ends_with_the_bits_of_the_whole_one(python, tmp_path):
+    """An object of the user's, killed twice: equal weights; without the adapter (control) others. The check
+    raises nothing.
+    """
+    whole = python(OWN, tmp_path / "whole", -1, "save").stdout
+    for kind in ("save", "without"):
+        for kill in (5, 12):
+            assert python(OWN, tmp_path / kind, kill, kind, code=-9).stdout == ""
+        assert (python(OWN, tmp_path / kind, -1, kind).stdout == whole) == (kind == "save")
