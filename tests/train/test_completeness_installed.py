@@ -8,7 +8,7 @@ import installed_state
 import pytest
 import torch
 
-PLACES = [pytest.param(True, id="installed"), pytest.param(False, id="beside")]
+PLACES = [pytest.param(True, id="installed"), pytest.param(False, id="beside", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)

@@ -143,8 +143,11 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> _Ent
             f'run.state.setdefault("{root}", {root})  # and run.state.{root} instead of {root} in the loop',
         )
     if attributes:
-        named = ", ".join(f'"{one}"' for one in attributes)
-        return _Entry(text, f'run.add("{root}", samebits.state.attributes({root}, {named}))')
+        deep = any(
+            "." in one for one in attributes
+        )  # else all that the object holds, what changes later, too
+        named = "".join(f', "{one}"' for one in attributes) if deep else ""
+        return _Entry(text, f'run.add("{root}", samebits.state.attributes({root}{named}))')
     return _Entry(
         f"{text}: keep it in run.state, or give what holds it a state_dict and a load_state_dict, and that to the run"
     )

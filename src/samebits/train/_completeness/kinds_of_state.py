@@ -13,10 +13,11 @@ import torch
 
 from samebits._inspect import actions
 from samebits._inspect.installed_objects import may_hold_state
-from samebits._inspect.rng_states import GENERATORS
 from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import is_user_type
+from samebits.state._attributes import Attributes
+from samebits.state._known_classes import HeldGenerators, is_known
 
 
 @functools.lru_cache(maxsize=4096)
@@ -53,7 +54,16 @@ def role(value: Any) -> Role:
     group = "library" if group == "object" and not is_user_type(kind) else group
     group = "iterator" if hasattr(kind, "__next__") and not issubclass(kind, io.IOBase) else group
     saves = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
-    return Role(group, kind.__name__, saves, issubclass(kind, GENERATORS))
+    return Role(group, kind.__name__, saves, is_known(kind))
+
+
+def saved_whole(thing: Any) -> Any:
+    """Returns the object whose state an adapter of `samebits.state` saves as a whole; None for other objects of a run."""
+    if isinstance(thing, HeldGenerators):
+        return thing.target
+    if isinstance(thing, Attributes) and (thing.saves_all or is_known(type(thing.target))):
+        return thing.target
+    return None
 
 
 def named(value: Any) -> str:

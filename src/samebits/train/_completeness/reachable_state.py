@@ -404,6 +404,9 @@ def take(
     walk.skip(dict(objects))
     walk.know(saved)
     passed: list[Any] = [objects[name] for name in trusted if name in objects]
+    passed += [
+        whole for thing in objects.values() if (whole := kinds_of_state.saved_whole(thing)) is not None
+    ]
     passed += [scope for one in frames for scope in (one.f_locals, one.f_globals)]
     walk.pass_over(passed)
     walk.steps |= {
