@@ -29,7 +29,15 @@ from samebits.train._loop.fixed_length_epochs import check_steps
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.steps import Steps
 from samebits.train._loop.validation import Validation
-from samebits.train._run_arguments import check_number, check_options, explain_call, stateful
+from samebits.train._run_arguments import (
+    check_number,
+    check_options,
+    explain_add,
+    explain_restore,
+    explain_run,
+    explain_steps,
+    stateful,
+)
 from samebits.train._saving.async_commits import Commits
 from samebits.train._saving.best_commits import BestCommits
 from samebits.train._saving.boundary_commits import CommitPolicy
@@ -109,7 +117,7 @@ class Run:
     resumed: bool
     """True if a commit was found at `with`: the run continues from it."""
 
-    @explain_wrong_calls(explain_call)
+    @explain_wrong_calls(explain_run)
     def __init__(
         self,
         run_dir: str | os.PathLike[str] | None,
@@ -159,6 +167,7 @@ class Run:
         for name, thing in stateful.items():
             self.add(name, thing)
 
+    @explain_wrong_calls(explain_add)
     def add(self, name: str, thing: Any, *, complete: bool = False) -> None:
         """Makes `thing` part of the run's commits under `name`.
 
@@ -237,6 +246,7 @@ class Run:
                 print(f"samebits: after the signal: {type(error).__name__}: {error}", file=sys.stderr)
             self.preemption.leave()
 
+    @explain_wrong_calls(explain_steps)
     def steps(
         self,
         loader: Iterable[Any],
@@ -262,6 +272,7 @@ class Run:
         whole = self._loops.name(name, "Run.steps")
         if process.position is None:
             self._saving.ranks.begin(self.objects, loader, epochs=epochs, name=whole)
+        self._loops.asked[whole] = epochs
         return Steps(self, loader, epochs, whole, steps_per_epoch)
 
     def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
@@ -293,6 +304,30 @@ class Run:
         check_loader(loader, "Run.validate")
         self._loops.name(name, "Run.validate")
         return Validation(self, loader, name)
+
+    @explain_wrong_calls(explain_restore)
+    def restore(self) -> None:
+        """Restores the objects of the run from its commit: call it after the last `run.add`.
+
+        Without this call they are restored at `with` if all of them were given to `Run`, else at the first step of the loop.
+        Does nothing if there is no commit, and for objects that are restored already. From here on no object of a class of
+        your own is loaded again; modules, optimizers and schedulers that change before the first step are put back.
+
+        Raises:
+            RunMismatchError: the commit holds an object that the run does not have yet.
+        """
+        self._check_open("Run.restore")
+        self._resuming.restore_now()
+
+    @property
+    def finished(self) -> bool:
+        """True if no step is left: the loops so far have ended, in the commit that was found or since.
+
+        After `run.steps(...)` was called, with its epochs: a loop that asks for more epochs than the commit has is not
+        finished. So `steps = run.steps(loader, epochs=3)` and then `if not run.finished:` around what a framework's loop
+        would do.
+        """
+        return self._loops.finished
 
     def log(self, **values: Any) -> None:
         """Logs values of this step (numbers or tensors of one element); they go to records and progress bars.

@@ -25,7 +25,7 @@ _NAMES = (
 )
 
 
-def explain_call(call: WrongCall) -> str:
+def explain_run(call: WrongCall) -> str:
     """Returns the message for `Run(run_dir, model, optimizer)`, or a call without a folder, with the line to
     type.
     """
@@ -39,13 +39,52 @@ def explain_call(call: WrongCall) -> str:
     )
     objects = [arg for arg in call.args if not any(arg is folder for folder in folders)]
     line = ", ".join([folder, *_keywords(objects), *(f"{name}=..." for name in call.named)])
-    given = ", ".join(
-        [f"<{type(arg).__name__}>" for arg in call.args] + [f"{name}=..." for name in call.named]
-    )
     problem = (
         "each object needs the name under which it is saved" if objects else "it takes one folder, first"
     )
-    return f"samebits.Run({given}): {problem}. Type\n    samebits.Run({line})"
+    return f"samebits.Run({_given(call)}): {problem}. Type\n    samebits.Run({line})"
+
+
+def explain_add(call: WrongCall) -> str:
+    """Returns the message for `run.add(model)`, with the line to type."""
+    objects = [arg for arg in call.args if not isinstance(arg, str)]
+    objects += [value for name, value in call.named.items() if name in call.unknown]
+    lines = [f'run.add("{word.partition("=")[0]}", {word.partition("=")[2]})' for word in _keywords(objects)]
+    lines = lines or ['run.add("model", model)']
+    return f"run.add({_given(call)}): first the name under which it is saved, then the object. Type\n    " + (
+        "\n    ".join(lines)
+    )
+
+
+def explain_steps(call: WrongCall) -> str:
+    """Returns the message for `run.steps(epochs=3)` and `run.steps(loader, 3, "train")`, with the line to type."""
+    known = {
+        name: value for name, value in call.named.items() if name not in call.unknown and name != "loader"
+    }
+    named = [f"{name}={value!r:.40}" for name, value in known.items()]
+    has_epochs = len(call.args) > 1 and "epochs" not in known
+    named = [*([f"epochs={call.args[1]!r:.40}"] if has_epochs else []), *named]
+    problem = (
+        "it takes the loader, first"
+        if not call.args and "loader" not in call.named
+        else f"it has no argument {', '.join(call.unknown)}"
+        if call.unknown
+        else "what follows epochs has a name"
+    )
+    return f"run.steps({_given(call)}): {problem}. Type\n    run.steps({', '.join(['loader', *named])})"
+
+
+def explain_restore(call: WrongCall) -> str:
+    """Returns the message for `run.restore("model")`."""
+    return f"run.restore({_given(call)}): it restores all objects of the run, and takes no argument. Type\n    run.restore()"
+
+
+def _given(call: WrongCall) -> str:
+    """Returns the arguments of a call, in short."""
+    return ", ".join(
+        [f"{arg!r}" if isinstance(arg, str | int) else f"<{type(arg).__name__}>" for arg in call.args]
+        + [f"{name}=..." for name in call.named]
+    )
 
 
 def _keywords(objects: Sequence[Any]) -> list[str]:

@@ -62,6 +62,8 @@ class Loops:
     """The outermost loop in the restored commit, until that loop of the program has taken over its position."""
     validation: Position | None = None
     """Position where the validation under way began."""
+    asked: dict[str, int] = field(default_factory=dict)
+    """Per loop that the program has made: its number of epochs."""
     _names: set[tuple[str, int, str]] = field(default_factory=set)
 
     @property
@@ -125,6 +127,17 @@ class Loops:
         loader = None if loop.source is None else loop.source.finish()
         self.done[loop.name] = {"epoch": loop.epoch, "stopped": stopped, "loader": loader}
         self.under_way.clear()
+
+    @property
+    def finished(self) -> bool:
+        """True if loops have ended, none is under way, and none that the program has made needs another step."""
+        if self.under_way or self.saved is not None or not self.done:
+            return False
+        return all(
+            name in self.done and (self.done[name]["stopped"] or self.done[name]["epoch"] >= epochs)
+            for name, epochs in self.asked.items()
+            if "/" not in name
+        )
 
     @property
     def rolled(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -90,13 +90,17 @@ def _forward_syncs(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str
     return {"forward_syncs": found} if found else {}
 
 
-def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
+def restore(
+    objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str, *, kept: Collection[str] = ()
+) -> None:
     """Loads a gathered state into the objects, and checks that it was restored bit for bit.
 
-    No tensor of `saved` is kept. Raises `RunMismatchError` when an object refuses its state, or does not have it afterwards.
+    No tensor of `saved` is kept. `kept`: names of objects that are not loaded. Raises `RunMismatchError` when an object
+    refuses its state, or does not have it afterwards.
     """
     memo: dict[int, Any] = {}  # what the parts share, their copies share
-    for name, thing in objects.items():
+    loaded = {name: thing for name, thing in objects.items() if name not in kept}
+    for name, thing in loaded.items():
         _load(name, thing, saved["objects"][name], memo, where)
     for path, parameter in _parameters(objects):
         if path in saved["optimizer_only"]:
@@ -107,20 +111,41 @@ def restore(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: st
         _restore_module(objects[name], modes, saved["buffers"][name])
     for name, syncs in saved.get("forward_syncs", {}).items():
         objects[name].require_forward_param_sync = syncs  # type: ignore[attr-defined]
-    for name, thing in objects.items():
+    for name, thing in loaded.items():
         _check_restored(name, thing, saved["objects"][name], where)
 
 
-def restore_changed(objects: Mapping[str, Stateful], saved: Mapping[str, Any], where: str) -> None:
-    """Restores like `restore`, except objects that have the state already: a graph that was built with them stays valid."""
+def restore_changed(
+    objects: Mapping[str, Stateful],
+    saved: Mapping[str, Any],
+    where: str,
+    loaded: Mapping[str, str] | None = None,
+    *,
+    again: bool = True,
+) -> list[str]:
+    """Restores like `restore`, except objects that have the state already: a graph that was built with them stays valid.
+
+    `loaded`: digests of the states that objects of the program's own classes had once they were loaded. Those that still
+    have them are not loaded. Returns the names of those that have changed; they are loaded only if `again`.
+    """
     now = gather(objects)
+    before = loaded or {}
+    changed = [name for name, own in before.items() if digest.of_value(now["objects"][name]) != own]
+    kept = before.keys() - (changed if again else ())
     if any(digest.of_value(now[part]) != digest.of_value(saved[part]) for part in now if part != "objects"):
-        restore(objects, saved, where)
-        return
+        restore(objects, saved, where, kept=kept)
+        return changed
     for name, thing in objects.items():
-        if digest.differing(now["objects"][name], saved["objects"][name]):
+        if name not in kept and digest.differing(now["objects"][name], saved["objects"][name]):
             _load(name, thing, saved["objects"][name], {}, where)
             _check_restored(name, thing, saved["objects"][name], where)
+    return changed
+
+
+def is_programs_own(thing: Any) -> bool:
+    """Returns True for an object whose class is neither torch's nor samebits': loading it may do more than set its state."""
+    torchs = torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler
+    return not isinstance(thing, torchs) and not type(thing).__module__.startswith(("torch.", "samebits."))
 
 
 def _load(name: str, thing: Stateful, saved: Any, memo: dict[int, Any], where: str) -> None:

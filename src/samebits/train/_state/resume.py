@@ -7,7 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from samebits import _digest as digest
 from samebits._context import Position
+from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
 from samebits.errors import RunMismatchError
 from samebits.train._loop.loop_positions import Loops
@@ -26,7 +28,10 @@ class ResumeState:
         self._saved: dict[str, Any] | None = None
         self._inside: dict[str, Any] | None = None
         """The validation that the commit is in, until it has been entered."""
-        self._restored = False
+        self._restored = self._on_demand = False
+        """If the objects were restored before the loop, and if the program asked for it (`run.restore()`)."""
+        self._loaded: dict[str, str] = {}
+        """Digests of the states of objects of the program's own classes, once they were loaded."""
 
     def load(
         self, manifest: Manifest, saved: dict[str, Any], environment: Environment, allowed: frozenset[str]
@@ -70,19 +75,61 @@ class ResumeState:
                 f"Run.add({name!r}): the commit in {self._where} holds no object of that name."
             )
 
+    def restore_now(self) -> None:
+        """Restores the objects because the program asks for it; does nothing without a commit, or a second time."""
+        if self._saved is None or self._on_demand:
+            return
+        if not self._restored:
+            missing = sorted(self._saved["objects"].keys() - self._objects.keys())
+            if missing:
+                lines = "; ".join(f"run.add({name!r}, ...)" for name in missing)
+                raise RunMismatchError(
+                    f"run.restore(): the commit in {self._where} holds {', '.join(map(repr, missing))}, which the run does not "
+                    f"have yet. Add all objects first: {lines}."
+                )
+            self._restore(self._saved)
+        self._on_demand = True
+
     def restore_at_loop(self) -> None:
-        """Restores the objects that the program has changed since the run was entered; the commit is not needed any more."""
+        """Restores what is not restored yet, and what the program has changed since; the commit is not needed any more."""
         assert self._saved is not None
-        self._restore(self._saved)
+        if self._restored:
+            self._put_back(self._saved)
+        else:
+            self._restore(self._saved)
         self._saved = {
             "objects": dict.fromkeys(self._saved["objects"])
         }  # its tensors may be as large as the model
+        self._on_demand = True
 
     def _restore(self, saved: dict[str, Any]) -> None:
         compatibility.check_fits(self._objects, saved, self._where)
-        restore = state.restore_changed if self._restored else state.restore
-        restore(self._objects, saved, self._where)
+        state.restore(self._objects, saved, self._where)
         self._restored = True
+        own = {name: thing for name, thing in self._objects.items() if state.is_programs_own(thing)}
+        self._loaded = {name: digest.of_value(thing.state_dict()) for name, thing in own.items()}
+        self._refill(saved)
+
+    def _put_back(self, saved: dict[str, Any]) -> None:
+        compatibility.check_fits(self._objects, saved, self._where)
+        again = not self._on_demand
+        changed = state.restore_changed(self._objects, saved, self._where, self._loaded, again=again)
+        self._refill(saved)
+        if changed:
+            names = ", ".join(changed)
+            user_code.warn(
+                f"{self._where}: {names} changed after it was restored and before the first step. "
+                + (
+                    "So its load_state_dict was called again. Change it before `with`, or only `if not run.resumed`; or call "
+                    "run.restore() where it is to be loaded, after which it is not loaded again."
+                    if again
+                    else "It was not loaded again, and the run continues with the changed state: change it before "
+                    "run.restore(), or only `if not run.resumed`. If load_state_dict keeps the state to apply it later, let "
+                    "state_dict return that state until then."
+                ),
+            )
+
+    def _refill(self, saved: dict[str, Any]) -> None:
         self._run_state.refill(copy.deepcopy(saved["run_state"]), saved.get("in_hand"))
 
     def enter_validation(self, first: Position) -> int:
