@@ -11,7 +11,7 @@ _SHOWN = 6
 _ATTRIBUTES = 4
 
 
-class _Entry(NamedTuple):
+class MessageLine(NamedTuple):
     """One value in the message."""
 
     text: str
@@ -64,39 +64,39 @@ def printed_message(names: list[str]) -> str:
     )
 
 
-def _late(one: Late) -> _Entry:
-    return _Entry(
+def _late(one: Late) -> MessageLine:
+    return MessageLine(
         f"{one.path} {one.text}: a resumed program begins with what it was built with. Make this change before the "
         "loop, by a value in run.state, or set it in every step, from step.number."
     )
 
 
-def _variable(name: str, description: str) -> _Entry:
-    return _Entry(
+def _variable(name: str, description: str) -> MessageLine:
+    return MessageLine(
         f"{name} ({description})",
         f"run.state.setdefault({name!r}, {name})  # and run.state.{name} instead of {name} in the loop",
     )
 
 
-def _entry(subject: str, group: list[Change]) -> _Entry:
+def _entry(subject: str, group: list[Change]) -> MessageLine:
     change = group[0]
     role = change.taken.roots[change.now.places[0].name]
     root, is_local = change.now.places[0].name, change.now.root == "local"
     where = "a local variable that the next iteration reads" if is_local else "a global variable"
     if any(place.kind == "hook" for place in change.now.places):
-        return _Entry(
+        return MessageLine(
             f"{subject}: a hook holds it, which no state_dict saves. Keep it in run.state, or in an object with a state_dict "
             "that is given to the run."
         )
     if change.now.root == "given":
         owner = change.now.owners[0][0].__name__ if change.now.owners else role.name
-        return _Entry(
+        return MessageLine(
             f"{subject}: {owner} was given to Run, and its state_dict leaves this out. Save and load it there."
         )
     if change.now.root == "loader":
-        return _Entry(_of_loader(subject, change))
+        return MessageLine(_of_loader(subject, change))
     if role.group == "iterator":
-        return _Entry(
+        return MessageLine(
             f"{subject} (an iterator, {where}): give its loader to the run, Run({root}=loader), which resumes it where it was; "
             "or index by step.number."
         )
@@ -106,7 +106,11 @@ def _entry(subject: str, group: list[Change]) -> _Entry:
         and (len(change.now.places) == 1 or role.group == "plain")
     ):
         value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
-        return _variable(subject, where + value) if subject == root else _Entry(f"{subject} ({where}{value})")
+        return (
+            _variable(subject, where + value)
+            if subject == root
+            else MessageLine(f"{subject} ({where}{value})")
+        )
     return _of_object(subject, root, group, where)
 
 
@@ -122,7 +126,7 @@ def _of_loader(subject: str, change: Change) -> str:
     )
 
 
-def _of_object(subject: str, root: str, group: list[Change], where: str) -> _Entry:
+def _of_object(subject: str, root: str, group: list[Change], where: str) -> MessageLine:
     """Returns the entry for an object: the adapter that fits its class, or one that saves the named attributes."""
     role = group[0].taken.roots[root]
     attributes = _attributes(root, group)
@@ -136,9 +140,9 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> _Ent
         f": {inside}" if inside else ""
     )
     if role.saves or role.known:
-        return _Entry(text, f'run.add("{root}", {root})')
+        return MessageLine(text, f'run.add("{root}", {root})')
     if role.group == "container":
-        return _Entry(
+        return MessageLine(
             text,
             f'run.state.setdefault("{root}", {root})  # and run.state.{root} instead of {root} in the loop',
         )
@@ -147,8 +151,8 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> _Ent
             "." in one for one in attributes
         )  # else all that the object holds, what changes later, too
         named = "".join(f', "{one}"' for one in attributes) if deep else ""
-        return _Entry(text, f'run.add("{root}", samebits.state.attributes({root}{named}))')
-    return _Entry(
+        return MessageLine(text, f'run.add("{root}", samebits.state.attributes({root}{named}))')
+    return MessageLine(
         f"{text}: keep it in run.state, or give what holds it a state_dict and a load_state_dict, and that to the run"
     )
 

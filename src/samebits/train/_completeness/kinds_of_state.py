@@ -32,7 +32,7 @@ def action_of(kind: type) -> str | None:
 
 
 class Role(NamedTuple):
-    """What the check says of an object."""
+    """The words of the check for an object."""
 
     group: str
     """"plain", "container", "iterator", "library" (no class of the user's) or "object"."""

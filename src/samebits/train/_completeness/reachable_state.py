@@ -61,7 +61,7 @@ class RootedGenerator(NamedTuple):
     generator: Any
 
 
-class _Deferred(NamedTuple):
+class NotedObject(NamedTuple):
     """An object of an installed package that is walked after all that is the user's."""
 
     path: str
@@ -120,7 +120,7 @@ class StateSnapshot(Walk):
         """The generators of objects of any class."""
         self._tensors: dict[str, weakref.ref[torch.Tensor]] = {}
         self._ignored_paths: frozenset[str] = frozenset()
-        self._deferred: deque[_Deferred] = deque()
+        self._deferred: deque[NotedObject] = deque()
         self._hooked: list[tuple[str, torch.nn.Module, int, str, tuple[StoredPlace, ...]]] = []
 
     def know(self, saved: Any) -> None:
@@ -254,7 +254,7 @@ class StateSnapshot(Walk):
 
     def installed(self, path: str, value: Any, depth: int) -> None:
         """Notes an object of an installed package, or deep inside others: it is walked by `noted_objects`."""
-        one = _Deferred(path, value, self._root, tuple(self._places), tuple(self._owners), tuple(self._way))
+        one = NotedObject(path, value, self._root, tuple(self._places), tuple(self._owners), tuple(self._way))
         if self._root == "given":  # the layers of a large model come last
             self._deferred.append(one)
         else:
