@@ -84,6 +84,68 @@ def kept_unless_overwritten():
         again = kept
 
 
+def assigned_in_the_condition():
+    steps, hidden = Steps(), 0
+    while (item := next(steps, None)) is not None:
+        step, batch = item
+        parts = [batch[i] for i in range(2)]
+        hidden = hidden + len(parts)
+
+
+def fetched_at_the_end():
+    steps = Steps()
+    item = next(steps, None)
+    while item is not None:
+        step, batch = item
+        loss = [batch for _ in range(2)]
+        before = item
+        item = next(steps, None)
+
+
+def fetched_at_the_end_after_another():
+    steps, item = Steps(), None
+    while True:
+        if item is not None:
+            step, batch = item
+        item = next(steps)
+
+
+def fetched_in_a_range():
+    steps, count, average = Steps(), 3, 0.0
+    for number in range(count):
+        step, batch = next(steps)
+        average = 0.9 * average + step
+
+
+def statements_of_every_kind():
+    for step, batch in Steps():
+        match batch:
+            case (first, _):
+                kind = first
+            case _:
+                kind = 0
+        with open("/dev/null") as file:
+            size = (kind, file)
+        try:
+            loss = size
+        except ValueError as error:
+            raise error
+        else:
+            loss = (loss, 1)
+        finally:
+            done = True
+        if (value := done) and (other := value):
+            loss = (loss, other)
+
+        def inner():
+            return loss
+
+        inner()
+        pairs = [loss for loss in batch], {step: loss for step, loss in zip(batch, batch)}
+        for loss in pairs:
+            pass
+
+
 @pytest.mark.parametrize(
     ("loop", "names", "behind"),
     [
@@ -92,6 +154,9 @@ def kept_unless_overwritten():
         (closures, {"count", "bump"}, set()),
         (manual_next, {"iterator", "hidden"}, set()),
         (kept_unless_overwritten, set(), set()),
+        (assigned_in_the_condition, {"steps", "hidden"}, set()),
+        (fetched_in_a_range, {"steps", "average"}, set()),
+        (statements_of_every_kind, set(), set()),
     ],
 )
 def test_exactly_the_carried_locals_are_named(loop, names, behind):
@@ -100,6 +165,16 @@ def test_exactly_the_carried_locals_are_named(loop, names, behind):
     loop()
     assert SEEN
     assert all(found == (names, behind) for found in SEEN)
+
+
+def test_a_batch_that_is_fetched_at_the_bodys_end_is_carried_by_the_iterator_alone():
+    """The call before the loop is in no loop; the one at the body's end carries the iterator, and no variable of the body."""
+    SEEN.clear()
+    fetched_at_the_end()
+    assert SEEN[0] == (set(), set()) and SEEN[1:] == [({"steps"}, set())] * 3
+    with pytest.raises(StopIteration):  # negative control: no call before the loop fetches the item again
+        fetched_at_the_end_after_another()
+    assert SEEN[-1] == ({"steps", "item"}, set())
 
 
 def test_module_level_loops_are_analysed():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
+from typing import Any
 
 _ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
@@ -64,6 +65,15 @@ def names(code: CodeType) -> Iterator[str]:
     return (name for one in whole(code) for name in one.co_names)
 
 
+def stored_names(item: dis.Instruction) -> tuple[str, ...]:
+    """Returns the variables that an instruction assigns."""
+    if not item.opname.startswith("STORE") or item.opname in {"STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE"}:
+        return ()
+    if item.opname == "STORE_FAST_LOAD_FAST":
+        return item.argval[:1]
+    return item.argval if isinstance(item.argval, tuple) else (item.argval,)
+
+
 @functools.lru_cache(maxsize=1024)
 def globals_read(code: CodeType) -> frozenset[str]:
     """Returns the names that a code object reads as global variables; `co_names` also has attributes."""
@@ -85,12 +95,34 @@ def stored_in_for(code: CodeType, offset: int) -> frozenset[str]:
     """Returns the names that the body of the `for` statement at `offset` assigns; none for another instruction."""
     end = end_of_for(code, offset)
     inside = [item for item in instructions(code) if end is not None and offset < item.offset < end]
-    return frozenset(
-        name
-        for item in inside
-        if item.opname.startswith("STORE") and item.opname != "STORE_ATTR"
-        for name in (item.argval if isinstance(item.argval, tuple) else (item.argval,))
-    )
+    return frozenset(name for item in inside for name in stored_names(item))
+
+
+def expression_before(items: Sequence[dis.Instruction], at: int) -> Sequence[dis.Instruction]:
+    """Returns the instructions of the expression whose value the one at `at` takes, by their place in the source."""
+    whole = _span(items[at - 1])
+    begin = at
+    while begin > 0 and whole is not None and _is_within(_span(items[begin - 1]), whole):
+        begin -= 1
+    return items[begin:at]
+
+
+def _span(item: dis.Instruction) -> Any:
+    place = item.positions
+    if place is None or None in place:
+        return None
+    return (place.lineno, place.col_offset), (place.end_lineno, place.end_col_offset)
+
+
+def _is_within(span: Any, whole: Any) -> bool:
+    return span is not None and whole[0] <= span[0] and span[1] <= whole[1]
+
+
+def stored_next(items: Sequence[dis.Instruction], at: int) -> tuple[str, ...]:
+    """Returns the variables to which the value of the instruction at `at` is assigned at once, unpacked or not."""
+    if at + 1 < len(items) and items[at + 1].opname == "UNPACK_SEQUENCE":
+        return sum((stored_names(item) for item in items[at + 2 : at + 2 + (items[at + 1].arg or 0)]), ())
+    return stored_names(items[at + 1]) if at + 1 < len(items) else ()
 
 
 def begins_for(frame: FrameType) -> bool:

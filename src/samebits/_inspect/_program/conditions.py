@@ -1,9 +1,15 @@
-"""Conditions in bytecode of which only one side counts for the question if each iteration writes a value."""
+"""Conditions in bytecode with only one side that counts for the question if each iteration writes a value."""
 
 from __future__ import annotations
 
 import dis
 from collections.abc import Collection, Sequence
+from typing import Any
+
+from samebits._inspect._program.bytecode import stored_names
+
+UNKNOWN: Any = object()
+"""Marks a value that the bytecode does not give away."""
 
 _COUNTERS = {"number", "epoch"}
 """The attributes of a step that `run.steps` counts: they never fall, and a resumed run continues the count."""
@@ -33,16 +39,70 @@ def is_of_step(items: Sequence[dis.Instruction], at: int, steps: Collection[str]
     return at > 0 and items[at].opname == "LOAD_ATTR" and items[at - 1].argval in steps
 
 
+def takes_jump(items: Sequence[dis.Instruction], at: int) -> bool | None:
+    """Returns True or False if the condition of the jump at `at` is a variable that was just given a constant; else None.
+
+    For example the first test of `done = False; while not done: ...`. Between the two no other code joins.
+    """
+    kind = items[at].opname.partition("_IF_")[2]
+    tested = at - 1
+    while tested > 0 and items[tested].opname in {"TO_BOOL", "EXTENDED_ARG"}:
+        tested -= 1
+    joined = any(item.is_jump_target for item in items[tested + 1 : at + 1])
+    if kind not in {"TRUE", "FALSE", "NONE", "NOT_NONE"} or joined or not _loads_variable(items[tested]):
+        return None
+    value = _constant_of(items, tested)
+    if value is UNKNOWN:
+        return None
+    return (value is None) == (kind == "NONE") if "NONE" in kind else bool(value) == (kind == "TRUE")
+
+
+def _loads_variable(item: dis.Instruction) -> bool:
+    kinds = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_NAME", "LOAD_DEREF")
+    return item.opname in kinds
+
+
+def _constant_of(items: Sequence[dis.Instruction], at: int) -> Any:
+    """Returns the constant that the variable read at `at` has by the straight line of code before; else `UNKNOWN`."""
+    name = items[at].argval
+    ends = ("RETURN", "RAISE", "RERAISE", "JUMP", "DELETE")
+    if "FAST" not in items[at].opname:  # a called function may assign the variable, too
+        ends += ("CALL",)
+    while at > 0 and not items[at].is_jump_target:
+        at -= 1
+        stored = stored_names(items[at])
+        if name in stored:
+            return _stored_constant(items, at, len(stored) - 1 - stored[::-1].index(name))
+        if items[at].opname.startswith(ends):
+            break
+    return UNKNOWN
+
+
+def _stored_constant(items: Sequence[dis.Instruction], at: int, depth: int) -> Any:
+    """Returns the constant that the instruction at `at` finds below `depth` others on the stack; else `UNKNOWN`."""
+    while at > 0 and not items[at].is_jump_target:
+        at -= 1
+        item = items[at]
+        if item.opname in {"LOAD_CONST", "LOAD_SMALL_INT"}:
+            if depth == 0:
+                return item.argval
+            depth -= 1
+        elif item.opname == "COPY" and item.arg == 1:
+            depth = max(0, depth - 1)
+        elif item.opname == "UNPACK_SEQUENCE" and depth < (item.arg or 0):
+            packed = _stored_constant(items, at, 0)
+            return packed[depth] if isinstance(packed, tuple) else UNKNOWN
+        elif stored_names(item) and "LOAD" not in item.opname:
+            depth += len(stored_names(item))
+        else:
+            break
+    return UNKNOWN
+
+
 def stored_at_head(items: Sequence[dis.Instruction], head: int, names: Collection[str]) -> frozenset[str]:
     """Returns those of the names that the head of a loop stores, as its targets, and that nothing else stores."""
     stores = [
-        (number, name) for number, item in enumerate(items) for name in _stored_names(item) if name in names
+        (number, name) for number, item in enumerate(items) for name in stored_names(item) if name in names
     ]
     once = {name for _, name in stores if sum(name == other for _, other in stores) == 1}
     return frozenset(name for number, name in stores if name in once and head < number <= head + 6)
-
-
-def _stored_names(item: dis.Instruction) -> tuple[str, ...]:
-    if not item.opname.startswith("STORE") or item.opname == "STORE_ATTR":
-        return ()
-    return item.argval if isinstance(item.argval, tuple) else (item.argval,)

@@ -13,14 +13,16 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from samebits._inspect._program.bytecode import end_of_for, handlers, instructions, successors
+from samebits._inspect._program.conditions import takes_jump
 
 Edge = tuple[int, int]
 """The numbers of an instruction and of one that may run after it."""
 
 
 class Ring(NamedTuple):
-    """A loop: the start of its next iteration, and the ways out of it (and of the loops around it)."""
+    """A loop: its first instruction, the start of its next iteration, and its exits (and those of the loops around it)."""
 
+    top: int
     begins: int
     exits: frozenset[Edge]
 
@@ -38,7 +40,7 @@ class ControlFlow:
         """Instruction number to the number of its exception handler, for handlers inside one iteration only."""
         number = {start: position for position, start in enumerate(starts)}
         self.following = [
-            [position + 1] if _suppresses(self.instructions, position) else successors(item, position, number)
+            _possible(self.instructions, position, successors(item, position, number))
             for position, item in enumerate(self.instructions)
         ]
 
@@ -48,17 +50,45 @@ class ControlFlow:
         """
         if self.instructions[self.head].opname == "FOR_ITER":
             exits = [(self.head, after) for after in self.following[self.head] if after != self.head + 1]
-            return Ring(self.head + 1, frozenset(exits))
-        ahead = self._reachable(self._next(self.head))
-        if self.head not in ahead:
-            return None
-        inside = {one for one in ahead if self.head in self._reachable([one])}
+            return Ring(self.head, self.head + 1, frozenset(exits))
+        if self.head not in self._reachable(self._next(self.head)):
+            twins = [one for one in self.twins(self.head) if one in self._reachable(self._next(one))]
+            if not twins:
+                return None
+            self.head = twins[0]
+        inside = self.cycle(self.head)
         exits = [(one, after) for one in inside for after in self._next(one) if after not in inside]
         top = max(after for one in inside for after in self._next(one) if self._closes(one, after))
         # `while next(...):` has the call twice: before the loop, and at its end; there the next body begins after it
-        called = self.instructions[self.head].positions
-        calls = {one for one, item in enumerate(self.instructions) if item.positions == called}
-        return Ring(top if top in self._reachable([0], calls) else self.head + 1, frozenset(exits))
+        calls = {self.head, *self.twins(self.head)}
+        begins = top if top in self._reachable([0], calls) else self.head + 1
+        return Ring(min(top, self.head), begins, frozenset(exits))
+
+    def twins(self, position: int) -> list[int]:
+        """Returns the other copies of an instruction: the condition of a `while` stands before the loop and at its end."""
+        one = self.instructions[position]
+        return [
+            other
+            for other, item in enumerate(self.instructions)
+            if other != position and (item.opname[:8], item.positions) == (one.opname[:8], one.positions)
+        ]
+
+    def cycle(self, position: int, without: Collection[int] = ()) -> set[int]:
+        """Returns the instructions of the loops around an instruction, if nothing passes those in `without`."""
+        ahead = self._reachable(self._next(position), without)
+        if position not in ahead:
+            return set()
+        before: dict[int, list[int]] = {}
+        for one in ahead:
+            for after in self._next(one):
+                before.setdefault(after, []).append(one)
+        waiting, found = [position], set[int]()
+        while waiting:
+            one = waiting.pop()
+            if one not in found:
+                found.add(one)
+                waiting += before.get(one, ())
+        return found
 
     def _closes(self, position: int, after: int) -> bool:
         """Returns True for a jump back to the top of a loop that the head is in."""
@@ -96,6 +126,14 @@ def is_outside_of_body(identity: int, code: CodeType, offset: int) -> bool:
     while frame is not None and (id(frame), frame.f_code) != (identity, code):
         frame = frame.f_back
     return frame is None or not offset < frame.f_lasti < end
+
+
+def _possible(items: Sequence[dis.Instruction], position: int, after: list[int]) -> list[int]:
+    """Returns the successors without the side of a condition that is never taken, or seldom."""
+    if len(after) < 2:
+        return after
+    jumps = False if _suppresses(items, position) else takes_jump(items, position)
+    return after if jumps is None else after[:1] if jumps else after[1:]
 
 
 def _suppresses(items: Sequence[dis.Instruction], position: int) -> bool:

@@ -9,53 +9,96 @@ variable that is only printed after the loop is written again by the next body.
 from __future__ import annotations
 
 import dis
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import CodeType
 
 from samebits._inspect._program import bytecode
-from samebits._inspect._program.control_flow import ControlFlow, Edge, Ring
+from samebits._inspect._program.control_flow import ControlFlow, Edge
+from samebits._inspect._program.inner_loops import InnerLoop, inner_loops, saved_names
 
 _VARIABLE = re.compile(r"(LOAD|STORE|DELETE)_(FAST|DEREF|NAME|CLOSURE)")
 _Names = tuple[tuple[str, ...], tuple[str, ...]]
+_Action = tuple[str, str]
+"""What an instruction does to a variable (LOAD, STORE or DELETE), and the variable's name."""
 
-_FOUND: dict[tuple[int, int], tuple[CodeType, _Names, bool]] = {}
-"""The results by the identity of the code object (kept alive here): hashing it costs more than the walk over the locals."""
+
+class Liveness:
+    """The variables that a loop carries: asked of an instruction that fetches a batch, for each set of inner loops that run."""
+
+    def __init__(self, code: CodeType, offset: int) -> None:
+        self.code = code
+        self.flow = ControlFlow(code, offset)
+        self.ring = self.flow.ring()
+        self.inner_loops = frozenset(inner_loops(self.flow))
+        self._actions = _actions(self.flow.instructions, code)
+        self._carried: dict[frozenset[InnerLoop], _Names] = {}
+
+    def carried(self, running: Collection[InnerLoop] = ()) -> _Names:
+        """Returns the names that are live when a FOR_ITER, or a call that fetches a batch, continues with a body.
+
+        Returns two groups: those that a following body may read, and those that only the code after the loop reads
+        (which count when the loop ends: until then a body may write them again). Cells count where a closure may read
+        them: captured before the loop, or owned by an outer function. Where a call fetches the batch, what the loop
+        computes before it is computed again by a resumed program; a call in no loop carries nothing but such cells.
+
+        Args:
+            running: the inner loops that are known to run at least once each time.
+        """
+        key = frozenset(running)
+        if key not in self._carried:
+            self._carried[key] = self._names(key)
+        return self._carried[key]
+
+    def _names(self, running: frozenset[InnerLoop]) -> _Names:
+        flow, ring = self.flow, self.ring
+        inside = _captured_cells(flow.instructions[: flow.head if ring is None else ring.top]) | flow.cells
+        everything = frozenset[str]()
+        if ring is not None:
+            following = _following(flow, running)
+            again = _fetched_before(flow.instructions, flow.head, ring.top)
+            everything = self._live(following, frozenset())[ring.begins] - again
+            inside |= self._live(following, ring.exits)[ring.begins] - again
+        return _sorted_names(inside), _sorted_names(everything - inside)
+
+    def _live(self, following: list[list[int]], closed: frozenset[Edge]) -> list[frozenset[str]]:
+        """Returns the names live before each instruction; the `closed` edges are not taken."""
+        live: list[frozenset[str]] = [frozenset()] * (len(following) + 1)
+        changed = True
+        while changed:
+            changed = False
+            for position in range(len(following) - 1, -1, -1):
+                after = [live[one] for one in following[position] if (position, one) not in closed]
+                before = _live_before(self._actions[position], frozenset().union(*after))
+                handler = self.flow.handlers.get(position)
+                if handler is not None and (position, handler) not in closed:
+                    before |= live[handler]
+                if before != live[position]:
+                    live[position], changed = before, True
+        return live
+
+
+_FOUND: dict[tuple[int, int], Liveness] = {}
+"""By the identity of the code object (kept alive here): hashing it costs more than the walk over the locals."""
+
+
+def at(code: CodeType, offset: int) -> Liveness:
+    """Returns the analysis for the instruction at `offset`, cached."""
+    key = (id(code), offset)
+    if key not in _FOUND:
+        _FOUND[key] = Liveness(code, offset)
+    return _FOUND[key]
 
 
 def carried(code: CodeType, offset: int) -> _Names:
-    """Returns `carried_names`, cached."""
-    return _cached(code, offset)[1]
+    """Returns `Liveness.carried` where nothing is known of inner loops."""
+    return at(code, offset).carried()
 
 
 def is_in_loop(code: CodeType, offset: int) -> bool:
     """Returns True if the instruction at `offset` is in a loop."""
-    return _cached(code, offset)[2]
-
-
-def _cached(code: CodeType, offset: int) -> tuple[CodeType, _Names, bool]:
-    key = (id(code), offset)
-    if key not in _FOUND:
-        flow = ControlFlow(code, offset)
-        ring = flow.ring()
-        _FOUND[key] = (code, carried_names(flow, ring), ring is not None)
-    return _FOUND[key]
-
-
-def carried_names(flow: ControlFlow, ring: Ring | None) -> _Names:
-    """Returns the names that are live when a FOR_ITER, or a call that fetches a batch, continues with a body.
-
-    Returns two groups: those that a following body may read, and those that only the code after the loop reads
-    (which count when the loop ends: until then a body may write them again). Cells count where a closure may read
-    them: captured before the loop, or owned by an outer function. Where a call fetches the batch, what the loop
-    computes before it is computed again by a resumed program; a call in no loop carries nothing but such cells.
-    """
-    inside = _captured_cells(flow.instructions[: flow.head]) | flow.cells
-    everything = frozenset[str]()
-    if ring is not None:
-        everything = _live(flow, frozenset())[ring.begins]
-        inside |= _live(flow, ring.exits)[ring.begins]
-    return _sorted_names(inside), _sorted_names(everything - inside)
+    return at(code, offset).ring is not None
 
 
 def _sorted_names(names: frozenset[str]) -> tuple[str, ...]:
@@ -63,21 +106,58 @@ def _sorted_names(names: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if not name.startswith(".")))
 
 
-def _live(flow: ControlFlow, closed: frozenset[Edge]) -> list[frozenset[str]]:
-    """Returns the names live before each instruction; the `closed` edges are not taken."""
-    live: list[frozenset[str]] = [frozenset()] * (len(flow.instructions) + 1)
-    changed = True
-    while changed:
-        changed = False
-        for position in range(len(flow.instructions) - 1, -1, -1):
-            after = [live[one] for one in flow.following[position] if (position, one) not in closed]
-            before = _live_before(flow.instructions[position], frozenset().union(*after))
-            handler = flow.handlers.get(position)
-            if handler is not None and (position, handler) not in closed:
-                before |= live[handler]
-            if before != live[position]:
-                live[position], changed = before, True
-    return live
+def _following(flow: ControlFlow, running: Iterable[InnerLoop]) -> list[list[int]]:
+    """Returns the successors of each instruction if each of the `running` loops runs at least once."""
+    following = list(flow.following)
+    for loop in running:
+        for position, end in loop.skips:
+            following[position] = [one for one in following[position] if one != end]
+            for again in loop.repeats:
+                following[again] = [*following[again], end]
+    return following
+
+
+def _actions(items: Sequence[dis.Instruction], code: CodeType) -> list[list[_Action]]:
+    """Returns what each instruction does to variables, from left to right; the own variables of comprehensions do nothing."""
+    found = [_actions_of(item) for item in items]
+    if (
+        not code.co_flags & inspect.CO_OPTIMIZED
+    ):  # in a module such instructions are those of comprehensions only
+        return [[] if "_FAST" in item.opname else actions for item, actions in zip(items, found, strict=True)]
+    for position, item in enumerate(items):
+        names = saved_names(items, position) if item.opname == "FOR_ITER" else []
+        if names:
+            _leave_out(found, items, position, names)
+    return found
+
+
+def _leave_out(
+    found: list[list[_Action]], items: Sequence[dis.Instruction], position: int, names: list[str]
+) -> None:
+    """Removes the actions on a comprehension's own variables, up to those that put their old values back after it."""
+    end = next(number for number, item in enumerate(items) if item.offset == items[position].argval)
+    first = max(at for at in range(position) if items[at].opname == "GET_ITER")
+    for number in range(first, end):
+        found[number] = [one for one in found[number] if one[1] not in names]
+    waiting = list(names)
+    for number in range(end, min(end + 6 + len(names), len(items))):
+        for one in list(found[number]):
+            if one[0] == "STORE" and one[1] in waiting:
+                waiting.remove(one[1])
+                found[number].remove(one)
+
+
+def _actions_of(item: dis.Instruction) -> list[_Action]:
+    kinds = [kind for kind, _ in _VARIABLE.findall(item.opname)]
+    names = item.argval if isinstance(item.argval, tuple) else (item.argval,) * len(kinds)
+    return list(zip(kinds, names, strict=False)) if len(names) == len(kinds) else []
+
+
+def _live_before(actions: list[_Action], after: frozenset[str]) -> frozenset[str]:
+    """Returns the names live before an instruction, given those live after it."""
+    for action, name in reversed(actions):
+        after = after | {name} if action == "LOAD" else after - {name}
+    return after
 
 
 _READ: dict[int, tuple[CodeType, frozenset[str]]] = {}
@@ -97,18 +177,29 @@ def names_used(code: CodeType) -> frozenset[str]:
     return frozenset().union(*found)
 
 
-def _live_before(item: dis.Instruction, after: frozenset[str]) -> frozenset[str]:
-    """Returns the names live before `item`, given those live after it; two-variable instructions act left to right."""
-    kinds = _VARIABLE.findall(item.opname)
-    if not kinds:
-        return after
-    names = item.argval if isinstance(item.argval, tuple) else (item.argval,) * len(kinds)
-    actions = list(zip((kind for kind, _ in kinds), names, strict=False))
-    if item.opname == "STORE_FAST_LOAD_FAST" or len(names) == len(kinds):
-        for action, name in reversed(actions):
-            after = after | {name} if action == "LOAD" else after - {name}
-        return after
-    return after
+def _fetched_before(items: Sequence[dis.Instruction], head: int, top: int) -> frozenset[str]:
+    """Returns the variables that the call at `head` assigns and that such a call before the loop assigns, too.
+
+    `item = next(steps)` stands before the loop and at the end of its body: a resumed program fetches the item again.
+    """
+    names = bytecode.stored_next(items, head)
+    if not names or items[head].opname == "FOR_ITER":
+        return frozenset()
+    called = _loaded_for(items, head)
+    before = (at for at in range(top) if items[at].opname == items[head].opname)
+    return (
+        frozenset(names)
+        if any(bytecode.stored_next(items, at) == names and _loaded_for(items, at) == called for at in before)
+        else frozenset()
+    )
+
+
+def _loaded_for(items: Sequence[dis.Instruction], call: int) -> list[str]:
+    """Returns the names of the function of a call and of its first argument."""
+    loads = [
+        str(i.argval) for i in bytecode.expression_before(items, call + 1) if i.opname.startswith("LOAD")
+    ]
+    return loads[:2]
 
 
 def _captured_cells(before_the_loop: Sequence[dis.Instruction]) -> frozenset[str]:

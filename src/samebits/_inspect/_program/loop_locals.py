@@ -7,7 +7,7 @@ import sys
 import types
 from typing import Any
 
-from samebits._inspect._program import bytecode, liveness
+from samebits._inspect._program import bytecode, known_items, liveness
 from samebits._inspect.reachable import Walk
 from samebits._inspect.tree import PLAIN, Leaves
 from samebits._inspect.user_code import is_library
@@ -81,22 +81,46 @@ def fetching_frames(frame: types.FrameType) -> list[tuple[types.CodeType, int]]:
 
 
 def of_frames(frame: types.FrameType | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the two groups of `liveness.carried`, with values, of the loop and of the loops that drive it."""
+    """Returns the two groups of `Liveness.carried`, with values, of the loop and of the loops that drive it.
+
+    The first has those of `carried_if_an_inner_loop_is_empty`, too.
+    """
     groups: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     for one in loop_frames(frame):
         found = one.f_locals
-        for variables, names in zip(groups, liveness.carried(one.f_code, one.f_lasti), strict=True):
+        for variables, names in zip(groups, _carried(one), strict=True):
             for name in names:
                 if name in found:
                     variables.setdefault(name, found[name])
     return groups
 
 
+def _carried(frame: types.FrameType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the names of `Liveness.carried`, where the inner loops that surely run are known to run."""
+    found = liveness.at(frame.f_code, frame.f_lasti)
+    names = found.carried()
+    if names == found.carried(found.inner_loops):  # no name depends on it
+        return names
+    return found.carried(known_items.running_loops(found, frame))
+
+
+def carried_if_an_inner_loop_is_empty(frame: types.FrameType | None) -> frozenset[str]:
+    """Returns the names in the first group of `of_frames` that a following body reads only if a loop inside it runs no time.
+
+    For example `loss` in `for micro_step in range(n): loss = ...`, read after it, where `n` changes from step to step.
+    """
+    names: set[str] = set()
+    for one in loop_frames(frame):
+        found = liveness.at(one.f_code, one.f_lasti)
+        names |= {*_carried(one)[0]} - {*found.carried(found.inner_loops)[0]}
+    return frozenset(names)
+
+
 def assigned_in_loop(frame: types.FrameType) -> dict[str, Any]:
     """Returns the locals that a `for` statement carries and that its body assigns."""
     found = {}
     for one in loop_frames(frame):
-        names, _ = liveness.carried(one.f_code, one.f_lasti)
+        names, _ = _carried(one)
         stored = bytecode.stored_in_for(one.f_code, one.f_lasti)
         found |= {name: one.f_locals[name] for name in names if name in stored and name in one.f_locals}
     return found
