@@ -17,6 +17,7 @@ from samebits.data._loader_batches.loader_batches import LoaderBatches
 from samebits.data._loader_state import Resumable
 from samebits.data._options import Options, StartMethod
 from samebits.data._pipeline import Pipeline
+from samebits.data._rebuilt_loader import NeverRebuilt
 from samebits.data._workers.worker_pool import Workers
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError, UnseededError
 from samebits.random._process import generator_states, seeds
@@ -24,7 +25,7 @@ from samebits.random._process import generator_states, seeds
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(Resumable, torch_data.DataLoader[T_co]):
+class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
     """A `torch.utils.data.DataLoader` whose batches depend on (dataset, seed, epoch, batch number) alone.
 
     The arguments are torch's, for any map-style dataset (`__len__` and `__getitem__`). The differences:
