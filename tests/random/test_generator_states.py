@@ -35,6 +35,39 @@ def test_fill_is_a_function_of_the_key():
     assert all(a != b for a, b in zip(draws(), first, strict=True))
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_many_fills_are_as_many_single_ones(in_place, monkeypatch):
+    """`fill_each` leaves the states and draws of `fill`, kept normals and torch's seed included; also by the libraries' calls."""
+    assert generator_states._can_write_in_place()
+    if not in_place:
+        monkeypatch.setattr(generator_states, "_can_write_in_place", lambda: False)
+    keys = np.random.default_rng(1).integers(0, 2**64, (37, 2), dtype=np.uint64)
+    steps = 0
+    for key, _ in zip(keys, generator_states.fill_each(keys), strict=False):
+        states, seed, drawn = rng_states.of_process(), torch.initial_seed(), draws()
+        first, offset = key.tolist()
+        generator_states.fill((first, offset), initial_seed=first >> 1)
+        assert states == rng_states.of_process() and (seed, drawn) == (torch.initial_seed(), draws())
+        steps += 1
+    assert steps == 37
+
+
+def test_a_seed_that_ends_in_zeros_is_pythons(monkeypatch):
+    """Python leaves out the zeros at the end of its seed: such a key takes the slow way (made so here)."""
+    make = generator_states._fill_rows
+
+    def with_zeros(keys, stream, torch_rows, seeds):
+        make(keys, stream, torch_rows, seeds)
+        seeds[1, 3] = 0
+
+    monkeypatch.setattr(generator_states, "_fill_rows", with_zeros)
+    keys = np.ones((1, 2), np.uint64)
+    next(generator_states.fill_each(keys))
+    states = rng_states.of_process()
+    generator_states.fill((1, 1), initial_seed=0)
+    assert states == rng_states.of_process()
+
+
 def test_fill_forgets_kept_normals():
     """A normal kept from an odd number of draws does not survive a fill (negative control: it survives a draw)."""
     generator_states.fill((1, 2))

@@ -10,6 +10,7 @@ import torch
 import torch.utils.data as torch_data
 
 from samebits._context import process
+from samebits.data._calls.rng_parameter import key_words
 from samebits.data._calls.user_function import Function
 from samebits.data._collate.collate import default_collate
 from samebits.data._loader_batches.batch_order import BatchOrder, IndexOrder, SamplerOrder
@@ -101,8 +102,9 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         return len(self._order)
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
-        # Compiles the kernel before workers are forked, and checks that it can.
+        # Compiles the kernels before workers are forked, and checks that it can.
         with generator_states.preserve_states():
+            next(generator_states.fill_each(key_words((0, 0), [0])))
             generator_states.fill((0, 0))
         return super().__iter__()
 

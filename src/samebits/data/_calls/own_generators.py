@@ -55,7 +55,7 @@ class OwnGenerators:
             int, Any
         ] = {}  # the objects, too: an id is unique only while its object lives
         self._own: list[_Own] = []
-        self._parts = np.empty(0, np.uint64)
+        self._parts, self._lengths = np.empty(0, np.uint64), np.empty(0, np.int64)
         self._missing: list[Getter] = []
         self._sizes: list[tuple[Any, int]] = []
 
@@ -79,7 +79,7 @@ class OwnGenerators:
         for first in range(0, len(keys), _AT_ONCE):
             part = keys[first : first + _AT_ONCE]
             rows = np.empty((len(part), len(self._own), WORDS), np.uint32)
-            _fill_rows(part, self._parts, rows)
+            _fill_rows(part, self._parts, self._lengths, rows)
             for row in rows:
                 for own, words in zip(self._own, row, strict=False):
                     own.state.set(words)
@@ -99,6 +99,7 @@ class OwnGenerators:
             self._search()
         elif self._was_replaced():
             self._own = [_followed(own) for own in self._own]
+            self._lengths = np.array([own.state.words for own in self._own], np.int64)
         self._entered_with = {id(own.generator): own.generator for own in self._own}
 
     def has_new(self) -> bool:
@@ -127,6 +128,7 @@ class OwnGenerators:
         self._own = [_Own(one.generator, places.get(id(one.generator)), state) for one, state in states]
         self._names = [one.path for one, _ in states]
         self._parts = _numbers(self._names)
+        self._lengths = np.array([state.words for _, state in states], np.int64)
         empty = (place for place, value in _all_places(seen.values()) if _is_missing(place, value))
         self._missing = list(islice(empty, _PLACES))
         self._sizes = [(one, len(one)) for one in islice(_watched_sizes(seen.values()), _PLACES)]
@@ -189,13 +191,13 @@ def no_block() -> Iterator[None]:
         _thread.block = around
 
 
-@kernel("void(uint64[:, ::1], uint64[::1], uint32[:, :, ::1])")
-def _fill_rows(keys: Any, parts: Any, rows: Any) -> None:
-    """Writes 624 words of the stream of every key with each of the numbers folded in, between two numbers 624."""
+@kernel("void(uint64[:, ::1], uint64[::1], int64[::1], uint32[:, :, ::1])")
+def _fill_rows(keys: Any, parts: Any, sizes: Any, rows: Any) -> None:
+    """Writes words of the stream of every key with each of the numbers folded in, between two numbers 624."""
     for call in range(keys.shape[0]):
         for number in range(parts.size):
             seed, offset = fold(keys[call, 0], keys[call, 1], parts[number])
-            fill_words(seed, offset, rows[call, number, 1:625])
+            fill_words(seed, offset, rows[call, number, 1 : 1 + sizes[number]])
             rows[call, number, 0] = rows[call, number, 625] = 624
 
 

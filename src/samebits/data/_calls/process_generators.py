@@ -10,7 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from itertools import repeat
+from typing import Any, TypeVar
+
+import numpy as np
 
 from samebits._context import Words
 from samebits._inspect import rng_states
@@ -65,6 +68,15 @@ def fill_all(own: OwnGenerators | None, key: Words) -> None:
         fill(key)
     if own is not None:
         own.set(key)
+
+
+def fill_each(own: OwnGenerators | None, keys: np.ndarray) -> Iterator[Any]:
+    """Sets the generators of `fill_all` from the next key at every step. `keys`: uint64, of shape (calls, 2)."""
+    of_process: Iterator[None] = repeat(None, len(keys))
+    if is_filling():
+        watched = _current_watch() is not None
+        of_process = map(fill, map(tuple, keys.tolist())) if watched else generator_states.fill_each(keys)
+    return of_process if own is None else zip(of_process, own.set_each(keys), strict=True)
 
 
 def refill_all(own: OwnGenerators, key: Words) -> None:

@@ -108,8 +108,9 @@ class Function:
                     for each, element, _ in zip(key_tensors(rows), elements, own, strict=False):
                         results.append(self.call(element, key=each))
             elif has_own or process_generators.is_filling():
-                for each, element in zip(key_words(key, places).tolist(), elements, strict=True):
-                    process_generators.fill_all(self.own if has_own else None, (each[0], each[1]))
+                rows = key_words(key, places)
+                filled = process_generators.fill_each(self.own if has_own else None, rows)
+                for each, element, _ in zip(rows.tolist(), elements, filled, strict=False):
                     results.append(self.memos.call(element, (each[0], each[1])))
             else:
                 call, reading = self.call, iter(elements)

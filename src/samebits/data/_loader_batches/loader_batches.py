@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from itertools import islice
 from operator import length_hint
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.utils.data import _utils as torch_utils
 from typing_extensions import override
 
 from samebits._context import Words
-from samebits.data._calls.process_generators import fill_all, fill_if_needed, is_filling
+from samebits.data._calls.process_generators import fill_each, fill_if_needed, is_filling
+from samebits.data._calls.rng_parameter import key_words
 from samebits.data._calls.user_function import Function
 from samebits.data._loader_batches.batch_order import BatchOrder, BatchTask
 from samebits.data._stages.stage import Blocks
@@ -147,25 +149,32 @@ class LoaderBatches(Blocks):
         error.add_note(f"samebits.data.DataLoader: {place}")
 
     def _single_element(self, task: BatchTask) -> Any:
-        return self._one(task.indices, int_keys.fold(task.key, "element", task.first), self.read.own.enter())
+        (element,) = self._each(iter([task.indices]), task, 1)
+        return element
 
     def _elements(self, task: BatchTask, indices: Iterator[Any]) -> Any:
-        has_own, key = self.read.own.enter(), int_keys.fold(task.key, "element")
         if getattr(self.dataset, "__getitems__", None):  # torch's protocol: the dataset reads a whole batch
-            if (has_own or is_filling()) and not self.read.compared:
-                self._one(task.indices[:1], int_keys.fold(key, task.first), has_own)
-            fill_if_needed(self.read.own, key, task.first)
+            if not self.read.compared and self._is_filling():
+                self._each(iter([task.indices[:1]]), task, 1)
+            fill_if_needed(self.read.own, task.key, "element", task.first)
             return self.dataset.__getitems__(task.indices)
-        if not (has_own or is_filling()):
-            return [self.dataset[index] for index in indices]
-        return [
-            self._one(index, int_keys.fold(key, ordinal), has_own)
-            for ordinal, index in enumerate(indices, task.first)
-        ]
+        return self._each(indices, task, len(task.indices))
 
-    def _one(self, index: Any, key: Words, has_own: bool) -> Any:
-        """Returns one element; the first one of a process that may draw is read twice, and compared."""
-        if not (has_own or is_filling()):
-            return self.dataset[index]
-        fill_all(self.read.own if has_own else None, key)
-        return self.dataset[index] if self.read.compared else self.read.compare_first(index, key)
+    def _each(self, indices: Iterator[Any], task: BatchTask, count: int) -> list[Any]:
+        """Returns the elements; the first one of a process that may draw is read twice, and compared."""
+        dataset = self.dataset
+        if not self._is_filling():
+            return [dataset[index] for index in indices]
+        keys = key_words(int_keys.fold(task.key, "element"), range(task.first, task.first + count))
+        filled = fill_each(self.read.own if self.read.own.enter() else None, keys)
+        if self.read.compared:
+            return [dataset[index] for index, _ in zip(indices, filled, strict=False)]
+        first, offset = keys[0].tolist()
+        elements = [
+            self.read.compare_first(index, (first, offset))
+            for index, _ in islice(zip(indices, filled, strict=False), 1)
+        ]
+        return elements + [dataset[index] for index, _ in zip(indices, filled, strict=False)]
+
+    def _is_filling(self) -> bool:
+        return self.read.own.enter() or is_filling()

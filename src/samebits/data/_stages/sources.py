@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from samebits.data._calls import process_generators
 from samebits.data._calls.own_generators import OwnGenerators
-from samebits.data._calls.remembered_draws import DrawRememberedError
+from samebits.data._calls.remembered_draws import DrawRememberedError, UnsetGeneratorError
+from samebits.data._calls.rng_parameter import key_words
 from samebits.data._calls.user_function import Function
 from samebits.data._rolling_digest import update_digest
 from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, Reader, State, Streamed
@@ -105,13 +106,17 @@ class Source(Addressed):
         if own is None and not process_generators.is_filling():
             return self._check_elements(self.function.call(indices), indices)
         elements = []  # one by one, so that the draws of one do not depend on its neighbours
-        for ordinal, index in zip(ordinals.tolist(), indices, strict=True):
-            key = int_keys.fold(self.key, ordinal)
-            process_generators.fill_all(own, key)
+        rows = key_words(self.key, ordinals)
+        filled = process_generators.fill_each(own, rows)
+        for ordinal, index, each, _ in zip(ordinals.tolist(), indices, rows.tolist(), filled, strict=False):
             try:
-                elements += self._check_elements(self.function.memos.call([index], key), [index])
+                elements += self._check_elements(
+                    self.function.memos.call([index], (each[0], each[1])), [index]
+                )
             except DrawRememberedError as error:
                 raise self.function.remembered_error(ordinal, error) from None
+            except UnsetGeneratorError:
+                raise self.function.unset_error(index) from None
         return elements
 
     def _check_elements(self, elements: Any, indices: list[int]) -> list[Any]:

@@ -29,6 +29,9 @@ State = Any
 class OwnedState:
     """The state of a generator that is set by `seed`."""
 
+    words = 8
+    """Words that `set` reads of a row, besides the number before them."""
+
     def __init__(self, generator: Any) -> None:
         self._generator = generator
 
@@ -50,6 +53,8 @@ class OwnedState:
 
 
 class _TorchState(OwnedState):
+    words = WORDS - 2
+
     def set(self, row: np.ndarray) -> None:
         generator = self._generator
         if generator.device.type == "cpu":
@@ -72,6 +77,8 @@ class _BitsState(OwnedState):
 
 class _TwisterState(OwnedState):
     """A Mersenne Twister in memory. Python's has the number drawn before its words, NumPy's after them."""
+
+    words = WORDS - 2
 
     def __init__(self, generator: Any, address: int, first: int) -> None:
         super().__init__(generator)
@@ -131,6 +138,7 @@ class _LegacyState(OwnedState):
     def __init__(self, generator: Any, kept_at: int) -> None:
         super().__init__(generator)
         self._bits = _of_bits(generator._bit_generator)
+        self.words = self._bits.words
         self._kept = (ctypes.c_char * 16).from_address(id(generator) + kept_at)
 
     def set(self, row: np.ndarray) -> None:
