@@ -231,3 +231,43 @@ def test_a_user_who_holds_locals_keeps_them(make):
         for step, (x, y) in run.steps(loader, epochs=1):
             loops.update(model, optimizer, x, y)
             assert held["model"] is model and step.number >= 0
+
+
+def inner_loop(run, several):
+    """A loop whose learning rate depends on what an inner loop set last."""
+    model, optimizer, loader = loops.parts()
+    run.add("model", model)
+    run.add("optimizer", optimizer)
+    with run:
+        for _step, (x, y) in run.steps(loader, epochs=2):
+            for _ in several(x):
+                loss = F.cross_entropy(model(x), y) / 2
+                loss.backward()
+            optimizer.param_groups[0]["lr"] = 0.1 if loss > 0.3 else 0.05
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_variable_of_an_inner_loop_that_may_be_empty_is_a_warning(make):
+    """Read after the inner loop, it is carried only past an empty one: a warning that names it, and the run goes on."""
+    with pytest.warns(samebits.errors.IncompleteStateWarning, match="loss: an inner loop sets it"):
+        inner_loop(make(), lambda x: x.chunk(2))
+
+
+def micro_steps(make, count):
+    model, optimizer, loader = loops.parts()
+    with make(model=model, optimizer=optimizer) as run:
+        for _step, (x, y) in run.steps(loader, epochs=2):
+            for _ in range(count):
+                loss = F.cross_entropy(model(x), y) / 2
+                loss.backward()
+            optimizer.param_groups[0]["lr"] = 0.1 if loss > 0.3 else 0.05
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_variable_of_an_inner_loop_that_runs_is_left_alone(make):
+    """`for micro_step in range(count)` with a count above 0 sets it in each step: neither an error nor a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        micro_steps(make, 2)

@@ -16,7 +16,7 @@ dataset's copy in a worker), deeper than five objects, nor changes after the las
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -30,7 +30,12 @@ from samebits._inspect._program.output_flow import OutputFlow
 from samebits._inspect._program.user_functions import UserFunctions
 from samebits.errors import IncompleteStateError, IncompleteStateWarning, InvalidArgumentError
 from samebits.train._completeness import assigned_attributes, reachable_state
-from samebits.train._completeness.incomplete_state_message import message, printed_message, subject_of
+from samebits.train._completeness.incomplete_state_message import (
+    message,
+    printed_message,
+    subject_of,
+    unlikely_message,
+)
 from samebits.train._completeness.lost_changes import (
     Change,
     Judged,
@@ -60,6 +65,8 @@ class Completeness:
         """The paths given to `ignore`, and True for those that were seen."""
         self._loop: str | None = None
         self._before: reachable_state.StateSnapshot | None = None
+        self._new_epoch = False
+        """True until the first check in an epoch of `run.epochs`: changes since the one before are not judged."""
         self._program: UserFunctions | None = None
         self._judge = LostChanges()
         self._trusted: set[str] = set()
@@ -67,7 +74,7 @@ class Completeness:
         """The lost changes of the first steps: they are raised together."""
         self.pending = False
         """True from the first lost change on, until the error: what would be committed now is not complete."""
-        self._printed: set[str] = set()
+        self._warned: set[str] = set()
         """The subjects of the warnings so far."""
         self._looks = self._steps = self._epochs = 0
         self._spent = self._glanced = self._glance = 0.0
@@ -87,6 +94,16 @@ class Completeness:
     def trust(self, name: str) -> None:
         """Takes the state of the run's object of this name for complete: the check does not look into the object."""
         self._trusted.add(name)
+
+    def between_epochs(self) -> Completeness:
+        """Returns a check for the loop over epochs around the steps that this one checks, with the same paths and names."""
+        check = Completeness(enabled=self._enabled)
+        check._ignored, check._trusted = self._ignored, self._trusted
+        return check
+
+    def begin_epoch(self) -> None:
+        """Begins an epoch whose code runs again before a resumed run has its state: it computes its variables anew."""
+        self._new_epoch = True
 
     def boundary(
         self,
@@ -112,7 +129,7 @@ class Completeness:
         if not whole and self._glanced + self._glance > _SHARE_OF_GLANCES * (started - self._began):
             return
         late: list[Late] = []
-        judged = Judged([], [])
+        judged = Judged([], [], [])
         try:
             settings = structure.of_process()  # before no_grad changes one
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
@@ -132,7 +149,8 @@ class Completeness:
             self._glance, self._glanced = took, self._glanced + took
         self._found |= {one.path: one for one in judged.lost}
         self.pending = bool(self._found)
-        self._warn(judged.printed)
+        self._warn(judged.printed, printed_message)
+        self._warn(judged.unlikely, unlikely_message)
         if late or (self._found and (ends or self._steps > _FIRST_STEPS)):
             changes, self._found = list(self._found.values()), {}
             more = (
@@ -142,18 +160,19 @@ class Completeness:
             )
             raise IncompleteStateError(message(changes, late, position, more))
 
-    def _warn(self, changes: list[Change]) -> None:
-        """Warns once of values that flow only into output."""
-        found = {subject_of(one) for one in changes} - self._printed
+    def _warn(self, changes: list[Change], text: Callable[[list[str]], str]) -> None:
+        """Warns once of values that stop no run."""
+        found = {subject_of(one) for one in changes} - self._warned
         if found:
-            self._printed |= found
-            user_code.warn(printed_message(sorted(found)), IncompleteStateWarning)
+            self._warned |= found
+            user_code.warn(text(sorted(found)), IncompleteStateWarning)
 
     def _assigned_later(
         self, frame: FrameType, changes: list[Change], objects: Mapping[str, Any]
     ) -> list[str]:
         """Returns the other variables that the loop carries and assigns, perhaps not before an epoch's end."""
         known = {one.now.places[0].name for one in changes} | self._ignored.keys()
+        known |= loop_locals.carried_if_an_inner_loop_is_empty(frame)
         carried = loop_locals.assigned_in_loop(frame)
         held = {id(thing) for thing in objects.values()}
         assert self._program is not None
@@ -224,10 +243,11 @@ class Completeness:
         now.states = {name: digest.of_value(value) for name, value in states.items()}
         for path in self._ignored:
             self._ignored[path] |= any(_is_below(one, path) for one in now.leaves_by_path)
-        before, self._before = self._before, now
+        before, self._before = None if self._new_epoch else self._before, now
+        self._new_epoch = False
         clocks, self._clocks = self._clocks, _clocks()
         if before is None:
-            return Judged([], [])
+            return Judged([], [], [])
         now.states_before = before.states
         changed = {
             path: Change(path, before.leaves_by_path[path], leaf, now)
@@ -236,7 +256,7 @@ class Completeness:
         }
         changed = {path: change for path, change in changed.items() if not self._is_ignored(change)}
         if not changed:
-            return Judged([], [])
+            return Judged([], [], [])
         between = list(zip(clocks, self._clocks, strict=True))
         states = {"run.state": dict(run_state), **states}
         names = committed_names(frame, objects, loader)

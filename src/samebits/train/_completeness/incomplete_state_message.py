@@ -64,6 +64,15 @@ def printed_message(names: list[str]) -> str:
     )
 
 
+def unlikely_message(names: list[str]) -> str:
+    """Returns the text of the warning of variables that are carried only past an inner loop that runs no time."""
+    listed = ", ".join(names)
+    return (
+        f"Run: {listed}: an inner loop sets it, and the code after that loop reads it. If the loop runs no time in a step, the value "
+        "of an earlier step is read, which is in no commit. Set it before the inner loop."
+    )
+
+
 def _late(one: Late) -> MessageLine:
     return MessageLine(
         f"{one.path} {one.text}: a resumed program begins with what it was built with. Make this change before the "

@@ -106,6 +106,8 @@ class Judged(NamedTuple):
     """A resumed run would continue with other values."""
     printed: list[Change]
     """They flow only into output: a resumed run prints other values, and ends with the same weights."""
+    unlikely: list[Change]
+    """Variables of an inner loop that the code after it reads: lost only if that loop runs no time in a step."""
 
 
 class LostChanges:
@@ -141,15 +143,18 @@ class LostChanges:
             if not _is_clock(c, clocks) and not _is_saved_by_owner(c) and not self._is_made_on_demand(c)
         ]
         if not left:
-            return Judged([], [])
+            return Judged([], [], [])
         saved = _paths_by_saved_hash(states)
         left = [c for c in left if not self._is_copy(c, saved)]
         left = [c for c in left if not self._is_recomputed(c, frame, program, changed)]
         if not left:
-            return Judged([], [])
+            return Judged([], [], [])
         flow = self._flow_of(program, frozenset(committed))
         printed = [c for c in left if _is_only_printed(c, flow, frame)]
-        return Judged([c for c in left if c not in printed and not self._is_cache(c)], printed)
+        names = loop_locals.carried_if_an_inner_loop_is_empty(frame)
+        left = [c for c in left if c not in printed and not self._is_cache(c)]
+        unlikely = [c for c in left if c.now.root == "local" and c.now.places[0].name in names]
+        return Judged([c for c in left if c not in unlikely], printed, unlikely)
 
     def _flow_of(self, program: user_functions.UserFunctions, committed: frozenset[str]) -> OutputFlow:
         if self._flow is None or self._flow[0] != (program.size, committed):
