@@ -56,13 +56,33 @@ def test_the_lines_of_the_error_make_the_run_resume(tmp_path):
     before, inside = installed_state.script(
         "c, r = lib.Counter(), lib.Noise()", "n = c() + r()", tmp_path, installed=True
     )
-    _, text = carried_state.whole(before, inside, tmp_path)
-    pasted = [line.strip() for line in text.splitlines() if line.startswith("    run.add(")]
-    assert len(pasted) == 2, text
-    script = carried_state.SCRIPT.replace(
-        "    for step,", "".join(f"    {line}\n" for line in pasted) + "    for step,"
+    assert resumed_with_its_lines(before, inside, tmp_path, 2) == "equal"
+
+
+def test_the_line_for_a_list_of_objects_makes_the_run_resume(tmp_path):
+    """Objects of a package in a list and in a dict of the user's: the lines of the error save what is inside."""
+    before, inside = installed_state.script(
+        "h, k = [lib.Counter()], {'a': lib.Noise()}", "n = h[0]() + k['a']()", tmp_path, installed=True
     )
-    assert carried_state.verdict(before, inside, tmp_path, script=script) == "equal"
+    assert resumed_with_its_lines(before, inside, tmp_path, 2) == "equal"
+
+
+def test_a_closure_gets_no_line_that_would_save_nothing(tmp_path):
+    """State inside a function is named, and no adapter of the function is offered, which would hold none of it."""
+    lines = installed_state.script(*installed_state.STATE["in a closure"], tmp_path, installed=True)
+    _, text = carried_state.whole(*lines, tmp_path)
+    assert "IncompleteStateError" in text
+    assert "\n    run.add(" not in text
+
+
+def resumed_with_its_lines(before, inside, folder, number):
+    """The verdict of a script with the lines of its error pasted before the loop."""
+    _, text = carried_state.whole(before, inside, folder)
+    pasted = [line.strip() for line in text.splitlines() if line.startswith("    run.add(")]
+    assert len(pasted) == number, text
+    lines = "".join(f"    {line}\n" for line in pasted).replace("{", "{{").replace("}", "}}")
+    script = carried_state.SCRIPT.replace("    for step,", lines + "    for step,")
+    return carried_state.verdict(before, inside, folder, script=script)
 
 
 def test_what_is_ignored_covers_what_is_reached_by_another_path(tmp_path):

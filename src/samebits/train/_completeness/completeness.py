@@ -65,6 +65,8 @@ class Completeness:
         """The paths given to `ignore`, and True for those that were seen."""
         self._loop: str | None = None
         self._before: reachable_state.StateSnapshot | None = None
+        self._around_steps = False
+        """True for the check of a loop over epochs: its loop over steps always runs."""
         self._new_epoch = False
         """True until the first check in an epoch of `run.epochs`: changes since the one before are not judged."""
         self._program: UserFunctions | None = None
@@ -99,6 +101,7 @@ class Completeness:
         """Returns a check for the loop over epochs around the steps that this one checks, with the same paths and names."""
         check = Completeness(enabled=self._enabled)
         check._ignored, check._trusted = self._ignored, self._trusted
+        check._around_steps = True
         return check
 
     def begin_epoch(self) -> None:
@@ -150,7 +153,8 @@ class Completeness:
         self._found |= {one.path: one for one in judged.lost}
         self.pending = bool(self._found)
         self._warn(judged.printed, printed_message)
-        self._warn(judged.unlikely, unlikely_message)
+        if not self._around_steps:
+            self._warn(judged.unlikely, unlikely_message)
         if late or (self._found and (ends or self._steps > _FIRST_STEPS)):
             changes, self._found = list(self._found.values()), {}
             more = (

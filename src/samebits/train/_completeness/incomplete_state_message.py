@@ -150,19 +150,21 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> Mess
     )
     if role.saves or role.known:
         return MessageLine(text, f'run.add("{root}", {root})')
-    if role.group == "container":
+    if role.group == "container" and not any(one.now.owners for one in group):
         return MessageLine(
             text,
             f'run.state.setdefault("{root}", {root})  # and run.state.{root} instead of {root} in the loop',
         )
-    if attributes:
+    if role.group == "container":
+        return MessageLine(text, f'run.add("{root}", samebits.state.attributes({root}))')
+    if attributes and role.name not in {"function", "method"}:
         deep = any(
             "." in one for one in attributes
         )  # else all that the object holds, what changes later, too
         named = "".join(f', "{one}"' for one in attributes) if deep else ""
         return MessageLine(text, f'run.add("{root}", samebits.state.attributes({root}{named}))')
     return MessageLine(
-        f"{text}: keep it in run.state, or give what holds it a state_dict and a load_state_dict, and that to the run"
+        f"{text}: keep it in run.state, or give the run the object that holds it: run.add, with samebits.state.attributes(object)"
     )
 
 
