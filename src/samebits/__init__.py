@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from samebits.determinism import enable_op_determinism as enable_op_determinism
     from samebits.determinism import op_determinism_enabled as op_determinism_enabled
     from samebits.random import set_random_seed as set_random_seed
+    from samebits.train import Epoch as Epoch
     from samebits.train import Run as Run
     from samebits.train import Step as Step
     from samebits.trainer import Trainer as Trainer
 
 __all__ = [
+    "Epoch",
     "Run",
     "Step",
     "Trainer",
@@ -75,6 +77,7 @@ __getattr__, __dir__ = attach(
         *("random", "replica", "rounding", "selfcheck", "state", "testing", "train", "trainer"),
     ],
     {
+        "Epoch": "samebits.train",
         "Run": "samebits.train",
         "Step": "samebits.train",
         "Trainer": "samebits.trainer",

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 from samebits._lazy_imports import attach
 
 if TYPE_CHECKING:
+    from samebits.train._loop.epochs import Epoch as Epoch
     from samebits.train._loop.steps import Step as Step
     from samebits.train._run import Run as Run
 
 __getattr__, __dir__ = attach(
     __name__,
     names={
+        "Epoch": "samebits.train._loop.epochs",
         "Run": "samebits.train._run",
         "Step": "samebits.train._loop.steps",
     },

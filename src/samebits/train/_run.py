@@ -25,14 +25,17 @@ from samebits.random._process import draw_counts
 from samebits.train._completeness.completeness import Completeness
 from samebits.train._distributed import rank_agreement
 from samebits.train._loop.batch_source import check_loader
+from samebits.train._loop.epochs import Epochs
 from samebits.train._loop.fixed_length_epochs import check_steps
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.steps import Steps
 from samebits.train._loop.validation import Validation
 from samebits.train._run_arguments import (
+    check_epochs,
     check_number,
     check_options,
     explain_add,
+    explain_epochs,
     explain_restore,
     explain_run,
     explain_steps,
@@ -265,8 +268,7 @@ class Run:
                 continues in the loader where the last one ended. None: an epoch is one pass over the loader.
         """
         self._check_open("Run.steps")
-        if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
-            raise InvalidArgumentError(f"Run.steps(epochs={epochs!r:.60}): must be an int of at least 1.")
+        check_epochs(epochs, "Run.steps")
         check_loader(loader)
         check_steps(loader, steps_per_epoch, "Run.steps(steps_per_epoch")
         whole = self._loops.name(name, "Run.steps")
@@ -274,6 +276,38 @@ class Run:
             self._saving.ranks.begin(self.objects, loader, epochs=epochs, name=whole)
         self._loops.asked[whole] = epochs
         return Steps(self, loader, epochs, whole, steps_per_epoch)
+
+    @explain_wrong_calls(explain_epochs)
+    def epochs(self, epochs: int, *, name: str = "train") -> Epochs:
+        """Returns the epochs of one loop, for programs with a function call per epoch: `for epoch in run.epochs(3):`.
+
+        ```python
+        for epoch in run.epochs(3):
+            for step, (x, y) in epoch.steps(loader):
+                ...
+            run.state.best = min(run.state.get("best", 1e9), validate(model))
+        ```
+
+        Each is its number, an int that has `steps(loader)`; the batches and the draws in the body of a step are those of
+        `run.steps(loader, epochs=3)`. A commit falls between two steps of an epoch. Killed after the last step of an epoch,
+        the run resumes from the commit before, and ends with equal bits. A resumed run enters the body of its epoch again:
+        the code before `epoch.steps` runs, and then the state is restored. So what that code computes for the rest of the
+        epoch must follow from the number of the epoch, or be in `run.state`.
+
+        Args:
+            epochs: how many in all (not: how many more).
+            name: of the loop; two loops of one run need two names.
+        """
+        self._check_open("Run.epochs")
+        check_epochs(epochs, "Run.epochs")
+        if self._loops.innermost is not None:
+            raise InvalidArgumentError(
+                "Run.epochs: inside the body of another loop. Use run.steps(loader, epochs, name=...) there."
+            )
+        whole = self._loops.name(name, "Run.epochs")
+        self._saving.ranks.begin(self.objects, None, epochs=epochs, name=whole)
+        self._loops.asked[whole] = epochs
+        return Epochs(self, epochs, whole)
 
     def validate(self, loader: Iterable[Any], *, name: str = "validate") -> Validation:
         """Returns the batches of a validation, inside the body of a step: `for batch in run.validate(loader):`.

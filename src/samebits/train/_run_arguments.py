@@ -58,20 +58,34 @@ def explain_add(call: WrongCall) -> str:
 
 def explain_steps(call: WrongCall) -> str:
     """Returns the message for `run.steps(epochs=3)` and `run.steps(loader, 3, "train")`, with the line to type."""
-    known = {
-        name: value for name, value in call.named.items() if name not in call.unknown and name != "loader"
-    }
-    named = [f"{name}={value!r:.40}" for name, value in known.items()]
-    has_epochs = len(call.args) > 1 and "epochs" not in known
-    named = [*([f"epochs={call.args[1]!r:.40}"] if has_epochs else []), *named]
-    problem = (
-        "it takes the loader, first"
-        if not call.args and "loader" not in call.named
-        else f"it has no argument {', '.join(call.unknown)}"
-        if call.unknown
-        else "what follows epochs has a name"
+    has_epochs = len(call.args) > 1 and "epochs" not in call.named
+    epochs = [f"epochs={call.args[1]!r:.40}"] if has_epochs else []
+    return _explain_loader("run.steps", call, epochs, "what follows epochs has a name")
+
+
+def explain_epoch_steps(call: WrongCall) -> str:
+    """Returns the message for `epoch.steps()`, with the line to type."""
+    return _explain_loader("epoch.steps", call, [], "it takes one loader")
+
+
+def explain_epochs(call: WrongCall) -> str:
+    """Returns the message for `run.epochs(loader, 3)`, with the line to type."""
+    numbers = [arg for arg in (*call.args, *call.named.values()) if type(arg) is int]
+    return (
+        f"run.epochs({_given(call)}): it takes the number of epochs; the loader goes to epoch.steps. Type\n"
+        f"    for epoch in run.epochs({numbers[0] if numbers else 3}):\n"
+        "        for step, batch in epoch.steps(loader):"
     )
-    return f"run.steps({_given(call)}): {problem}. Type\n    run.steps({', '.join(['loader', *named])})"
+
+
+def _explain_loader(function: str, call: WrongCall, named: list[str], problem: str) -> str:
+    if not call.args and "loader" not in call.named:
+        problem = "it takes the loader, first"
+    elif call.unknown:
+        problem = f"it has no argument {', '.join(call.unknown)}"
+    known = {name: value for name, value in call.named.items() if name not in {*call.unknown, "loader"}}
+    named = [*named, *(f"{name}={value!r:.40}" for name, value in known.items())]
+    return f"{function}({_given(call)}): {problem}. Type\n    {function}({', '.join(['loader', *named])})"
 
 
 def explain_restore(call: WrongCall) -> str:
@@ -144,6 +158,12 @@ def stateful(name: Any, obj: Any, options: Iterable[str]) -> Stateful:
             f'{name}=samebits.state.attributes({name}, "a", "b"), or keep its plain values in run.state.'
         )
     return obj
+
+
+def check_epochs(epochs: Any, call: str) -> None:
+    """Raises `InvalidArgumentError` unless `epochs` is a number of epochs."""
+    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
+        raise InvalidArgumentError(f"{call}(epochs={epochs!r:.60}): must be an int of at least 1.")
 
 
 def check_iterable(loader: Any, call: str) -> None:

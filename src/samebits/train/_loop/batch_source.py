@@ -141,6 +141,10 @@ class BatchSource:
         self._end_epoch()
         return self.state()
 
+    def leave_epoch(self) -> None:
+        """Ends an epoch that may have batches left: the loader is at the start of the next one."""
+        self._end_epoch()
+
     def _end_epoch(self) -> None:
         """Releases the iterator; the loader is at the start of the next epoch."""
         self._iterator, self._ahead = None, None
@@ -194,6 +198,11 @@ def check_loader(loader: Any, call: str = "Run.steps") -> None:
             f"{call}: torch's DataLoader with persistent_workers=True keeps generators in its workers from epoch to "
             "epoch, which cannot be saved. Use samebits.data.DataLoader (same arguments)."
         )
+
+
+def keeps_state(loader: Any) -> bool:
+    """Returns True for an iterable with a state of its own that goes on from epoch to epoch: generators, a state_dict."""
+    return not isinstance(loader, Resumable) and (hasattr(loader, "state_dict") or bool(_generators(loader)))
 
 
 def _loader_state(loader: Any) -> dict[str, Any]:

@@ -18,7 +18,8 @@ class FixedLengthEpochs:
 
     def __init__(self, source: BatchSource, steps: int) -> None:
         self._source = source
-        self._steps = steps
+        self.steps = steps
+        """Batches of an epoch."""
         self._pass = self._batch = 0
         """Position in the loader: number of complete passes, and of batches since."""
         self._held: dict[str, Any] | None = None
@@ -31,7 +32,7 @@ class FixedLengthEpochs:
     def state(self) -> dict[str, Any]:
         """Returns the state for a commit: the position in the loader, and the loader's own state."""
         return self._held or {
-            "steps": self._steps,
+            "steps": self.steps,
             "pass": self._pass,
             "batch": self._batch,
             "loader": self._source.state(),
@@ -39,9 +40,9 @@ class FixedLengthEpochs:
 
     def load(self, state: dict[str, Any], batch_index: int) -> None:
         """Restores a state; raises `RunMismatchError` in the middle of an epoch of another length."""
-        if batch_index and state["steps"] != self._steps:
+        if batch_index and state["steps"] != self.steps:
             raise RunMismatchError(
-                f"steps_per_epoch={self._steps}: the commit is in the middle of an epoch of {state['steps']} steps. "
+                f"steps_per_epoch={self.steps}: the commit is in the middle of an epoch of {state['steps']} steps. "
                 "Ask for as many, or use another run directory."
             )
         self._pass, self._batch = state["pass"], state["batch"]
@@ -64,7 +65,10 @@ class FixedLengthEpochs:
         """Returns the next batch, and True if it is the last one of the epoch of `steps` batches."""
         batch, ends = self._source.next(self._pass, self._batch)
         self._pass, self._batch = (self._pass + 1, 0) if ends else (self._pass, self._batch + 1)
-        return batch, batch_index + 1 >= self._steps
+        return batch, batch_index + 1 >= self.steps
+
+    def leave_epoch(self) -> None:
+        """Ends an epoch that may have batches left: they come first in the next one."""
 
     def finish(self) -> dict[str, Any]:
         """Releases the iterator at the end of the loop; returns the state, which may be inside a pass."""

@@ -21,6 +21,8 @@ class Loop:
 
     name: str
     """The name, after those of the loops around it: "outer/inner"."""
+    by_epoch: bool = False
+    """True for a loop of `run.epochs`."""
     epoch: int = 0
     batch_index: int = 0
     ends_epoch: bool = False
@@ -89,15 +91,16 @@ class Loops:
             raise InvalidArgumentError(
                 f'{call}(name={name!r}): a name has no "/", which separates the names of a loop and of one inside it.'
             )
-        loop_of_the_program = around is None and call == "Run.steps"
+        loop_of_the_program = around is None and call != "Run.validate"
         step = -1 if loop_of_the_program else self.step if around is None else around.body
-        if (whole, step, call) in self._names:
+        kind = "validation" if call == "Run.validate" else "loop"
+        if (whole, step, kind) in self._names:
             cure = "name=..., with the round in it where a plain loop goes around."
             what = "this run" if loop_of_the_program else "this step"
             raise DuplicateNameError(
                 f"{call}(name={name!r}): {what} already has a loop of that name. Give each its own: {cure}"
             )
-        self._names.add((whole, step, call))
+        self._names.add((whole, step, kind))
         return whole
 
     def enter(self, loop: Loop) -> None:
@@ -164,6 +167,8 @@ class Loops:
         if loop is None:
             return {"step": self.step, "done": dict(self.done), "current": None}
         current: dict[str, Any] = {"name": loop.name, "epoch": loop.epoch, "batch_index": loop.batch_index}
+        if loop.by_epoch:
+            current["by_epoch"] = True
         current["loader"] = None if loop.source is None else loop.source.state()
         return {"step": self.step, "done": dict(self.done), "current": current}
 

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from samebits._context import Position, Words, notify, process
@@ -82,13 +83,12 @@ class Steps(Iterator[tuple[Step, Any]]):
         self._advance()
         conflicting_settings.check()
         if self._over:
-            run._end_loop(loop.name)
-            run.preemption.idle = True
+            self._leave()
             raise StopIteration
         process.position = None
         position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
         frame = sys._getframe(1)
-        loop.call_site = id(frame), frame.f_code, frame.f_lasti
+        self._note_place(frame)
         notify("boundary", run, position, frame)
         outermost, ends = loop is loops.current, self._ended()
         if outermost:
@@ -107,6 +107,15 @@ class Steps(Iterator[tuple[Step, Any]]):
         loop.body = loops.step
         notify("step_begins", run, position, batch, ends_epoch=loop.ends_epoch)
         return Step(loops.step, loop.epoch, loop.batch_index, loop.ends_epoch, loop.name), batch
+
+    def _leave(self) -> None:
+        """Ends a loop that had finished in the commit."""
+        self._run._end_loop(self._loop.name)
+        self._run.preemption.idle = True
+
+    def _note_place(self, frame: FrameType) -> None:
+        """Notes the `for` statement that fetches the step."""
+        self._loop.call_site = id(frame), frame.f_code, frame.f_lasti
 
     def _batch(self, position: Position, *, outermost: bool) -> Any:
         source = self._source
@@ -172,65 +181,88 @@ class Steps(Iterator[tuple[Step, Any]]):
         self._source = loop.source = with_epoch_length(
             BatchSource(self._loader, self._key, limit), self._steps_per_epoch
         )
-        run._saving.aliases.begin(run.state)
         if loop.name in loops.done:
+            run._saving.aliases.begin(run.state)
             self._resume_finished(loops.done[loop.name])
             return
-        if loops.current is not None:  # the loop before was left by `break`
-            loops.step += 1
-            loops.finish(stopped=True)
-            run._end_loop(loop.name)
-        loops.under_way.append(loop)
-        if loops.saved is None:
+        saved = begin_outermost(run, loop, f"Run.steps(name={loop.name!r})", by_epoch=False)
+        if saved is None:
             return
-        saved, loops.saved = loops.saved, None
-        if saved["name"] != loop.name:
-            raise RunMismatchError(
-                f"Run.steps(name={loop.name!r}): the commit in {run.run_dir} is in the loop {saved['name']!r}. "
-                "Use another run directory, or the program that made it."
-            )
         run._resuming.restore_at_loop()
         loop.epoch, loop.batch_index = saved["epoch"], saved["batch_index"]
         self._source.load(saved["loader"], loop.batch_index)
-        self._warn_beyond(loop.epoch, loop.batch_index)
+        warn_beyond(run, loop, self._epochs, loop.epoch, loop.batch_index)
 
     def _set_key(self, key: Words) -> None:
         self._key, self._step_key = key, int_keys.fold(key, "step")
 
-    def _warn_beyond(self, epoch: int, batch_index: int) -> None:
-        if (epoch, batch_index) > (self._epochs, 0):
-            user_code.warn(
-                f"Run.steps(name={self._loop.name!r}, epochs={self._epochs}): the run in {self._run.run_dir} is in epoch {epoch} "
-                f"already (batch {batch_index}), and stays there: these are not the weights of {self._epochs} epochs. Use "
-                "another run directory for them.",
-            )
-
     def _resume_finished(self, end: dict[str, Any]) -> None:
         """Handles a loop that was over in the commit: it yields nothing, or continues when more epochs are requested."""
-        run, loop = self._run, self._loop
-        loops = run._loops
         assert self._source is not None
-        last = loops.saved is None and next(reversed(loops.done)) == loop.name
-        self._over = end["stopped"] or end["epoch"] >= self._epochs
-        if not self._over and not last:
-            raise RunMismatchError(
-                f"Run.steps(name={loop.name!r}, epochs={self._epochs}): in {run.run_dir} this loop ended after "
-                f"{end['epoch']} epochs, and others followed. Ask for as many, or use another run directory."
-            )
-        if last:
-            run._resuming.restore_at_loop()  # changes in between (a fresh head, say) were part of the state, or came after it
+        self._over = resume_finished(self._run, self._loop, end, self._epochs, "Run.steps")
         self._source.load(end["loader"], 0)
-        if not end["stopped"]:
-            self._warn_beyond(end["epoch"], 0)
-        if not self._over:
-            del loops.done[loop.name]
-            loops.under_way.append(loop)
-            loop.epoch = end["epoch"]
 
     def _ended(self) -> bool:
-        limit = process.overrides.stop_after_steps
-        return (
-            self._loop.epoch >= self._epochs
-            or self._run._stop_requested
-            or (limit is not None and self._run._loops.step >= limit)
+        run = self._run
+        return self._loop.epoch >= self._epochs or run._stop_requested or reaches_limit(run._loops.step)
+
+
+def reaches_limit(step: int) -> bool:
+    """Returns True if the process is to stop before this step (`samebits verify --steps`)."""
+    limit = process.overrides.stop_after_steps
+    return limit is not None and step >= limit
+
+
+def begin_outermost(run: RunView, loop: Loop, call: str, *, by_epoch: bool) -> dict[str, Any] | None:
+    """Begins a loop around which there is none; returns its place in the commit from which the run resumes, if it is in it.
+
+    `by_epoch`: a loop of `run.epochs`.
+    """
+    loops = run._loops
+    run._saving.aliases.begin(run.state)
+    if loops.current is not None:  # the loop before was left by `break`
+        loops.step += 1
+        loops.finish(stopped=True)
+        run._end_loop(loop.name)
+    loops.under_way.append(loop)
+    saved, loops.saved = loops.saved, None
+    if saved is None:
+        return None
+    if (saved["name"], saved.get("by_epoch", False)) != (loop.name, by_epoch):
+        made = " of run.epochs" if saved.get("by_epoch") else ""
+        raise RunMismatchError(
+            f"{call}: the commit in {run.run_dir} is in the loop {saved['name']!r}{made}. "
+            "Use another run directory, or the program that made it."
+        )
+    return saved
+
+
+def resume_finished(run: RunView, loop: Loop, end: dict[str, Any], epochs: int, call: str) -> bool:
+    """Restores a run whose commit has the end of the loop; returns True if the loop is over, else begins it again."""
+    loops = run._loops
+    last = loops.saved is None and next(reversed(loops.done)) == loop.name
+    over = end["stopped"] or end["epoch"] >= epochs
+    if not over and not last:
+        raise RunMismatchError(
+            f"{call}(name={loop.name!r}, epochs={epochs}): in {run.run_dir} this loop ended after "
+            f"{end['epoch']} epochs, and others followed. Ask for as many, or use another run directory."
+        )
+    if last:
+        run._resuming.restore_at_loop()  # changes in between (a fresh head, say) were part of the state, or came after it
+    if not end["stopped"]:
+        warn_beyond(run, loop, epochs, end["epoch"], 0)
+    if not over:
+        del loops.done[loop.name]
+        loops.under_way.append(loop)
+        loop.epoch = end["epoch"]
+    return over
+
+
+def warn_beyond(run: RunView, loop: Loop, epochs: int, epoch: int, batch_index: int) -> None:
+    """Warns of a run that has more epochs than the program asks for."""
+    if (epoch, batch_index) > (epochs, 0):
+        user_code.warn(
+            f"Run.steps(name={loop.name!r}, epochs={epochs}): the run in {run.run_dir} is in epoch {epoch} "
+            f"already (batch {batch_index}), and stays there: these are not the weights of {epochs} epochs. Use "
+            "another run directory for them.",
         )

@@ -90,11 +90,14 @@ class ResumeState:
             self._restore(self._saved)
         self._on_demand = True
 
-    def restore_at_loop(self) -> None:
-        """Restores what is not restored yet, and what the program has changed since; the commit is not needed any more."""
+    def restore_at_loop(self, *, in_epoch: bool = False) -> None:
+        """Restores what is not restored yet, and what the program has changed since; the commit is not needed any more.
+
+        `in_epoch`: the code at the beginning of an epoch has run again, so that changes are as they must be.
+        """
         assert self._saved is not None
         if self._restored:
-            self._put_back(self._saved)
+            self._put_back(self._saved, in_epoch=in_epoch)
         else:
             self._restore(self._saved)
         self._saved = {
@@ -110,12 +113,12 @@ class ResumeState:
         self._loaded = {name: digest.of_value(thing.state_dict()) for name, thing in own.items()}
         self._refill(saved)
 
-    def _put_back(self, saved: dict[str, Any]) -> None:
+    def _put_back(self, saved: dict[str, Any], *, in_epoch: bool) -> None:
         compatibility.check_fits(self._objects, saved, self._where)
-        again = not self._on_demand
+        again = in_epoch or not self._on_demand
         changed = state.restore_changed(self._objects, saved, self._where, self._loaded, again=again)
         self._refill(saved)
-        if changed:
+        if changed and not in_epoch:
             names = ", ".join(changed)
             user_code.warn(
                 f"{self._where}: {names} changed after it was restored and before the first step. "

@@ -1,0 +1,273 @@
+"""`Run.epochs`: a loop over epochs around a loop over the steps of each, for programs with a function call
+per epoch.
+
+A commit falls between two steps of an epoch. Before the first step of an epoch, what the program does at its
+beginning is part of the commit; what it does after the last one is part of the next commit. A resumed run
+enters the body of its epoch again, and its state is restored when the first step is fetched: the code before
+the steps runs a second time, without an effect on what was saved, and the code after them runs as ever.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any, Self
+
+from samebits._context import Position, notify, process
+from samebits._inspect.wrong_calls import explain_wrong_calls
+from samebits.data._loader_state import Resumable
+from samebits.determinism._guards import conflicting_settings
+from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
+from samebits.random import _int_keys as int_keys
+from samebits.random._process import draw_counts
+from samebits.train._loop.batch_source import BatchSource, check_loader, keeps_state
+from samebits.train._loop.fixed_length_epochs import FixedLengthEpochs, check_steps, with_epoch_length
+from samebits.train._loop.loop_positions import Loop
+from samebits.train._loop.protocols import RunView
+from samebits.train._loop.steps import Steps, begin_outermost, reaches_limit, resume_finished, warn_beyond
+from samebits.train._run_arguments import explain_epoch_steps
+
+
+class Epoch(int):
+    """One epoch of `run.epochs`: the number of the epoch, from 0, which also gives its steps.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> with samebits.Run(None) as run:
+        ...     for epoch in run.epochs(2):
+        ...         for step, batch in epoch.steps(["x", "y"]):
+        ...             print(epoch, batch, step.number)
+        0 x 0
+        0 y 1
+        1 x 2
+        1 y 3
+    """
+
+    _epochs: Epochs
+
+    def __new__(cls, number: int, epochs: Epochs) -> Self:
+        """Makes the epoch of this number."""
+        made = super().__new__(cls, number)
+        made._epochs = epochs
+        return made
+
+    @property
+    def number(self) -> int:
+        """The number of the epoch, from 0: a plain int."""
+        return int(self)
+
+    @explain_wrong_calls(explain_epoch_steps)
+    def steps(self, loader: Iterable[Any], *, steps_per_epoch: int | None = None) -> EpochSteps:
+        """Returns an iterator of `(step, batch)` over one pass of the loader: the steps of this epoch that
+        are left.
+
+        It may be called in another function: `def train(epoch): for step, (x, y) in epoch.steps(loader):
+        ...`. An epoch has one such loop. `break` ends the steps of this epoch; the code after the loop runs.
+
+        Args:
+            loader: as for `run.steps`. The same object in each epoch, unless it is a loader or a pipeline of
+            samebits, a
+                list, or anything else that keeps no state of its own.
+            steps_per_epoch: as for `run.steps`.
+        """
+        call = "Epoch.steps"
+        self._epochs.check_under_way(self)
+        check_loader(loader, call)
+        check_steps(loader, steps_per_epoch, f"{call}(steps_per_epoch")
+        return EpochSteps(self._epochs, loader, steps_per_epoch)
+
+
+class Epochs(Iterator[Epoch]):
+    """An iterator of epochs, the outermost loop of a run."""
+
+    def __init__(self, run: RunView, epochs: int, name: str) -> None:
+        self.run = run
+        self.loop = Loop(name, by_epoch=True)
+        self.key = int_keys.fold(run.key, name)
+        self.saved: dict[str, Any] | None = None
+        """The place in the commit that the first step restores."""
+        self.ran = self.has_steps = False
+        """If a step of the epoch has run, and if its loop over steps was made."""
+        self._epochs = epochs
+        self._epoch: Epoch | None = None
+        self._over = False
+        self._loader: Any = None
+        self._loader_state: Any = None
+        """The state of the loader at the end of the loop in the commit, which continues."""
+        self._checks = run._completeness.between_epochs()
+
+    def __iter__(self) -> Epochs:
+        return self
+
+    def __next__(self) -> Epoch:
+        if self._over:
+            raise StopIteration
+        run, loop, loops = self.run, self.loop, self.run._loops
+        run._check_open("Run.epochs")
+        run.preemption.idle = False
+        if self._epoch is None:
+            self._begin()
+        else:
+            self._end_epoch()
+        conflicting_settings.check()
+        process.position = None
+        if not self._over:
+            frame = sys._getframe(1)
+            loop.call_site = id(frame), frame.f_code, frame.f_lasti
+            position = Position(loop.name, loop.epoch, loop.batch_index, loops.step)
+            if self.saved is None:
+                self._checks.boundary(position, frame, run.objects, run.state, None, ends=True)
+            self._over = self._ended()
+            if self._over:
+                notify("boundary", run, position, frame)
+                loops.finish(stopped=run._stop_requested)
+                run._saving.on_boundary(position, over=True, outermost=True)
+        if self._over:
+            run._end_loop(loop.name)
+            run.preemption.idle = True
+            raise StopIteration
+        self._epoch = Epoch(loop.epoch, self)
+        self.outside_of_steps("epoch begins")
+        loop.body = loops.step
+        return self._epoch
+
+    def outside_of_steps(self, part: str) -> None:
+        """Sets the position and the generators for the code before or after the steps of an epoch."""
+        draw_counts.begin(int_keys.fold(self.key, part, self.loop.epoch, *process.rank_key))
+        loop = self.loop
+        process.position = Position(loop.name, loop.epoch, loop.batch_index, self.run._loops.step)
+
+    def check_under_way(self, epoch: Epoch) -> None:
+        """Raises unless the body of `epoch` runs, and has no loop over steps yet."""
+        self.run._check_open("Epoch.steps")
+        if epoch is not self._epoch or self._over:
+            raise InvalidArgumentError(
+                f"Epoch.steps: epoch {epoch} is over. Call it in the body of `for epoch in run.epochs(...)`."
+            )
+        if self.has_steps:
+            raise DuplicateNameError(
+                f"Epoch.steps: epoch {epoch} already has its loop over steps. For another loop in the same "
+                "epoch: "
+                'run.steps(loader, name="second"), after the first one.'
+            )
+        self.has_steps = True
+
+    def begin_steps(
+        self, loader: Iterable[Any], steps_per_epoch: int | None
+    ) -> BatchSource | FixedLengthEpochs:
+        """Restores the run if it resumes in this epoch; returns the source of the batches, where they begin."""
+        run, loop = self.run, self.loop
+        source, new = self._source(loader, steps_per_epoch)
+        saved, self.saved = self.saved, None
+        if saved is not None:
+            run._resuming.restore_at_loop(in_epoch=True)
+            loop.batch_index = saved["batch_index"]
+            source.load(saved["loader"], loop.batch_index)
+        elif isinstance(source, FixedLengthEpochs) or not isinstance(loader, Resumable):
+            before = self._loader_state if loop.source is None else loop.source.state()
+            if new and before is not None:
+                source.load(before, 0)
+        else:
+            loader._next = (loop.epoch, None)
+        loop.source, self._loader, self._loader_state = source, loader, None
+        run._completeness.begin_epoch()
+        return source
+
+    def _source(
+        self, loader: Iterable[Any], steps_per_epoch: int | None
+    ) -> tuple[BatchSource | FixedLengthEpochs, bool]:
+        """Returns the source of an epoch, and True if it is another one than that of the epoch before."""
+        before = self.loop.source
+        length = before.steps if isinstance(before, FixedLengthEpochs) else None
+        if before is not None and loader is self._loader and length == steps_per_epoch:
+            return before, False
+        if (
+            before is not None
+            and loader is not self._loader
+            and (keeps_state(loader) or keeps_state(self._loader))
+        ):
+            raise InvalidArgumentError(
+                f"Epoch.steps(loader={type(loader).__name__}): another loader than in the epoch before, and "
+                "it keeps a state of "
+                "its own (a generator, a state_dict), which a resume would lose. Make it once, before "
+                "run.epochs; or use "
+                "samebits.data.DataLoader (same arguments)."
+            )
+        batches = BatchSource(loader, self.key, process.overrides.batches_per_epoch, "Epoch.steps")
+        return with_epoch_length(batches, steps_per_epoch), True
+
+    def _begin(self) -> None:
+        run, loop = self.run, self.loop
+        loop.driver = weakref.ref(self)
+        if loop.name in run._loops.done:
+            run._saving.aliases.begin(run.state)
+            end = run._loops.done[loop.name]
+            self._over = resume_finished(run, loop, end, self._epochs, "Run.epochs")
+            self._loader_state = end["loader"]
+            return
+        self.saved = begin_outermost(run, loop, f"Run.epochs(name={loop.name!r})", by_epoch=True)
+        if self.saved is None:
+            return
+        loop.epoch = self.saved["epoch"]
+        if loop.epoch >= self._epochs:
+            run._resuming.restore_at_loop()
+            loop.batch_index, self.saved = self.saved["batch_index"], None
+            warn_beyond(run, loop, self._epochs, loop.epoch, loop.batch_index)
+
+    def _end_epoch(self) -> None:
+        """Ends the body of an epoch, whose loop over steps may have been left by `break`."""
+        loop, loops = self.loop, self.run._loops
+        if self.saved is not None:
+            raise RunMismatchError(
+                f"Run.epochs(name={loop.name!r}): the commit in {self.run.run_dir} is in epoch {loop.epoch}, "
+                "and the program "
+                "read no step of it (epoch.steps). Use the program that made the commit, or another run "
+                "directory."
+            )
+        loops.next_step(loop)
+        loops.step += self.ran
+        if loop.source is not None:
+            loop.source.leave_epoch()
+        loop.epoch, loop.batch_index, loop.ends_epoch = loop.epoch + 1, 0, False
+        self.ran = self.has_steps = False
+
+    def _ended(self) -> bool:
+        return (
+            self.loop.epoch >= self._epochs or self.run._stop_requested or reaches_limit(self.run._loops.step)
+        )
+
+
+class EpochSteps(Steps):
+    """The steps of one epoch: those that are left of it."""
+
+    def __init__(self, epochs: Epochs, loader: Iterable[Any], steps_per_epoch: int | None) -> None:
+        super().__init__(epochs.run, loader, 1, epochs.loop.name, steps_per_epoch)
+        self._of, self._loop = epochs, epochs.loop
+
+    def _advance(self) -> None:
+        loop, loops = self._loop, self._run._loops
+        first = self._source is None
+        if first:
+            self._set_key(self._of.key)
+            self._source = self._of.begin_steps(self._loader, self._steps_per_epoch)
+        elif not loop.ends_epoch:
+            loops.next_step(loop)
+        ends = loop.ends_epoch and not first
+        if ends or self._run._stop_requested or reaches_limit(loops.step + (not first)):
+            self._over = True
+            return
+        if not first:
+            loops.step += 1
+            loop.advance()
+        self._of.ran = True
+
+    def _leave(self) -> None:
+        self._of.outside_of_steps("epoch ends")
+
+    def _note_place(self, frame: FrameType) -> None:
+        """Leaves the place of the loop over epochs, in whose body the steps are."""
+
+    def _ended(self) -> bool:
+        return False
