@@ -57,7 +57,8 @@ class OwnGenerators:
         self._own: list[_Own] = []
         self._parts, self._lengths = np.empty(0, np.uint64), np.empty(0, np.int64)
         self._missing: list[Getter] = []
-        self._sizes: list[tuple[Any, int]] = []
+        self._watched: list[Any] = []
+        self._sizes: list[int] = []
 
     @property
     def names(self) -> list[str]:
@@ -87,7 +88,7 @@ class OwnGenerators:
 
     def save(self) -> list[tuple[OwnedState, State]]:
         """Returns the states, for `put_back`."""
-        return [(own.state, own.state.save()) for own in self._own]
+        return [(own.state, own.state.save()) for own in self._own] if self._own else []
 
     def marks(self) -> list[Any]:
         """Returns values that differ once a generator was drawn from."""
@@ -95,26 +96,32 @@ class OwnGenerators:
 
     def follow(self) -> None:
         """Finds the generators, or those that were replaced since."""
-        if not self._searches or (self._was_replaced() and self._searches < SEARCHES):
+        if not self._searches:
             self._search()
-        elif self._was_replaced():
-            self._own = [_followed(own) for own in self._own]
-            self._lengths = np.array([own.state.words for own in self._own], np.int64)
-        self._entered_with = {id(own.generator): own.generator for own in self._own}
+        elif self._own and self._was_replaced():
+            if self._searches < SEARCHES:
+                self._search()
+            else:
+                self._own = [_followed(own) for own in self._own]
+                self._lengths = np.array([own.state.words for own in self._own], np.int64)
+        if self._own or self._entered_with:
+            self._entered_with = {id(own.generator): own.generator for own in self._own}
 
     def has_new(self) -> bool:
         """Returns True if a generator was made or replaced since the task's begin, and the next calls will set another one."""
-        if self._searches < SEARCHES and (self._was_replaced() or self._may_have_more()):
+        watches = self._searches < SEARCHES
+        if watches and ((self._own and self._was_replaced()) or self._may_have_more()):
             self._search()
-        return any(id(own.generator) not in self._entered_with for own in self._own)
+        return bool(self._own) and any(id(own.generator) not in self._entered_with for own in self._own)
 
     def _was_replaced(self) -> bool:
         return any(own.place and _get(own.place) is not own.generator for own in self._own)
 
     def _may_have_more(self) -> bool:
-        if any(len(one) != size for one, size in self._sizes):
+        # twice for each task: by calls in C where nothing has changed
+        if [*map(len, self._watched)] != self._sizes:
             return True
-        return any(_get(place) is not None for place in self._missing)
+        return bool(self._missing) and any(_get(place) is not None for place in self._missing)
 
     def _search(self) -> None:
         self._searches += 1
@@ -131,7 +138,8 @@ class OwnGenerators:
         self._lengths = np.array([state.words for _, state in states], np.int64)
         empty = (place for place, value in _all_places(seen.values()) if _is_missing(place, value))
         self._missing = list(islice(empty, _PLACES))
-        self._sizes = [(one, len(one)) for one in islice(_watched_sizes(seen.values()), _PLACES)]
+        self._watched = list(islice(_watched_sizes(seen.values()), _PLACES))
+        self._sizes = [*map(len, self._watched)]
 
 
 class _Block:
@@ -156,7 +164,8 @@ class _Block:
     def put_back(self) -> None:
         """Restores the states."""
         for _, states in self._entered.values():
-            put_back(states)
+            if states:
+                put_back(states)
         self._entered.clear()
 
 
