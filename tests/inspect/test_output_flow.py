@@ -7,8 +7,9 @@ import pytest
 from samebits._inspect._program.output_flow import OutputFlow
 
 LOOP = """
-import math, random, time
+import json, math, random, time
 import numpy as np, torch
+from sklearn.metrics import f1_score
 class Meter:
     def __init__(self): self.sum, self.n = 0.0, 0
     def update(self, v): self.sum += v; self.n += 1
@@ -58,6 +59,22 @@ OUTPUT = {
         "mfu = -1.0",
         "v += 1\n        if v >= 5:\n            new = 3.0 * v\n            mfu = new if mfu == -1.0 else 0.9 * mfu + 0.1 * new\n        print(mfu)",
     ),
+    "norms of the gradient": (
+        "v = []",
+        "v.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))\n        if step.ends_epoch: print(sum(v)); v.clear()",
+    ),
+    "a JSON file": ("v = []", "v.append({'loss': loss.item()}); json.dump(v, open('log', 'w'))"),
+    "a meter that gets a number of the model": (
+        "v = Meter()",
+        "v.update(model.weight.norm().item()); print(v.avg)",
+    ),
+    "a dict that a hook fills": (
+        "v = dict(); model.register_forward_hook(lambda m, i, o: v.update(mean=float(o.detach().mean())))",
+        "print(v)",
+    ),
+    "a set of rates": ("v = set()", "v.add(optimizer.param_groups[0]['lr']); print(sorted(v))"),
+    "a timer with a step": ("v = Timer()", "v.step(); print(v.value())"),
+    "a score": ("v = []", "v.extend(y.tolist()); print(f1_score(v, v))"),
     "a meter": ("v = Meter()", "v.update(loss.item()); print(v.avg)"),
     "a meter that is made anew": (
         "v = Meter()",
@@ -100,6 +117,8 @@ TRAINING = {
     "a generator": ("def g():\n        while True: yield v\n    g = g()", "v = v + 1; loss = loss * next(g)"),
     "an object that seeds": ("v = Seeder()", "v.update(1)"),
     "an object that raises": ("v = Thrower()", "v.tick()"),
+    "an object that gets the parameters": ("v = Meter()", "v.update(model.parameters())"),
+    "a list of what is trained": ("v = []", "v.append(model.weight); v[0].data.fill_(1)"),
     "an object that gets the model": ("v = Meter()", "v.update(model)"),
     "a loop over it": ("v = []", "v.append(1)\n        for one in v: optimizer.step()"),
     "while": ("", "v += 1\n        while v > 3: optimizer.step(); v -= 1"),
@@ -139,3 +158,45 @@ def test_without_source_nothing_is_called_output():
     """The code of a string has no source that could be read: its values count as training."""
     code = compile("v = 0\nfor i in range(3):\n    v += i\n    print(v)", "<string>", "exec")
     assert not OutputFlow([code], set()).variable(code, "v")
+
+
+MEMOS = {
+    "a function of the key": (
+        "v = dict()",
+        "k = step.number % 7\n        if k not in v: v[k] = 1 + k / 10\n        loss = loss * v[k]",
+        True,
+    ),
+    "a function of a constant, too": (
+        "v = dict()",
+        "k = step.number % 7\n        if k not in v: v[k] = math.sqrt(3 * k)\n        loss = loss * v[k]",
+        True,
+    ),
+    "when it was first seen": (
+        "v = dict()",
+        "k = step.number % 7\n        if k not in v: v[k] = step.number\n        loss = loss * v[k]",
+        False,
+    ),
+    "a draw": (
+        "v = dict()",
+        "k = step.number % 7\n        if k not in v: v[k] = torch.rand(1) + k\n        loss = loss * v[k]",
+        False,
+    ),
+    "changed later": (
+        "v = dict()",
+        "k = step.number % 7\n        if k not in v: v[k] = k\n        v[k] += 1; loss = loss * v[k]",
+        False,
+    ),
+    "emptied now and then": (
+        "v = dict()",
+        "k = step.number % 7\n        if k not in v: v[k] = k\n        if k == 5: v.clear()",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEMOS)
+def test_a_memo_of_the_loop_is_known(name, tmp_path):
+    """A dict that the loop fills by its keys alone is a memo; one that remembers a draw, a step or a change is none."""
+    before, inside, memo = MEMOS[name]
+    flow, code = flow_of(before, inside, "pass", tmp_path)
+    assert flow.is_memo(code, "v") == memo

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 _OUTPUT = frozenset(
     """print pprint info debug warning error critical exception write writelines writerow writerows flush log log_metrics
     log_metric log_scalar set_postfix set_postfix_str set_description set_description_str add_scalar add_scalars add_text
-    add_histogram add_image add_figure record_metric refresh update_progress advance display echo secho rule plot scatter
+    add_histogram add_image add_figure record_metric refresh update_progress advance display echo secho rule plot scatter hist imshow bar
     set_title title xlabel ylabel savefig savetxt to_csv to_json execute executemany executescript commit observe inc""".split()  # noqa: SIM905
 )
 """Names of functions and methods that bring a value out of the program and change nothing in it."""
@@ -25,6 +25,11 @@ _COLLECTS = frozenset(
     "append appendleft extend insert add update setdefault put push count increment".split()  # noqa: SIM905
 )
 """Methods that put their argument into the object: its uses count."""
+_KEEPS = frozenset(["append", "appendleft", "extend", "insert", "add", "put"])
+_FILLS = frozenset(["append", "appendleft", "extend", "insert", "add", "update", "clear"])
+_CONTAINERS = frozenset(["list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"])
+_NUMBERS = frozenset(["float", "int", "len", "str", "round", "bool", "item", "tolist", "format"])
+"""Functions and methods whose results are numbers and texts."""
 _ARITHMETIC = frozenset(
     """abs bool dict divmod enumerate float format frozenset int iter len list max min next pow range repr reversed round
     set sorted str sum tuple type zip isinstance hasattr any all Counter deque defaultdict
@@ -33,6 +38,7 @@ _ARITHMETIC = frozenset(
 _LIBRARIES = frozenset(
     "math np numpy torch statistics datetime timedelta time json os pd tabulate humanize textwrap".split()  # noqa: SIM905
 )
+_CALCULATE = frozenset(["sklearn", "scipy", "math", "statistics", "numpy"])
 _READS = frozenset(
     """item mean sum std min max abs detach cpu numpy tolist float int double clone keys values items get copy format join
     split strip lower upper startswith endswith ljust rjust center zfill encode replace round total_seconds strftime isoformat
@@ -86,6 +92,13 @@ class OutputFlow:
             if isinstance(node, ast.ClassDef)
         }
         """The names of the bases of the user's classes, by name."""
+        self._imported = {
+            one.asname or one.name
+            for node in nodes
+            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in _CALCULATE
+            for one in node.names
+        } - _DRAWS
+        """Names of functions of libraries that only calculate."""
         self._known: dict[tuple[int, str, bool], bool] = {}
         self._root: tuple[_Scope | None, str] = (None, "")
         """The variable that was asked for: its object is known to reach nothing that is trained."""
@@ -210,8 +223,11 @@ class OutputFlow:
     def _is_output_of_call(self, node: ast.AST, call: ast.Call, scope: _Scope, depth: int) -> bool:
         name = _called(call)
         if node is call.func:  # a method of the object: `meter.update(loss)`
+            if name in _FILLS and self._is_container(call, scope):
+                return True  # it returns None
             return (
-                name not in _TRAINS
+                (name not in _TRAINS or (name == "step" and self._is_of_root(call, scope)))
+                and not name.endswith("_")
                 and not self._given_committed(call)
                 and self._are_quiet(call, depth)
                 and (name in _READS or not self._may_be_committed(scope, _root(call.func)))
@@ -219,13 +235,68 @@ class OutputFlow:
             )
         if self._functions(call):
             return self._is_output_of_argument(node, call, depth) and self._is_output(call, scope, depth)
-        if name in _OUTPUT:
+        if name in _OUTPUT or (name == "dump" and _root(call.func) in {"json", "yaml"}):
             return True
-        if _is_arithmetic(call) or name in _READS:
+        if self._is_arithmetic(call) or name in _READS:
             return not isinstance(self._parents[call], ast.Expr) and self._is_output(call, scope, depth)
         if name in _COLLECTS and isinstance(call.func, ast.Attribute) and _root(call.func) not in _LIBRARIES:
             return self._fill(call.func.value, scope, depth) and self._is_output(call, scope, depth)
         return False
+
+    def _is_arithmetic(self, call: ast.Call) -> bool:
+        return _is_arithmetic(call) or (isinstance(call.func, ast.Name) and call.func.id in self._imported)
+
+    def _is_container(self, call: ast.Call, scope: _Scope) -> bool:
+        """Returns True if a method is called on a variable that is made as a list, a dict or a set, and nothing else."""
+        holder = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if not isinstance(holder, ast.Name):
+            return False
+        made = [*_made(scope, holder.id)] or [one for tree in self._trees for one in _made(tree, holder.id)]
+        return bool(made) and all(
+            isinstance(one, ast.List | ast.Dict | ast.Set)
+            or (isinstance(one, ast.Call) and _called(one) in _CONTAINERS)
+            for one in made
+            if not isinstance(one, ast.Constant)
+        )
+
+    def _is_of_root(self, call: ast.Call, scope: _Scope) -> bool:
+        holder = call.func.value if isinstance(call.func, ast.Attribute) else None
+        return isinstance(holder, ast.Name) and (scope, holder.id) == self._root
+
+    def is_memo(self, code: types.CodeType, name: str) -> bool:
+        """Returns True for a dict that is only filled by `if key not in d: d[key] = f(key)`: another process fills it alike."""
+        scope = self._scope_of(code)
+        if scope is None:
+            return False
+        stored = {
+            one.id for one in ast.walk(scope) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+        }
+        filled = False
+        for node, _ in self._loads(scope, name):
+            above = self._parents[node]
+            if isinstance(above, ast.Compare) or (
+                isinstance(above, ast.Subscript) and isinstance(above.ctx, ast.Load)
+            ):
+                continue
+            assigned = self._parents[above]
+            around = self._parents.get(assigned)
+            if (
+                not isinstance(above, ast.Subscript)
+                or not isinstance(assigned, ast.Assign)
+                or not isinstance(around, ast.If)
+            ):
+                return False
+            asks = ast.unparse(around.test) == f"{ast.unparse(above.slice)} not in {name}"
+            varying = _names_in(assigned.value) & stored - _names_in(above.slice)
+            calls = (one for one in ast.walk(assigned.value) if isinstance(one, ast.Call))
+            if (
+                not asks
+                or varying
+                or not all(self._is_arithmetic(one) or _called(one) in _READS for one in calls)
+            ):
+                return False
+            filled = True
+        return filled
 
     def _is_output_of_argument(self, node: ast.AST, call: ast.Call, depth: int) -> bool:
         """Returns True if the user's functions of this name only output the parameter that gets the value."""
@@ -332,7 +403,7 @@ class OutputFlow:
         name = _called(call)
         if self._functions(call):
             return depth < _DEPTH and self._are_quiet(call, depth)
-        if name in _OUTPUT or name in _READS or _is_arithmetic(call):
+        if name in _OUTPUT or name in _READS or self._is_arithmetic(call):
             return name in _OUTPUT or not isinstance(self._parents[call], ast.Expr)
         base = call.func.value if isinstance(call.func, ast.Attribute) else None
         inner = isinstance(base, ast.Name | ast.Attribute) and not self._given_committed(call)
@@ -365,9 +436,11 @@ class OutputFlow:
             return True
         if self._functions(node):
             return self._are_quiet(node, depth)
-        return _called(node) in _OUTPUT | _READS | _COLLECTS | {"reset", "clear", "super"} or _is_arithmetic(
-            node
-        )
+        return _called(node) in _OUTPUT | _READS | _COLLECTS | {
+            "reset",
+            "clear",
+            "super",
+        } or self._is_arithmetic(node)
 
     def _functions(self, call: ast.Call) -> list[ast.FunctionDef]:
         """Returns the user's functions that a call may call: those of its name, of the object's class where that is known."""
@@ -406,7 +479,11 @@ class OutputFlow:
         return kinds
 
     def _given_committed(self, call: ast.Call) -> bool:
-        return any(self._mentions_committed(one) for one in (*call.args, *call.keywords))
+        """Returns True if a call gets an object of the run, or may get a part of one; a number that was made of it is none."""
+        if _called(call) in _KEEPS and not self._functions(call):
+            return False  # what a container keeps has uses of its own
+        given = [one.value if isinstance(one, ast.keyword) else one for one in (*call.args, *call.keywords)]
+        return any(self._mentions_committed(one) for one in given if not _is_number(one))
 
     def _mentions_committed(self, node: ast.AST) -> bool:
         return any(
@@ -459,6 +536,14 @@ def _made(scope: ast.AST, name: str) -> Iterator[ast.expr]:
         )
         if any(_last_name(target) == name for target in targets) and node.value is not None:  # type: ignore[attr-defined]
             yield node.value  # type: ignore[attr-defined]
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _called(node) in _NUMBERS)
 
 
 def _root(node: ast.expr) -> str:

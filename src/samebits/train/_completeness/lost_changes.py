@@ -150,6 +150,7 @@ class LostChanges:
         if not left:
             return Judged([], [], [])
         flow = self._flow_of(program, frozenset(committed))
+        left = [c for c in left if not _is_memo(c, flow, frame)]
         printed = [c for c in left if _is_only_printed(c, flow, frame)]
         names = loop_locals.carried_if_an_inner_loop_is_empty(frame)
         left = [c for c in left if c not in printed and not self._is_cache(c)]
@@ -242,6 +243,13 @@ class LostChanges:
         equal = paths & self._equals.get(change.path, paths)
         self._equals[change.path] = equal
         return bool(equal)
+
+
+def _is_memo(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
+    """Returns True for a dict of the loop's own function that remembers what is computed of its keys alone."""
+    place, code = change.now.places[0], loop_locals.loop_frames(frame)[-1].f_code
+    grown = change.path == f"{place.name}.keys()"
+    return grown and place.kind == "local" and flow.is_memo(code, place.name)
 
 
 def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool:
