@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import samebits
-from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.errors import IncompleteStateError, InvalidArgumentError, RunMismatchError
 
 DATA = [torch.ones(2, 2) for _ in range(4)]
 
@@ -252,3 +252,36 @@ def test_a_module_without_tensors_that_is_missing_on_a_resume_is_told(tmp_path):
     with pytest.raises(RunMismatchError, match=r"model had 3 modules, has 2 \(what is added must"):
         train("not at all", 9)
     train("before", 9)  # control: with it the commit fits
+
+
+class Counting:
+    """Counts in an attribute that its state_dict leaves out."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return self.calls
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_an_object_that_is_complete_is_not_looked_into(tmp_path, model, complete):
+    """run.add(..., complete=True) is believed; without it (control) what the state_dict leaves out stops the run."""
+    counting = Counting()
+    with samebits.Run(tmp_path / "r", model=model, save="explicit") as run:
+        run.add("counting", counting, complete=complete)
+        try:
+            for _, x in run.steps(samebits.data.DataLoader(DATA, batch_size=None)):
+                with torch.no_grad():
+                    model.weight += counting() * x[:1]
+        except IncompleteStateError as error:
+            assert not complete and "counting.calls" in str(error)
+        else:
+            assert complete

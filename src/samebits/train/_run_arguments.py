@@ -96,8 +96,7 @@ def explain_restore(call: WrongCall) -> str:
 def _given(call: WrongCall) -> str:
     """Returns the arguments of a call, in short."""
     return ", ".join(
-        [f"{arg!r}" if isinstance(arg, str | int) else f"<{type(arg).__name__}>" for arg in call.args]
-        + [f"{name}=..." for name in call.named]
+        [f"<{type(arg).__name__}>" for arg in call.args] + [f"{name}=..." for name in call.named]
     )
 
 
