@@ -205,7 +205,8 @@ class ReadBeforeWrite:
         names = items[at].argval
         end = end_of_reset(items, at, int(isinstance(names, tuple) and names[0] == place.name))
         if end is not None:
-            reads = any(self._access_at(items, other, place).reads for other in range(at + 1, end))
+            first = at + 1 + items[at + 1].opname.startswith(ATTRIBUTES)  # the method itself overwrites
+            reads = any(self._access_at(items, other, place).reads for other in range(first, end))
             return _Access(reads, writes=True)
         if place.key is not None and at + 1 < len(items):
             named = [one.argval for one in items[at + 1 : at + 3] if one.opname == "LOAD_CONST"]

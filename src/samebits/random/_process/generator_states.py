@@ -73,7 +73,7 @@ def fill_each(keys: np.ndarray) -> Iterator[None]:
                 fill((seed, offset), initial_seed=seed >> 1)
                 yield
             continue
-        numpy_state, python_state = numpy_words(), rng_states._PYTHON_WORDS
+        numpy_state, python_state = numpy_words(), rng_states.python_words()
         torch_default = torch.default_generator
         for state, numpy, python in zip(torch_rows, twisters[::2, 1:], twisters[1::2, :-1], strict=False):
             _BUFFER[:] = state  # torch 2.13 reads a row of a larger tensor from the wrong place, and crashes
@@ -179,7 +179,7 @@ def _restore(states: ProcessStates) -> None:
     numpy_words()[:] = np.frombuffer(twister, np.uint32)
     _KEPT.raw = kept
     words, _PYTHON.gauss_next = states.python
-    rng_states._PYTHON_WORDS[:] = np.frombuffer(words, np.uint32)
+    rng_states.python_words()[:] = np.frombuffer(words, np.uint32)
 
 
 @contextmanager

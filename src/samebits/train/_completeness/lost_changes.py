@@ -218,9 +218,8 @@ class LostChanges:
         known = self._orders.get(installed)
         if known is None or known[0] != made_from:
             functions = program.with_classes(kinds)
-            order = ReadBeforeWrite(
-                functions, asking, snapshot.callables, _fetch_methods(snapshot.fetching), snapshot.steps
-            )
+            fetches = [] if installed else _fetch_methods(snapshot.fetching)
+            order = ReadBeforeWrite(functions, asking, snapshot.callables, fetches, snapshot.steps)
             known = self._orders[installed] = made_from, order, NameUse(functions, asking[-1][0])
         return known[1:]
 

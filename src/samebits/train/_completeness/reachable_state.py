@@ -105,6 +105,8 @@ class StateSnapshot(Walk):
         self._way: list[int] = []
         self._names: dict[int, set[str]] = {}
         """The names that hold each object that was met, by its identity."""
+        self._variables: dict[int, set[str]] = {}
+        """The roots from which each object was met."""
         self._holds: dict[str, set[int]] = {}
         """The identities of the objects that each name holds: several of one class may have it."""
         self.sees_training: set[str] = set()
@@ -196,6 +198,9 @@ class StateSnapshot(Walk):
         if self._value is None and self._places:
             place = self._places[-1]
             self._names.setdefault(id(value), set()).add(place.name)
+            # a closure has the variable itself
+            held = [one.name for one in self._places if one.kind == "name"] or [self._places[0].name]
+            self._variables.setdefault(id(value), set()).add(held[-1])
             if place.kind not in {"item", "stream"}:
                 self._holds.setdefault(place.name, set()).add(id(value))
         self._way.append(id(value))
@@ -228,8 +233,8 @@ class StateSnapshot(Walk):
         )
 
     def has_other_names(self, one: Leaf) -> bool:
-        """Returns True if an object on the way to the leaf was met under two names."""
-        return any(len(self._names.get(way, ())) > 1 for way in one.way)
+        """Returns True if an object on the way to the leaf can be reached from two variables."""
+        return any(len(self._variables.get(way, ())) > 1 for way in one.way)
 
     def action(self, kind: type) -> str | None:
         """Returns the method for values of a type: optimizers are read, of samebits' objects only what they hold of the user's."""
