@@ -34,6 +34,7 @@ _STORES = {
 }
 _CONTENTS = ("item", "whole")
 _SET = ("set", "built")
+_BY_TEXT = ("getattr", "attrgetter")
 _BEFORE = {"environ": "getenv"}
 """Functions that read an object without mentioning its name."""
 
@@ -186,6 +187,9 @@ class ReadBeforeWrite:
         opname, name = item.opname, item.argval
         if opname == "LOAD_CONST" and isinstance(name, CodeType):
             return self._access_of(name, place)._replace(passes=True)  # it need not be called
+        if opname == "LOAD_CONST" and name == place.name and place.kind == "attr":
+            asked = any(one.argval in _BY_TEXT for one in items[max(0, at - 8) : at])
+            return _READ if asked else _NOTHING  # `getattr(x, "n", 0)`
         if not opname.startswith((*ATTRIBUTES, *GLOBALS, "LOAD_FAST")):
             return _Access(reads=False, writes=self._is_store(item, place))
         if items is self._items and is_of_step(items, at, self._steps):
