@@ -1,7 +1,7 @@
 """Input pipelines: items per second and the cost of resuming, against the peers, interleaved, in one run.
 
     make bench-data                         # installs the peers beside the project's own environment, then runs this
-    python bench/data.py [--rounds 5] [--only cheap,aug28,aug96,resume]
+    python bench/data.py [--rounds 5] [--only cheap,aug28,aug96,resume,draws]
 
 Every measurement is a process of its own; each round runs all variants once, in turn. `rate` counts from the first
 batch to the last (starting workers is not in it), the table shows medians and the ratio to the best peer of its column.
@@ -9,11 +9,13 @@ Work: `cheap`: 200,000 ids to arrays of 64 bytes, batches of 256. `aug28`, `aug9
 and Gaussian noise in NumPy on uint8 images of 28x28x1 and 96x96x3, batches of 64; peers seed `default_rng((seed, i))` for
 each element, as they have nothing of their own for it (grain: its `random_map`). "DataLoader" and "the same dataset"
 are one ordinary dataset, which draws from NumPy's global generator, in samebits' loader and in torch's.
+`draws`: CPU time that an element costs more in samebits' loader than in torch's, by the generators that it draws from.
 """
 
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -267,6 +269,61 @@ def resume():
             "state_bytes": len(json.dumps(state))}  # fmt: skip
 
 
+class OneOfEach:
+    """Draws one number from each generator of the process."""
+
+    def __len__(self):
+        return 6400
+
+    def __getitem__(self, i):
+        import torch
+
+        return random.random() + np.random.rand() + torch.rand(()).item()  # noqa: NPY002
+
+
+class NoDraw(OneOfEach):
+    def __getitem__(self, i):
+        return i
+
+
+class OwnDraws(OneOfEach):
+    """Draws one number from each of five generators of its own."""
+
+    def __init__(self, make):
+        self.generators = [make(i) for i in range(5)]
+
+    def __getitem__(self, i):
+        return sum(generator.random() for generator in self.generators)
+
+
+def draws():
+    """Microseconds of CPU that an element costs more than in torch's loader: the best of interleaved readings."""
+    import torch
+
+    import samebits
+
+    samebits.set_random_seed(SEED)
+    datasets = {
+        "none": NoDraw(), "torch, NumPy, Python": OneOfEach(), "5 numpy default_rng": OwnDraws(np.random.default_rng),
+        "5 numpy RandomState": OwnDraws(np.random.RandomState), "5 random.Random": OwnDraws(random.Random),
+    }  # fmt: skip
+
+    def cpu(loader, dataset):
+        iterator = iter(loader(dataset, batch_size=BATCH["aug28"], collate_fn=len))
+        next(iterator)
+        began, batches = time.process_time(), sum(1 for _ in iterator)
+        return (time.process_time() - began) / (batches * BATCH["aug28"]) * 1e6
+
+    found = {}
+    for name, dataset in datasets.items():
+        pairs = [
+            (cpu(torch.utils.data.DataLoader, dataset), cpu(samebits.data.DataLoader, dataset))
+            for _ in range(7)
+        ]
+        found[name] = min(ours for _, ours in pairs) - min(theirs for theirs, _ in pairs)
+    return found
+
+
 def measured(*arguments):
     """What one process prints, or None where a peer is not installed or fails."""
     env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -312,19 +369,25 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="cheap,aug28,aug96,resume")
+    parser.add_argument("--only", default="cheap,aug28,aug96,resume,draws")
     parser.add_argument(
         "--variants", default="", help="only variants whose name contains one of these words, by commas"
     )
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(resume() if arguments.one == ["resume"] else rate(*arguments.one)))
+        alone = {"resume": resume, "draws": draws}
+        print(json.dumps(alone[arguments.one[0]]() if arguments.one[0] in alone else rate(*arguments.one)))
         return
     for work in arguments.only.split(","):
-        if work == "resume":
-            found = [measured("resume") for _ in range(arguments.rounds)]
-            print(f"\nresume at batch 10**6: {arguments.rounds} rounds, medians")
+        if work in ("resume", "draws"):
+            found = [measured(work) for _ in range(arguments.rounds)]
+            what = (
+                "resume at batch 10**6"
+                if work == "resume"
+                else "us an element more than torch's loader, by draws"
+            )
+            print(f"\n{what}: {arguments.rounds} rounds, medians")
             for name in found[0]:
                 print(f"  {name:24}{statistics.median(one[name] for one in found):10.2f}")
         else:

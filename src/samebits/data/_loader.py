@@ -33,7 +33,8 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
 
     - Shuffling is a keyed permutation of the indices: O(1) memory. Resuming at any batch costs O(1).
     - Before each `__getitem__` the global generators of torch, NumPy and Python are set from
-      (seed, epoch, ordinal in the epoch's stream), before `collate_fn` from (seed, epoch, batch). So unmodified
+      (seed, epoch, ordinal in the epoch's stream), before `collate_fn` from (seed, epoch, batch). So are generators that
+      belong to objects which dataset or collate_fn reach (albumentations, MONAI, a dataset's own). So unmodified
       random transforms give the same bits for any number of workers, and after a resume.
     - Creating or iterating it never moves the caller's generators.
     - `state_dict` / `load_state_dict` at any batch: small, JSON-able, free of worker numbers.
@@ -47,6 +48,7 @@ class DataLoader(NeverRebuilt, Resumable, torch_data.DataLoader[T_co]):
         InvalidArgumentError: an argument is outside its range (as torch's `ValueError`).
         EmptyDatasetError: the dataset has length 0.
         UnimplementedError: an `IterableDataset`, or `in_order=False`.
+        PipelineError: (at the first element) it draws from a generator that cannot be set.
 
     Example:
         >>> loader = samebits.data.DataLoader(range(6), batch_size=2, shuffle=True, seed=1)
