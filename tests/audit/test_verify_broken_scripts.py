@@ -22,7 +22,7 @@ QUICK = {
     "callback_patience": "kill-epoch-end",
     "ema_updates": "kill-mid-epoch",
     "optimizer_missing": "kill-mid-epoch",
-    "dataset_generator": "workers",
+    "served_counter": "workers",
     "listdir_shards": "run-again",
     "no_seed": "run-again",
     "time_budget": "run-again",
