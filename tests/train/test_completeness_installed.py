@@ -8,6 +8,8 @@ import installed_state
 import pytest
 import torch
 
+import samebits
+
 PLACES = [pytest.param(True, id="installed"), pytest.param(False, id="beside", marks=pytest.mark.slow)]
 
 
@@ -109,3 +111,29 @@ def test_the_first_steps_alarms_come_in_one_error(tmp_path):
     _, text = carried_state.whole(before, inside, tmp_path)
     for name in ("first", "second", "last"):
         assert f"run.state.setdefault('{name}', {name})" in text, text
+
+
+def test_transforms_whose_generators_are_set_for_each_element_raise_no_alarm(tmp_path):
+    """MONAI's transforms in a loader's dataset, read in this process: what they keep from call to call is no lost state."""
+    transforms = pytest.importorskip("monai.transforms")
+    samebits.set_random_seed(1)
+    noise = transforms.Compose(
+        [transforms.RandGaussianNoise(prob=0.5), transforms.RandScaleIntensity(0.3, prob=0.5)]
+    )
+    noise.set_random_state(7)
+
+    class Images(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return torch.as_tensor(noise(torch.full((1, 4, 4), float(index))))
+
+    model = torch.nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with samebits.Run(tmp_path / "run", model=model, optimizer=optimizer) as run:
+        for _step, images in run.steps(samebits.data.DataLoader(Images(), batch_size=2), epochs=2):
+            optimizer.zero_grad()
+            model(images.flatten(1)).square().mean().backward()
+            optimizer.step()
+    assert run.finished

@@ -113,6 +113,8 @@ _KNOWN: dict[str, Callable[[Any, str], Attributes | HeldGenerators]] = {
     "albumentations.BasicTransform": _generators,
 }
 """By package and class: the adapter for it, and for classes that are made from it."""
+GENERATORS_ONLY = frozenset(name for name, adapter in _KNOWN.items() if adapter is _generators)
+"""Classes whose generators are all the state that they have."""
 
 
 @functools.lru_cache(maxsize=4096)

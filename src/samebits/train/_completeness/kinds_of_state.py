@@ -13,11 +13,12 @@ import torch
 
 from samebits._inspect import actions
 from samebits._inspect.installed_objects import may_hold_state
+from samebits._inspect.rng_states import RESTORABLE
 from samebits._inspect.structure import described
 from samebits._inspect.tree import PLAIN
 from samebits._inspect.user_code import is_user_type
 from samebits.state._attributes import Attributes
-from samebits.state._known_classes import HeldGenerators, is_known
+from samebits.state._known_classes import GENERATORS_ONLY, HeldGenerators, is_known, name_of_known
 
 
 @functools.lru_cache(maxsize=4096)
@@ -64,6 +65,19 @@ def saved_whole(thing: Any) -> Any:
     if isinstance(thing, Attributes) and (thing.saves_all or is_known(type(thing.target))):
         return thing.target
     return None
+
+
+def has_only_generators(kind: type) -> bool:
+    """Returns True for transforms of MONAI and albumentations: what else they keep is overwritten by each call."""
+    return name_of_known(kind) in GENERATORS_ONLY
+
+
+def may_hold_objects(value: Any) -> bool:
+    """Returns True for an object, and for a list of objects, that may have state of its own."""
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return any(
+        isinstance(one, RESTORABLE) or may_hold_state(type(one)) or is_user_type(type(one)) for one in parts
+    )
 
 
 def named(value: Any) -> str:

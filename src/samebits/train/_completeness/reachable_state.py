@@ -275,8 +275,9 @@ class StateSnapshot(Walk):
             if may_hold_state(kind):
                 self.installed_kinds.add(kind)
             own = own_names(kind)
+            draws = kinds_of_state.has_only_generators(kind)
             for name, item in attributes_of(value).items():
-                if name not in own:
+                if name not in own and (not draws or kinds_of_state.may_hold_objects(item)):
                     self._owner = kind
                     self.part("attr", name, f"{path}.{name}", item, 0)
         self._owner = None
