@@ -227,7 +227,7 @@ class OutputFlow:
                 return True  # it returns None
             return (
                 (name not in _TRAINS or (name == "step" and self._is_of_root(call, scope)))
-                and not name.endswith("_")
+                and (not name.endswith("_") or self._is_of_root(call, scope))
                 and not self._given_committed(call)
                 and self._are_quiet(call, depth)
                 and (name in _READS or not self._may_be_committed(scope, _root(call.func)))

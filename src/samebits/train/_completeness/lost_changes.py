@@ -266,6 +266,9 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
         or any(flow.methods_train(k.__name__) for k, _ in change.now.owners)
     ):
         return False
+    role = change.taken.roots[place.name]
+    if role.saves and not role.known:  # a scheduler: its walk is its state_dict, and shows no optimizer
+        return False
     code = next((one.f_code for one in loop_locals.loop_frames(frame) if place.name in one.f_locals), None)
     if flow.variable(code if place.kind == "local" else None, place.name):
         return True
