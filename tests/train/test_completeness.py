@@ -277,6 +277,9 @@ def test_a_scheduler_that_was_not_given_is_no_output(make):
     """`scheduler.step(loss)` of a scheduler that no commit holds is an error, although its result is not used."""
     model, optimizer, loader = loops.parts()
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    with pytest.raises(IncompleteStateError, match="scheduler"), make(model=model, optimizer=optimizer) as run:
+    with (
+        pytest.raises(IncompleteStateError, match="scheduler"),
+        make(model=model, optimizer=optimizer) as run,
+    ):
         for _step, (x, y) in run.steps(loader, epochs=3):
             scheduler.step(loops.update(model, optimizer, x, y).item())
