@@ -55,6 +55,17 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @pytest.fixture
+def one_thread():
+    """OpenMP's threads do not survive a fork: for tests that run scripts in forks of this process."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def python(tmp_path):
     """Runs Python source as a script in a process of its own, in an empty folder; returns the CompletedProcess."""
 

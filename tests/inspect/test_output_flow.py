@@ -154,6 +154,22 @@ def test_what_may_reach_a_weight_is_not_called_output(name, tmp_path):
     assert not flow.variable(code, "v")
 
 
+def test_one_question_does_not_change_the_answer_to_the_next(tmp_path):
+    """Two variables that are made of each other, of which one trains: each trains, whichever is asked for first."""
+    lines = "b = 1.0", "loss = loss * (1 + v); b = v * 2; v = b + 1"
+    flow, code = flow_of(*lines, "pass", tmp_path)
+    assert [flow.variable(code, name) for name in ("v", "b")] == [False, False]
+    assert [flow.variable(code, name) for name in ("b", "v")] == [False, False]
+
+
+def test_an_attribute_that_is_read_by_reflection_may_train(tmp_path):
+    """`v.__dict__` may read any attribute, so none is called output then; without it the attribute is."""
+    for inside, expected in (("print(v)", True), ("print(v.__dict__)", False)):
+        folder = tmp_path / str(expected)
+        folder.mkdir()
+        assert flow_of("", inside, "pass", folder)[0].attribute("avg") is expected
+
+
 def test_without_source_nothing_is_called_output():
     """The code of a string has no source that could be read: its values count as training."""
     code = compile("v = 0\nfor i in range(3):\n    v += i\n    print(v)", "<string>", "exec")

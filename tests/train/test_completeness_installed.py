@@ -13,13 +13,7 @@ import samebits
 PLACES = [pytest.param(True, id="installed"), pytest.param(False, id="beside", marks=pytest.mark.slow)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """OpenMP's threads do not survive the fork."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("installed", PLACES)

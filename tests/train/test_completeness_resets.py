@@ -3,16 +3,9 @@
 import carried_state
 import pytest
 import resets
-import torch
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """OpenMP's threads do not survive the fork."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", resets.RESET)

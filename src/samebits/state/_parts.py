@@ -186,7 +186,6 @@ def refuse(call: str, unsavable: dict[str, str]) -> InvalidArgumentError:
     paths = ", ".join(f'"{path}"' for path in unsavable)
     return InvalidArgumentError(
         f"{call}: cannot be saved without pickle:{lines}\nSaved are plain values, arrays, tensors, random "
-        "generators, and "
-        "containers and objects of them. To save it without these parts, if it works without their state: "
+        "generators, and containers and objects of them. To save it without these parts, if it works without their state: "
         f"samebits.state.attributes(..., ignore=[{paths}])."
     )

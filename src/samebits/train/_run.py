@@ -297,6 +297,9 @@ class Run:
         Args:
             epochs: how many in all (not: how many more).
             name: of the loop; two loops of one run need two names.
+
+        Raises:
+            InvalidArgumentError: inside the body of another loop, or `epochs` is no int of at least 1.
         """
         self._check_open("Run.epochs")
         check_epochs(epochs, "Run.epochs")

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 _OUTPUT = frozenset(
     """print pprint info debug warning error critical exception write writelines writerow writerows flush log log_metrics
     log_metric log_scalar set_postfix set_postfix_str set_description set_description_str add_scalar add_scalars add_text
-    add_histogram add_image add_figure record_metric refresh update_progress advance display echo secho rule plot scatter hist imshow bar
-    set_title title xlabel ylabel savefig savetxt to_csv to_json execute executemany executescript commit observe inc""".split()  # noqa: SIM905
+    add_histogram add_image add_figure record_metric refresh update_progress advance display echo secho rule plot scatter
+    hist imshow bar set_title title xlabel ylabel savefig savetxt to_csv to_json execute executemany executescript commit observe inc""".split()  # noqa: SIM905
 )
 """Names of functions and methods that bring a value out of the program and change nothing in it."""
 _COLLECTS = frozenset(
@@ -45,6 +45,7 @@ _READS = frozenset(
     elapsed most_common index norm size numel dim argmax read getvalue rate perf_counter time monotonic now""".split()  # noqa: SIM905
 )
 """Methods that return a value and change nothing."""
+_QUIET = _OUTPUT | _READS | _COLLECTS | {"reset", "clear", "super"}
 _DRAWS = frozenset(
     """rand randn randint randperm random normal uniform choice choices sample shuffle permutation bernoulli multinomial
     dropout integers standard_normal gauss rand_like randn_like randint_like beta gamma exponential poisson seed manual_seed
@@ -110,15 +111,23 @@ class OutputFlow:
         """
         scopes: Sequence[_Scope | None] = self._trees if code is None else [self._scope_of(code)]
         for scope in scopes:
-            self._root = scope, name
+            self._ask(scope, name)
             if scope is None or not self._variable(scope, name, 0):
                 return False
         return bool(scopes)
 
     def attribute(self, name: str) -> bool:
         """Returns True if every attribute of this name flows only into output."""
-        names = {one.id for tree in self._trees for one in ast.walk(tree) if isinstance(one, ast.Name)}
+        self._ask(None, "")
+        names = {
+            _last_name(one) for tree in self._trees for one in ast.walk(tree) if isinstance(one, ast.expr)
+        }
         return bool(self._trees) and not names & _REFLECTS and self._attribute(name, 0)
+
+    def _ask(self, scope: _Scope | None, name: str) -> None:
+        """Begins a question. An answer inside a cycle holds for its own question alone, and so does what the root excuses."""
+        self._root = scope, name
+        self._known.clear()
 
     def methods_train(self, kind: str) -> bool:
         """Returns True if a method of the user's class of this name mentions what a commit holds."""
@@ -206,7 +215,8 @@ class OutputFlow:
         if isinstance(above, ast.NamedExpr):
             return self._store(above.target, scope, depth) and self._is_output(above, scope, depth)
         if isinstance(above, ast.comprehension):
-            return self._is_output_of_comprehension(above, scope, depth)
+            whole = self._parents[above]
+            return isinstance(whole, ast.expr) and self._is_output(whole, scope, depth)
         if isinstance(above, ast.Assign | ast.AnnAssign | ast.AugAssign):
             targets = above.targets if isinstance(above, ast.Assign) else [above.target]
             return all(self._store(target, scope, depth) for target in targets)
@@ -314,10 +324,6 @@ class OutputFlow:
                 return False
         return True
 
-    def _is_output_of_comprehension(self, part: ast.comprehension, scope: _Scope, depth: int) -> bool:
-        whole = self._parents[part]
-        return isinstance(whole, ast.expr) and self._is_output(whole, scope, depth)
-
     def _is_output_of_function(self, scope: _Scope, depth: int) -> bool:
         """Returns True if the results of a function flow only into output, at each of its calls."""
         if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) or depth >= _DEPTH:
@@ -349,7 +355,7 @@ class OutputFlow:
         return self._fill(target, scope, depth)
 
     def _fill(self, holder: ast.expr, scope: _Scope, depth: int) -> bool:
-        """Returns True if an object that gets the value inside it flows only into output: `x.n = v`, `x[k] = v`, `x.append(v)`."""
+        """Returns True if an object flows only into output that gets the value inside it: `x.n = v`, `x[k] = v`."""
         attributes = [one.attr for one in ast.walk(holder) if isinstance(one, ast.Attribute)]
         root = _root(holder)
         if (
@@ -412,7 +418,7 @@ class OutputFlow:
         return self._fill(base, scope, depth)  # `meter.reset()`, `history.append(x)`: its uses count
 
     def _are_quiet(self, call: ast.Call, depth: int) -> bool:
-        """Returns True if the user's functions that are called change nothing but what belongs to them, draw nothing and raise nothing.
+        """Returns True if the user's functions that are called change only what is theirs, draw nothing and raise nothing.
 
         True if there is none: the methods of a package's object.
         """
@@ -436,11 +442,7 @@ class OutputFlow:
             return True
         if self._functions(node):
             return self._are_quiet(node, depth)
-        return _called(node) in _OUTPUT | _READS | _COLLECTS | {
-            "reset",
-            "clear",
-            "super",
-        } or self._is_arithmetic(node)
+        return _called(node) in _QUIET or self._is_arithmetic(node)
 
     def _functions(self, call: ast.Call) -> list[ast.FunctionDef]:
         """Returns the user's functions that a call may call: those of its name, of the object's class where that is known."""
@@ -558,7 +560,7 @@ def _is_arithmetic(call: ast.Call) -> bool:
         return False
     if isinstance(call.func, ast.Attribute):
         return _root(call.func) in _LIBRARIES and not {"out"} & {one.arg for one in call.keywords}
-    return _called(call) in _ARITHMETIC
+    return name in _ARITHMETIC
 
 
 def _own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:

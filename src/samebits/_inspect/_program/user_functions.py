@@ -49,7 +49,7 @@ class UserFunctions:
         other = copy.copy(self)
         other.functions = {name: list(codes) for name, codes in self.functions.items()}
         other.constructors = {name: list(codes) for name, codes in self.constructors.items()}
-        other._codes, other._kinds = set(self._codes), set(self._kinds)
+        other._codes = set(self._codes)
         for kind in kinds:
             for base in filter(may_hold_state, kind.__mro__):
                 for code in methods(base):

@@ -10,7 +10,8 @@ holds: a new submodule, hook or `p` in the middle of the training would be lost,
 
 A check draws nothing, calls nothing of the user's except `state_dict` (as a commit does), keeps no object and writes
 nowhere. It cannot see values in C code that offers no way to read them (a cursor), in files, in other processes (a
-dataset's copy in a worker), deeper than five objects, nor changes after the last check.
+dataset's copy in a worker), beyond the first 600 values of the user's objects and 400 of packages', nor changes after the
+last check.
 """
 
 from __future__ import annotations
@@ -157,11 +158,8 @@ class Completeness:
             self._warn(judged.unlikely, unlikely_message)
         if late or (self._found and (ends or self._steps > _FIRST_STEPS)):
             changes, self._found = list(self._found.values()), {}
-            more = (
-                []
-                if late or self._steps > _FIRST_STEPS + 1
-                else self._assigned_later(frame, changes, objects)
-            )
+            first = not late and self._steps <= _FIRST_STEPS + 1
+            more = self._assigned_later(frame, changes, objects) if first else []
             raise IncompleteStateError(message(changes, late, position, more))
 
     def _warn(self, changes: list[Change], text: Callable[[list[str]], str]) -> None:
@@ -177,17 +175,14 @@ class Completeness:
         """Returns the other variables that the loop carries and assigns, perhaps not before an epoch's end."""
         known = {one.now.places[0].name for one in changes} | self._ignored.keys()
         known |= loop_locals.carried_if_an_inner_loop_is_empty(frame)
-        carried = loop_locals.assigned_in_loop(frame)
         held = {id(thing) for thing in objects.values()}
         assert self._program is not None
         flow = OutputFlow(self._program.codes, committed_names(frame, objects, None))
-        found = [
+        return [
             name
-            for name, value in sorted(carried.items())
+            for name, value in sorted(loop_locals.assigned_in_loop(frame).items())
             if name not in known and id(value) not in held and not flow.variable(frame.f_code, name)
         ]
-        del carried
-        return found
 
     def close(self) -> None:
         """Ends the check: warns of ignored paths that no value of the run had."""

@@ -99,9 +99,11 @@ def _entry(subject: str, group: list[Change]) -> MessageLine:
         )
     if change.now.root == "given":
         owner = change.now.owners[0][0].__name__ if change.now.owners else role.name
-        return MessageLine(
-            f"{subject}: {owner} was given to Run, and its state_dict leaves this out. Save and load it there."
-        )
+        cure = "Save and load it there."
+        if change.now.installed:  # its class is not the user's to change
+            inner = subject.removeprefix(f"{root}.")
+            cure = f'Save it besides: run.add("{root}_rest", samebits.state.attributes(<the {role.name}>, "{inner}")).'
+        return MessageLine(f"{subject}: {owner} was given to Run, and its state_dict leaves this out. {cure}")
     if change.now.root == "loader":
         return MessageLine(_of_loader(subject, change))
     if role.group == "iterator":
@@ -115,11 +117,7 @@ def _entry(subject: str, group: list[Change]) -> MessageLine:
         and (len(change.now.places) == 1 or role.group == "plain")
     ):
         value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
-        return (
-            _variable(subject, where + value)
-            if subject == root
-            else MessageLine(f"{subject} ({where}{value})")
-        )
+        return _variable(root, where + value)
     return _of_object(subject, root, group, where)
 
 

@@ -68,9 +68,12 @@ class Epoch(int):
 
         Args:
             loader: as for `run.steps`. The same object in each epoch, unless it is a loader or a pipeline of
-            samebits, a
-                list, or anything else that keeps no state of its own.
+                samebits, a list, or anything else that keeps no state of its own.
             steps_per_epoch: as for `run.steps`.
+
+        Raises:
+            InvalidArgumentError: the epoch is over, or the loader cannot be iterated once per epoch.
+            DuplicateNameError: the epoch already has its loop over steps.
         """
         call = "Epoch.steps"
         self._epochs.check_under_way(self)
@@ -148,8 +151,7 @@ class Epochs(Iterator[Epoch]):
             )
         if self.has_steps:
             raise DuplicateNameError(
-                f"Epoch.steps: epoch {epoch} already has its loop over steps. For another loop in the same "
-                "epoch: "
+                f"Epoch.steps: epoch {epoch} already has its loop over steps. For another loop in the same epoch: "
                 'run.steps(loader, name="second"), after the first one.'
             )
         self.has_steps = True
@@ -190,10 +192,8 @@ class Epochs(Iterator[Epoch]):
         ):
             raise InvalidArgumentError(
                 f"Epoch.steps(loader={type(loader).__name__}): another loader than in the epoch before, and "
-                "it keeps a state of "
-                "its own (a generator, a state_dict), which a resume would lose. Make it once, before "
-                "run.epochs; or use "
-                "samebits.data.DataLoader (same arguments)."
+                "it keeps a state of its own (a generator, a state_dict), which a resume would lose. Make it "
+                "once, before run.epochs; or use samebits.data.DataLoader (same arguments)."
             )
         batches = BatchSource(loader, self.key, process.overrides.batches_per_epoch, "Epoch.steps")
         return with_epoch_length(batches, steps_per_epoch), True
@@ -222,9 +222,8 @@ class Epochs(Iterator[Epoch]):
         if self.saved is not None:
             raise RunMismatchError(
                 f"Run.epochs(name={loop.name!r}): the commit in {self.run.run_dir} is in epoch {loop.epoch}, "
-                "and the program "
-                "read no step of it (epoch.steps). Use the program that made the commit, or another run "
-                "directory."
+                "and the program read no step of it (epoch.steps). Use the program that made the commit, or "
+                "another run directory."
             )
         loops.next_step(loop)
         loops.step += self.ran
