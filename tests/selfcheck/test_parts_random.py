@@ -97,6 +97,7 @@ def test_generators_that_are_not_put_back_are_seen(cases, monkeypatch):
     before = rng_states.of_process()
     with monkeypatch.context() as patched:
         patched.setattr(rng_states.ProcessStates, "restore", lambda _: None)
+        patched.setattr(generator_states, "_restore", lambda _: None)
         found = wrong(cases["the process's generators"])
     before.restore()
     assert {line.split(":")[0] for line in found} == {"restore", "digest", "block"}

@@ -9,7 +9,7 @@ def test_the_page_runs(python, root):
     """All Python blocks of the page, one after the other as one program: they run, and resume what they left."""
     page = (root / "docs" / "training.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 7
     source = "\n".join(blocks)
     first = python(source)
     assert "epoch 3/3" in first.stderr
