@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import samebits
@@ -165,15 +165,18 @@ def test_views_in_place_are_what_the_libraries_say():
     assert rng_states.python_words().tolist() == [position, *words]
 
 
-@given(st.lists(st.integers(0, 2**32 - 1), min_size=4, max_size=4))
-def test_numpy_is_seeded_in_place_as_by_its_own_function(seeds):
-    """State, position and the kept normal are what `numpy.random.seed` of the same words leaves."""
-    assert generator_states.supports_in_place_seeding()
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=8, max_size=8))
+@example([1] * 7 + [0])  # Python leaves out zeros at the end of its seed
+def test_generators_are_seeded_in_place_as_by_their_own_functions(seeds):
+    """State, position and the kept normal are what `numpy.random.seed` and `random.seed` of the same words leave."""
+    assert generator_states._can_write_in_place()
     states = []
-    for seed in (generator_states._seed_numpy, np.random.seed):
+    for seed in (generator_states._seed_in_place, generator_states.seed_numpy_and_python):
         np.random.normal(), np.random.rand(3)  # a kept normal, and a position
+        random.gauss(0, 1), random.random()
         seed(np.array(seeds, np.uint32))
         states.append(repr(np.random.get_state(legacy=False)) + str(np.random.get_state()[1].tolist()))
+        states[-1] += str(random.getstate())
     assert states[0] == states[1]
 
 

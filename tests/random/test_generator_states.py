@@ -61,7 +61,7 @@ def test_a_seed_that_ends_in_zeros_is_pythons(monkeypatch):
         seeds[1, 3] = 0
 
     monkeypatch.setattr(generator_states, "_fill_rows", with_zeros)
-    keys = np.ones((1, 2), np.uint64)
+    keys = np.ones((16, 2), np.uint64)
     next(generator_states.fill_each(keys))
     states = rng_states.of_process()
     generator_states.fill((1, 1), initial_seed=0)

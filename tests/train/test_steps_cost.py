@@ -8,11 +8,10 @@ import torch
 import samebits
 from samebits.data import DataLoader
 
-MOST = 270
-"""Calls of functions between two bodies: loader, generators, chain, the look at the switch (2026-11-24, Python 3.11: 264).
+MOST = 245
+"""Calls of functions between two bodies: loader, generators, chain, the look at the switch (2026-11-25, Python 3.11: 237).
 
-22 of them compare the generators around the loader's task (`rng_states.of_process`); 44 look whether an object of the
-dataset or of the collate function has got a random generator of its own (without that it was 220).
+22 of them compare the generators around the loader's task (`rng_states.of_process`).
 """
 
 

@@ -151,8 +151,8 @@ def stateful(name: Any, obj: Any, options: Iterable[str]) -> Stateful:
         return adapter
     if not isinstance(obj, Stateful):
         raise InvalidArgumentError(
-            f"Run({name}={type(obj).__name__}(...)): no option of Run has this name, and as an object to save it has no "
-            "state_dict and load_state_dict. Give it both, or name its attributes, "
+            f"Run({name}={type(obj).__name__}(...)): no option of Run has this name, and as an object to save it "
+            "has no state_dict and load_state_dict. Give it both, or name its attributes, "
             f'{name}=samebits.state.attributes({name}, "a", "b"), or keep its plain values in run.state.'
         )
     return obj
@@ -172,8 +172,8 @@ def check_iterable(loader: Any, call: str) -> None:
         raise InvalidArgumentError(f"{call}={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader.")
     if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):
         raise InvalidArgumentError(
-            f"{call}={type(loader).__name__}): a dataset gives one sample at a time. Pass samebits.data.DataLoader(dataset, "
-            "batch_size=32), or batch_size=None where each of its items is a batch."
+            f"{call}={type(loader).__name__}): a dataset gives one sample at a time. Pass "
+            "samebits.data.DataLoader(dataset, batch_size=32), or batch_size=None where each of its items is a batch."
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -59,6 +59,7 @@ class OwnGenerators:
         self._missing: list[Getter] = []
         self._watched: list[Any] = []
         self._sizes: list[int] = []
+        self._never = False  # True once a search has found no generator, and no place for one
 
     @property
     def names(self) -> list[str]:
@@ -68,6 +69,8 @@ class OwnGenerators:
 
     def enter(self) -> bool:
         """Returns True if generators are to be set for each call; the task's end puts them back."""
+        if self._never:
+            return False
         block = getattr(_thread, "block", None)
         return block is not None and block.add(self)
 
@@ -112,7 +115,9 @@ class OwnGenerators:
         watches = self._searches < SEARCHES
         if watches and ((self._own and self._was_replaced()) or self._may_have_more()):
             self._search()
-        return bool(self._own) and any(id(own.generator) not in self._entered_with for own in self._own)
+        if not self._own:
+            return False
+        return any(id(own.generator) not in self._entered_with for own in self._own)
 
     def _was_replaced(self) -> bool:
         return any(own.place and _get(own.place) is not own.generator for own in self._own)
@@ -140,13 +145,22 @@ class OwnGenerators:
         self._missing = list(islice(empty, _PLACES))
         self._watched = list(islice(_watched_sizes(seen.values()), _PLACES))
         self._sizes = [*map(len, self._watched)]
+        self._never = not (self._own or self._missing or self._watched)
 
 
-class _Block:
-    """The generators of objects that were set in one task."""
+class OwnBlock:
+    """A block of a task: the generators of objects that are set in it are put back to their states before it."""
 
     def __init__(self) -> None:
         self._entered: dict[int, tuple[OwnGenerators, list[tuple[OwnedState, State]]]] = {}
+
+    def __enter__(self) -> Self:
+        self._around, _thread.block = getattr(_thread, "block", None), self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _thread.block = self._around
+        self.put_back()
 
     def add(self, own: OwnGenerators) -> bool:
         """Saves the states of generators that are about to be set; returns True if there are any."""
@@ -158,8 +172,10 @@ class _Block:
 
     def has_new(self) -> bool:
         """Returns True if the task has made or replaced a generator that its next call will draw from."""
-        looked = [own.has_new() for own, _ in self._entered.values()]  # at all of them
-        return any(looked)
+        new = False
+        for own, _ in self._entered.values():  # all of them look
+            new = own.has_new() or new
+        return new
 
     def put_back(self) -> None:
         """Restores the states."""
@@ -177,17 +193,6 @@ def put_back(states: list[tuple[OwnedState, State]]) -> None:
 
 _thread = threading.local()
 """The block of each thread: outside of a block, and in threads beside the training thread, nothing is set."""
-
-
-@contextmanager
-def own_block() -> Iterator[_Block]:
-    """Puts the generators that were set in the block back to their states before it."""
-    around, _thread.block = getattr(_thread, "block", None), (block := _Block())
-    try:
-        yield block
-    finally:
-        _thread.block = around
-        block.put_back()
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The process's generators while elements are computed: set for each call, or proven to be untouched.
 
-Setting the generators of torch, NumPy and Python costs time at each element (docs/pipelines.md), so it is not done for functions whose
-code was read and cannot draw (`purity`). Such a proof is checked on every task: if a generator moved all the same,
-that task is computed again with the generators set, and so are all later ones.
+Setting the generators of torch, NumPy and Python costs time at each element (docs/pipelines.md), so it is not done
+for functions whose code was read and cannot draw (`purity`). Such a proof is checked on every task: if a generator
+moved all the same, that task is computed again with the generators set, and so are all later ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from samebits._context import Words
 from samebits._inspect import rng_states
 from samebits._native.lazy_kernel import imported_by_others
-from samebits.data._calls.own_generators import OwnGenerators, no_block, own_block
+from samebits.data._calls.own_generators import OwnBlock, OwnGenerators, no_block
 from samebits.errors import PipelineError, UnseededError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states
@@ -100,7 +100,7 @@ class Draws:
         Raises:
             PipelineError: the task drew although reading had shown no draw, and not when it was computed again.
         """
-        with own_block() as block:
+        with OwnBlock() as block:
             result = self._run(task)
             if block.has_new():  # it drew from a generator that was not known yet
                 block.put_back()
@@ -138,7 +138,7 @@ class Draws:
 
         The draws are watched: if none was seen, later blocks do not set the generators.
         """
-        with own_block() as block:
+        with OwnBlock() as block:
             with self._fill_process_generators():
                 yield
             block.has_new()  # from the next call on

@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler
 from samebits._context import Words
 from samebits._inspect import rng_states
 from samebits._inspect.attributes import attributes_of
-from samebits.data._calls.own_generators import OwnGenerators, own_block, put_back
+from samebits.data._calls.own_generators import OwnBlock, OwnGenerators, put_back
 from samebits.data._stages.stage import INFINITE
 from samebits.errors import UnimplementedError
 from samebits.random import _int_keys as int_keys
@@ -134,7 +134,7 @@ class SamplerOrder:
     def _seeded_items(self, key: Words, epoch: int) -> Iterator[Any]:
         """Yields the sampler's items; its draws come from its own generators, unaffected by other draws in between."""
         of_objects = OwnGenerators(self._roots)
-        with own_block(), generator_states.preserve_states():
+        with OwnBlock(), generator_states.preserve_states():
             if of_objects.enter():
                 of_objects.set(key)
             self._set_epoch(key, epoch)
@@ -142,7 +142,7 @@ class SamplerOrder:
             own, states = rng_states.of_process(), of_objects.save()
             items = iter(self.sampler)
         while True:
-            with own_block(), generator_states.preserve_states():
+            with OwnBlock(), generator_states.preserve_states():
                 of_objects.enter()
                 own.restore()
                 put_back(states)

@@ -37,27 +37,28 @@ def _mix(y: Any) -> Any:
     return np.uint32(((y ^ (_MATRIX if y > _LOWER else _0)) << _1) | (y >> _31))
 
 
-@inlined
-def _init_by_array(words: Any, seed: Any, base: Any) -> None:
-    """Writes the state of `init_by_array` for an array of at most 624 words, before any draw."""
-    words[0] = base[0]
+@kernel("void(uint32[::1], uint32[::1], uint32[::1], uint32[::1])")
+def seed_in_place(numpy: Any, python: Any, seeds: Any, base: Any) -> None:
+    """Sets NumPy's and Python's generators in place to the states of `init_by_array` for four of eight seed words each.
+
+    `numpy`: 624 words, then the number drawn; `python`: that number, then the words. Both at once: each word needs the one
+    before it, and the processor computes two such chains in the time of one.
+    """
+    numpy[0], python[1] = base[0], base[0]
     for i in range(1, WORDS):
-        j = (i - 1) % seed.size
-        words[i] = np.uint32((base[i] ^ _scramble(words[i - 1], _FIRST)) + seed[j] + np.uint32(j))
+        j = (i - 1) & 3
+        numpy[i] = (base[i] ^ _scramble(numpy[i - 1], _FIRST)) + seeds[j] + np.uint32(j)
+        python[i + 1] = (base[i] ^ _scramble(python[i], _FIRST)) + seeds[4 + j] + np.uint32(j)
     # The 624th of the first pass is word 1 again, with word 0 the last one.
-    j = (WORDS - 1) % seed.size
-    words[1] = np.uint32((words[1] ^ _scramble(words[WORDS - 1], _FIRST)) + seed[j] + np.uint32(j))
+    numpy[1] = (numpy[1] ^ _scramble(numpy[WORDS - 1], _FIRST)) + seeds[3] + np.uint32(3)
+    python[2] = (python[2] ^ _scramble(python[WORDS], _FIRST)) + seeds[7] + np.uint32(3)
     for i in range(2, WORDS):
-        words[i] = np.uint32((words[i] ^ _scramble(words[i - 1], _SECOND)) - np.uint32(i))
-    words[1] = np.uint32((words[1] ^ _scramble(words[WORDS - 1], _SECOND)) - np.uint32(1))
-    words[0] = _UPPER
-
-
-@kernel("void(uint32[::1], uint32[::1], uint32[::1])")
-def seed_in_place(state: Any, seed: Any, base: Any) -> None:
-    """Sets NumPy's generator in place (624 words, then the number drawn) to the state after `numpy.random.seed(seed)`."""
-    _init_by_array(state, seed, base)
-    state[WORDS] = WORDS
+        numpy[i] = (numpy[i] ^ _scramble(numpy[i - 1], _SECOND)) - np.uint32(i)
+        python[i + 1] = (python[i + 1] ^ _scramble(python[i], _SECOND)) - np.uint32(i)
+    numpy[1] = (numpy[1] ^ _scramble(numpy[WORDS - 1], _SECOND)) - _1
+    python[2] = (python[2] ^ _scramble(python[WORDS], _SECOND)) - _1
+    numpy[0] = python[1] = _UPPER
+    numpy[WORDS] = python[0] = WORDS
 
 
 @kernel("void(uint32[:, ::1], uint32[:, ::1], uint32[::1])")
