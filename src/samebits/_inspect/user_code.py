@@ -62,14 +62,27 @@ _FOLDERS: tuple[tuple[Owner, tuple[str, ...]], ...] = (
 """In this order: site-packages is often a folder of the standard library's. The whole prefix may hold projects, too."""
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=65_536)  # more than a large program imports; each miss asks the disk
 def owner_of_file(file: str) -> Owner:
     """Returns the owner of the code of a file. An editable install is the user's; so is a cell, `<stdin>` and `<string>`."""
     if file.startswith("<"):
         return "standard" if file.startswith("<frozen") else _of_generated(file)
-    path = os.path.realpath(file)
+    path = _real_path(file)
     owner: Owner = next((owner for owner, folders in _FOLDERS if path.startswith(folders)), "user")
     return "installed" if owner == "user" and _is_in_another_site(path, os.path.abspath(file)) else owner
+
+
+def _real_path(file: str) -> str:
+    """Returns `os.path.realpath(file)`; each folder is resolved once."""
+    folder, name = os.path.split(file)
+    if name in ("", ".", "..") or os.path.islink(file):
+        return os.path.realpath(file)
+    return os.path.join(_real_folder(folder), name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def _is_in_another_site(path: str, name: str) -> bool:
