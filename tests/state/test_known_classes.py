@@ -74,6 +74,8 @@ def test_an_option_with_a_typing_error_is_no_object():
     with pytest.raises(InvalidArgumentError, match="no option of Run has this name. ignore has"):
         samebits.Run(None, ignores=["a"])
     assert list(samebits.Run(None, losses=[0.5]).objects) == ["losses"]
+    with pytest.raises(InvalidArgumentError, match="commit_every=5.*the options are run_dir, save, "):
+        samebits.Run(None, commit_every=5)
 
 
 ROLLOUT = """

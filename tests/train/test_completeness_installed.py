@@ -63,6 +63,23 @@ def test_the_line_for_a_list_of_objects_makes_the_run_resume(tmp_path):
     assert resumed_with_its_lines(before, inside, tmp_path, 2) == "equal"
 
 
+def test_an_environment_in_a_users_object_has_a_line_of_its_own(tmp_path):
+    """Its adapter saves what has not changed yet, too; the user's own attributes are named beside it."""
+    pytest.importorskip("gymnasium")
+    before = (
+        "import gymnasium\nclass Agent:\n    def __init__(self):\n"
+        "        self.env = gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make('CartPole-v1'))\n"
+        "        self.obs = self.env.reset(seed=3)[0]\n"
+        "    def act(self):\n"
+        "        self.obs, _, over, cut, _ = self.env.step(int(self.obs[2] > 0))\n"
+        "        if over or cut: self.obs, _ = self.env.reset()\n        return float(self.obs[3])\nagent = Agent()"
+    )
+    _, text = carried_state.whole(before, "n = agent.act()", tmp_path)
+    assert 'run.add("agent_env", agent.env)\n' in text, text
+    assert 'run.add("agent", samebits.state.attributes(agent, "obs"))\n' in text, text
+    assert resumed_with_its_lines(before, "n = agent.act()", tmp_path, 2) == "equal"
+
+
 def test_a_closure_gets_no_line_that_would_save_nothing(tmp_path):
     """State inside a function is named, and no adapter of the function is offered, which would hold none of it."""
     lines = installed_state.script(*installed_state.STATE["in a closure"], tmp_path, installed=True)
@@ -104,7 +121,7 @@ def test_the_first_steps_alarms_come_in_one_error(tmp_path):
     )
     _, text = carried_state.whole(before, inside, tmp_path)
     for name in ("first", "second", "last"):
-        assert f"run.state.setdefault('{name}', {name})" in text, text
+        assert f'run.state.setdefault("{name}", {name})' in text, text
 
 
 def test_transforms_whose_generators_are_set_for_each_element_raise_no_alarm(tmp_path):

@@ -229,6 +229,26 @@ print([x.item().hex() for x in samebits.data.DataLoader(Large(), num_workers=int
 """
 
 
+@pytest.mark.parametrize("numbers", [range(9), list(range(9)), tuple(range(9))], ids=lambda n: type(n).__name__)
+def test_a_sequence_is_resumed_at_its_place(numbers, tmp_path, recwarn):
+    """A loop over a range, a list or a tuple continues behind its last batch, and nothing is replayed; an iterable is (control)."""
+
+    class Numbers:
+        def __iter__(self):
+            return iter(numbers)
+
+    for kind, data, replayed in (("sequence", numbers, 0), ("iterable", Numbers(), 1)):
+        seen = []
+        for _ in range(2):
+            with samebits.Run(tmp_path / kind, save=1, ignore=["seen"]) as run:
+                for step, number in run.steps(data, epochs=2):
+                    seen.append(number)
+                    if step.number == 12 and not run.resumed:
+                        break
+        assert seen == [*range(9), *range(4), *range(3, 9)]
+        assert sum("replays" in str(one.message) for one in recwarn) == replayed
+
+
 @pytest.mark.slow
 def test_large_sums_in_an_element_are_those_of_a_worker(python):
     """An element that sums a large tensor has the same bits inline and in a worker; the threads are put back."""

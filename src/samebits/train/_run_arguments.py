@@ -141,6 +141,11 @@ def stateful(name: Any, obj: Any, options: Iterable[str]) -> Stateful:
         )
     if obj is None:
         raise InvalidArgumentError(f"Run({name}=None): there is nothing to save. Leave it out.")
+    if isinstance(obj, int | float | str | bytes):
+        raise InvalidArgumentError(
+            f"Run({name}={obj!r:.60}): no option of Run has this name; the options are {', '.join(options)}. A value "
+            "that changes as the training goes belongs into run.state."
+        )
     meant = (
         difflib.get_close_matches(name, options, 1, 0.8) if isinstance(obj, list | tuple | set | dict) else []
     )

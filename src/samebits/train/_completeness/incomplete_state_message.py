@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from samebits._context import Position
+from samebits.state._known_classes import name_of_known
 from samebits.train._completeness.lost_changes import Change, Late
 
 _SHOWN = 6
@@ -16,7 +17,7 @@ class MessageLine(NamedTuple):
 
     text: str
     code: str = ""
-    """The line that saves it, before the loop; empty where the text says what to do."""
+    """The lines that save it, before the loop; empty where the text says what to do."""
 
 
 def message(changes: list[Change], late: list[Late], position: Position, assigned: list[str]) -> str:
@@ -29,7 +30,7 @@ def message(changes: list[Change], late: list[Late], position: Position, assigne
     lines = [f"  - {one.text}" for one in shown]
     if len(paths) > _SHOWN:
         lines.append(f"  - and {len(paths) - _SHOWN} more: {', '.join(paths[_SHOWN : _SHOWN + 10])}")
-    code = [f"    {one.code}" for one in shown if one.code]
+    code = [f"    {line}" for one in shown for line in one.code.splitlines()]
     if code:
         lines += ["To save them, before the loop:", *code]
     named = ", ".join(f'"{path}"' for path in paths[:_SHOWN])
@@ -83,7 +84,7 @@ def _late(one: Late) -> MessageLine:
 def _variable(name: str, description: str) -> MessageLine:
     return MessageLine(
         f"{name} ({description})",
-        f"run.state.setdefault({name!r}, {name})  # and run.state.{name} instead of {name} in the loop",
+        f'run.state.setdefault("{name}", {name})  # and run.state.{name} instead of {name} in the loop',
     )
 
 
@@ -155,6 +156,14 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> Mess
         )
     if role.group == "container":
         return MessageLine(text, f'run.add("{root}", samebits.state.attributes({root}))')
+    known = _objects_of_known_classes(root, group)
+    if known:
+        rest = [name for name in attributes if not any(f"{name}.".startswith(f"{one}.") for one in known)]
+        code = [f'run.add("{root}_{one.replace(".", "_")}", {root}.{one})' for one in known]
+        if rest:
+            named = ", ".join(f'"{one}"' for one in rest)
+            code.append(f'run.add("{root}", samebits.state.attributes({root}, {named}))')
+        return MessageLine(text, "\n".join(code))
     if attributes and role.name not in {"function", "method"}:
         deep = any(
             "." in one for one in attributes
@@ -164,6 +173,21 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> Mess
     return MessageLine(
         f"{text}: keep it in run.state, or give the run the object that holds it: run.add, with samebits.state.attributes(object)"
     )
+
+
+def _objects_of_known_classes(root: str, group: list[Change]) -> list[str]:
+    """Returns the outermost attributes of the root's object on the ways to the changes for whose classes there is an adapter."""
+    found: dict[str, None] = {}
+    for change in group:
+        names: list[str] = []
+        for kind, name in change.now.owners:
+            if names and name_of_known(kind):
+                inner = ".".join(names)
+                if _readable_path(change.path).startswith(f"{root}.{inner}."):
+                    found[inner] = None
+                break
+            names.append(name)
+    return list(found)
 
 
 def _attributes(root: str, group: list[Change]) -> list[str]:

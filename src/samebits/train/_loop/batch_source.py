@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from samebits.random._process import generator_states
 from samebits.train._run_arguments import check_iterable
 
 _END = object()
-_WITHOUT_DRAWS = (Resumable, list, tuple)
+_SEQUENCES = (list, tuple, range)
+_WITHOUT_DRAWS = (Resumable, *_SEQUENCES)
 """Loaders and pipelines of samebits, and iterables that draw nothing."""
 
 
@@ -56,7 +58,7 @@ class BatchSource:
             self._loader.load_state_dict(state)
             return
         _load_loader_state(self._loader, state)
-        if batch_index:
+        if batch_index and type(self._loader) not in _SEQUENCES:
             user_code.warn(
                 f"resuming replays {batch_index} batches of {type(self._loader).__name__}; "
                 "samebits.data.DataLoader (same arguments) resumes at once and for any number of workers",
@@ -90,6 +92,9 @@ class BatchSource:
         self._epoch_state = _loader_state(self._loader)
         with self._with_draws_of(epoch, "epoch", epoch):
             self._iterator = iter(self._loader)
+        if type(self._loader) in _SEQUENCES:
+            self._iterator = islice(self._iterator, batch_index, None)
+            return
         for replayed in range(batch_index):
             self._draw(epoch, replayed)
 
