@@ -6,6 +6,7 @@ import resource
 import signal
 import time
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,9 +80,12 @@ def train(run_dir, *, fixed=True, **options):
 
 
 def loop(
-    run_dir, *, killer=None, commits=None, given="ddp", accumulate=1, epochs=3, save="3%", **ddp_options
+    run_dir, *, killer=None, commits=None, given="ddp", accumulate=1, epochs=3, save="3%", by_epoch=False, **ddp_options
 ):
-    """An ordinary loop: BatchNorm, Dropout (torch's and ours), momentum, a scheduler, values of each rank's own."""
+    """An ordinary loop: BatchNorm, Dropout (torch's and ours), momentum, a scheduler, values of each rank's own.
+
+    `by_epoch`: a loop of `run.epochs`, with a draw after the steps of each epoch.
+    """
     samebits.set_random_seed(5)
     process.overrides = CheckOverrides(commit_steps=commits)
     seen = Commits()
@@ -96,17 +100,26 @@ def loop(
     loader = samebits.data.Pipeline.from_source(range(48)).shuffle().map(element).batch(12)
     objects = {"model": ddp if given == "ddp" else net, "opt": opt, "scheduler": scheduler}
     with samebits.Run(run_dir, save=save, **objects) as run:
-        for step, x in run.steps(loader, epochs=epochs):
-            sums = (step.number + 1) % accumulate == 0
-            with nullcontext() if sums else ddp.no_sync():
-                loss = ddp(x).square().mean()
-                loss.backward()
-            run.log(loss=loss)
-            if sums:
-                opt.step()
-                opt.zero_grad()
-            scheduler.step()
-            run.state.draws = [*run.state.get("draws", []), float(torch.rand(1))]
+
+        def train_on(steps):
+            for step, x in steps:
+                sums = (step.number + 1) % accumulate == 0
+                with nullcontext() if sums else ddp.no_sync():
+                    loss = ddp(x).square().mean()
+                    loss.backward()
+                run.log(loss=loss)
+                if sums:
+                    opt.step()
+                    opt.zero_grad()
+                scheduler.step()
+                run.state.draws = [*run.state.get("draws", []), float(torch.rand(1))]
+
+        if by_epoch:
+            for epoch in run.epochs(epochs):
+                train_on(epoch.steps(loader))
+                run.state.draws = [*run.state.draws, float(torch.rand(1)) + epoch]
+        else:
+            train_on(run.steps(loader, epochs=epochs))
         after = torch.rand(1).item(), np.random.rand(), random.random()
     weights = [p.detach() for p in net.parameters()]
     return {
@@ -156,6 +169,20 @@ def test_killed_ranks_and_resumed(ranks, tmp_path, world_size, event, step, kill
     assert all(codes[rank] == -9 for rank in killed) and 0 not in codes
     results, _ = ranks(world_size, train, tmp_path / "r")
     assert [one["resumed"] for one in results] == [resumed] * world_size
+    assert bits(results) == bits(expected)
+
+
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_epochs_of_several_ranks_are_killed_and_resumed(ranks, tmp_path, step):
+    """A loop of run.epochs, a rank of which is killed at an epoch's end, its begin, or between: equal bits on every rank."""
+    expected = uninterrupted(ranks, 3, by_epoch=True)
+    assert bits(expected) != bits(uninterrupted(ranks, 3))  # (control) the draw at each epoch's end counts
+    killer = Killer("step_begins", step, 1)
+    run = partial(train, tmp_path / "r", by_epoch=True)
+    _, codes = ranks(3, lambda: run(killer=killer, commits=(step - 1, step)), code=None)
+    assert codes[1] == -9 and 0 not in codes
+    results, _ = ranks(3, run)
+    assert [one["resumed"] for one in results] == [True] * 3
     assert bits(results) == bits(expected)
 
 
