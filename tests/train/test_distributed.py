@@ -80,7 +80,16 @@ def train(run_dir, *, fixed=True, **options):
 
 
 def loop(
-    run_dir, *, killer=None, commits=None, given="ddp", accumulate=1, epochs=3, save="3%", by_epoch=False, **ddp_options
+    run_dir,
+    *,
+    killer=None,
+    commits=None,
+    given="ddp",
+    accumulate=1,
+    epochs=3,
+    save="3%",
+    by_epoch=False,
+    **ddp_options,
 ):
     """An ordinary loop: BatchNorm, Dropout (torch's and ours), momentum, a scheduler, values of each rank's own.
 
@@ -270,15 +279,17 @@ def test_a_url_needs_no_folder_that_ranks_or_machines_share(ranks, tmp_path, sav
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_rank_ends_all_at_the_same_step(ranks, tmp_path, capfd):
+@pytest.mark.parametrize("by_epoch", [False, True])
+def test_a_signal_to_one_rank_ends_all_at_the_same_step(ranks, tmp_path, capfd, by_epoch):
     """SIGTERM to one rank: all commit the same boundary and exit with 75; started again, equal bits."""
-    expected = uninterrupted(ranks, 3, epochs=30)
+    expected = uninterrupted(ranks, 3, epochs=30, by_epoch=by_epoch)
     killer = Killer("step_begins", 7, 2, number=signal.SIGTERM)
-    ranks(3, lambda: train(tmp_path / "r", killer=killer, commits=(), epochs=30), code=75)
+    run = partial(train, tmp_path / "r", epochs=30, by_epoch=by_epoch)
+    ranks(3, lambda: run(killer=killer, commits=()), code=75)
     assert capfd.readouterr().err.count("committed at step") == 1  # rank 0 speaks for all
     manifest, _ = CommitStore(tmp_path / "r").newest()
     assert 8 <= manifest.step < 120 and not manifest.finished
-    results, _ = ranks(3, lambda: train(tmp_path / "r", epochs=30))
+    results, _ = ranks(3, run)
     assert results[0]["resumed"] and bits(results) == bits(expected)
 
 

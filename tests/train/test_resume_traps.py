@@ -229,7 +229,9 @@ print([x.item().hex() for x in samebits.data.DataLoader(Large(), num_workers=int
 """
 
 
-@pytest.mark.parametrize("numbers", [range(9), list(range(9)), tuple(range(9))], ids=lambda n: type(n).__name__)
+@pytest.mark.parametrize(
+    "numbers", [range(9), list(range(9)), tuple(range(9))], ids=lambda n: type(n).__name__
+)
 def test_a_sequence_is_resumed_at_its_place(numbers, tmp_path, recwarn):
     """A loop over a range, a list or a tuple continues behind its last batch, and nothing is replayed; an iterable is (control)."""
 
