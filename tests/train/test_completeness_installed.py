@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import samebits
+from samebits.errors import IncompleteStateError, InvalidArgumentError
 
 PLACES = [pytest.param(True, id="installed"), pytest.param(False, id="beside", marks=pytest.mark.slow)]
 
@@ -78,6 +79,59 @@ def test_an_environment_in_a_users_object_has_a_line_of_its_own(tmp_path):
     assert 'run.add("agent_env", agent.env)\n' in text, text
     assert 'run.add("agent", samebits.state.attributes(agent, "obs"))\n' in text, text
     assert resumed_with_its_lines(before, "n = agent.act()", tmp_path, 2) == "equal"
+
+
+def test_a_class_whose_attribute_counts_has_a_line_that_names_it(tmp_path):
+    """`Hyper.k *= 0.95`: the line of the error saves `k`, and a class without names is refused, as it would save nothing."""
+    before = "class Hyper: k = 1.0"
+    assert resumed_with_its_lines(before, "Hyper.k *= 0.95; n = Hyper.k", tmp_path, 1) == "equal"
+    with pytest.raises(InvalidArgumentError, match=r'attributes\(Hyper, "counter"\)'):
+        samebits.state.attributes(type("Hyper", (), {"k": 1.0}))
+
+
+def test_a_value_put_on_the_run_is_refused(tmp_path):
+    """`run.best = 1.0` would be in no commit: the error says run.state.best; run.state.best (control) is saved."""
+    with samebits.Run(tmp_path / "run") as run:
+        with pytest.raises(InvalidArgumentError, match=r"run.state.best = "):
+            run.best = 1.0
+        run.state.best = 1.0
+    assert run.best != 1.0
+
+
+def test_a_dict_may_be_added_by_any_name():
+    """run.add("best", {...}) is no misspelt option; as an argument of Run (control) it is."""
+    run = samebits.Run(None)
+    run.add("bst", {"loss": 1.0})
+    with pytest.raises(InvalidArgumentError, match="best has"):
+        samebits.Run(None, bst={"loss": 1.0})
+    with pytest.raises(InvalidArgumentError, match="run.state.n = 5"):
+        run.add("n", 5)
+
+
+@pytest.mark.parametrize("loop", ["epochs", "steps"])
+def test_a_change_in_a_short_run_is_seen_after_the_first_epochs(loop, tmp_path):
+    """A value that is set once, in the fourth epoch or at the hundredth step of a run of a second, is named."""
+    epochs, data, at = (12, [0] * 4, 15) if loop == "epochs" else (1, [0] * 200, 100)
+    k, total = 1.0, 0.0
+    with pytest.raises(IncompleteStateError, match="k .a local variable"):
+        with samebits.Run(tmp_path / "run") as run:
+            run.state.total = 0.0
+            for step, _ in run.steps(data, epochs=epochs):
+                run.state.total += k
+                if step.number == at:
+                    k = 0.2
+
+
+def test_a_number_in_the_range_of_a_clock_is_no_time_unless_the_program_reads_that_clock(tmp_path):
+    """A number between two readings of process_time is named; in a program that reads process_time (control) it is not."""
+    before = "import time\nk = 0.5"
+    body = "n = k; t = time.time()\n        while time.time() < t + 0.03: pass\n        k = {}"
+    for number, (reading, named) in enumerate(
+        {"sum(os.times()[:2])": True, "time.process_time()": False}.items()
+    ):
+        (folder := tmp_path / str(number)).mkdir()
+        _, text = carried_state.whole(before, body.format(reading), folder)
+        assert ('run.state.setdefault("k", k)' in text) == named, text
 
 
 def test_a_closure_gets_no_line_that_would_save_nothing(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import random
+import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -180,7 +181,8 @@ def attributes(target: Any, *paths: str, ignore: Sequence[str] = ()) -> Attribut
         ignore: paths that are left out.
 
     Raises:
-        InvalidArgumentError: an attribute is missing, or cannot be saved; the message names it.
+        InvalidArgumentError: an attribute is missing, or cannot be saved; the message names it. Or `target` is
+            a class, a function or a module, and has no paths.
 
     Example:
         >>> class Average:
@@ -197,6 +199,12 @@ def attributes(target: Any, *paths: str, ignore: Sequence[str] = ()) -> Attribut
             f'samebits.state.attributes(<{type(target).__name__}>, ...): paths are str: "counter", '
             '"inner.step"; '
             "ignore is a list of them."
+        )
+    if not paths and isinstance(target, type | types.FunctionType | types.MethodType | types.ModuleType):
+        name = target.__name__
+        raise InvalidArgumentError(
+            f"samebits.state.attributes({name}): of a {type(target).__name__} no attributes are saved unless they are "
+            f'named: samebits.state.attributes({name}, "counter").'
         )
     return Attributes(target, paths, f"samebits.state.attributes(<{type(target).__name__}>)", ignore)
 

@@ -168,7 +168,15 @@ class Run:
         self._keys_before: tuple[Words | None, tuple[str | int, ...]] = (None, ())
         self.key: Words = (0, 0)
         for name, thing in stateful.items():
-            self.add(name, thing)
+            self._add(name, thing, _OPTIONS)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name not in _ATTRIBUTES:
+            raise InvalidArgumentError(
+                f"run.{name} = ...: a Run has no such attribute, and a commit would not hold it. Values of the program are "
+                f"kept in run.state: run.state.{name} = ..."
+            )
+        object.__setattr__(self, name, value)
 
     @explain_wrong_calls(explain_add)
     def add(self, name: str, thing: Any, *, complete: bool = False) -> None:
@@ -182,7 +190,12 @@ class Run:
             thing: the object.
             complete: its state_dict holds all of its state: the check for lost state does not look into it.
         """
-        saved = stateful(name, thing, _OPTIONS)
+        self._add(name, thing, ())
+        if complete:
+            self._completeness.trust(name)
+
+    def _add(self, name: str, thing: Any, options: tuple[str, ...]) -> None:
+        saved = stateful(name, thing, options)
         if name in self.objects:
             raise DuplicateNameError(f"Run.add({name!r}): this run already has an object of that name.")
         check_compiled(name, thing)
@@ -192,8 +205,6 @@ class Run:
         if self._environment is not None:
             self._environment.hyperparameters.check_added(name, thing, str(self.run_dir), self._allowed)
         self.objects[name] = saved
-        if complete:
-            self._completeness.trust(name)
         if isinstance(saved, torch.nn.Module):
             name_layers(saved, name)
 
@@ -483,6 +494,7 @@ class Run:
         return self._stop
 
 
+_ATTRIBUTES = frozenset({"run_dir", "resumed", "objects", "preemption", "key", "state"})
 _OPTIONS = tuple(name for name in inspect.signature(Run).parameters if name != "stateful")
 
 

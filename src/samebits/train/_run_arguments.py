@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,7 +124,7 @@ def check_options(keep: Any, grace: Any, ignore: Any) -> None:
         raise InvalidArgumentError(f'Run(ignore={ignore!r:.60}): a list of paths, ["losses"].')
 
 
-def stateful(name: Any, obj: Any, options: Iterable[str]) -> Stateful:
+def stateful(name: Any, obj: Any, options: Sequence[str]) -> Stateful:
     """Returns what a run saves under `name`: `obj`, or an adapter for it.
 
     Raises `InvalidArgumentError` for an object that has no state, for one whose state cannot be saved, and
@@ -142,6 +142,10 @@ def stateful(name: Any, obj: Any, options: Iterable[str]) -> Stateful:
     if obj is None:
         raise InvalidArgumentError(f"Run({name}=None): there is nothing to save. Leave it out.")
     if isinstance(obj, int | float | str | bytes):
+        if not options:
+            raise InvalidArgumentError(
+                f'run.add("{name}", {obj!r:.60}): a value, not an object. Keep it in run.state: run.state.{name} = {obj!r:.60}'
+            )
         raise InvalidArgumentError(
             f"Run({name}={obj!r:.60}): no option of Run has this name; the options are {', '.join(options)}. A value "
             "that changes as the training goes belongs into run.state."

@@ -51,6 +51,8 @@ _FIRST_STEPS = 3
 _FIRST_EPOCHS = 2
 _SHARE = 0.002
 """The share of the time for checks after the first ones."""
+_EXTRA_SECONDS = 0.1
+"""The time for checks of a run beyond that share: at the ends of epochs, and after 8, 16, 32, ... steps of a loop."""
 _MOST = 64
 """The number of checks of a run after which only the first steps and epochs of a loop are checked."""
 _SHARE_OF_GLANCES = 0.001
@@ -119,7 +121,7 @@ class Completeness:
         *,
         ends: bool = False,
     ) -> None:
-        """Checks the run if it is due: after each of the first steps and epochs, then as 0.2% of the time allows.
+        """Checks the run if it is due: after each of the first steps and epochs, then as 0.2% of the time and 0.1 s allow.
 
         What the first three steps would lose comes in one error, after the third or at the end of the loop (`ends`).
 
@@ -203,7 +205,9 @@ class Completeness:
         if self._steps <= _FIRST_STEPS + 1 or (ends_epoch and self._epochs <= _FIRST_EPOCHS):
             return True
         cost = self._spent / max(1, self._looks)
-        return self._looks < _MOST and self._spent + cost <= _SHARE * (now - self._began)
+        # a change at the third epoch, or the hundredth step, of a run of a few seconds
+        extra = _EXTRA_SECONDS if ends_epoch or self._steps.bit_count() == 1 else 0.0
+        return self._looks < _MOST and self._spent + cost <= _SHARE * (now - self._began) + extra
 
     def _late_changes(
         self, frame: FrameType, objects: Mapping[str, Any], settings: structure.Structure, *, whole: bool
@@ -256,7 +260,7 @@ class Completeness:
         changed = {path: change for path, change in changed.items() if not self._is_ignored(change)}
         if not changed:
             return Judged([], [], [])
-        between = list(zip(clocks, self._clocks, strict=True))
+        between = {name: (clocks[name], now) for name, now in self._clocks.items()}
         states = {"run.state": dict(run_state), **states}
         names = committed_names(frame, objects, loader)
         return self._judge.judge(changed, frame, self._program, between, states, names)
@@ -282,6 +286,7 @@ def _is_below(path: str, ignored: str) -> bool:
     return path.startswith(ignored) and (len(path) == len(ignored) or path[len(ignored)] in ".[)")
 
 
-def _clocks() -> list[float]:
+def _clocks() -> dict[str, float]:
     """Returns the time by each clock that programs keep readings of."""
-    return [time.time(), time.perf_counter(), time.monotonic(), time.process_time()]
+    clocks = time.time, time.perf_counter, time.monotonic, time.process_time
+    return {clock.__name__: clock() for clock in clocks}

@@ -144,9 +144,8 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> Mess
     if not attributes:
         paths = dict.fromkeys(_readable_path(one.path) for one in group if one.path != subject)
         inside = ", ".join(list(paths)[:_ATTRIBUTES])
-    text = f"{subject} ({'an' if role.name[0] in 'AEIOU' else 'a'} {role.name}, {where})" + (
-        f": {inside}" if inside else ""
-    )
+    kind = "the class" if role.group == "class" else "an" if role.name[0] in "AEIOU" else "a"
+    text = f"{subject} ({kind} {role.name}, {where})" + (f": {inside}" if inside else "")
     if role.saves or role.known:
         return MessageLine(text, f'run.add("{root}", {root})')
     if role.group == "container" and not any(one.now.owners for one in group):
@@ -165,9 +164,8 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> Mess
             code.append(f'run.add("{root}", samebits.state.attributes({root}, {named}))')
         return MessageLine(text, "\n".join(code))
     if attributes and role.name not in {"function", "method"}:
-        deep = any(
-            "." in one for one in attributes
-        )  # else all that the object holds, what changes later, too
+        # else all that the object holds, what changes later, too
+        deep = role.group == "class" or any("." in one for one in attributes)
         named = "".join(f', "{one}"' for one in attributes) if deep else ""
         return MessageLine(text, f'run.add("{root}", samebits.state.attributes({root}{named}))')
     return MessageLine(

@@ -36,9 +36,9 @@ class Role(NamedTuple):
     """The words of the check for an object."""
 
     group: str
-    """"plain", "container", "iterator", "library" (no class of the user's) or "object"."""
+    """"plain", "container", "iterator", "class", "library" (no class of the user's) or "object"."""
     name: str
-    """The name of its class."""
+    """The name of its class; of a class its own."""
     saves: bool
     """True if it has a state_dict."""
     known: bool
@@ -54,6 +54,8 @@ def role(value: Any) -> Role:
     )
     group = "library" if group == "object" and not is_user_type(kind) else group
     group = "iterator" if hasattr(kind, "__next__") and not issubclass(kind, io.IOBase) else group
+    if isinstance(value, type):
+        return Role("class", value.__name__, False, False)
     saves = hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
     return Role(group, kind.__name__, saves, is_known(kind))
 

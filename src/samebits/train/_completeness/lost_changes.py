@@ -128,7 +128,7 @@ class LostChanges:
         changed: Mapping[str, Change],
         frame: FrameType,
         program: user_functions.UserFunctions,
-        clocks: list[tuple[float, float]],
+        clocks: Mapping[str, tuple[float, float]],
         states: Mapping[str, Any],
         committed: Collection[str],
     ) -> Judged:
@@ -140,7 +140,9 @@ class LostChanges:
         left = [
             c
             for c in changed.values()
-            if not _is_clock(c, clocks) and not _is_saved_by_owner(c) and not self._is_made_on_demand(c)
+            if not _is_clock(c, clocks, program)
+            and not _is_saved_by_owner(c)
+            and not self._is_made_on_demand(c)
         ]
         if not left:
             return Judged([], [], [])
@@ -363,12 +365,25 @@ def _last_name(path: str) -> str:
     return (re.findall(r"[^\W\d]\w*", path) or [""])[-1]
 
 
-def _is_clock(change: Change, clocks: list[tuple[float, float]]) -> bool:
-    """Returns True if the value is a time of a clock between the two checks, in seconds or nanoseconds."""
+def _is_clock(
+    change: Change, clocks: Mapping[str, tuple[float, float]], program: user_functions.UserFunctions
+) -> bool:
+    """Returns True if the value is a time of a clock between the two checks, in seconds or nanoseconds.
+
+    A clock that starts with the process, or the machine, counts only if the program reads it: its times are small numbers.
+    """
     value = change.now.value
     if type(value) not in (int, float):
         return False
-    return any(since <= value / unit <= until for since, until in clocks for unit in (1, 1e9))
+    read = [
+        name
+        for name, (since, until) in clocks.items()
+        if since <= value <= until or since <= value / 1e9 <= until
+    ]
+    if "time" in read or not read:
+        return bool(read)
+    names = {name for code in program.codes for name in code.co_names}
+    return not names.isdisjoint({*read, *(f"{name}_ns" for name in read), "default_timer"})
 
 
 def _entries_changed(change: Change, changed: Mapping[str, Change]) -> bool:

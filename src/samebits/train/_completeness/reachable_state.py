@@ -150,7 +150,7 @@ class StateSnapshot(Walk):
         self.roots[name] = kinds_of_state.role(value)
         self._places.append(place)
         self._note(name, value)
-        if kind in {"local", "global"} and self.roots[name].group in {"object", "library"}:
+        if kind in {"local", "global"} and self.roots[name].group in {"object", "library", "class"}:
             self._add(name, plain(self._names_given.get(id(value)) or kinds_of_state.named(value)))
         self.value(name, value, 0)
         self._places.pop()
