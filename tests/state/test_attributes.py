@@ -238,3 +238,25 @@ def test_a_killed_run_ends_with_the_bits_of_the_whole_one(python, tmp_path):
         for kill in (5, 12):
             assert python(OWN, tmp_path / kind, kill, kind, code=-9).stdout == ""
         assert (python(OWN, tmp_path / kind, -1, kind).stdout == whole) == (kind == "save")
+
+
+def test_an_item_that_a_variable_holds_is_restored_in_place():
+    """A tensor in a dict keeps its identity, so that a variable for it stays valid; one that was replaced does not change the old."""
+    totals, means = ({"a": torch.zeros(2), "b": [torch.ones(2)], "c": torch.zeros(2)} for _ in range(2))
+    saved, loaded = samebits.state.adapter_for(totals), samebits.state.adapter_for(means)
+    current, inner, old = means["a"], means["b"][0], means["c"]
+    totals["a"].add_(3), totals["b"][0].add_(1)
+    totals["c"] = torch.full((2,), 7.0)  # replaced: what the loaded dict holds there may be a constant of the program
+    loaded.load_state_dict(saved.state_dict())
+    assert means["a"] is current and means["b"][0] is inner and current.tolist() == [3, 3]
+    assert inner.tolist() == [2, 2] and means["c"].tolist() == [7, 7] and old.tolist() == [0, 0]
+
+
+def test_items_that_are_one_object_in_either_container_are_replaced():
+    """Two items that are one tensor here, and two there, get their own values (filled in place, both would get the last)."""
+    one = torch.zeros(2)
+    here, there = [one, one], [torch.zeros(2), torch.zeros(2)]
+    saved = samebits.state.adapter_for(there)
+    there[0].add_(1)
+    samebits.state.adapter_for(here).load_state_dict(saved.state_dict())
+    assert [item.tolist() for item in here] == [[1, 1], [0, 0]]

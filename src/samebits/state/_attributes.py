@@ -7,7 +7,7 @@ import enum
 import random
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from samebits import _digest as digest
 from samebits._inspect.rng_states import restore_state, state_of
 from samebits._inspect.tree import PLAIN
 from samebits.errors import InvalidArgumentError, RunMismatchError
-from samebits.state._in_place import MUTABLE, fill_in_place
+from samebits.state._in_place import fill_in_place, mutable_inside
 from samebits.state._parts import Parts, refuse
 from samebits.state._paths import Place, place
 
@@ -93,9 +93,9 @@ class Attributes:
         for path, (kind, state) in saved["generators"].items():
             self._restore_generator(path, kind, state)
         otherwise_shared = {path for pair in here.same.items() ^ saved["same"].items() for path in pair}
+        kept = set(saved["kept"]) - otherwise_shared
         for path, value in saved["values"].items():
-            in_place = path in saved["kept"] and path not in otherwise_shared
-            self._restore_value(path, value, in_place=in_place)
+            self._restore_value(path, value, kept)
         for path, name in saved["enums"].items():
             error = self._mismatch(path, f"was {name}, of another enum")
             self._set(path, _member(here.enums.get(path), name, error))
@@ -137,12 +137,12 @@ class Attributes:
             if now is not value and (type(now) is not type(value) or digest.differing(now, value)):
                 raise self._mismatch(path, "has another value here, and cannot be set") from None
 
-    def _restore_value(self, path: str, value: Any, *, in_place: bool) -> None:
-        if path and not in_place:
+    def _restore_value(self, path: str, value: Any, kept: Collection[str]) -> None:
+        if path and path not in kept:
             self._set(path, value)
             return
         now = _value_at(self._place(path)) if path else self.target
-        if fill_in_place(now, value):
+        if fill_in_place(now, value, path, kept):
             return
         if not path:
             raise self._mismatch("the object", f"was a {type(value).__name__} that cannot be filled in here")
@@ -210,7 +210,7 @@ def attributes(target: Any, *paths: str, ignore: Sequence[str] = ()) -> Attribut
 
 
 def _mutable(parts: Parts) -> dict[str, Any]:
-    return {path: value for path, value in parts.values.items() if isinstance(value, MUTABLE)}
+    return {path: one for name, value in parts.values.items() for path, one in mutable_inside(name, value)}
 
 
 def _all(parts: Parts) -> list[str]:
