@@ -9,10 +9,17 @@ output, a call that is no output and no arithmetic, an argument of an optimizer.
 from __future__ import annotations
 
 import ast
-import functools
-import linecache
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from samebits._inspect._program.syntax import (
+    last_name,
+    made_from,
+    names_of,
+    parameters_of,
+    self_of,
+    syntax_tree,
+)
 
 _OUTPUT = frozenset(
     """print pprint info debug warning error critical exception write writelines writerow writerows flush log log_metrics
@@ -74,7 +81,7 @@ class OutputFlow:
 
     def __init__(self, codes: Iterable[types.CodeType], committed: Collection[str]) -> None:
         files = {code.co_filename for code in codes}
-        self._trees = [tree for tree in map(_tree, sorted(files)) if tree is not None]
+        self._trees = [tree for tree in map(syntax_tree, sorted(files)) if tree is not None]
         self._parents = {
             child: node
             for tree in self._trees
@@ -88,7 +95,7 @@ class OutputFlow:
             if isinstance(node, ast.FunctionDef):
                 self._by_name.setdefault(node.name, []).append(node)
         self._bases = {
-            node.name: [_last_name(base) for base in node.bases]
+            node.name: [last_name(base) for base in node.bases]
             for node in nodes
             if isinstance(node, ast.ClassDef)
         }
@@ -120,7 +127,7 @@ class OutputFlow:
         """Returns True if every attribute of this name flows only into output."""
         self._ask(None, "")
         names = {
-            _last_name(one) for tree in self._trees for one in ast.walk(tree) if isinstance(one, ast.expr)
+            last_name(one) for tree in self._trees for one in ast.walk(tree) if isinstance(one, ast.expr)
         }
         return bool(self._trees) and not names & _REFLECTS and self._attribute(name, 0)
 
@@ -183,7 +190,7 @@ class OutputFlow:
                 yield node, where
             inner = where
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                if name in _own_names(node):
+                if name in names_of(node):
                     continue
                 inner = node
             waiting.extend((part, inner) for part in ast.iter_child_nodes(node))
@@ -318,7 +325,7 @@ class OutputFlow:
                 name = node.arg if node.arg in {*names, *(a.arg for a in function.args.kwonlyargs)} else None
             else:
                 at = call.args.index(node) if node in call.args else len(names)  # type: ignore[arg-type]
-                at += bool(names) and names[0] in {"self", "cls"}
+                at += bool(names) and names[0] == self_of(function, self._parents[function])
                 name = names[at] if at < len(names) else None
             if name is None or not self._variable(function, name, depth + 1):
                 return False
@@ -369,16 +376,20 @@ class OutputFlow:
             return self._attribute(attributes[0], depth + 1)
         return self._variable(scope, root, depth + 1)
 
+    def _is_self(self, name: str, scope: ast.AST) -> bool:
+        """Returns True for the object of a method; inside functions of a method for the usual name."""
+        return name == "self" or (bool(name) and name == self_of(scope, self._parents.get(scope, scope)))
+
     def _may_be_committed(self, scope: _Scope, name: str, depth: int = 0) -> bool:
         """Returns True if a variable may be a part of what a commit holds: `for group in optimizer.param_groups`."""
         if name in self._committed or depth > 5:
             return True
         if (scope, name) == self._root:
             return False
-        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and name in _parameters(scope):
-            return name != "self"
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and name in parameters_of(scope):
+            return not self._is_self(name, scope)
         for node in ast.walk(scope):
-            made = _made_from(node, name)
+            made = made_from(node, name)
             if made is not None and any(
                 isinstance(one, ast.Name)
                 and one.id != name
@@ -437,7 +448,7 @@ class OutputFlow:
         if isinstance(node, ast.Global | ast.Nonlocal | ast.Raise | ast.Yield | ast.YieldFrom | ast.Await):
             return False
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            return _root(node) == "self" or not self._may_be_committed(function, _root(node))
+            return self._is_self(_root(node), function) or not self._may_be_committed(function, _root(node))
         if not isinstance(node, ast.Call):
             return True
         if self._functions(node):
@@ -454,7 +465,7 @@ class OutputFlow:
 
     def _classes_of(self, holder: ast.expr, scope: _Scope) -> set[str] | None:
         """Returns the names of the classes that an object may have, with their bases; None where that is not known."""
-        if isinstance(holder, ast.Name) and holder.id == "self":
+        if isinstance(holder, ast.Name) and self._is_self(holder.id, scope):
             around: ast.AST = scope
             while not isinstance(around, ast.ClassDef | ast.Module):
                 around = self._parents[around]
@@ -495,16 +506,6 @@ class OutputFlow:
         )
 
 
-@functools.lru_cache(maxsize=64)
-def _tree(file: str) -> ast.Module | None:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return None
-    tree.samebits_file = file  # type: ignore[attr-defined]
-    return tree if tree.body else None
-
-
 def _calls(node: ast.stmt) -> Iterator[ast.Call]:
     """Yields the calls of a statement, without those of the statements inside it."""
     waiting: list[ast.AST] = [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.stmt)]
@@ -517,13 +518,7 @@ def _calls(node: ast.stmt) -> Iterator[ast.Call]:
 
 def _called(call: ast.Call) -> str:
     """Returns the last name of the called function: "add_scalar" of `writer.add_scalar(...)`."""
-    return _last_name(call.func)
-
-
-def _last_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+    return last_name(call.func)
 
 
 def _made(scope: ast.AST, name: str) -> Iterator[ast.expr]:
@@ -536,7 +531,7 @@ def _made(scope: ast.AST, name: str) -> Iterator[ast.expr]:
             if isinstance(node, ast.AnnAssign)
             else []
         )
-        if any(_last_name(target) == name for target in targets) and node.value is not None:  # type: ignore[attr-defined]
+        if any(last_name(target) == name for target in targets) and node.value is not None:  # type: ignore[attr-defined]
             yield node.value  # type: ignore[attr-defined]
 
 
@@ -561,40 +556,6 @@ def _is_arithmetic(call: ast.Call) -> bool:
     if isinstance(call.func, ast.Attribute):
         return _root(call.func) in _LIBRARIES and not {"out"} & {one.arg for one in call.keywords}
     return name in _ARITHMETIC
-
-
-def _own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
-    """Returns the parameters and variables of a function."""
-    names = _parameters(function)
-    if isinstance(function, ast.Lambda):
-        return names
-    stored = {
-        one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
-    }
-    outer = {
-        name for one in ast.walk(function) if isinstance(one, ast.Global | ast.Nonlocal) for name in one.names
-    }
-    return names | (stored - outer)
-
-
-def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
-    given = function.args
-    several = [one for one in (given.vararg, given.kwarg) if one is not None]
-    return {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs, *several)}
-
-
-def _made_from(node: ast.AST, name: str) -> ast.expr | None:
-    """Returns the expression that a statement makes the variable from."""
-    if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
-        targets, value = (node.targets if isinstance(node, ast.Assign) else [node.target]), node.value
-    elif isinstance(node, ast.For | ast.comprehension):
-        targets, value = [node.target], node.iter
-    elif isinstance(node, ast.withitem):
-        targets, value = [node.optional_vars] if node.optional_vars else [], node.context_expr
-    else:
-        return None
-    stored = {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
-    return value if name in stored else None
 
 
 def _declared_outside(scope: ast.AST, name: str) -> bool:

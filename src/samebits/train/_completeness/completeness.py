@@ -42,6 +42,7 @@ from samebits.train._completeness.lost_changes import (
     Judged,
     Late,
     LostChanges,
+    appeared,
     committed_names,
     late_changes,
 )
@@ -257,6 +258,7 @@ class Completeness:
             for path, leaf in now.leaves_by_path.items()
             if path in before.leaves_by_path and before.leaves_by_path[path].hashed != leaf.hashed
         }
+        changed |= {change.path: change for change in appeared(before, now)}
         changed = {path: change for path, change in changed.items() if not self._is_ignored(change)}
         if not changed:
             return Judged([], [], [])

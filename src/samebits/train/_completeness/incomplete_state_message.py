@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from samebits._context import Position
 from samebits.state._known_classes import name_of_known
 from samebits.train._completeness.lost_changes import Change, Late
@@ -101,6 +103,8 @@ def _entry(subject: str, group: list[Change]) -> MessageLine:
     if change.now.root == "given":
         owner = change.now.owners[0][0].__name__ if change.now.owners else role.name
         cure = "Save and load it there."
+        if change.now.owners and issubclass(change.now.owners[0][0], torch.nn.Module):
+            cure = "Make it a buffer before the loop (register_buffer), or save it by get_extra_state and set_extra_state."
         if change.now.installed:  # its class is not the user's to change
             inner = subject.removeprefix(f"{root}.")
             cure = f'Save it besides: run.add("{root}_rest", samebits.state.attributes(<the {role.name}>, "{inner}")).'

@@ -13,6 +13,7 @@ import torch
 
 from samebits import _digest as digest
 from samebits._inspect._program import bytecode, loop_locals, user_functions
+from samebits._inspect._program.data_dependence import DataDependence
 from samebits._inspect._program.name_use import NameUse
 from samebits._inspect._program.output_flow import OutputFlow
 from samebits._inspect._program.read_before_write import ReadBeforeWrite, StoredPlace
@@ -99,6 +100,27 @@ def _place(path: str, name: str) -> StoredPlace:
     return StoredPlace("built" if path else "set", name.rpartition(".")[2])
 
 
+def appeared(before: reachable_state.StateSnapshot, now: reachable_state.StateSnapshot) -> list[Change]:
+    """Returns the changes from None to an object or a container, and the new attributes of the user's objects."""
+    found = []
+    empty = {path: one for path, one in before.leaves_by_path.items() if one.hashed == reachable_state.NONE}
+    for path, one in now.leaves_by_path.items():
+        if path in before.leaves_by_path:
+            continue
+        base = path.removeprefix("len(").removesuffix(")").removesuffix(".keys()")
+        while base and base not in empty:
+            base = base[: max(base.rfind("."), base.rfind("["), 0)]
+        if base and base not in now.leaves_by_path:
+            old = empty.pop(base)
+            made = old._replace(
+                hashed=b"made " + one.hashed, way=old.way[:-1]
+            )  # no length that a commit holds by chance
+            found.append(Change(base, old, made, now))
+        elif one.places[-1].kind == "attr" and one.owners and not one.installed and before.met(one.way[-2]):
+            found.append(Change(path, one._replace(hashed=reachable_state.NONE, value=None), one, now))
+    return found
+
+
 class Judged(NamedTuple):
     """The changes that no commit holds and that the loop does not compute again."""
 
@@ -120,6 +142,7 @@ class LostChanges:
         self._changes: dict[str, int] = {}
         """The number of checks at which a value in an object of an installed package had changed."""
         self._flow: tuple[Any, OutputFlow] | None = None
+        self._dependence: tuple[int, DataDependence] | None = None
         self._orders: dict[bool, tuple[Any, ReadBeforeWrite, NameUse]] = {}
         """The last results of `_order_and_uses`, after the values that they were made from."""
 
@@ -142,7 +165,7 @@ class LostChanges:
             for c in changed.values()
             if not _is_clock(c, clocks, program)
             and not _is_saved_by_owner(c)
-            and not self._is_made_on_demand(c)
+            and not self._is_made_on_demand(c, program)
         ]
         if not left:
             return Judged([], [], [])
@@ -225,8 +248,11 @@ class LostChanges:
             known = self._orders[installed] = made_from, order, NameUse(functions, asking[-1][0])
         return known[1:]
 
-    def _is_made_on_demand(self, change: Change) -> bool:
-        """Returns True the first time that None became a value: a resumed run makes it on demand, too. A local does not count."""
+    def _is_made_on_demand(self, change: Change, program: user_functions.UserFunctions) -> bool:
+        """Returns True the first time that None became a value of shapes and constants: a resumed run makes it on demand, too.
+
+        A local does not count, nor what the program makes from a batch, from random numbers or from what is trained.
+        """
         if (
             change.before.hashed != reachable_state.NONE
             or (change.now.root == "local" and len(change.now.places) == 1)
@@ -234,7 +260,13 @@ class LostChanges:
         ):
             return False
         self._made.add(change.path)
-        return True
+        last = change.now.places[-1]
+        if change.now.installed or last.kind not in {"attr", "name"}:
+            return True
+        if self._dependence is None or self._dependence[0] != program.size:
+            self._dependence = program.size, DataDependence(program.codes)
+        depends = self._dependence[1]
+        return not (depends.attribute(last.name) if last.kind == "attr" else depends.variable(last.name))
 
     def _is_copy(self, change: Change, saved: Mapping[bytes, set[str]]) -> bool:
         """Returns True if the commit has the value under another path. A count needs the same name: counts are equal by chance."""

@@ -224,6 +224,10 @@ class StateSnapshot(Walk):
             bool(self._owners) and may_hold_state(self._owners[-1][0]),
         )
 
+    def met(self, identity: int) -> bool:
+        """Returns True if the object of this identity was walked."""
+        return identity in self._names
+
     def is_shared(self, one: Leaf) -> bool:
         """Returns True if the object that holds the leaf was also met under another name, or another object under this name."""
         name = one.places[-1].name

@@ -1,0 +1,184 @@
+"""Values that a program makes once, from data or random numbers: `if self.mean is None: self.mean = x.mean(0)`.
+
+A resumed program makes such a value anew, from another batch. One that is made of shapes and constants alone (a mask, a
+table of positions) is the same each time. The search reads the syntax trees of the user's files, so it needs their source.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Iterable, Iterator
+
+from samebits._inspect._program.syntax import Scope, last_name, made_from, parameters_of, self_of, syntax_tree
+
+_OF_SHAPE = frozenset(
+    "shape ndim device dtype layout is_cuda requires_grad size dim numel ndimension get_device stride".split()  # noqa: SIM905
+)
+"""Attributes and methods whose results do not depend on a tensor's numbers."""
+_LIKE = frozenset(
+    [
+        "len",
+        "isinstance",
+        "type",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "new_zeros",
+        "new_ones",
+        "new_empty",
+        "hasattr",
+    ]
+)
+"""Calls whose results depend on the kind and the shape of their arguments alone."""
+_DRAWS_OR_COPIES = frozenset(
+    """rand randn randint randperm random normal uniform choice choices sample shuffle permutation bernoulli bernoulli_
+    multinomial dropout integers standard_normal gauss rand_like randn_like randint_like normal_ uniform_ random_
+    deepcopy clone detach state_dict parameters named_parameters item""".split()  # noqa: SIM905
+)
+"""Functions that draw, and those that take a copy of what is trained."""
+_FED = frozenset(["forward", "__call__", "training_step", "on_batch_end", "__getitem__"])
+"""Methods that get a batch, or what was computed from it, and whose calls do not show their name."""
+_INT = frozenset(["int", "str", "bool", "device", "dtype", "Size"])
+_DEPTH = 6
+
+
+class DataDependence:
+    """The assignments in the user's files, with the question of what they are made from.
+
+    Args:
+        codes: of the user's functions.
+
+    Example:
+        The mask of a transformer, `self.mask = torch.ones(x.shape[1], x.shape[1]).triu()`, does not depend on data;
+        the first batch's mean, `self.mean = x.mean(0)`, does.
+    """
+
+    def __init__(self, codes: Iterable[types.CodeType]) -> None:
+        files = sorted({code.co_filename for code in codes})
+        self._trees = [tree for tree in map(syntax_tree, files) if tree is not None]
+        self._nodes = [node for tree in self._trees for node in ast.walk(tree)]
+        self._parents = {child: node for node in self._nodes for child in ast.iter_child_nodes(node)}
+        self._known: dict[tuple[int, str], bool] = {}
+
+    def attribute(self, name: str) -> bool:
+        """Returns True if an attribute of this name is set from data or random numbers, outside of `__init__`."""
+        return any(
+            isinstance(target, ast.Attribute)
+            and target.attr == name
+            and last_name_of(self._scope(target)) != "__init__"
+            and self._depends(value, self._scope(target), 0)
+            for target, value in self._assignments()
+        )
+
+    def variable(self, name: str) -> bool:
+        """Returns True if a function sets the global variable of this name from data or random numbers."""
+        return any(
+            isinstance(target, ast.Name)
+            and target.id == name
+            and self._depends(value, self._scope(target), 0)
+            for target, value in self._assignments()
+        )
+
+    def _assignments(self) -> Iterator[tuple[ast.expr, ast.expr]]:
+        for node in self._nodes:
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    inner = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+                    yield from ((one, node.value) for one in inner)
+            elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
+                yield node.target, node.value
+
+    def _scope(self, node: ast.AST) -> Scope:
+        node = self._parents[node]
+        while not isinstance(node, Scope):
+            node = self._parents[node]
+        return node
+
+    def _depends(self, node: ast.AST, scope: Scope, depth: int) -> bool:
+        """Returns True if the value of an expression depends on data or random numbers."""
+        if isinstance(node, ast.Attribute):
+            return node.attr not in _OF_SHAPE and self._depends(node.value, scope, depth)
+        if isinstance(node, ast.Call):
+            return self._call_depends(node, scope, depth)
+        if isinstance(node, ast.Name):
+            return self._name_depends(node.id, scope, depth)
+        if isinstance(node, ast.Lambda):
+            return False
+        return any(self._depends(one, scope, depth) for one in ast.iter_child_nodes(node))
+
+    def _call_depends(self, call: ast.Call, scope: Scope, depth: int) -> bool:
+        name = last_name(call.func)
+        if name in _DRAWS_OR_COPIES:
+            return not (name == "item" and not self._depends(call.func, scope, depth))
+        if name in _LIKE:
+            return False
+        holder = call.func.value if isinstance(call.func, ast.Attribute) and name not in _OF_SHAPE else None
+        arguments = [*call.args, *(one.value for one in call.keywords)]
+        if any(self._depends(one, scope, depth) for one in (*arguments, *([holder] if holder else []))):
+            return True
+        return depth < _DEPTH and any(
+            isinstance(inner, ast.Call) and last_name(inner.func) in _DRAWS_OR_COPIES
+            for function in self._functions(name)
+            for inner in ast.walk(function)
+        )
+
+    def _name_depends(self, name: str, scope: Scope, depth: int) -> bool:
+        key = id(scope), name
+        if key in self._known:
+            return self._known[key]
+        if depth > _DEPTH:
+            return True
+        self._known[key] = False  # a cycle: `x = x + 1`
+        self._known[key] = self._is_fed(name, scope, depth + 1)
+        return self._known[key]
+
+    def _is_fed(self, name: str, scope: Scope, depth: int) -> bool:
+        if not isinstance(scope, ast.Module) and name in parameters_of(scope):
+            return self._parameter_is_fed(name, scope, depth)
+        made = [
+            (value, isinstance(node, ast.For | ast.comprehension))
+            for node in ast.walk(scope)
+            if (value := made_from(node, name)) is not None
+        ]
+        if not made:
+            return not isinstance(scope, ast.Module) and self._is_fed(name, self._scope(scope), depth)
+        return any(self._depends(value, scope, depth) or (loop and _is_loader(value)) for value, loop in made)
+
+    def _parameter_is_fed(self, name: str, scope: Scope, depth: int) -> bool:
+        """Returns True unless every call of the function gives the parameter what depends on no data."""
+        assert not isinstance(scope, ast.Module)
+        positions = [one.arg for one in (*scope.args.posonlyargs, *scope.args.args)]
+        own = self_of(scope, self._parents[scope])
+        if name == own:
+            return False
+        if isinstance(scope, ast.Lambda) or scope.name in _FED:
+            return True
+        given = [*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs]
+        kind = next((one.annotation for one in given if one.arg == name), None)
+        if kind is not None and last_name(kind) in _INT:
+            return False
+        place = positions.index(name) - bool(own) if name in positions else None
+        calls = [
+            one for one in self._nodes if isinstance(one, ast.Call) and last_name(one.func) == scope.name
+        ]
+        for call in calls:
+            values = [one.value for one in call.keywords if one.arg in (name, None)]
+            if place is not None and place < len(call.args):
+                values.append(call.args[place])
+            if any(self._depends(one, self._scope(call), depth) for one in values):
+                return True
+        return not calls
+
+    def _functions(self, name: str) -> list[ast.FunctionDef]:
+        return [one for one in self._nodes if isinstance(one, ast.FunctionDef) and one.name == name]
+
+
+def last_name_of(scope: Scope) -> str:
+    """Returns the name of a function; empty for a module and a lambda."""
+    return scope.name if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) else ""
+
+
+def _is_loader(node: ast.expr) -> bool:
+    """Returns True unless a loop goes over plain numbers: `range(n)`."""
+    return not (isinstance(node, ast.Call) and last_name(node.func) in ("range", "epochs"))
