@@ -1,4 +1,4 @@
-"""50 ways to carry state from step to step, each in a script of ten lines, and 20 ordinary scripts that carry none.
+"""50 ways to carry state from step to step, each in a script of ten lines, and ordinary scripts that carry none.
 
 `python tests/support/carried_state.py [NAME ...]` trains each script whole, kills it with SIGKILL in step 10, starts it again, and prints
 whether Run named the state, or the resumed run ended with other weights and without a word. docs/limits.md has the outcome.
@@ -148,7 +148,22 @@ NOT_SEEN = {"a cursor", "a file that is written anew", "a generator of the C lib
 """What no look finds; docs/limits.md says so."""
 WAYS = COUNTED | {name: (before, f"if step.number == 5: {inside}") for name, (before, inside) in LATE.items()}
 
+METERS = (  # those of PyTorch's imagenet example
+    "class AverageMeter:\n    def __init__(self, name, fmt=':f'): self.name, self.fmt = name, fmt; self.reset()\n"
+    "    def reset(self): self.val = self.avg = self.sum = self.count = 0\n"
+    "    def update(self, val, n=1):\n"
+    "        self.val = val; self.sum += val * n; self.count += n; self.avg = self.sum / self.count\n"
+    "    def __str__(self): return ('{name} {val' + self.fmt + '} ({avg' + self.fmt + '})').format(**self.__dict__)\n"
+    "class ProgressMeter:\n    def __init__(self, meters): self.meters = meters\n"
+    "    def display(self, batch):\n        entries = [str(batch)]; entries += [str(meter) for meter in self.meters]\n"
+    "        print('\\t'.join(entries), file=open(os.devnull, 'w'))\n"
+    "losses = AverageMeter('loss'); progress = ProgressMeter([losses])"
+)
 ORDINARY = {
+    "the meters of PyTorch's imagenet example": (
+        METERS,
+        "losses.update(criterion(model(a), b).item(), len(a)); progress.display(step.number)",
+    ),
     "nothing": ("", ""),
     "gradients of four steps": ("", "opt.param_groups[0]['lr'] = 0.1 if step.number % 4 == 3 else 0.0"),
     "an average that Run has": (

@@ -35,3 +35,10 @@ def test_there_are_fifty_ways_and_at_least_forty_five_are_named():
     assert len(carried_state.WAYS) == 50
     assert len(carried_state.NOT_SEEN) <= 5
     assert len(carried_state.ORDINARY) >= 20
+
+
+def test_a_printed_meter_that_sets_the_loss_is_named(tmp_path):
+    """The imagenet example's meter, in its list of meters, stops a run (it is only warned of otherwise) once the loss reads it."""
+    inside = "losses.update(3 + step.number); n = losses.avg; progress.display(1)"
+    _, text = carried_state.whole(carried_state.METERS, inside, tmp_path)
+    assert "IncompleteStateError" in text and "losses.sum" in text, text

@@ -35,7 +35,10 @@ TABLE = "    def table(s, n, width): return torch.arange(n * width).view(n, widt
 def lines_of(first, result):
     forward = f"    def forward(s, x):\n        {first}\n        return {result}\n"
     return (
-        MODULE + (MAKE if "make" in first else TABLE) + forward + "model = Net()\nopt = torch.optim.SGD(model.parameters(), 0.1)",
+        MODULE
+        + (MAKE if "make" in first else TABLE)
+        + forward
+        + "model = Net()\nopt = torch.optim.SGD(model.parameters(), 0.1)",
         "pass",
     )
 

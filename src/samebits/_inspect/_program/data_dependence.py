@@ -152,12 +152,12 @@ class DataDependence:
         own = self_of(scope, self._parents[scope])
         if name == own:
             return False
-        if isinstance(scope, ast.Lambda) or scope.name in _FED:
-            return True
         given = [*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs]
         kind = next((one.annotation for one in given if one.arg == name), None)
         if kind is not None and last_name(kind) in _INT:
             return False
+        if isinstance(scope, ast.Lambda) or scope.name in _FED:
+            return True
         place = positions.index(name) - bool(own) if name in positions else None
         calls = [
             one for one in self._nodes if isinstance(one, ast.Call) and last_name(one.func) == scope.name
@@ -168,7 +168,15 @@ class DataDependence:
                 values.append(call.args[place])
             if any(self._depends(one, self._scope(call), depth) for one in values):
                 return True
-        return not calls
+        return not calls and self._is_mentioned(scope.name)  # a hook, a callback
+
+    def _is_mentioned(self, name: str) -> bool:
+        return any(
+            isinstance(one, ast.Attribute | ast.Name)
+            and isinstance(one.ctx, ast.Load)
+            and last_name(one) == name
+            for one in self._nodes
+        )
 
     def _functions(self, name: str) -> list[ast.FunctionDef]:
         return [one for one in self._nodes if isinstance(one, ast.FunctionDef) and one.name == name]

@@ -124,12 +124,19 @@ class OutputFlow:
         return bool(scopes)
 
     def attribute(self, name: str) -> bool:
-        """Returns True if every attribute of this name flows only into output."""
+        """Returns True if every attribute of this name flows only into output.
+
+        A text of an object, `"{sum}".format(**self.__dict__)` in its `__str__`, counts as output.
+        """
         self._ask(None, "")
-        names = {
-            last_name(one) for tree in self._trees for one in ast.walk(tree) if isinstance(one, ast.expr)
-        }
-        return bool(self._trees) and not names & _REFLECTS and self._attribute(name, 0)
+        reflects = any(
+            isinstance(one, ast.Attribute | ast.Name)
+            and last_name(one) in _REFLECTS
+            and getattr(self._scope_around(one), "name", "") not in {"__str__", "__repr__", "__format__"}
+            for tree in self._trees
+            for one in ast.walk(tree)
+        )
+        return bool(self._trees) and not reflects and self._attribute(name, 0)
 
     def _ask(self, scope: _Scope | None, name: str) -> None:
         """Begins a question. An answer inside a cycle holds for its own question alone, and so does what the root excuses."""

@@ -294,8 +294,9 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
         or change.now.root not in {"local", "global"}
     ):
         return False
+    aliased = change.taken.has_other_names(change.now)
     if (
-        change.taken.has_other_names(change.now)
+        (aliased and change.now.value is None)  # a number in an attribute has no second name
         or place.name in change.taken.sees_training
         or any(flow.methods_train(k.__name__) for k, _ in change.now.owners)
     ):
@@ -304,7 +305,7 @@ def _is_only_printed(change: Change, flow: OutputFlow, frame: FrameType) -> bool
     if role.saves and not role.known:  # a scheduler: its walk is its state_dict, and shows no optimizer
         return False
     code = next((one.f_code for one in loop_locals.loop_frames(frame) if place.name in one.f_locals), None)
-    if flow.variable(code if place.kind == "local" else None, place.name):
+    if not aliased and flow.variable(code if place.kind == "local" else None, place.name):
         return True
     last = change.now.places[-1]
     bases = [base for kind, _ in change.now.owners[-1:] for base in kind.__mro__]
