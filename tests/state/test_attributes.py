@@ -262,3 +262,48 @@ def test_items_that_are_one_object_in_either_container_are_replaced():
     there[0].add_(1)
     samebits.state.adapter_for(here).load_state_dict(saved.state_dict())
     assert [item.tolist() for item in here] == [[1, 1], [0, 0]]
+
+
+class Scheduled:
+    """A user's own schedule, which holds the optimizer."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.count = optimizer, 0
+
+    def step(self):
+        self.count += 1
+        self.optimizer.param_groups[0]["lr"] = 0.1 / (1 + self.count)
+
+
+def test_an_optimizer_inside_is_left_to_the_run_that_has_it(tmp_path):
+    """A schedule that holds the run's optimizer is saved without it, and resumed; without a run, and alone in one, it is refused."""
+
+    def train(kill):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        schedule = Scheduled(optimizer)
+        with samebits.Run(tmp_path / "run", save=1, model=model, optimizer=optimizer) as run:
+            run.add("schedule", samebits.state.attributes(schedule))
+            for step, x in run.steps([torch.ones(2)] * 6):
+                schedule.step()
+                model(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if kill and step.number == 3:
+                    raise KeyboardInterrupt
+        return schedule.count, optimizer.param_groups[0]["lr"]
+
+    samebits.set_random_seed(1)
+    with pytest.raises(KeyboardInterrupt):
+        train(True)
+    assert train(False) == (6, 0.1 / 7)
+    schedule = Scheduled(torch.optim.SGD([torch.zeros(1)], 0.1))
+    with pytest.raises(InvalidArgumentError, match=r'run.add\("scheduled_optimizer", scheduled.optimizer\)'):
+        samebits.state.attributes(schedule).state_dict()
+    with samebits.Run(tmp_path / "other") as run:
+        run.add("schedule", samebits.state.attributes(schedule))
+        with pytest.raises(InvalidArgumentError, match=r'run.add\("schedule_optimizer", schedule.optimizer\)  # a SGD'):
+            next(run.steps([1, 2]))
+        run.add("schedule_optimizer", schedule.optimizer)
+        next(run.steps([1, 2], name="again"))

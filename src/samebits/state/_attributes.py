@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import random
+import re
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -48,7 +49,34 @@ class Attributes:
         self.target = target
         self._paths, self._call = tuple(paths), call
         self._ignored, self._is_state = frozenset(ignored), is_state
+        self._saved_besides: frozenset[int] = frozenset()
+        """The identities of objects that the run of this adapter saves by names of their own."""
         self._initial = _mutable(self._parts())
+
+    def note_besides(self, identities: Iterable[int]) -> None:
+        """Notes the objects that the run of this adapter saves by names of their own."""
+        self._saved_besides = frozenset(identities)
+
+    def check_besides(self, name: str) -> None:
+        """Raises `InvalidArgumentError` if the target holds an optimizer, say, that the run does not save besides.
+
+        `name`: of this adapter in the run.
+        """
+        self._check_besides(self._parts(), name)
+
+    def _check_besides(self, parts: Parts, name: str) -> None:
+        lines = [
+            f'\n    run.add("{name}_{re.sub(r"[^0-9A-Za-z]+", "_", path).strip("_")}", {name}.{path})  # a {type(one).__qualname__}'
+            for path, one in parts.with_state_dict.items()
+            if id(one) not in self._saved_besides
+        ]
+        if lines:
+            paths = ", ".join(f'"{path}"' for path in parts.with_state_dict)
+            raise InvalidArgumentError(
+                f"{self._call}: it holds objects with a state_dict of their own, which is not saved here. Give them to the "
+                f"run, too, before the loop:{''.join(lines)}\nor, if it works without their state: "
+                f"samebits.state.attributes(..., ignore=[{paths}])."
+            )
 
     @property
     def saves_all(self) -> bool:
@@ -60,6 +88,7 @@ class Attributes:
         tensors are no copies.
         """
         parts = self._parts()
+        self._check_besides(parts, type(self.target).__name__.lower())
         now = _mutable(parts)
         self._initial = {path: one for path, one in self._initial.items() if now.get(path) is one}
         return {
@@ -108,6 +137,8 @@ class Attributes:
         parts = Parts(self._ignored, self._is_state)
         for path in self._paths or ("",):
             parts.add(path, self._get(path) if path else self.target)
+        for path in parts.with_state_dict.keys() & set(self._paths):
+            parts.unsavable[path] = "an object with a state_dict. Give it to the run by a name of its own"
         if parts.unsavable:
             raise refuse(self._call, parts.unsavable)
         return parts

@@ -61,6 +61,8 @@ class Parts:
     constants: dict[str, str] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
     """For an array, a container or a generator that was met before: its first path."""
+    with_state_dict: dict[str, Any] = field(default_factory=dict)
+    """Objects inside with a `state_dict` of their own, such as optimizers: not saved here."""
     unsavable: dict[str, str] = field(default_factory=dict)
     """For each part that cannot be saved, the reason, and what to do."""
     _seen: dict[int, tuple[str, Any]] = field(default_factory=dict)
@@ -96,6 +98,8 @@ class Parts:
                 self.values[path] = value
         elif kind in CONTAINERS:
             self._add_container(path, value)
+        elif path and _has_state_dict(value):
+            self.with_state_dict[path] = value
         elif reason := _of_object(value):
             self.unsavable[path] = reason
         else:
@@ -148,13 +152,19 @@ def _of_array(value: Any) -> str:
 def _of_object(value: Any) -> str:
     """Returns why the attributes of an object are not all of its state; empty if they are."""
     kind = type(value)
-    if isinstance(value, torch.nn.Module | torch.optim.Optimizer) or hasattr(kind, "load_state_dict"):
+    if _has_state_dict(value):
         return f"a {kind.__qualname__}, which has a state_dict. Give it to the run by a name of its own"
     if not isinstance(value, _NAMESPACES) and (
         has_hidden_memory(kind) or owner_of_module(kind.__module__) in {"framework", "standard"}
     ):
         return f"a {kind.__module__}.{kind.__qualname__}, whose state is not in attributes that can be set"
     return ""
+
+
+def _has_state_dict(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module | torch.optim.Optimizer) or hasattr(
+        type(value), "load_state_dict"
+    )
 
 
 @functools.lru_cache(maxsize=4096)

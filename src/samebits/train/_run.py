@@ -48,7 +48,7 @@ from samebits.train._saving.commit_due import Cadence, Save
 from samebits.train._state import hyperparameters, seed_check
 from samebits.train._state.compatibility import check_compiled, check_not_lazy
 from samebits.train._state.environment_check import Environment, check_names
-from samebits.train._state.object_states import RunState, Stateful
+from samebits.train._state.object_states import RunState, Stateful, note_objects
 from samebits.train._state.resume import ResumeState
 
 
@@ -205,6 +205,7 @@ class Run:
         if self._environment is not None:
             self._environment.hyperparameters.check_added(name, thing, str(self.run_dir), self._allowed)
         self.objects[name] = saved
+        note_objects(self.objects)
         if isinstance(saved, torch.nn.Module):
             name_layers(saved, name)
 

@@ -21,6 +21,7 @@ from samebits.train._loop.loop_positions import Loop
 from samebits.train._loop.outer_body import save_body
 from samebits.train._loop.preemption import Interrupted
 from samebits.train._loop.protocols import RunView
+from samebits.train._state.object_states import check_adapters
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,7 @@ def begin_outermost(run: RunView, loop: Loop, call: str, *, by_epoch: bool) -> d
     `by_epoch`: a loop of `run.epochs`.
     """
     loops = run._loops
+    check_adapters(run.objects)
     run._saving.aliases.begin(run.state)
     if loops.current is not None:  # the loop before was left by `break`
         loops.step += 1

@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samebits import _digest as digest
 from samebits.errors import InvalidArgumentError, RunMismatchError
+from samebits.state._attributes import Attributes
+from samebits.state._known_classes import HeldGenerators
 from samebits.train._state import aliases
 
 
@@ -55,6 +57,27 @@ class RunState(dict[str, Any]):
             aliases.move_to_devices(saved, in_hand.get("devices", ()))
             aliases.share(saved, in_hand["same"])
         aliases.fill(self, saved, None if in_hand is None else in_hand["kept"])
+
+
+def note_objects(objects: Mapping[str, Stateful]) -> None:
+    """Tells the adapters of a run which objects it saves besides them: what an adapter's target holds of these is saved."""
+    adapters = [one for one in objects.values() if isinstance(one, Attributes)]
+    if adapters:
+        identities: set[int] = set()
+        for thing in objects.values():
+            inner = thing.modules() if isinstance(thing, torch.nn.Module) else [thing]
+            identities.update(map(id, inner))
+            if isinstance(thing, Attributes | HeldGenerators):
+                identities.add(id(thing.target))
+        for one in adapters:
+            one.note_besides(identities)
+
+
+def check_adapters(objects: Mapping[str, Stateful]) -> None:
+    """Raises `InvalidArgumentError` if an adapter's target holds an object with a `state_dict` that the run does not save."""
+    for name, one in objects.items():
+        if isinstance(one, Attributes):
+            one.check_besides(name)
 
 
 def gather(objects: Mapping[str, Stateful]) -> dict[str, Any]:
