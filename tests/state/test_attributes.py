@@ -168,7 +168,7 @@ class Forwarding:
         (Forwarding, ["number"], "there is no 'number'.*path to the object that holds it"),
         (lambda: Machine(1), ["a b"], "not a path. Write it"),
         (lambda: Machine(1), [3], "paths are str"),
-        (lambda: argparse.Namespace(model=nn.Linear(1, 1)), [], "model is a Linear, which has a state_dict. Give it to the run"),
+        (lambda: argparse.Namespace(model=nn.Linear(1, 1)), ["model"], "model is an object with a state_dict. Give it to the run"),
         (lambda: argparse.Namespace(a=socket.socket()), [], r"a is a socket.socket, whose state.*ignore=\[\"a\"\]"),
         (lambda: argparse.Namespace(a=type("L", (list,), {})()), [], r"a is a .*L, whose state"),
         (lambda: argparse.Namespace(a={Mode}), [], "a is a set of objects"),
