@@ -303,7 +303,12 @@ def test_an_optimizer_inside_is_left_to_the_run_that_has_it(tmp_path):
         samebits.state.attributes(schedule).state_dict()
     with samebits.Run(tmp_path / "other") as run:
         run.add("schedule", samebits.state.attributes(schedule))
-        with pytest.raises(InvalidArgumentError, match=r'run.add\("schedule_optimizer", schedule.optimizer\)  # a SGD'):
+        with pytest.raises(
+            InvalidArgumentError, match=r'run.add\("schedule_optimizer", schedule.optimizer\)  # a SGD'
+        ):
             next(run.steps([1, 2]))
         run.add("schedule_optimizer", schedule.optimizer)
         next(run.steps([1, 2], name="again"))
+    with samebits.Run(tmp_path / "third", models=[nn.Linear(1, 1)]) as run:
+        with pytest.raises(InvalidArgumentError, match=r'run.add\("models_0", models\[0\]\)  # a Linear'):
+            next(run.steps([1, 2]))

@@ -60,6 +60,55 @@ def test_what_is_made_once_from_shapes_stops_no_run(name, tmp_path):
     assert carried_state.verdict(*lines_of(*MADE_OF_SHAPES[name]), tmp_path) == "equal"
 
 
+@pytest.mark.parametrize(
+    ("before", "inside", "wanted"),
+    [
+        (
+            "h = [torch.ones(1)]",
+            "n = h[0].item(); h = [h[0] + 1]",
+            'run.state.setdefault("h", h)  # and run.state.h',
+        ),
+        (
+            "class Box: pass\nh = Box(); h.v = 1",
+            "n = h.v; old = h; h = Box(); h.v = n + 1",
+            "h.v: the loop makes h anew. Make it once, before the loop",
+        ),
+        (
+            "k = 0\ndef f():\n    global k\n    k += 1\n    return k",
+            "n = f()",
+            "run.state.k instead of k wherever it is used",
+        ),
+    ],
+)
+def test_the_line_fits_what_the_program_does(before, inside, wanted, tmp_path):
+    """A list or an object that the loop makes anew is not offered to run.add; a global variable is replaced in all functions."""
+    _, text = carried_state.whole(before, inside, tmp_path)
+    assert wanted in text and "\n    run.add(" not in text, text
+
+
+def test_a_sum_inside_a_loop_over_epochs_has_its_cure(tmp_path):
+    """A variable that each epoch sets is not there before the loop, so there is no line to paste there; one that is (control) has it."""
+    script = carried_state.SCRIPT.replace(
+        "    for step,", "    for epoch in run.epochs(2):\n        total = 0.0\n        for step,"
+    )
+    script = script.replace("run.steps(loader, epochs=1)", "epoch.steps(loader)").replace(
+        "\n        n = 0", "\n            n = 0"
+    )
+    head, _, body = script.partition("            n = 0\n")
+    body, _, tail = body.partition("print(")
+    script = (
+        head
+        + "            n = 0\n"
+        + body.replace("        ", "            ").replace("{{", "{{")
+        + "print("
+        + tail
+    )
+    inside = "total += 1; count += 1; n = total + count"
+    _, text = carried_state.whole("count = 0", inside, tmp_path, script=script)
+    assert "Write run.state.total instead of total, in all of the loop over epochs" in text, text
+    assert 'run.state.setdefault("count", count)' in text and 'setdefault("total"' not in text
+
+
 def test_an_object_that_replaces_none_is_named(tmp_path):
     """A copy of the model as an attribute, and a list in a variable that was None."""
     before = "import copy\nclass T: pass\nt = T()\nt.teacher, anchor = None, None"

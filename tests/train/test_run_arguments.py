@@ -31,7 +31,6 @@ def model():
         ({"allow_changes": None}, r"Run\(allow_changes=None\): a list"),
         ({"optimizer": torch.optim.SGD}, r"Run\(optimizer=SGD\): a class. Give the object"),
         ({"scheduler": None}, r"Run\(scheduler=None\): .* Leave it out"),
-        ({"models": [nn.Linear(1, 1)]}, "a name of its own"),
     ],
 )
 def test_an_option_of_another_kind_is_named(tmp_path, model, options, told):

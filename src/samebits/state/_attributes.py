@@ -66,7 +66,7 @@ class Attributes:
 
     def _check_besides(self, parts: Parts, name: str) -> None:
         lines = [
-            f'\n    run.add("{name}_{re.sub(r"[^0-9A-Za-z]+", "_", path).strip("_")}", {name}.{path})  # a {type(one).__qualname__}'
+            f'\n    run.add("{name}_{re.sub(r"[^0-9A-Za-z]+", "_", path).strip("_")}", {name}{_after(path)})  # a {type(one).__qualname__}'
             for path, one in parts.with_state_dict.items()
             if id(one) not in self._saved_besides
         ]
@@ -239,6 +239,10 @@ def attributes(target: Any, *paths: str, ignore: Sequence[str] = ()) -> Attribut
             f'named: samebits.state.attributes({name}, "counter").'
         )
     return Attributes(target, paths, f"samebits.state.attributes(<{type(target).__name__}>)", ignore)
+
+
+def _after(path: str) -> str:
+    return path if path.startswith("[") else f".{path}"
 
 
 def _mutable(parts: Parts) -> dict[str, Any]:

@@ -178,7 +178,8 @@ def check_iterable(loader: Any, call: str) -> None:
     "Run.steps(loader".
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise InvalidArgumentError(f"{call}={loader!r:.80}): not iterable. Pass a samebits.data.DataLoader.")
+        cure = f"range({loader})" if isinstance(loader, int) else "a samebits.data.DataLoader"
+        raise InvalidArgumentError(f"{call}={loader!r:.80}): not iterable. Pass {cure}.")
     if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):
         raise InvalidArgumentError(
             f"{call}={type(loader).__name__}): a dataset gives one sample at a time. Pass "

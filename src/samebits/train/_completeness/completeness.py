@@ -71,6 +71,10 @@ class Completeness:
         self._before: reachable_state.StateSnapshot | None = None
         self._around_steps = False
         """True for the check of a loop over epochs: its loop over steps always runs."""
+        self._inner: Completeness | None = None
+        """The check of the steps inside the loop over epochs that this one checks."""
+        self._defined: frozenset[str] | None = None
+        """The variables that the loop over epochs around these steps began with."""
         self._new_epoch = False
         """True until the first check in an epoch of `run.epochs`: changes since the one before are not judged."""
         self._program: UserFunctions | None = None
@@ -105,7 +109,7 @@ class Completeness:
         """Returns a check for the loop over epochs around the steps that this one checks, with the same paths and names."""
         check = Completeness(enabled=self._enabled)
         check._ignored, check._trusted = self._ignored, self._trusted
-        check._around_steps = True
+        check._around_steps, check._inner = True, self
         return check
 
     def begin_epoch(self) -> None:
@@ -132,6 +136,8 @@ class Completeness:
         if not self._enabled or not process.overrides.check_complete:
             return
         started = time.perf_counter()
+        if self._inner is not None and self._inner._defined is None:
+            self._inner._defined = frozenset(frame.f_locals)
         whole = self._is_due(position, started)
         if not whole and self._glanced + self._glance > _SHARE_OF_GLANCES * (started - self._began):
             return
@@ -163,7 +169,7 @@ class Completeness:
             changes, self._found = list(self._found.values()), {}
             first = not late and self._steps <= _FIRST_STEPS + 1
             more = self._assigned_later(frame, changes, objects) if first else []
-            raise IncompleteStateError(message(changes, late, position, more))
+            raise IncompleteStateError(message(changes, late, position, more, self._defined))
 
     def _warn(self, changes: list[Change], text: Callable[[list[str]], str]) -> None:
         """Warns once of values that stop no run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -22,10 +23,29 @@ class MessageLine(NamedTuple):
     """The lines that save it, before the loop; empty where the text says what to do."""
 
 
-def message(changes: list[Change], late: list[Late], position: Position, assigned: list[str]) -> str:
-    """Returns the message; `assigned`: variables that the loop carries and assigns, and that have not changed yet."""
+def message(
+    changes: list[Change],
+    late: list[Late],
+    position: Position,
+    assigned: list[str],
+    defined: Collection[str] | None = None,
+) -> str:
+    """Returns the message.
+
+    `assigned`: variables that the loop carries and assigns, and that have not changed yet; `defined`: those that a loop over
+    epochs began with (None: not known, or there is none).
+    """
     grouped = _grouped(changes)
     entries = {subject: _entry(subject, group) for subject, group in grouped.items()}
+    for name, group in grouped.items():
+        if (
+            defined is not None
+            and group[0].now.root == "local"
+            and name not in defined
+            and entries[name].code
+        ):
+            text = f"{entries[name].text}. Write run.state.{name} instead of {name}, in all of the loop over epochs"
+            entries[name] = MessageLine(text)
     entries |= {one.path: _late(one) for one in late}
     entries |= {name: _variable(name, "a local variable that the loop assigns") for name in assigned}
     paths, shown = list(entries), list(entries.values())[:_SHOWN]
@@ -83,11 +103,9 @@ def _late(one: Late) -> MessageLine:
     )
 
 
-def _variable(name: str, description: str) -> MessageLine:
-    return MessageLine(
-        f"{name} ({description})",
-        f'run.state.setdefault("{name}", {name})  # and run.state.{name} instead of {name} in the loop',
-    )
+def _variable(name: str, description: str, where: str = "in the loop") -> MessageLine:
+    line = f'run.state.setdefault("{name}", {name})  # and run.state.{name} instead of {name} {where}'
+    return MessageLine(f"{name} ({description})", line)
 
 
 def _entry(subject: str, group: list[Change]) -> MessageLine:
@@ -122,7 +140,7 @@ def _entry(subject: str, group: list[Change]) -> MessageLine:
         and (len(change.now.places) == 1 or role.group == "plain")
     ):
         value = "" if change.now.value is None else f", now {change.now.value!r:.40}"
-        return _variable(root, where + value)
+        return _variable(root, where + value, "in the loop" if is_local else "wherever it is used")
     return _of_object(subject, root, group, where)
 
 
@@ -150,6 +168,16 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> Mess
         inside = ", ".join(list(paths)[:_ATTRIBUTES])
     kind = "the class" if role.group == "class" else "an" if role.name[0] in "AEIOU" else "a"
     text = f"{subject} ({kind} {role.name}, {where})" + (f": {inside}" if inside else "")
+    if any(one.before.way[:1] != one.now.way[:1] for one in group) and role.group in {
+        "container",
+        "object",
+        "library",
+    }:
+        if role.group == "container":
+            return _variable(root, f"{kind} {role.name}, {where}")
+        return MessageLine(
+            f"{text}: the loop makes {root} anew. Make it once, before the loop, and change it there; then it can be given to the run"
+        )
     if role.saves or role.known:
         return MessageLine(text, f'run.add("{root}", {root})')
     if role.group == "container" and not any(one.now.owners for one in group):
