@@ -40,6 +40,10 @@ def train(model, optimizer, scheduler, run, loader, writer, pbar, logger, aug):
 train(*range(9))
 """
 OUTPUT = {
+    "a rate, given to a meter": (
+        "v = Meter()",
+        "v.update(optimizer.param_groups[0]['lr']); v.update(scheduler.get_last_lr()[0]); print(v.avg)",
+    ),
     "a print": ("", "v += loss.item(); print(v)"),
     "never read": ("", "v += loss.item()"),
     "an f-string, rounded": ("", "v += loss.item(); print(f'{v:.2f}', round(v, 3))"),

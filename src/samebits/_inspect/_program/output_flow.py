@@ -66,6 +66,8 @@ _TRAINS = frozenset(
     ["backward", "step", "unscale_", "apply", "copy_to", "load_state_dict", "restore", "swap"]
 )
 """Methods that change what is trained."""
+_RATES = frozenset(["lr", "momentum", "weight_decay"])
+"""Keys of numbers in an optimizer's groups."""
 _DEPTH = 40
 _Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -547,6 +549,10 @@ def _names_in(node: ast.AST) -> set[str]:
 
 
 def _is_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.Subscript):  # `optimizer.param_groups[0]["lr"]`, `scheduler.get_last_lr()[0]`
+        key, held = node.slice, node.value
+        rate = isinstance(key, ast.Constant) and key.value in _RATES
+        return rate or (isinstance(held, ast.Call) and _called(held) == "get_last_lr")
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _called(node) in _NUMBERS)
 
 
