@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, Dataset, RandomSampler, Subset
 import samebits
 from samebits import _digest as digest
 from samebits.data import DataLoader, Pipeline
-from samebits.errors import ConflictWarning, PipelineError
+from samebits.errors import ConflictWarning, PipelineError, UnseededError
 from samebits.random._process import generator_states
 
 script_generator = np.random.default_rng(3)
@@ -375,6 +375,36 @@ def albumentations(kind):
         return torch.as_tensor(np.ascontiguousarray(transform(image=data[index])["image"]))
 
     return augment
+
+
+def test_an_unseeded_transform_needs_no_seed_inside_a_loader(quiet):
+    """Under the switch an unseeded random.Random of albumentations draws in a loader, where it is set; outside (control) it raises."""
+    samebits.set_random_seed(3)
+    with samebits.enable_op_determinism():
+        augment = albumentations("unseeded")
+        batches = [
+            [
+                batch.tolist()
+                for batch in samebits.data.DataLoader(Mapped(augment), batch_size=4, num_workers=workers)
+            ]
+            for workers in (0, 2)
+        ]
+        with pytest.raises(UnseededError, match="random.Random"):
+            augment(0)
+    assert batches[0] == batches[1]
+
+
+class Mapped(torch.utils.data.Dataset):
+    """The elements that a function makes of an index."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return self.function(index)
 
 
 def monai(kind):

@@ -108,6 +108,24 @@ def test_a_dict_may_be_added_by_any_name():
         run.add("n", 5)
 
 
+def test_an_alarm_says_that_the_commits_lack_the_state(tmp_path):
+    """After a commit, the error has a note that they lack what it names; before the first one (control) it has none."""
+    for save, noted in ((1, 1), ("explicit", 0)):
+        samebits.set_random_seed(1)
+        k = 1.0
+        with pytest.raises(IncompleteStateError) as caught:
+            with samebits.Run(tmp_path / str(save), save=save) as run:
+                for step, _ in run.steps([0] * 4, epochs=9):
+                    run.state.total = k
+                    if step.number > 3:
+                        k = 0.5 * k
+        notes = getattr(caught.value, "__notes__", [])
+        assert (
+            sum("lack this state: give the changed program another run directory" in one for one in notes)
+            == noted
+        )
+
+
 @pytest.mark.parametrize("loop", ["epochs", "steps"])
 def test_a_change_in_a_short_run_is_seen_after_the_first_epochs(loop, tmp_path):
     """A value that is set once, in the fourth epoch or at the hundredth step of a run of a second, is named."""

@@ -425,3 +425,15 @@ def test_verify(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
         assert done.returncode == code, done.stdout + done.stderr
         assert ("VERIFIED" in done.stdout) == (code == 0), done.stdout
+
+
+def test_an_epoch_whose_steps_are_read_past_the_run_is_warned_of(tmp_path):
+    """`for batch in loader` in the place of epoch.steps(loader) is committed nowhere: the line to type is in a warning."""
+    samebits.set_random_seed(1)
+    with (
+        samebits.Run(tmp_path / "run") as run,
+        pytest.warns(UserWarning, match="in epoch.steps.loader.` in the place"),
+    ):
+        for _epoch in run.epochs(2):
+            for _batch in [1, 2]:
+                pass

@@ -296,7 +296,7 @@ def test_weights_kept_without_a_copy_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("call", "error", "named"),
     [
-        (lambda d: samebits.Run(d, model=3), InvalidArgumentError, "model=int.*state_dict"),
+        (lambda d: samebits.Run(d, model=3), InvalidArgumentError, "model=3.*the options are run_dir, save"),
         (lambda d: samebits.Run(d, keep=0), InvalidArgumentError, "keep=0"),
         (lambda d: samebits.Run(d, save="200%"), InvalidArgumentError, "save=.200%"),
         (lambda d: samebits.Run(d).steps([1]), InvalidArgumentError, "enter the run"),

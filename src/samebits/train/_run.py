@@ -18,7 +18,7 @@ import torch
 from samebits._context import Position, Words, notify, process
 from samebits._inspect.wrong_calls import explain_wrong_calls
 from samebits.checkpoint._open_store import resolve
-from samebits.errors import DuplicateNameError, InvalidArgumentError, NonFiniteLossError
+from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArgumentError, NonFiniteLossError
 from samebits.nn._layer_keys import name_layers
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
@@ -251,6 +251,15 @@ class Run:
             process.position = None
             process.run_key, process.rank_key = self._keys_before
             self._saving.close()
+            commits = self._saving.commits
+            if (
+                isinstance(error, IncompleteStateError)
+                and commits is not None
+                and commits.store.last is not None
+            ):
+                error.add_note(
+                    f"The commits in {self.run_dir} lack this state: give the changed program another run directory."
+                )
             self.preemption.uninstall()
             notify("run_closed", self, finished=clean)
         if clean:

@@ -22,6 +22,7 @@ from samebits._native import kernel
 from samebits.data._calls.draw_keepers import contents
 from samebits.random import _int_keys as int_keys
 from samebits.random._cpu.philox import fill_words, fold
+from samebits.random._process import generator_states
 from samebits.random._process.owned_states import WORDS, OwnedState, State, owned_state
 
 SEARCHES = 4
@@ -168,6 +169,7 @@ class OwnBlock:
         if entered is None:
             own.follow()
             entered = self._entered[id(own)] = own, own.save()
+            generator_states.note_objects_set(bool(entered[1]))
         return bool(entered[1])
 
     def has_new(self) -> bool:
@@ -182,6 +184,7 @@ class OwnBlock:
         for _, states in self._entered.values():
             if states:
                 put_back(states)
+                generator_states.note_objects_set(-1)
         self._entered.clear()
 
 

@@ -174,7 +174,7 @@ def _held(generator: random.Random, name: str, made: str) -> Any:
     original = getattr(generator, name)
 
     def drawn(*args: Any) -> Any:
-        if process.op_determinism is not None:
+        if process.op_determinism is not None and not generator_states.sets_objects():
             raise_or_warn(PYTHON_RANDOM, drawing_frame(), made)
         return original(*args)
 

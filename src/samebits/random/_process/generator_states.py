@@ -201,6 +201,20 @@ def discard_states() -> Iterator[None]:
         _blocks -= 1
 
 
+_objects_set = 0
+
+
+def note_objects_set(change: int) -> None:
+    """Counts the tasks under way (1, then -1) in which the generators of objects are set for each element."""
+    global _objects_set
+    _objects_set += change
+
+
+def sets_objects() -> bool:
+    """Returns True in a task in which the generators of objects are set: such a one needs no seed."""
+    return _objects_set > 0
+
+
 def is_preserving() -> bool:
     """Returns True inside a block after which a seed that is set now is lost."""
     return _blocks > 0

@@ -109,7 +109,7 @@ class Completeness:
         """Returns a check for the loop over epochs around the steps that this one checks, with the same paths and names."""
         check = Completeness(enabled=self._enabled)
         check._ignored, check._trusted = self._ignored, self._trusted
-        check._around_steps, check._inner = True, self
+        check._around_steps, check._inner, check._warned = True, self, self._warned
         return check
 
     def begin_epoch(self) -> None:

@@ -82,7 +82,7 @@ def printed_message(names: list[str]) -> str:
     listed = ", ".join(names)
     return (
         f"Run: {listed}: only printed, logged or written to a file, and in no commit. A resumed run prints other values there, "
-        f"and ends with the same weights. To print the same: run.state. Without this warning: "
+        f"and ends with the same weights. To print the same, keep it in run.state. Without this warning: "
         f"Run(ignore=[{', '.join(map(repr, names))}])."
     )
 
@@ -167,7 +167,7 @@ def _of_object(subject: str, root: str, group: list[Change], where: str) -> Mess
         paths = dict.fromkeys(_readable_path(one.path) for one in group if one.path != subject)
         inside = ", ".join(list(paths)[:_ATTRIBUTES])
     kind = "the class" if role.group == "class" else "an" if role.name[0] in "AEIOU" else "a"
-    text = f"{subject} ({kind} {role.name}, {where})" + (f": {inside}" if inside else "")
+    text = f"{subject} ({kind} {role.name}, {where})" + (f": {inside}" if inside not in ("", subject) else "")
     if any(one.before.way[:1] != one.now.way[:1] for one in group) and role.group in {
         "container",
         "object",

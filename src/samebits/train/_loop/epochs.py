@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, Self
 
 from samebits._context import Position, notify, process
+from samebits._inspect import user_code
 from samebits._inspect.wrong_calls import explain_wrong_calls
 from samebits.data._loader_state import Resumable
 from samebits.determinism._guards import conflicting_settings
@@ -224,6 +225,11 @@ class Epochs(Iterator[Epoch]):
                 f"Run.epochs(name={loop.name!r}): the commit in {self.run.run_dir} is in epoch {loop.epoch}, "
                 "and the program read no step of it (epoch.steps). Use the program that made the commit, or "
                 "another run directory."
+            )
+        if not self.has_steps and loop.epoch == 0:
+            user_code.warn(
+                "Run.epochs: the first epoch had no loop over epoch.steps(loader), so that no step of it is committed or "
+                "resumed. Write `for step, batch in epoch.steps(loader)` in the place of `for batch in loader`."
             )
         loops.next_step(loop)
         loops.step += self.ran

@@ -38,7 +38,8 @@ class RunState(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(
-                f"run.state.{name} was never set. Set it before the loop, or read run.state.get({name!r}, default)."
+                f"run.state.{name} was never set, or is not in the commit from which the run resumed. Set it before the loop, in a "
+                f"run directory of its own, or read run.state.get({name!r}, default)."
             ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
