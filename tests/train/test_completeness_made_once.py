@@ -71,7 +71,7 @@ def test_what_is_made_once_from_shapes_stops_no_run(name, tmp_path):
         (
             "class Box: pass\nh = Box(); h.v = 1",
             "n = h.v; old = h; h = Box(); h.v = n + 1",
-            "h.v: the loop makes h anew. Make it once, before the loop",
+            "h.v (a Box, a local variable that the next iteration reads): the loop makes h anew. Make it once",
         ),
         (
             "k = 0\ndef f():\n    global k\n    k += 1\n    return k",

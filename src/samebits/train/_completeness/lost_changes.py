@@ -261,7 +261,7 @@ class LostChanges:
             return False
         self._made.add(change.path)
         last = change.now.places[-1]
-        if change.now.installed or last.kind not in {"attr", "name"}:
+        if change.now.installed or change.now.root == "loader" or last.kind not in {"attr", "name"}:
             return True
         if self._dependence is None or self._dependence[0] != program.size:
             self._dependence = program.size, DataDependence(program.codes)
