@@ -68,7 +68,9 @@ class CheckOverrides:
     commit_steps: tuple[int, ...] | None = None
     """Commit at the boundary before each of these steps, and at no other but the last."""
     check_complete: bool = True
-    """True if a `Run` checks for forgotten state itself; `verify` finds it by its effects."""
+    """True if a `Run` looks for forgotten state."""
+    raise_incomplete: bool = True
+    """True if a `Run` raises what it finds; `verify` sees it by its effects, and asks only for what does no harm."""
 
 
 OnUnimplemented = Literal["raise", "warn"]

@@ -341,3 +341,43 @@ def test_a_signal_leaves_no_process_behind(tmp_path, temporary, number):
     assert wait_until(lambda: not processes_in(temporary) and not os.listdir(temporary), 60)
     assert os.listdir(tmp_path) == ["train.py"]
     assert "Loop" not in parent.communicate()[1]
+
+
+METERS = (
+    HEAD
+    + """
+class AverageMeter:
+    def __init__(self): self.val = self.avg = self.sum = self.count = 0
+    def update(self, val, n=1):
+        self.val = val; self.sum += val * n; self.count += n; self.avg = self.sum / self.count
+samebits.set_random_seed(1)
+x = torch.randn(96, 4)
+loader = samebits.data.DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=8, shuffle=True)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def train_one_epoch(epoch):
+    losses = AverageMeter()
+    for step, (a, b) in epoch.steps(loader):
+        loss = torch.nn.functional.cross_entropy(model(a), b)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        losses.update(loss.item(), len(a))
+    return losses.avg
+with samebits.Run("run", model=model, optimizer=optimizer) as run:
+    for epoch in run.epochs(2):
+        mean = train_one_epoch(epoch)
+        print(f"epoch {epoch}: {mean:.4f}")
+"""
+)
+DECIDES = METERS.replace("loss.backward()", "(loss * (1 + losses.avg)).backward()")
+
+
+@pytest.mark.slow
+def test_meters_that_are_only_printed_are_no_difference(tmp_path):
+    """What Run warns of as printed only is not compared, with a note; the same meter in the loss (control) is named."""
+    for name, source, code in (("printed", METERS, 0), ("decides", DECIDES, 1)):
+        (folder := tmp_path / name).mkdir()
+        ended, out, _, report = verify(folder, source, "--checks", "kill")
+        assert ended == code, out
+        noted = "not compared, as they are only printed: losses.count, losses.sum" in " ".join(out.split())
+        assert noted == (code == 0), out
+    assert "losses." in row(report, "killed")["difference"]["paths"][0]

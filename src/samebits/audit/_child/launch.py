@@ -107,7 +107,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
         batches_per_epoch=spec.batches_per_epoch,
         num_workers=spec.num_workers,
         commit_steps=spec.commit_steps,
-        check_complete=spec.run_root is None,
+        raise_incomplete=spec.run_root is None,
     )
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)  # the environment alone gives no more than there are cores

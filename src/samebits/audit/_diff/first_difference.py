@@ -84,6 +84,19 @@ def unstable(a: Record, b: Record) -> frozenset[str]:
     )
 
 
+def harmless(record: Record) -> frozenset[str]:
+    """Returns the paths of locals that the script's runs know to be printed only, or are to ignore, and those below them."""
+    roots = [] if record.end is None else record.end.get("harmless", [])
+    lines = [*record.initial, *record.steps.values()] if roots else []
+    paths = {path for line in lines for name in (*_LOCALS, _MEMORY) for path in line.leaves.get(name, ())}
+    return frozenset(path for path in paths if any(_is_below(path, root) for root in roots))
+
+
+def _is_below(path: str, root: str) -> bool:
+    path = path.removeprefix("len(")
+    return path.startswith(root) and path[len(root) : len(root) + 1] in ("", ".", "[", ")")
+
+
 def _pairs(a: Record, b: Record) -> Iterator[tuple[RecordLine, RecordLine]]:
     return ((line, b.steps[key]) for key, line in a.steps.items() if key in b.steps)
 

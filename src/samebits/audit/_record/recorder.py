@@ -95,6 +95,8 @@ class Recorder(Observer, TorchListener):
         self._threads: list[int] = []
         self._any_threads = self._any_machine = True
         """True if every step so far was made by ops whose bits do not depend on the thread count."""
+        self._harmless: set[str] = set()
+        """Paths of values that the runs know to be printed only, or are to ignore."""
         self._resumed_from: int | None = None
         self._settings: tuple[Any, ...] | None = None
         """The switch and the number of threads in the newest step."""
@@ -149,6 +151,11 @@ class Recorder(Observer, TorchListener):
     def run_closed(self, run: Any, *, finished: bool) -> None:
         """Writes the step that a `break` or an exception left."""
         self._runs -= 1
+        self._harmless |= run._completeness.harmless
+        if run._completeness.printed:
+            self.note(
+                f"not compared, as they are only printed: {', '.join(sorted(run._completeness.printed))}"
+            )
         if self._step is not None:
             self._write(self._step, None)
         self._step = None
@@ -314,6 +321,7 @@ class Recorder(Observer, TorchListener):
             "thread_invariant": self._any_threads and bool(self._threads),
             "machine_invariant": self._any_machine and bool(self._threads),
             "environment": self._environment_of_steps(),
+            "harmless": sorted(self._harmless),
         }
         if self._step is not None and self._step.outputs:
             line["eval"] = self._step.evaluations()

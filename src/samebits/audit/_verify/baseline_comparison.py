@@ -6,7 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from samebits.audit._diff.first_difference import Difference, Record, first_difference_of_segments, unstable
+from samebits.audit._diff.first_difference import (
+    Difference,
+    Record,
+    first_difference_of_segments,
+    harmless,
+    unstable,
+)
 from samebits.audit._verify.check_plan import Check
 from samebits.audit._verify.check_process import ProcessOutcome
 from samebits.audit._verify.verify_report import CheckRow
@@ -21,7 +27,7 @@ class BaselineComparison:
 
     baseline: Record
     ignore: frozenset[str]
-    """Paths of local variables that differ between two equal runs, such as a stopwatch's."""
+    """Paths of local variables that differ between two equal runs, such as a stopwatch's, or that are printed only."""
     shadow: Difference | None
     """The first difference of two plain runs: a row that differs no earlier has no cause of its own."""
 
@@ -29,8 +35,8 @@ class BaselineComparison:
     def of(cls, baseline: Record, again: Record | None) -> BaselineComparison:
         """Returns the comparison for a baseline and its repeat."""
         if again is None:
-            return cls(baseline, frozenset(), None)
-        ignore = unstable(baseline, again)
+            return cls(baseline, harmless(baseline), None)
+        ignore = unstable(baseline, again) | harmless(baseline)
         return cls(baseline, ignore, first_difference_of_segments(baseline, [again], ignore=ignore))
 
     @property

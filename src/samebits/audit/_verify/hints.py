@@ -33,8 +33,8 @@ _KILLED = {
     "generators": "A generator of your own is state: give it to the run (`run.add`), or draw from the global ones",
 }
 _WORKERS = {
-    "batch": "Keep no counters or caches on the dataset object, and draw from the global generators of torch, NumPy or "
-    "Python in __getitem__: each loader worker has its own copy of the object",
+    "batch": "Keep no counters or caches on the dataset object: each loader worker has its own copy. Transforms that draw from "
+    "generators of their own (MONAI's, albumentations') are equal in samebits.data.DataLoader, and not in torch's",
 }
 
 _ATTRIBUTE = re.compile(

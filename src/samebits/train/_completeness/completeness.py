@@ -84,6 +84,8 @@ class Completeness:
         """The lost changes of the first steps: they are raised together."""
         self.pending = False
         """True from the first lost change on, until the error: what would be committed now is not complete."""
+        self._recomputed: set[str] = set()
+        """The paths of values that had changed and that a step sets before it reads them."""
         self._warned: set[str] = set()
         """The subjects of the warnings so far."""
         self._looks = self._steps = self._epochs = 0
@@ -104,6 +106,16 @@ class Completeness:
     def trust(self, name: str) -> None:
         """Takes the state of the run's object of this name for complete: the check does not look into the object."""
         self._trusted.add(name)
+
+    @property
+    def printed(self) -> frozenset[str]:
+        """The paths of what was seen to change and flows only into output."""
+        return frozenset(self._warned)
+
+    @property
+    def harmless(self) -> frozenset[str]:
+        """The paths of what was seen to change and flows only into output, or is set before it is read; and what is ignored."""
+        return self.printed | self._recomputed | self._ignored.keys()
 
     def between_epochs(self) -> Completeness:
         """Returns a check for the loop over epochs around the steps that this one checks, with the same paths and names."""
@@ -142,7 +154,7 @@ class Completeness:
         if not whole and self._glanced + self._glance > _SHARE_OF_GLANCES * (started - self._began):
             return
         late: list[Late] = []
-        judged = Judged([], [], [])
+        judged = Judged([], [], [], [])
         try:
             settings = structure.of_process()  # before no_grad changes one
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
@@ -160,8 +172,12 @@ class Completeness:
             self._spent += took
         else:
             self._glance, self._glanced = took, self._glanced + took
-        self._found |= {one.path: one for one in judged.lost}
+        if process.overrides.raise_incomplete:
+            self._found |= {one.path: one for one in judged.lost}
+        else:
+            late = []
         self.pending = bool(self._found)
+        self._recomputed |= {one.path for one in judged.recomputed}
         self._warn(judged.printed, printed_message)
         if not self._around_steps:
             self._warn(judged.unlikely, unlikely_message)
@@ -257,7 +273,7 @@ class Completeness:
         self._new_epoch = False
         clocks, self._clocks = self._clocks, _clocks()
         if before is None:
-            return Judged([], [], [])
+            return Judged([], [], [], [])
         now.states_before = before.states
         changed = {
             path: Change(path, before.leaves_by_path[path], leaf, now)
@@ -267,7 +283,7 @@ class Completeness:
         changed |= {change.path: change for change in appeared(before, now)}
         changed = {path: change for path, change in changed.items() if not self._is_ignored(change)}
         if not changed:
-            return Judged([], [], [])
+            return Judged([], [], [], [])
         between = {name: (clocks[name], now) for name, now in self._clocks.items()}
         states = {"run.state": dict(run_state), **states}
         names = committed_names(frame, objects, loader)

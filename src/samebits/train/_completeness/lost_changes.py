@@ -130,6 +130,8 @@ class Judged(NamedTuple):
     """They flow only into output: a resumed run prints other values, and ends with the same weights."""
     unlikely: list[Change]
     """Variables of an inner loop that the code after it reads: lost only if that loop runs no time in a step."""
+    recomputed: list[Change]
+    """A step sets them before it reads them."""
 
 
 class LostChanges:
@@ -168,19 +170,20 @@ class LostChanges:
             and not self._is_made_on_demand(c, program)
         ]
         if not left:
-            return Judged([], [], [])
+            return Judged([], [], [], [])
         saved = _paths_by_saved_hash(states)
         left = [c for c in left if not self._is_copy(c, saved)]
-        left = [c for c in left if not self._is_recomputed(c, frame, program, changed)]
+        recomputed = [c for c in left if self._is_recomputed(c, frame, program, changed)]
+        left = [c for c in left if c not in recomputed]
         if not left:
-            return Judged([], [], [])
+            return Judged([], [], [], recomputed)
         flow = self._flow_of(program, frozenset(committed))
         left = [c for c in left if not _is_memo(c, flow, frame)]
         printed = [c for c in left if _is_only_printed(c, flow, frame)]
         names = loop_locals.carried_if_an_inner_loop_is_empty(frame)
         left = [c for c in left if c not in printed and not self._is_cache(c)]
         unlikely = [c for c in left if c.now.root == "local" and c.now.places[0].name in names]
-        return Judged([c for c in left if c not in unlikely], printed, unlikely)
+        return Judged([c for c in left if c not in unlikely], printed, unlikely, recomputed)
 
     def _flow_of(self, program: user_functions.UserFunctions, committed: frozenset[str]) -> OutputFlow:
         if self._flow is None or self._flow[0] != (program.size, committed):
