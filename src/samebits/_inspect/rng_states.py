@@ -91,6 +91,15 @@ def of_state(value: Any) -> bytes | None:
     return None
 
 
+def of_loader(loader: Any) -> list[torch.Generator]:
+    """Returns the private generators of a torch loader: they advance from epoch to epoch, so they are state."""
+    places = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    places.append(getattr(places[-1], "sampler", None))
+    found = [getattr(place, "generator", None) for place in places]
+    unique = {id(one): one for one in found if isinstance(one, torch.Generator)}
+    return list(unique.values())
+
+
 # The generators of the process
 
 

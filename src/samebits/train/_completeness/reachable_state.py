@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from samebits._inspect import structure
+from samebits._inspect import rng_states, structure
 from samebits._inspect._program import loop_locals
 from samebits._inspect._program.read_before_write import StoredPlace
 from samebits._inspect._program.user_functions import UserFunctions
@@ -417,6 +417,7 @@ def take(
     passed += [
         whole for thing in objects.values() if (whole := kinds_of_state.saved_whole(thing)) is not None
     ]
+    passed += rng_states.of_loader(loader)  # a commit has them
     passed += [scope for one in frames for scope in (one.f_locals, one.f_globals)]
     walk.pass_over(passed)
     walk.steps |= {

@@ -8,10 +8,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import torch
-
 from samebits._context import Position, Words, process
-from samebits._inspect import user_code
+from samebits._inspect import rng_states, user_code
 from samebits.data._loader_state import Resumable
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random import _int_keys as int_keys
@@ -207,13 +205,15 @@ def check_loader(loader: Any, call: str = "Run.steps") -> None:
 
 def keeps_state(loader: Any) -> bool:
     """Returns True for an iterable with a state of its own that goes on from epoch to epoch: generators, a state_dict."""
-    return not isinstance(loader, Resumable) and (hasattr(loader, "state_dict") or bool(_generators(loader)))
+    return not isinstance(loader, Resumable) and (
+        hasattr(loader, "state_dict") or bool(rng_states.of_loader(loader))
+    )
 
 
 def _loader_state(loader: Any) -> dict[str, Any]:
     return {
         "own": _custom_state(loader),
-        "generators": [generator.get_state() for generator in _generators(loader)],
+        "generators": [generator.get_state() for generator in rng_states.of_loader(loader)],
     }
 
 
@@ -235,7 +235,7 @@ def _custom_state(loader: Any) -> Any:
 
 
 def _load_loader_state(loader: Any, state: Any) -> None:
-    generators_now = _generators(loader)
+    generators_now = rng_states.of_loader(loader)
     if len(generators_now) != len(state["generators"]):
         raise UnimplementedError(
             f"resuming: {type(loader).__name__} had {len(state['generators'])} generators when the commit was made and has "
@@ -247,12 +247,3 @@ def _load_loader_state(loader: Any, state: Any) -> None:
         loader.load_state_dict(state["own"])
     for generator, saved in zip(generators_now, state["generators"], strict=True):
         generator.set_state(saved)
-
-
-def _generators(loader: Any) -> list[torch.Generator]:
-    """Returns the private generators of a torch loader: they advance from epoch to epoch, so they are state."""
-    places = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
-    places.append(getattr(places[-1], "sampler", None))
-    found = [getattr(place, "generator", None) for place in places]
-    unique = {id(one): one for one in found if isinstance(one, torch.Generator)}
-    return list(unique.values())
