@@ -139,7 +139,8 @@ def test_the_first_page_runs(root, tmp_path):
 def killed_and_resumed(text, folder):
     """Runs the three commands that kill a training and start it again; it goes on behind its last commit."""
     start, kill, again = (command for command, _ in doc_pages.commands(text))
-    pause = 'for i in $(seq 1200); do grep -q "epoch 9:" first.txt && break; sleep 0.1; done'
+    ready = 'grep -q "epoch 9:" first.txt && ls runs/first/commits/*/manifest.json > committed.txt 2>&1'
+    pause = f"for i in $(seq 1200); do {ready} && break; sleep 0.1; done"
     doc_pages.shell(
         f"{start.replace('&', '> first.txt 2>&1 &')}\n{re.sub(r'sleep [0-9]+', pause, kill)}", folder
     )
