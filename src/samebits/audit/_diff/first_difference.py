@@ -63,7 +63,8 @@ def _by_memory(difference: Difference, a: Record, b: Record, ignore: frozenset[s
         if mine is None or later is None or later not in a.steps or theirs.step >= difference.step:
             continue
         still = {*_paths(_MEMORY, a.steps[later], b.steps[later])}
-        lost = tuple(path for path in _paths(_MEMORY, mine, theirs) if path in still and path not in ignore)
+        paths = _without_ignored(_paths(_MEMORY, mine, theirs), _MEMORY, mine, theirs, ignore)
+        lost = tuple(path for path in paths if path in still)
         if lost:
             others = ((difference.component, difference.paths), *difference.others)
             at = theirs.epoch, theirs.batch_index
@@ -244,12 +245,9 @@ def _parts(
         if component == _AT_EXIT and not at_exit:
             continue
         shared = shared_only and component in _SHARED_ONLY
-        prefix = "generators." if component == "generators" else ""
-        paths = tuple(
-            p
-            for p in _paths(component, mine, theirs, shared=shared)
-            if not (component in {*_LOCALS, "generators"} and prefix + p in ignore)
-        )
+        paths = _paths(component, mine, theirs, shared=shared)
+        if component in {*_LOCALS, "generators"}:
+            paths = _without_ignored(paths, component, mine, theirs, ignore)
         if component == "locals":
             _split_locals(found, paths)
         elif paths or not (shared or component in {*_LOCALS, "generators"}):
@@ -259,20 +257,39 @@ def _parts(
     return {} if found.keys() == {"generators"} else found
 
 
+def _without_ignored(
+    paths: tuple[str, ...], component: str, mine: RecordLine, theirs: RecordLine, ignore: frozenset[str]
+) -> tuple[str, ...]:
+    """Returns `paths` without those in `ignore`, and without items that one process lacks in a mapping whose keys are there."""
+    prefix = "generators." if component == "generators" else ""
+    a, b = mine.leaves.get(component, {}), theirs.leaves.get(component, {})
+    return tuple(
+        path
+        for path in paths
+        if prefix + path not in ignore
+        and ((path in a and path in b) or not any(f"{base}.keys()" in ignore for base in _mappings(path)))
+    )
+
+
+def _mappings(path: str) -> list[str]:
+    """Returns the paths of the containers that an item is in: of `a[3].b[1]` they are `a` and `a[3].b`."""
+    path = path.removeprefix("len(")
+    return [path[:at] for at, letter in enumerate(path) if letter == "["]
+
+
 def _split_locals(components: dict[str, tuple[str, ...]], paths: tuple[str, ...]) -> None:
     data = tuple(path for path in paths if _IN_A_LOADER.search(path))
     others = tuple(path for path in paths if path not in data)
     components |= {name: part for name, part in (("data", data), ("locals", others)) if part}
 
 
-def _paths(component: str, mine: RecordLine, theirs: RecordLine, *, shared: bool = False) -> list[str]:
+def _paths(component: str, mine: RecordLine, theirs: RecordLine, *, shared: bool = False) -> tuple[str, ...]:
     a, b = mine.leaves.get(component, {}), theirs.leaves.get(component, {})
     if a == b:
-        return []
-    missing = [] if shared else [path for path in b if path not in a]
-    return [
-        path for path in a if (path in b and a[path] != b[path]) or (path not in b and not shared)
-    ] + missing
+        return ()
+    missing = () if shared else tuple(path for path in b if path not in a)
+    own = (path for path in a if (path in b and a[path] != b[path]) or (path not in b and not shared))
+    return (*own, *missing)
 
 
 def _difference(
