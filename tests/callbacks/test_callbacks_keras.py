@@ -32,10 +32,7 @@ class View:
     def __init__(self):
         self.model = self.eval_model = nn.Linear(1, 1, bias=False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1.0)
-        self.run_dir, self.resumed, self.validates, self.stopped = None, False, True, False
-
-    def stop_training(self):
-        self.stopped = True
+        self.run_dir, self.resumed, self.validates, self.stop_training = None, False, True, False
 
 
 def stopping(values, arguments, callback=EarlyStopping):
@@ -44,10 +41,10 @@ def stopping(values, arguments, callback=EarlyStopping):
     for epoch, value in enumerate(values):
         nn.init.constant_(view.model.weight, epoch)
         callback.on_epoch_end(view, epoch, {"val_loss": value})
-        if view.stopped:
+        if view.stop_training:
             break
     callback.on_train_end(view)
-    ended = epoch if view.stopped else None
+    ended = epoch if view.stop_training else None
     return {"stopped": ended, "best_epoch": callback.best_epoch, "weight": view.model.weight.item()}
 
 
@@ -145,7 +142,7 @@ def test_terminate_on_nan_ends_at_the_batch_where_keras_does():
         view, ended = View(), None
         for step, value in enumerate(values):
             TerminateOnNaN().on_batch_end(view, step, {"loss": value})
-            if view.stopped:
+            if view.stop_training:
                 ended = step
                 break
         assert ended == batch, values

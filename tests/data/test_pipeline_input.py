@@ -55,6 +55,10 @@ numbers = Pipeline.range(10).with_options(seed=1)
         (lambda: list(numbers.with_options(rank=0, world_size=2)), InvalidArgumentError, "Batch last"),
         (lambda: list(numbers.batch(2).with_options(rank=2, world_size=2)), InvalidArgumentError, "rank < world_size"),
         (lambda: len(numbers.repeat()), TypeError, "does not end"),
+        (lambda: len(numbers.repeat().shuffle(8).batch(4)), TypeError, "does not end"),
+        (lambda: len(numbers.repeat().shard(7, 2).map(abs)), TypeError, "does not end"),
+        (lambda: len(numbers.repeat().skip(2).batch(1 << 20)), TypeError, "does not end"),
+        (lambda: len(numbers.filter(bool).repeat()), TypeError, "does not end"),
         (lambda: len(numbers.filter(bool)), TypeError, "only after reading"),
         (lambda: list(numbers.map(lambda x: None if x == 3 else x)), PipelineError, "element 3 became None"),
         (lambda: list(numbers.map(lambda x: 1 / (x - 4))), PipelineError, "element 4 raised ZeroDivisionError"),
@@ -166,3 +170,26 @@ def test_the_state_of_another_pipeline_names_the_stage_that_differs(other, words
         pipeline = pipeline.with_options(seed=1)
     with pytest.raises(PipelineMismatchError, match=words):
         pipeline.load_state_dict(state)
+
+
+def test_an_endless_pipeline_is_endless_until_something_ends_it():
+    """`take` ends it, `zip` and `mix` with a finite input, too; `concatenate`, `filter`, `skip`, `shard`, `batch` do not."""
+    numbers, ever = Pipeline.range(9), Pipeline.range(9).repeat()
+    for by in (lambda p: p, lambda p: p.filter(bool)):  # numbered and streamed stages
+        ends = [
+            by(ever).take(5),
+            Pipeline.zip(by(ever), numbers),
+            Pipeline.mix([by(ever), numbers], [1, 1]),
+            by(numbers).repeat(3).batch(2),
+            by(numbers).concatenate(numbers),
+        ]
+        never = [
+            by(ever).skip(2).batch(3),
+            by(numbers.repeat()).shard(2, 1),
+            by(numbers).repeat().enumerate(),
+            numbers.concatenate(by(ever)),
+            Pipeline.zip(by(ever), ever),
+            Pipeline.mix([by(ever), ever], [1, 1]),
+            by(Pipeline.random(seed=1)).map(abs),
+        ]
+        assert not any(one.endless for one in ends) and all(one.endless for one in never)

@@ -89,3 +89,24 @@ def test_a_variable_that_comes_to_hold_another_object_is_told(tmp_path: Path) ->
                 optimizer.zero_grad()
                 model(x).square().mean().backward()
                 optimizer.step()
+
+
+def test_a_loader_without_an_end_needs_a_number_of_steps(tmp_path: Path) -> None:
+    """run.steps and epoch.steps refuse an endless pipeline, also inside a torch loader, at once; with steps_per_epoch it runs."""
+    samebits.set_random_seed(1)
+    ever = samebits.data.Pipeline.range(9).repeat().shuffle(8).batch(4)
+    inside = torch.utils.data.DataLoader(ever.as_iterable_dataset(), batch_size=None)
+    with samebits.Run(None, model=torch.nn.Linear(1, 1)) as run:
+        for loader in (ever, inside):
+            with pytest.raises(
+                InvalidArgumentError, match=r"Run.steps\(steps_per_epoch=None\).*does not end"
+            ):
+                run.steps(loader, epochs=2)
+        assert len(list(run.steps(ever, epochs=2, steps_per_epoch=5))) == 10
+    with samebits.Run(None, model=torch.nn.Linear(1, 1)) as run:
+        for epoch in run.epochs(2):
+            with pytest.raises(
+                InvalidArgumentError, match=r"Epoch.steps\(steps_per_epoch=None\).*does not end"
+            ):
+                epoch.steps(ever)
+            assert len(list(epoch.steps(ever, steps_per_epoch=3))) == 3

@@ -24,6 +24,7 @@ SGD = torch.optim.SGD(MODEL.parameters(), 0.1)
 OTHER = torch.optim.SGD([torch.zeros(1)], 0.1)
 LOSS = nn.functional.cross_entropy
 BATCHES = [(torch.ones(2, 2), torch.tensor([0, 2]))] * 3
+ENDLESS = samebits.data.Pipeline.from_source(BATCHES).repeat()
 WEIGHTED = [(x, y, torch.ones(2)) for x, y in BATCHES]
 
 
@@ -138,6 +139,13 @@ WRONG = [
         r"weights of a batch have shape \(3,\), its losses \(2,\)",
     ),
     (lambda: fit([(x, x, y, y) for x, y in BATCHES]), r"a tuple of 4. Give \(inputs, target\)"),
+    (lambda: fit(ENDLESS), "fit.steps_per_epoch=None.: the Pipeline does not end.*Give steps_per_epoch=N"),
+    (
+        lambda: fit(BATCHES, validation_data=ENDLESS),
+        "fit.validation_steps=None.*does not end.*Give validation_steps=N",
+    ),
+    (lambda: trainer().evaluate(ENDLESS), "evaluate.steps=None.*does not end"),
+    (lambda: trainer().predict(ENDLESS), "predict.*does not end. Pass loader.take"),
     (lambda: trainer().evaluate(BATCHES, steps=9), "Trainer.evaluate.steps=9.*has 3 batches"),
 ]
 

@@ -37,9 +37,13 @@ class TrainerView(Protocol):
         """True if this `fit` resumes from a commit."""
         ...
 
-    def stop_training(self) -> None:
-        """Ends training after this step; at the end of an epoch: after its callbacks."""
+    @property
+    def stop_training(self) -> bool:
+        """Set to True, it ends training after this step; at the end of an epoch: after its callbacks."""
         ...
+
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None: ...
 
     def commit(self) -> None:
         """Requests a commit between this step and the next (before the first one, from `on_train_begin`)."""
@@ -69,7 +73,7 @@ class Callback:
         def on_epoch_end(self, trainer, epoch, logs):
             self.bad_epochs += logs["val_loss"] > 0.5
             if self.bad_epochs == 3:
-                trainer.stop_training()
+                trainer.stop_training = True
 
         def state_dict(self):
             return {"bad_epochs": self.bad_epochs}

@@ -78,7 +78,7 @@ class EarlyStopping(Monitored):
                 self.wait = 0
         elif self.wait >= self.patience and epoch > 0:
             self.stopped_epoch = epoch
-            trainer.stop_training()
+            trainer.stop_training = True
 
     def on_train_end(self, trainer: TrainerView) -> None:
         """Loads the best weights."""
@@ -111,4 +111,4 @@ class TerminateOnNaN(Callback):
     def on_batch_end(self, trainer: TrainerView, step: int, logs: dict[str, float]) -> None:
         """Checks the batch's loss."""
         if not math.isfinite(logs["loss"]):
-            trainer.stop_training()
+            trainer.stop_training = True

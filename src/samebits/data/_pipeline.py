@@ -378,10 +378,15 @@ class Pipeline(Resumable):
 
     def __len__(self) -> int:
         length = self._stage.length
-        if length is None or length >= INFINITE // 2:
-            what = "does not end" if length else "has a length that is known only after reading it"
+        if self.endless or length is None:
+            what = "does not end" if self.endless else "has a length that is known only after reading it"
             raise TypeError(f"len(Pipeline): {self._stage.describe()} {what}")
         return length
+
+    @property
+    def endless(self) -> bool:
+        """True if an epoch is known to have no end, as after `repeat()`: `len` raises, and a loop needs `steps_per_epoch`."""
+        return self._stage.endless
 
     def __repr__(self) -> str:
         return f"Pipeline({_describe_chain(self._stage)})"

@@ -31,6 +31,11 @@ class PipelineDataset(IterableDataset[Any]):
     def __len__(self) -> int:
         return len(self._pipeline)
 
+    @property
+    def endless(self) -> bool:
+        """True if the pipeline is known to have no end."""
+        return self._pipeline.endless
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the pipeline's position; see `Pipeline.state_dict`."""
         return self._pipeline.state_dict()

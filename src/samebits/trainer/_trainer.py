@@ -17,7 +17,8 @@ from samebits._context import observed
 from samebits._inspect.wrong_calls import explain_wrong_calls
 from samebits.callbacks import Callback, TerminateOnNaN
 from samebits.callbacks._progress_bar import progress_bars
-from samebits.train._loop.fixed_length_epochs import check_steps, epoch_length
+from samebits.errors import InvalidArgumentError
+from samebits.train._loop.fixed_length_epochs import check_steps, epoch_length, is_endless
 from samebits.train._loop.steps import Step
 from samebits.train._run import Run
 from samebits.train._run_arguments import check_batches
@@ -190,7 +191,9 @@ class Trainer:
             epochs = plan.epochs - self._logbook.initial_epoch
             for step, batch in run.steps(loader, epochs, steps_per_epoch=steps_per_epoch):
                 self._step(run, forward, step, batch, callbacks)
-                if step.ends_epoch:
+                if (
+                    step.ends_epoch or self.stop_training
+                ):  # as in Keras, an epoch that is cut short has all of its end
                     logs = self._end_epoch(run, plan, callbacks)
                     if (value := best.select(logs)) is not None:
                         run.best(value, everywhere=True)
@@ -225,6 +228,10 @@ class Trainer:
             EmptyDatasetError: there is no batch.
         """
         check_batches(loader, "Trainer.predict(loader")
+        if is_endless(loader):
+            raise InvalidArgumentError(
+                f"Trainer.predict(loader={type(loader).__name__}): it does not end. Pass loader.take(N)."
+            )
         return self._evaluation.predict(loader)
 
     @property
@@ -242,10 +249,18 @@ class Trainer:
         """True if the fit under way resumes from a commit."""
         return self._run is not None and self._run.resumed
 
-    def stop_training(self) -> None:
-        """Ends training after this step (for callbacks)."""
+    @property
+    def stop_training(self) -> bool:
+        """True if training ends after this step; callbacks set it, as in Keras.
+
+        An epoch that is cut short is validated, has its `on_epoch_end` and its row in the history. `fit` begins with False.
+        """
+        return self._run is not None and self._run._stop_requested
+
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None:
         if self._run is not None:
-            self._run.stop()
+            self._run._stop = bool(value)
 
     def commit(self) -> None:
         """Requests a commit between this step and the next (for callbacks)."""

@@ -76,7 +76,7 @@ class Shuffle(_ShuffleStage):
 
     def __init__(self, stage: Addressed, *, reshuffle_each_epoch: bool) -> None:
         super().__init__(stage, reshuffle_each_epoch=reshuffle_each_epoch)
-        if stage.length >= INFINITE // 2:
+        if stage.endless:
             raise InvalidArgumentError(
                 f"Pipeline.shuffle(): {stage.describe()} does not end, so that there is no order of all its elements; "
                 "shuffle before repeat, or give shuffle a buffer_size"
@@ -192,6 +192,11 @@ class Repeat(Renumbered):
             return INFINITE // inner * inner  # a multiple, so that ordinals pass unchanged
         return inner * self.count
 
+    @property
+    @override
+    def endless(self) -> bool:
+        return self.count is None or super().endless
+
     @override
     def parameters(self) -> dict[str, Any]:
         return {"count": self.count}
@@ -213,6 +218,11 @@ class Slice(Renumbered):
     @override
     def length(self) -> int:
         return len(self.part)
+
+    @property
+    @override
+    def endless(self) -> bool:
+        return super().endless and self.kind != "take"
 
     @override
     def parameters(self) -> dict[str, Any]:

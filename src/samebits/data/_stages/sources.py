@@ -172,6 +172,11 @@ class Random(Addressed):
     def length(self) -> int:
         return INFINITE
 
+    @property
+    @override
+    def endless(self) -> bool:
+        return True
+
     @override
     def parameters(self) -> dict[str, Any]:
         return {"seed": self.seed}

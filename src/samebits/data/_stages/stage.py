@@ -91,6 +91,11 @@ class Stage(ABC):
     def length(self) -> int | None:
         """Elements of one repetition; `INFINITE`; or None if it is known only after reading."""
 
+    @property
+    def endless(self) -> bool:
+        """True if one repetition is known to have no end."""
+        return any(stage.endless for stage in self.inputs)
+
     def parameters(self) -> dict[str, Any]:
         """Returns what defines its elements besides its inputs, as plain values, for the fingerprint and for messages."""
         return {}

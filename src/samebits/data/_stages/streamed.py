@@ -27,6 +27,11 @@ class StreamSlice(Streamed):
     def length(self) -> int | None:
         return None
 
+    @property
+    @override
+    def endless(self) -> bool:
+        return super().endless and self.kind != "take"
+
     @override
     def parameters(self) -> dict[str, Any]:
         if self.part is None:
@@ -62,6 +67,11 @@ class StreamRepeat(Streamed):
     def length(self) -> int | None:
         return None
 
+    @property
+    @override
+    def endless(self) -> bool:
+        return self.count is None or super().endless
+
     @override
     def parameters(self) -> dict[str, Any]:
         return {"count": self.count}
@@ -89,6 +99,11 @@ class StreamZip(Streamed):
     @override
     def length(self) -> int | None:
         return None
+
+    @property
+    @override
+    def endless(self) -> bool:
+        return all(stage.endless for stage in self.inputs)
 
     @override
     def stream(self, reader: Reader, repetition: int, state: State) -> Iterator[tuple[Any, State]]:
@@ -133,6 +148,11 @@ class StreamMix(Streamed):
     @override
     def length(self) -> int | None:
         return None
+
+    @property
+    @override
+    def endless(self) -> bool:
+        return all(stage.endless for stage in self.inputs)
 
     @override
     def parameters(self) -> dict[str, Any]:

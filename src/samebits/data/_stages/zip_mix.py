@@ -26,6 +26,11 @@ class Zip(Addressed):
     def length(self) -> int:
         return min(stage.length for stage in self.inputs)
 
+    @property
+    @override
+    def endless(self) -> bool:
+        return all(stage.endless for stage in self.inputs)
+
     @override
     def fetch(self, ordinals: Ordinals) -> list[tuple[Any, ...]]:
         columns = []
@@ -87,6 +92,11 @@ class Mix(_ChoiceStage):
     @override
     def length(self) -> int:
         return min(self._elements_before(number, stage.length) for number, stage in enumerate(self.inputs))
+
+    @property
+    @override
+    def endless(self) -> bool:
+        return all(stage.endless for stage in self.inputs)
 
     @override
     def parameters(self) -> dict[str, Any]:

@@ -77,9 +77,9 @@ class Epoch(int):
             DuplicateNameError: the epoch already has its loop over steps.
         """
         call = "Epoch.steps"
-        self._epochs.check_under_way(self)
         check_loader(loader, call)
         check_steps(loader, steps_per_epoch, f"{call}(steps_per_epoch")
+        self._epochs.check_under_way(self)
         return EpochSteps(self._epochs, loader, steps_per_epoch)
 
 

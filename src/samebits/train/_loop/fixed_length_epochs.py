@@ -94,6 +94,11 @@ def length(loader: Any) -> int | None:
         return None
 
 
+def is_endless(loader: Any) -> bool:
+    """Returns True for a pipeline without an end (`repeat()`), also inside a torch loader; of others nothing is known."""
+    return any(getattr(one, "endless", False) is True for one in (loader, getattr(loader, "dataset", None)))
+
+
 def epoch_length(loader: Any, steps_per_epoch: int | None) -> int | None:
     """Returns the number of batches of an epoch of a loop over `loader`; None if it is unknown before its end."""
     known = [steps_per_epoch or length(loader), process.overrides.batches_per_epoch]
@@ -101,8 +106,17 @@ def epoch_length(loader: Any, steps_per_epoch: int | None) -> int | None:
 
 
 def check_steps(loader: Any, steps: Any, call: str) -> None:
-    """Raises when `loader` does not have `steps` batches, or no loader can. `call` names the argument."""
+    """Raises when `loader` does not have `steps` batches, or no loader can; or it has no end and `steps` is None.
+
+    `call` names the argument.
+    """
     if steps is None:
+        if is_endless(loader):
+            name = call.rpartition("(")[2]
+            raise InvalidArgumentError(
+                f"{call}=None): the {type(loader).__name__} does not end, and so its first epoch would not. "
+                f"Give {name}=N, the number of batches of an epoch."
+            )
         return
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise InvalidArgumentError(f"{call}={steps!r}): must be an int of at least 1.")
