@@ -1,7 +1,7 @@
 """Do torch's products follow the address of what they multiply? Of how many shapes, at 16 places of the first factor.
 
     python bench/product_addresses.py [--machine-invariant]
-    MKL_CBWR=AUTO python bench/product_addresses.py
+    MKL_CBWR= python bench/product_addresses.py          # as MKL chooses, without samebits
 
 A shape counts if its product has other bits where the first factor begins some elements later in memory.
 """

@@ -1,6 +1,8 @@
 """Every commit says where it was made; on a resume what differs stops the run, by name, or is told and written down."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -11,8 +13,11 @@ from torch import nn
 
 import samebits
 from samebits.checkpoint._local_store import CommitStore
+from samebits.determinism._environment import LIBRARY_VARIABLES, _cpu_model
 from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.train._state.environment_check import KNOWN, Environment
+
+CLEAN = {name: value for name, value in os.environ.items() if name not in LIBRARY_VARIABLES}
 
 
 def train(run_dir, lr=0.1, stop=None, momentum=0.9, epochs=2, **options):
@@ -267,3 +272,82 @@ def test_a_precision_of_each_backend_is_told(python):
     assert changed.split() == [
         "cudnn_conv_fp32_precision", "cudnn_rnn_fp32_precision", "bf16_reduced_precision_reduction"
     ]  # fmt: skip
+
+
+RESUMED = """
+import sys
+import torch
+import samebits
+samebits.set_random_seed(1)
+torch.set_flush_denormal("flush" in sys.argv)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+with samebits.enable_op_determinism("machine" in sys.argv, machine_invariant="machine" in sys.argv):
+    with samebits.Run("r", model=model, optimizer=optimizer) as run:
+        for step, x in run.steps([torch.ones(3, 64)] * 2, epochs=int(sys.argv[1])):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "told"),
+    [
+        ({"MKL_CBWR": "COMPATIBLE"}, "", r"libraries.MKL_CBWR: \w+ then, COMPATIBLE now ('libraries')"),
+        ({"ONEDNN_MAX_CPU_ISA": "SSE41"}, "", "ONEDNN_MAX_CPU_ISA: None then, SSE41 now"),
+        ({"MKL_ENABLE_INSTRUCTIONS": "AVX2"}, "", "MKL_ENABLE_INSTRUCTIONS: None then, AVX2 now"),
+        ({"OMP_DYNAMIC": "TRUE"}, "", "OMP_DYNAMIC: None then, TRUE now"),
+        ({}, "flush", "flags.flush_denormal: None then, True now"),
+        ({"MKL_CBWR": "COMPATIBLE"}, "machine", None),
+        ({"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "2"}, "", None),
+    ],
+)
+def test_a_variable_that_chooses_kernels_is_compared(tmp_path, variables, words, told):
+    """A resume under another MKL_CBWR, instruction set or flush-to-zero is refused by name; under the mode, or with one that moves no bits, it runs."""
+    (tmp_path / "train.py").write_text(RESUMED)
+
+    def run(epochs, words, **more):
+        command = [sys.executable, "train.py", str(epochs), *words.split()]
+        env = {**CLEAN, "OMP_NUM_THREADS": "2", **more}
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
+
+    assert run(1, words.replace("flush", "")).returncode == 0
+    done = run(2, words, **variables)
+    if told is None:
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 1 and re.search(re.sub(r"([()])", r"\\\1", told), done.stderr), done.stderr
+
+
+ADDRESSES = """
+import itertools, os, sys
+import torch
+if "late" in sys.argv:
+    torch.ones(64, 64) @ torch.ones(64, 64)
+import samebits
+samebits.set_random_seed(1)
+samebits.enable_op_determinism()
+torch.set_num_threads(1)
+different = 0
+for rows, inner, columns in itertools.product((1, 2, 3, 5, 8), (3, 5, 7, 8, 16, 33), (4, 8, 28, 33)):
+    a, b = torch.randn(rows, inner), torch.randn(columns, inner).t()
+    places = [torch.empty(16 + a.numel())[i : i + a.numel()].view_as(a).copy_(a) for i in range(16)]
+    different += len({(place @ b).numpy().tobytes() for place in places}) > 1
+print(different, os.environ.get("MKL_CBWR"))
+"""
+
+
+@pytest.mark.skipif("AMD" not in _cpu_model(), reason="MKL's products follow addresses on AMD's CPUs alone")
+def test_small_products_do_not_follow_addresses():
+    """On AMD no product of 120 shapes has other bits at another address; as MKL chooses (control) some have; where samebits comes too late, it is told."""
+
+    def run(*words, **variables):
+        env = {**CLEAN, **variables}
+        command = [sys.executable, "-c", ADDRESSES, *words]
+        return subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+
+    assert run().stdout.split() == ["0", "AUTO"] and "MKL" not in run().stderr
+    assert int(run(MKL_CBWR="").stdout.split()[0]) > 20  # MKL's own choice
+    late = run("late")
+    assert int(late.stdout.split()[0]) > 20 and "Import samebits before the first product" in late.stderr

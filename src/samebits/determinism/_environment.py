@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,13 @@ from samebits._inspect import user_code
 
 TESTED_TORCH = ("2.11.0", "2.13.0", "2.15.0")
 """Versions of torch that the test suite has passed with (docs/versions.md): those that the op table was reviewed with."""
+
+LIBRARY_VARIABLES = (
+    "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC", "OMP_DYNAMIC", "OMP_THREAD_LIMIT",
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",
+    "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES",
+)  # fmt: skip
+"""Environment variables by which libraries choose their kernels. Those of the number of threads are not here: the number is."""
 
 _PACKAGES = ("samebits", "torch", "numpy", "numba", "llvmlite")
 
@@ -58,14 +67,22 @@ def environment_fingerprint() -> dict[str, Any]:
         else {"runtime": torch.version.cuda, "cudnn": torch.backends.cudnn.version()},
         "threads": torch.get_num_threads(),
         "op_determinism": _op_determinism(),
+        "libraries": {name: os.environ[name] for name in LIBRARY_VARIABLES if name in os.environ},
         "flags": {
             "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
             "float32_matmul_precision": _matmul_precision(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
+            **({"flush_denormal": True} if _flushes_denormals() else {}),
             **(_cuda_precisions() if gpus else {}),
         },
     }
+
+
+def _flushes_denormals() -> bool:
+    """Returns True if this thread takes numbers below 2**-1022 for 0 (`torch.set_flush_denormal`, gcc's -ffast-math)."""
+    smallest = float.fromhex("0x1p-1074")
+    return smallest * 1.0 == 0.0
 
 
 def _matmul_precision() -> str:
@@ -136,6 +153,24 @@ def _version(package: str) -> str | None:
         return VERSION if package == "samebits" else None
 
 
+def _keep_products_from_addresses() -> None:
+    """Asks MKL for one branch of its kernels on CPUs that are not Intel's; it reads the variable at its first product.
+
+    Without, small products there depend on where in memory their factors begin (bench/product_addresses.py).
+    """
+    if torch.backends.mkl.is_available() and not _cpu_model().startswith("Intel"):
+        os.environ.setdefault("MKL_CBWR", "AUTO")
+
+
+def products_follow_addresses() -> bool:
+    """Returns True if MKL computed a product, on a CPU that is not Intel's, before samebits could set its branch."""
+    if os.environ.get("MKL_CBWR") != "AUTO" or _cpu_model().startswith("Intel"):
+        return False
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    branch = getattr(ctypes.CDLL(str(library)), "mkl_serv_cbwr_get", None) if library.exists() else None
+    return branch is not None and branch(1) == 1  # MKL_CBWR_BRANCH, MKL_CBWR_BRANCH_OFF of mkl_service.h
+
+
 def _cpu_model() -> str:
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -146,3 +181,4 @@ def _cpu_model() -> str:
 
 
 _warn_if_untested()  # once, at the first import of anything that computes
+_keep_products_from_addresses()

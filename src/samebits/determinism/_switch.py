@@ -64,6 +64,7 @@ class _Switch:
     def _turn_on(self, settings: OpDeterminismSettings) -> None:
         self.guard.check()
         conflicting_settings.refuse_environment()
+        conflicting_settings.warn_of_late_branch()
         if settings.machine_invariant:
             _machine_invariant.machine.check()
         with ExitStack() as undo:

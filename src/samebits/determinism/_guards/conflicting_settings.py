@@ -12,6 +12,7 @@ from samebits._context import process
 from samebits._inspect.patching import Patches, stand_in
 from samebits._inspect.user_code import calling_line
 from samebits.determinism._compile import inductor_flag
+from samebits.determinism._environment import products_follow_addresses
 from samebits.determinism._guards import custom_ops, torch_generators
 from samebits.determinism._warn_once import warn_once
 from samebits.errors import ConflictError, ConflictWarning
@@ -30,6 +31,18 @@ def refuse_environment() -> None:
         raise ConflictError(
             f"enable_op_determinism(): with {CUBLAS_VARIABLE}={value} in the environment cuBLAS is not "
             f"deterministic. Unset it, or set it to {' or '.join(_CUBLAS_VALUES)}."
+        )
+
+
+def warn_of_late_branch() -> None:
+    """Warns when MKL had computed before samebits was imported, on a CPU where its small products then follow addresses."""
+    if products_follow_addresses():
+        warn_once(
+            "MKL_CBWR",
+            "enable_op_determinism(): torch computed a product before samebits was imported. On this CPU MKL's small products "
+            "then depend on where in memory an array of NumPy begins. Import samebits before the first product, or start the "
+            "program with MKL_CBWR=AUTO in its environment.",
+            ConflictWarning,
         )
 
 

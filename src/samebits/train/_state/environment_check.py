@@ -40,6 +40,7 @@ _NAMES = {
     "threads": "threads",
     "op_determinism": "flags",
     "flags": "flags",
+    "libraries": "libraries",
     "scripts": "script",
 }
 """The name of each entry of the fingerprint in `allow_changes`; other entries do not affect bits."""
@@ -81,7 +82,9 @@ class Environment:
         recorded = manifest.environment
         left = {"threads"}
         if _on_every_machine(recorded) and _on_every_machine(self.fingerprint):
-            left |= {"cpu", "cpu_capability"}
+            left |= {"cpu", "cpu_capability", "libraries"}
+        if "libraries" not in recorded:  # a commit of before it was recorded
+            left.add("libraries")
         before = {name: recorded.get(name) for name in self.fingerprint if name not in left}
         now = {name: value for name, value in self.fingerprint.items() if name not in left}
         changed = {line: _name_of(line) for line in differences(before, now)}
