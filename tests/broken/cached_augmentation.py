@@ -33,7 +33,7 @@ def main():
     labels = torch.arange(80) % 3
     time = torch.arange(16)
     signals = torch.sin(time * (labels[:, None] + 1) * 0.4) + 0.3 * torch.randn(80, 16, generator=fixed)
-    loader = samebits.data.DataLoader(Spectra(signals, labels), batch_size=8, shuffle=True)
+    loader = torch.utils.data.DataLoader(Spectra(signals, labels), batch_size=8, shuffle=True)
     model = nn.Sequential(nn.Linear(9, 24), nn.ReLU(), nn.Linear(24, 3))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 

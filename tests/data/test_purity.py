@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import itertools
 import random as python_random
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from samebits.data import Pipeline, _purity as purity
 from samebits.data._collate.padding import PadCollate
 from samebits.data._calls.process_generators import Draws
 from samebits.data._stages.sources import Source
+from samebits.errors import ConflictWarning
 from samebits.random._process import generator_states
 
 
@@ -71,6 +73,25 @@ def test_aliases_helpers_and_containers_hide_no_side_effect():
     for function in probes.PURE:
         reading = purity.read(function)
         assert (reading.findings, reading.may_draw, reading.complete) == ({}, None, True), function
+
+
+N = 0
+
+
+def counts_by_name(x):
+    globals()["N"] += 1
+    return 100 * x + N
+
+
+def test_a_count_in_globals_is_made_in_one_process():
+    """`globals()["N"] += 1` is read as `N += 1` is: with 2 workers the batches are those of 0, and a warning names N."""
+    global N
+    numbers, found = Pipeline.range(8).map(counts_by_name).batch(4).with_options(seed=1), []
+    for workers in (0, 2):
+        N = 0
+        with pytest.warns(ConflictWarning, match="changes `N`") if workers else nullcontext():
+            found.append(torch.cat(list(numbers.with_options(num_parallel_calls=workers))).tolist())
+    assert found[0] == found[1] == [100 * x + x + 1 for x in range(8)]
 
 
 def test_a_finding_names_variable_kind_line_and_file():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from samebits.data import Pipeline, check, _purity as purity
+from samebits.data import DataLoader, Pipeline, check, _purity as purity
 from samebits._context import process
 from samebits.data._calls import process_generators
 from samebits.data._calls.own_generators import OwnGenerators
@@ -585,3 +585,59 @@ def test_a_memo_that_a_worker_finds_is_told_once():
     with pytest.raises(PipelineError) as found:
         list(Pipeline.range(20).map(lambda x: 1 / x, num_parallel_calls=1).with_options(seed=1))
     assert "In a worker process" in found.value.__notes__[0]
+
+
+@functools.lru_cache
+def one_draw():
+    return torch.rand(())
+
+
+class Dataset:
+    """Eight elements, and a memo of a draw for each half of them."""
+
+    def __init__(self):
+        self.kept, self.drawn = {}, None
+
+    def __len__(self):
+        return 8
+
+
+class InADict(Dataset):
+    def __getitem__(self, i):
+        if i // 4 not in self.kept:
+            self.kept[i // 4] = torch.rand(())
+        return self.kept[i // 4] + i
+
+
+class InAProperty(Dataset):
+    @functools.cached_property
+    def offset(self):
+        return torch.rand(())
+
+    def __getitem__(self, i):
+        return self.offset + i
+
+
+class InALruCache(Dataset):
+    def __getitem__(self, i):
+        return one_draw() + i
+
+
+class OfWhatIsRead(Dataset):
+    """The control: it remembers what it has computed, and draws besides."""
+
+    def __getitem__(self, i):
+        if i not in self.kept:
+            self.kept[i] = torch.ones(3) * i
+        return self.kept[i] + torch.rand(3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_of_a_loader_that_remembers_a_draw_is_refused(workers):
+    """A dict, a cached_property and an lru_cache that hold draws are named; a memo of what was computed is none (control)."""
+    for kind, where in ((InADict, "InADict.kept"), (InAProperty, "offset"), (InALruCache, "lru_cache of")):
+        one_draw.cache_clear()
+        with pytest.raises(PipelineError, match=f"DataLoader: {kind.__name__}: .*remembered in.*{where}"):
+            list(DataLoader(kind(), batch_size=2, num_workers=workers, seed=1))
+    found = [list(DataLoader(OfWhatIsRead(), batch_size=2, num_workers=n, seed=1)) for n in (0, workers)]
+    assert all(map(torch.equal, *found)) and len(found[0]) == 4

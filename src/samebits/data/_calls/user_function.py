@@ -21,6 +21,9 @@ from samebits.data._calls.rng_parameter import Places as Places
 from samebits.data._calls.rng_parameter import call_with_generators, key_tensors, key_words
 from samebits.errors import InvalidArgumentError, PipelineError
 
+COMPARED = 4
+"""Elements of a `DataLoader` that each process checks; a memo is nearly always filled by the first."""
+
 
 class Function:
     """A user's function in a stage.
@@ -44,10 +47,16 @@ class Function:
         self.stateful = stateful
         self._of = of
         self._iterated = False
-        self.compared = False
-        """True once two calls for one element were compared, or in another epoch."""
+        self._left = COMPARED
+        """Elements of this process that are still to be called with a check, in the first epoch."""
         self.noticed: list[purity.Finding] = []
         """Side effects that were seen while it ran."""
+
+    @property
+    def _where(self) -> str:
+        if self._of is not None:
+            return f"samebits.data.DataLoader: {type(self._of).__name__}"
+        return f"Pipeline.{self.stage}({self.name})"
 
     @property
     def name(self) -> str:
@@ -76,7 +85,7 @@ class Function:
     def begin_iteration(self) -> None:
         """Forgets the generators that were found: other objects may have taken their places."""
         vars(self).pop("own", None)
-        self.compared, self._iterated = self._iterated, True
+        self._left, self._iterated = 0 if self._iterated else COMPARED, True
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state without findings: these refer to all that the function refers to."""
@@ -124,23 +133,29 @@ class Function:
             raise self._error(places[done], error, elements[done]) from error
         return results
 
-    def compare_first(self, element: Any, key: Words) -> Any:
-        """Returns the result for the first element that this process computes, after two calls with the same generators.
+    @property
+    def compared(self) -> bool:
+        """True once the first elements were called with a check."""
+        return self._left <= 0
+
+    def call_checked(self, element: Any, place: Place, key: Words) -> Any:
+        """Returns the result for one of the first elements, which may be called twice with the same generators.
 
         Raises:
-            PipelineError: the results differ.
+            PipelineError: the results differ, or the second call drew differently.
         """
-        self.compared = True
+        self._left -= 1
         try:
-            return self.memos.compare(element, key, memos=False)
+            return self.memos.call(element, key)
+        except DrawRememberedError as error:
+            raise self.remembered_error(place, error) from None
         except UnsetGeneratorError:
             raise self.unset_error(element) from None
 
     def unset_error(self, element: Any) -> PipelineError:
         """Returns the error for a function that draws from what cannot be set."""
-        what = f"samebits.data.DataLoader: {type(self._of).__name__}" if self._of is not None else None
         return PipelineError(
-            f"{what or f'Pipeline.{self.stage}({self.name})'}: two calls for element {element!r:.40} with the same random "
+            f"{self._where}: two calls for element {element!r:.40} with the same random "
             "generators gave different arrays, so other workers, or a resume, would give different batches. It draws from a "
             "generator that cannot be set (in C++ code, of the system, behind an object without attributes), or counts its "
             "calls. Draw from torch's, NumPy's or Python's generators, or seed its generator at the beginning of each call: "
@@ -158,7 +173,7 @@ class Function:
         """Returns the error for a function that remembers its draws."""
         where = " and in ".join(error.args[0]) or "something that was not found"
         return PipelineError(
-            f"Pipeline.{self.stage}({self.name}): element {place} drew from the process's generators, and the draw is "
+            f"{self._where}: element {place} drew from the process's generators, and the draw is "
             f"remembered in {where}: called for this element again, with the same generators, it drew differently. {process_generators.CURE}"
         )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from itertools import islice
 from operator import length_hint
 from typing import Any
 
@@ -161,7 +160,7 @@ class LoaderBatches(Blocks):
         return self._each(indices, task, len(task.indices))
 
     def _each(self, indices: Iterator[Any], task: BatchTask, count: int) -> list[Any]:
-        """Returns the elements; the first one of a process that may draw is read twice, and compared."""
+        """Returns the elements; the first ones of a process that may draw are checked (`Function.call_checked`)."""
         dataset = self.dataset
         if not self._is_filling():
             return [dataset[index] for index in indices]
@@ -169,12 +168,16 @@ class LoaderBatches(Blocks):
         filled = fill_each(self.read.own if self.read.own.enter() else None, keys)
         if self.read.compared:
             return [dataset[index] for index, _ in zip(indices, filled, strict=False)]
-        first, offset = keys[0].tolist()
-        elements = [
-            self.read.compare_first(index, (first, offset))
-            for index, _ in islice(zip(indices, filled, strict=False), 1)
-        ]
-        return elements + [dataset[index] for index, _ in zip(indices, filled, strict=False)]
+        elements: list[Any] = []
+        for index, _ in zip(indices, filled, strict=False):
+            place = len(elements)
+            seed, offset = keys[place].tolist()
+            elements.append(
+                dataset[index]
+                if self.read.compared
+                else self.read.call_checked(index, task.first + place, (seed, offset))
+            )
+        return elements
 
     def _is_filling(self) -> bool:
         return self.read.own.enter() or is_filling()

@@ -32,6 +32,10 @@ class Captured:
         return hash((id(self.object), self.known))
 
 
+GLOBALS = "globals()"
+"""The name of the dict of a module's variables."""
+
+
 @dataclass(frozen=True)
 class Made:
     """An object that the function makes at one place of its code; `kind` is its class where that is known."""

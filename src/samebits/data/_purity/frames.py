@@ -15,6 +15,7 @@ from typing import Any
 
 from samebits.data._purity.abstract_values import (
     GIVEN,
+    GLOBALS,
     NOTHING,
     Atom,
     Captured,
@@ -234,8 +235,12 @@ class Frame:
         stack.append(self.host.item(of, self._made(one, slice), self.line))
 
     def _store_item(self, one: dis.Instruction, stack: list[Value]) -> None:
-        what, of, *_ = _pop(stack, 4 if one.opname == "STORE_SLICE" else 3)
-        if not _are_generators(what):
+        what, of, *index = _pop(stack, 4 if one.opname == "STORE_SLICE" else 3)
+        names = [str(atom.value) for atom in index[0] if isinstance(atom, Text)]
+        if names and any(isinstance(atom, Captured) and atom.name == GLOBALS for atom in of):
+            for name in names:
+                self.host.stored_global(name, self.line)
+        elif not _are_generators(what):
             self.host.changed(of, "item", self.line)
         self.host.holds(of, what)
 
@@ -450,9 +455,9 @@ def _joined(one: list[Value] | None, other: list[Value] | None) -> list[Value]:
 
 def _pop(stack: list[Value], count: int) -> list[Value]:
     """The uppermost values, the last one last."""
-    use_offered_memory = stack[max(0, len(stack) - count) :] if count else []
-    del stack[len(stack) - len(use_offered_memory) :]
-    return [NOTHING] * (count - len(use_offered_memory)) + use_offered_memory
+    popped = stack[max(0, len(stack) - count) :] if count else []
+    del stack[len(stack) - len(popped) :]
+    return [NOTHING] * (count - len(popped)) + popped
 
 
 _HANDLERS: dict[str, Callable[[Frame, dis.Instruction, list[Value]], None]] = {

@@ -11,6 +11,7 @@ from typing import Any
 from samebits.data._purity import known_functions
 from samebits.data._purity.abstract_values import (
     GIVEN,
+    GLOBALS,
     NOTHING,
     PLAIN,
     Captured,
@@ -139,6 +140,9 @@ class Looking(PurityRecord):
                 result |= self.inside(frozenset({atom}), line)
             elif isinstance(atom, Captured) and _is_vector(atom.object) and not _is_slice(index):
                 continue  # a number of an array
+            elif isinstance(atom, Captured) and atom.name == GLOBALS:
+                for text in index:
+                    result |= self.named_global(str(text.value), line) if isinstance(text, Text) else NOTHING
             else:
                 result |= self.inside(frozenset({atom}), 0)
         return result

@@ -10,6 +10,7 @@ from typing import Any
 from samebits.data._purity import known_functions
 from samebits.data._purity.abstract_values import (
     GIVEN,
+    GLOBALS,
     NOTHING,
     Captured,
     ClosureValue,
@@ -98,7 +99,7 @@ class Library(Looking):
         made: Value = frozenset({Made(site.site, function if isinstance(function, type) else None)})
         owned = frozenset() if of is None else frozenset({of})
         if name == "globals":
-            return frozenset({Captured(self.running[-1].namespace[0], "globals()")})
+            return frozenset({Captured(self.running[-1].namespace[0], GLOBALS)})
         if name in ("vars", "locals") and arguments:
             return frozenset(
                 Captured(atom.object, atom.name) for atom in arguments[0] if isinstance(atom, Captured)
