@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits.data import Pipeline, check
+from samebits.data._workers.serial_functions import needs_seed
 from samebits.errors import PipelineDifferenceError
 
 
@@ -219,3 +220,52 @@ def test_the_state_stays_small():
     for _ in range(1000):
         next(held)
     assert len(json.dumps(held.state_dict())) < 200 + 16 * 100
+
+
+def plus_one(x):
+    return x + 1
+
+
+def test_a_pipeline_with_nothing_random_needs_no_seed(python):
+    """Without a seed a pipeline is read if a seed decides nothing in it; each stage that draws is named in the error."""
+    source = (
+        "from samebits.data import Pipeline\n"
+        "import random, torch\n"
+        "def plus(x): return x + 1\n"
+        "def noisy(x): return x + random.random()\n"
+        "def keyed(x, key): return x\n"
+        "numbers = Pipeline.range(6)\n"
+        "print(*numbers.map(plus).repeat(2).batch(3))\n"
+        "print(*Pipeline.zip(numbers, numbers.skip(1)).filter(sum).take(2))\n"
+        "assert list(Pipeline.random(seed=4).take(3)) == list(Pipeline.random(seed=4).take(3))\n"
+        "for one in (numbers.shuffle(), numbers.filter(bool).shuffle(3), numbers.map(noisy), numbers.map(keyed),\n"
+        "            Pipeline.random().take(1), Pipeline.zip(numbers, numbers.shuffle()), numbers.map(torch.nn.Dropout())):\n"
+        "    try:\n"
+        "        list(one)\n"
+        "        print('read')\n"
+        "    except Exception as error:\n"
+        "        print(type(error).__name__, str(error).split(' for ')[1].split('(')[0])\n"
+    )
+    lines = python(source).stdout.splitlines()
+    assert lines[:3] == [
+        "tensor([1, 2, 3]) tensor([4, 5, 6]) tensor([1, 2, 3]) tensor([4, 5, 6])",
+        "(0, 1) (1, 2)",
+        "UnseededError shuffle",
+    ]
+    assert lines[3:] == [
+        f"UnseededError {stage}" for stage in ("shuffle", "map", "map", "random", "shuffle", "map")
+    ]
+
+
+@settings(max_examples=40)
+@given(sources, st.integers(0, 2**31), sizes)
+def test_where_no_seed_is_needed_none_matters(pipeline, seed, size):
+    """Pipelines that are read without a seed have the same elements with any."""
+    for one in (
+        pipeline.map(plus_one).batch(size),
+        pipeline.filter(kept).repeat(2),
+        pipeline.enumerate().take(size),
+    ):
+        assert needs_seed(one._stage) is None
+        first, other = ([repr(x) for x in one.with_options(seed=s)] for s in (seed, 0))
+        assert first == other

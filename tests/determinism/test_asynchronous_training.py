@@ -1,11 +1,15 @@
 import sys
+import threading
+import time
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import samebits
-from samebits.errors import UnimplementedError
+from samebits._context import process
+from samebits.errors import ConflictWarning, UnimplementedError
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +87,66 @@ def test_sharing_is_torchs_own_without_the_switch():
     """Negative control: with the switch off nothing of this is refused."""
     assert all(p.is_shared() for p in shared_model().parameters())
     assert "torch.distributed.rpc" in sys.modules
+
+
+class FirstIsSlow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        time.sleep(0.6 * (i == 0))
+        return i
+
+
+def out_of_order():
+    return torch.utils.data.DataLoader(FirstIsSlow(), batch_size=2, num_workers=2, in_order=False)
+
+
+def test_a_loader_without_order_keeps_it():
+    """in_order=False of torch's loader: under the switch, and in a run without it, batches come in order, with a warning; else (control) not."""
+    process.notices.clear()
+    assert torch.cat(list(out_of_order())).tolist() != list(range(12))
+    with samebits.enable_op_determinism(), pytest.warns(ConflictWarning, match="in_order=False"):
+        assert torch.cat(list(out_of_order())).tolist() == list(range(12))
+    process.notices.clear()
+    with (
+        samebits.Run(None, model=nn.Linear(1, 1)) as run,
+        pytest.warns(ConflictWarning, match="in_order=False"),
+    ):
+        assert torch.cat([batch for _, batch in run.steps(out_of_order())]).tolist() == list(range(12))
+
+
+def trained(optimizer, turns):
+    """Steps the optimizer in a thread, waiting for its turns."""
+
+    def steps():
+        for turn in turns:
+            turn.acquire()
+            optimizer.step()
+
+    thread = threading.Thread(target=steps)
+    thread.start()
+    return thread
+
+
+def test_two_threads_that_train_in_turn_are_told(on):
+    """Threads that step one optimizer alternately get a warning; one that goes on where another ended, or takes over, none (control)."""
+    process.notices.clear()
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(2)).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+        turn = threading.Semaphore(1)
+        trained(optimizer, [turn]).join()
+        optimizer.step()
+        assert not process.notices
+    one, two = threading.Semaphore(0), threading.Semaphore(0)
+    threads = [trained(optimizer, [one] * 2), trained(optimizer, [two] * 2)]
+    for turn in (one, two, one, two):
+        turn.release()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    assert "train the same parameters" in process.notices["threads"]

@@ -104,6 +104,8 @@ WRONG = [
         "forward=...\\): it returned 0.5",
     ),
     (lambda: fit(epochs=0), "epochs=0"),
+    (lambda: fit(epoch=3), r"^Trainer.fit\(epoch=3\): neither.*Did you mean epochs\?"),
+    (lambda: fit(steps=3), r"^Trainer.fit\(steps=3\): neither.*"),
     (lambda: fit(epochs=2, initial_epoch=2), "no epoch is left"),
     (lambda: fit(steps_per_epoch=4), r"steps_per_epoch=4\): the list has 3 batches"),
     (lambda: fit(steps_per_epoch=0), "steps_per_epoch=0"),

@@ -24,6 +24,7 @@ from samebits.data._stages.map_filter import Filter, FlatMap, Map, MapBatches, U
 from samebits.data._stages.sources import IterableSource, Random, Range, Source
 from samebits.data._stages.stage import INFINITE, Addressed, Stage
 from samebits.data._torch_dataset import PipelineDataset
+from samebits.data._workers.serial_functions import needs_seed
 from samebits.errors import InvalidArgumentError, UnseededError
 from samebits.random._process import seeds
 
@@ -97,7 +98,7 @@ class Pipeline(Resumable):
                 "Pipeline.random() without a seed, and none is set: call samebits.set_random_seed(seed) first, or "
                 "pass seed="
             )
-        return cls(Random(seed if seed is not None else 0))
+        return cls(Random(seed))
 
     # Transformations of elements
 
@@ -395,12 +396,15 @@ class Pipeline(Resumable):
         if self._options.seed is not None:
             return self._options.seed
         seed = seeds.root_seed()
-        if seed is None:
+        if seed is not None:
+            return seed
+        what = needs_seed(self._stage)
+        if what is not None:
             raise UnseededError(
-                "a samebits.data.Pipeline needs a seed for its order and its elements, and none is set. Call "
-                "samebits.set_random_seed(seed) first, or with_options(seed=...)"
+                f"a samebits.data.Pipeline needs a seed for {what}, and none is set. Call samebits.set_random_seed(seed) first, "
+                "or with_options(seed=...)"
             )
-        return seed
+        return 0
 
     def _append_stage(self, stage: Stage) -> Pipeline:
         return Pipeline(stage, self._options)

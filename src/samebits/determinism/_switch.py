@@ -27,6 +27,7 @@ from samebits.determinism._guards import (
     conflicting_settings,
     custom_ops,
     fake_tensors,
+    loader_order,
     numpy_draws,
     python_draws,
     refused_ops,
@@ -133,6 +134,10 @@ def enable_op_determinism(
     algorithms (strict), cuDNN deterministic and without benchmark, the cuBLAS workspace, Inductor's deterministic mode,
     kernels of our own where torch's vary (`samebits ops`), and a guard in front of every op that draws from a default
     generator. Turning it off leaves no trace.
+
+    Asynchronous training, whose updates arrive in no fixed order, raises `UnimplementedError` when it is set up:
+    `torch.distributed.rpc`, `DistributedOptimizer`, parameters in memory that processes share (Hogwild). Two threads that
+    train the same parameters are warned of. A torch loader with `in_order=False` keeps the order, with a warning.
 
     Seeds are not set: call `samebits.set_random_seed` as well. A draw without a seed raises `UnseededError`, from
     torch's, NumPy's or Python's generators; earlier draws are a warning (`UnseededWarning`).
@@ -275,9 +280,11 @@ def _patch_functions(settings: OpDeterminismSettings) -> Iterator[None]:
         python_draws.watch(patches)
         conflicting_settings.watch(patches)
         asynchronous_training.refuse(patches)
+        loader_order.watch(patches)
         custom_ops.watch(patches)
         fake_tensors.watch(patches, warn=settings.on_unimplemented == "warn")
         yield
     finally:
         patches.undo()
+        asynchronous_training.unwatch()
         custom_ops.unwatch()

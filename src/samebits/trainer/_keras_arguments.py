@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from samebits.errors import InvalidArgumentError, InvalidCallError
+from samebits.train._run import Run
 from samebits.train._state.object_states import Stateful
 
 P = ParamSpec("P")
@@ -33,10 +36,19 @@ _LOADER = (
 
 def check_keras_arguments(fit: Callable[P, T]) -> Callable[P, T]:
     """Returns `fit` with a check for arguments that Keras's `fit` takes and this one does not (`InvalidArgumentError`)."""
+    known = [name for one in (fit, Run) for name in inspect.signature(one).parameters]
+    known = [name for name in known if name not in ("self", "stateful", "run_options")]
 
     @functools.wraps(fit)
     def call(*args: P.args, **named: P.kwargs) -> T:
         _check(args[1:], named)
+        for name, value in named.items():
+            if name not in known and isinstance(value, int | float | str | bytes):
+                close = difflib.get_close_matches(name, known, 1)
+                raise InvalidArgumentError(
+                    f"Trainer.fit({name}={value!r:.60}): neither fit nor Run has an argument of this name. "
+                    + (f"Did you mean {close[0]}?" if close else f"They have {', '.join(known)}.")
+                )
         return fit(*args, **named)
 
     return call

@@ -47,6 +47,7 @@ class StreamShuffle(_BufferingStage):
     """tf.data's shuffle buffer. State: [the input's, elements delivered, references of the elements held]."""
 
     kind = "shuffle"
+    draws = True
 
     def __init__(self, stage: Stage, buffer_size: int, *, reshuffle_each_epoch: bool) -> None:
         super().__init__(stage)

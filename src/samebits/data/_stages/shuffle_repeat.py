@@ -35,6 +35,7 @@ class _ShuffleStage(Renumbered):
     """A separate order for each repetition, or one for all of them."""
 
     kind = "shuffle"
+    draws = True
 
     def __init__(self, stage: Addressed, *, reshuffle_each_epoch: bool) -> None:
         super().__init__(stage)

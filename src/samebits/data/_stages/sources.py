@@ -163,9 +163,9 @@ class Random(Addressed):
 
     kind = "random"
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | None) -> None:
         super().__init__()
-        self.seed = seed
+        self.seed, self.draws = seed or 0, seed is None
 
     @property
     @override

@@ -55,6 +55,8 @@ class Stage(ABC):
 
     kind: str
     """The name of the `Pipeline` method that makes it."""
+    draws = False
+    """True if the stage itself has an order or numbers that its key decides."""
     has_digest = True
     """False if iterations keep no rolling digest of the elements."""
     key: Words = (0, 0)

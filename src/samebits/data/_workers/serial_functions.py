@@ -68,6 +68,16 @@ def may_draw(stage: Stage) -> str | None:
     return None
 
 
+def needs_seed(stage: Stage) -> str | None:
+    """Returns the name of what in a stage, or below it, draws or may draw; None if a seed would decide nothing."""
+    own = stage.describe() if stage.draws else None
+    for function in stage_functions(stage):
+        if function.draws is not None:
+            own = f"{stage.kind}({function.name}): its parameter {function.draws}"
+    below = (needs_seed(one) for one in stage.inputs)
+    return own or next(filter(None, below), None) or may_draw(stage) or own_generators(stage)
+
+
 def own_generators(stage: Stage) -> str | None:
     """Returns the name of a function that reaches generators of objects, and of one of these; None if there is none."""
     for function in functions(stage):

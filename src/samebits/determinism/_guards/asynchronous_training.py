@@ -7,21 +7,31 @@ write (Hogwild). Batches that loader workers pass through shared memory are no p
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
 from samebits._inspect.patching import Patches
 from samebits._inspect.user_code import calling_line
-from samebits.errors import UnimplementedError
+from samebits.determinism._warn_once import warn_once
+from samebits.errors import ConflictWarning, UnimplementedError
 
 _SYNCHRONOUS = "torch.nn.parallel.DistributedDataParallel, whose processes wait for each other at every step"
+_threads: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""The first parameter of an optimizer, to the threads that have stepped it, the last one last."""
+_watched: list[RemovableHandle] = []
 
 
 def refuse(patches: Patches) -> None:
-    """Replaces the constructors; imports nothing."""
+    """Replaces the constructors, and notes the thread of every optimizer's step; imports nothing."""
+    _watched.append(register_optimizer_step_pre_hook(_note_thread))
     rpc = torch.distributed.rpc if torch.distributed.is_available() else None
     if rpc is not None and rpc.is_available():
         patches.put(rpc, "init_rpc", _refuse_constructor("torch.distributed.rpc.init_rpc", rpc.init_rpc))
@@ -31,6 +41,35 @@ def refuse(patches: Patches) -> None:
     patches.put(torch.Tensor, "share_memory_", _unless_parameter(torch.Tensor.share_memory_))
     optimizer = torch.optim.Optimizer
     patches.put(optimizer, "add_param_group", _unless_shared(optimizer.add_param_group))
+
+
+def unwatch() -> None:
+    """Ends the notes of threads."""
+    while _watched:
+        _watched.pop().remove()
+    _threads.clear()
+
+
+def _note_thread(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Warns when two threads step the same parameters in turn: whose step comes first is a matter of time.
+
+    A thread that goes on where another one has ended, or that takes over for good, is no such case.
+    """
+    params = optimizer.param_groups[0]["params"] if optimizer.param_groups else ()
+    if not params:
+        return
+    here, threads = threading.current_thread(), _threads.setdefault(params[0], [])
+    last = threads[-1]() if threads else None
+    if last is here:
+        return
+    if last is not None and last.is_alive() and any(thread() is here for thread in threads):
+        warn_once(
+            "threads",
+            f"{type(optimizer).__name__}.step(): the threads {last.name} and {here.name} train the same parameters, and the "
+            "order of their steps differs from run to run. Let one thread train; the others can prepare its batches.",
+            ConflictWarning,
+        )
+    threads[:] = [*(thread for thread in threads if thread() is not here), weakref.ref(here)]
 
 
 def _refuse_distributed_optimizer(patches: Patches, module: ModuleType) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from samebits._context import Position, Words, process
 from samebits._inspect import rng_states, user_code
 from samebits.data._loader_state import Resumable
+from samebits.determinism._guards import loader_order
 from samebits.errors import EmptyDatasetError, InvalidArgumentError, UnimplementedError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import generator_states
@@ -28,6 +29,7 @@ class BatchSource:
     def __init__(
         self, loader: Iterable[Any], key: Words, batches_per_epoch: int | None, call: str = "Run.steps"
     ) -> None:
+        loader_order.keep(loader)
         self._loader = loader
         self._key = key
         self.limit = batches_per_epoch
