@@ -126,6 +126,30 @@ def test_standard_output_may_be_json_alone(command):
     assert code == 0 and "loading" in out and "stay as equal as declared" in out
 
 
+CALLED_TWICE = """
+import torch
+from torch._higher_order_ops import invoke_subgraph
+from samebits.replica import Equal
+body = torch.fx.experimental.proxy_tensor.make_fx(lambda x: (x * 2,), tracing_mode="fake")(torch.ones(2))
+def step():
+    call = lambda x: invoke_subgraph(body, "region", x)[0]
+    return lambda x, y: (call(x), call(y)), (torch.ones(2), torch.ones(2)), {"x": Equal()}
+def agreeing():
+    return *step()[:2], {"*": Equal()}
+"""
+
+
+def test_calls_of_one_body_that_disagree_are_told_on_standard_error(command):
+    """A body called with an equal and an unequal value: a line on standard error, and a finding in the JSON; else (control) neither."""
+    Path("called_twice.py").write_text(CALLED_TWICE)
+    code, out, err = command("called_twice:step", "--world-size", 2, "--json", "-")
+    (found,) = json.loads(out)["findings"]
+    assert (code, found["kind"]) == (0, "call sites") and found["text"] in err
+    assert err.startswith("samebits: replica: call sites: the calls of region disagree on")
+    code, out, err = command("called_twice:agreeing", "--world-size", 2, "--json", "-")
+    assert (code, json.loads(out)["findings"], err) == (0, [], "")
+
+
 def test_state_is_held_to_what_was_declared(command):
     """A shard that is equal in its own group only is as declared; declared equal on all ranks it would drift."""
     assert command("own_steps:shards", "--mesh", "dp=2,tp=2")[0] == 0

@@ -98,6 +98,7 @@ def replica(
             )
         with cli._reports.replica_report.Progress("nodes analysed") as progress:
             report = replicas.analyze(captured, inputs, on_progress=progress.update)
+    cli._reports.replica_report.warn(report)
     if not is_standard_output(json_file):
         cli._reports.replica_report.show(report)
     if html_file is not None:

@@ -13,6 +13,8 @@ from rich.text import Text
 from samebits._inspect.user_code import line_of_node
 from samebits._progress import Progress as Progress
 from samebits.replica import Report
+from samebits.replica._analysis.analysis_context import AnalysisFinding
+from samebits.replica._analysis.call_sites import CALL_SITES
 from samebits.replica._capture.captured_step import CONSTANT, STATE
 
 EXPLAINED = 3
@@ -32,7 +34,8 @@ def show(report: Report) -> None:
             line = " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             console.print(Text(line.rstrip()), soft_wrap=True)
     for one in report.findings:
-        console.print(Text(f"{one.kind}: {one.text} ({line_of_node(one.node)})", style="red"), soft_wrap=True)
+        if one.kind != CALL_SITES:
+            console.print(Text(_line(one), style="red"), soft_wrap=True)
     drifting = report.drifting
     for name in drifting[:EXPLAINED]:
         console.print(Text(report.explain_drift(name)), soft_wrap=True)
@@ -43,6 +46,18 @@ def show(report: Report) -> None:
     for note in report.notes:
         console.print(Text(f"note: {note}", style="dim"), soft_wrap=True)
     console.print(_verdict(report))
+
+
+def warn(report: Report) -> None:
+    """Prints to standard error each input on which the calls of one body disagree: no failure, but hardly meant."""
+    console = Console(stderr=True, highlight=False)
+    for one in report.findings:
+        if one.kind == CALL_SITES:
+            console.print(Text(f"samebits: replica: {_line(one)}", style="yellow"), soft_wrap=True)
+
+
+def _line(finding: AnalysisFinding) -> str:
+    return f"{finding.kind}: {finding.text} ({line_of_node(finding.node)})"
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str, str, str, str]]:

@@ -17,6 +17,10 @@ from samebits.replica._analysis.interpreter import Interpreter
 _NAMED = 8
 
 
+CALL_SITES = "call sites"
+"""The kind of the findings."""
+
+
 def disagreements(frame: Interpreter) -> Iterator[AnalysisFinding]:
     """Yields one finding for each input of a body on which two call sites disagree; it has both lines."""
     sites: dict[object, list[tuple[Node, Interpreter]]] = {}
@@ -30,7 +34,7 @@ def disagreements(frame: Interpreter) -> Iterator[AnalysisFinding]:
                 if len(found) != len(_inputs(one)) or other.numbers[found[index]][0] == one.numbers[given][0]:
                     continue
                 yield AnalysisFinding(
-                    "call sites", site, _text(name, given, (first, one), (site, other), index)
+                    CALL_SITES, site, _text(name, given, (first, one), (site, other), index)
                 )
                 break
 
