@@ -17,12 +17,16 @@ from samebits.audit._record.torch_hooks import TorchListener
 class Killer(Observer, TorchListener):
     """Kills this process once, at `at` of step `step` (see `LaunchSpec.kill`), after `last_words(at, step)`.
 
+    With `parent`, the process that started this one is killed, too: torchrun, with which all ranks die.
     "body": at the backward of the step, or when the batch is passed to the loop in a script that calls none.
     """
 
-    def __init__(self, at: str, step: int, last_words: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, at: str, step: int, last_words: Callable[[str, int], None], *, parent: bool = False
+    ) -> None:
         self._at, self._target = at, step
         self._last_words = last_words
+        self._parent = parent
         self._now: int | None = 0
         self._in_run = False
         self._stepped = self._backward_seen = self._body_over = False
@@ -82,4 +86,6 @@ class Killer(Observer, TorchListener):
 
     def _kill(self) -> None:
         self._last_words(self._at, self._target)
+        if self._parent:
+            os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)

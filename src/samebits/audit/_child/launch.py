@@ -124,9 +124,12 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     recorder = _record(stack, script, spec)
     if spec.overlaid:
         stack.enter_context(rename_folders_by_copy())
-    if spec.kill is not None:
+    if spec.kill is not None and spec.kill.get("rank") in (None, int(os.environ.get("RANK", 0))):
         killer = audit._child.kill.Killer(
-            spec.kill["at"], spec.kill["step"], lambda at, step: _last_words(recorder, at, step)
+            spec.kill["at"],
+            spec.kill["step"],
+            lambda at, step: _last_words(recorder, at, step),
+            parent=spec.kill.get("parent", False),
         )
         stack.enter_context(context.observed(killer))
         stack.enter_context(audit._record.torch_hooks.torch_hooks(killer))
@@ -145,7 +148,8 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
 def _record(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:
     if spec.record_dir is None:
         return None
-    file = audit._record.record_file.RecordFile(spec.record_dir)
+    folder = audit._record.record_file.folder_of_process(spec.record_dir)
+    file = audit._record.record_file.RecordFile(folder)
     stack.callback(file.close)
     recorder = audit._record.recorder.Recorder(
         file,

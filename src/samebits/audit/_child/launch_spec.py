@@ -30,7 +30,10 @@ class LaunchSpec:
     batches_per_epoch: int | None = None
     commit_steps: tuple[int, ...] | None = None
     kill: dict[str, Any] | None = None
-    """`{"at": one of KILLS, "step": k}`: the process kills itself there, with SIGKILL."""
+    """`{"at": one of KILLS, "step": k}`: the process kills itself there, with SIGKILL.
+
+    In a job of several ranks also `"rank"`, the one that does it, and `"parent"`: True if it kills torchrun, too.
+    """
     num_workers: int | None = None
     threads: int | None = None
     """Intra-op threads; the parent also puts them into the environment, for other libraries that read it."""

@@ -23,6 +23,8 @@ class Difference:
     batch_index: int = 0
     place: str = "step"
     """"step", "start" (before the first step), "resumed" (before the first step of a resumed process) or "end"."""
+    rank: int | None = None
+    """The rank on which it is, in a job of several."""
 
     def sentence(self) -> str:
         """Returns one readable line: step, component, leaves, other components that differ."""
@@ -33,13 +35,14 @@ class Difference:
         )
 
     def _where(self) -> str:
+        rank = "" if self.rank is None else f"rank {self.rank}: "
         if self.place == "end":
-            return ""
+            return rank
         if self.place == "start":
-            return "before the first step: "
+            return f"{rank}before the first step: "
         if self.place == "resumed":
-            return f"resumed at step {self.step + 1}: "
-        return f"step {self.step} (epoch {self.epoch}, batch {self.batch_index}): "
+            return f"{rank}resumed at step {self.step + 1}: "
+        return f"{rank}step {self.step} (epoch {self.epoch}, batch {self.batch_index}): "
 
 
 def _verb(difference: Difference) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from samebits.audit._diff.difference import Difference as Difference
 from samebits.audit._record.read_record import Record, RecordLine
@@ -70,6 +71,39 @@ def _by_memory(difference: Difference, a: Record, b: Record, ignore: frozenset[s
             at = theirs.epoch, theirs.batch_index
             return Difference(theirs.step, _MEMORY, lost, "", others, *at, "resumed")
     return difference
+
+
+def earliest(differences: Iterable[Difference | None]) -> Difference | None:
+    """Returns the first of the ranks' differences: in time, and in one step in causal order.
+
+    A rank that reads another batch changes the gradients of all, in the same step.
+    """
+    order = ("memory", *AFTER_A_BODY)
+
+    def when(found: Difference) -> tuple[float, int]:
+        place = order.index(found.component) if found.component in order else len(order)
+        return math.inf if found.place == "end" else found.step, place
+
+    return min(filter(None, differences), key=when, default=None)
+
+
+def replica_difference(first: Record, other: Record, may_differ: frozenset[str]) -> Difference | None:
+    """Returns the first difference of another rank's parameters, buffers and optimizer state from rank 0's.
+
+    Only what both have is compared, and nothing of `may_differ`: components, and paths of buffers.
+    """
+    for mine, theirs in _pairs(first, other):
+        found = {name: _paths(name, mine, theirs, shared=True) for name in _SHARED_ONLY - may_differ}
+        found["buffers"] = tuple(path for path in found["buffers"] if path not in may_differ)
+        if parts := {name: paths for name, paths in found.items() if paths}:
+            return _difference(mine, theirs, parts, AFTER_A_BODY, "step")
+    return None
+
+
+def unequal_buffers(first: Record, other: Record) -> dict[str, None]:
+    """Returns the buffers that differ between two ranks after any step, in the order of the model."""
+    pairs = _pairs(first, other)
+    return {path: None for mine, theirs in pairs for path in _paths("buffers", mine, theirs, shared=True)}
 
 
 def steps_compared(a: Record, b: Record) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
 
 from samebits._digest import of_bytes
 from samebits._inspect.tree import Leaves, of_nested
@@ -106,6 +108,27 @@ class ObservedObjects:
         if self._given:
             self._note_others("optimizer", others)
         return _merge(given, others)
+
+    def replicas(self) -> dict[str, Any]:
+        """Returns the facts that a comparison of the ranks needs: which buffers may differ between two steps.
+
+        "overwritten": by DistributedDataParallel with rank 0's, in a forward. "own": statistics of a normalisation,
+        which each rank gathers from its own batches. "sharded": each rank has the optimizer state of other parameters.
+        """
+        roots = [*_prefix(self._roots).values(), *self.models().values()]
+        parts = [part for root in roots for part in root.modules()]
+        wrappers = [part for part in parts if isinstance(part, DistributedDataParallel)]
+        overwritten = {id(b) for ddp in wrappers if ddp.broadcast_buffers for b in ddp.module.buffers()}
+        own = {id(b) for part in parts if isinstance(part, _NormBase) for b in part.buffers(recurse=False)}
+        named = [
+            (prefix + path, id(b)) for prefix, m in self.models().items() for path, b in m.named_buffers()
+        ]
+        return {
+            "ddp": bool(wrappers),
+            "overwritten": [path for path, buffer in named if buffer in overwritten],
+            "own": [path for path, buffer in named if buffer in own - overwritten],
+            "sharded": any(type(o).__name__ == "ZeroRedundancyOptimizer" for o in self.optimizers().values()),
+        }
 
     def summary(self) -> list[str]:
         """Returns one line for each object."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from samebits.audit._record.record_file import SCHEMA
+from samebits.audit._record.record_file import SCHEMA, folder_of_rank
 from samebits.errors import RecordError
 
 _NAME = re.compile(r"record(?:\.(\d+))?\.jsonl")
@@ -77,6 +77,14 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     """
     segments = read_segments(path)
     return merge(segments)
+
+
+def read_ranks(path: str | os.PathLike[str]) -> list[Record]:
+    """Returns the record of each rank of a job, or of the only process. Raises `RecordError`, as `read_record` does."""
+    ranks = [folder_of_rank(path, 0)]
+    while ranks[-1].is_dir():
+        ranks.append(folder_of_rank(path, len(ranks)))
+    return [read_record(folder) for folder in ranks[:-1] or [path]]
 
 
 def read_segments(path: str | os.PathLike[str]) -> list[Record]:

@@ -78,6 +78,17 @@ class RecordFile:
         os.close(self._descriptor)
 
 
+def folder_of_process(folder: str | os.PathLike[str]) -> Path:
+    """Returns the folder of this process's record: `folder`, or one below it where a launcher has set several ranks."""
+    several = int(os.environ.get("WORLD_SIZE") or 1) > 1
+    return folder_of_rank(folder, int(os.environ["RANK"])) if several else Path(folder)
+
+
+def folder_of_rank(folder: str | os.PathLike[str], rank: int) -> Path:
+    """Returns the folder of one rank's record below that of a job of several ranks."""
+    return Path(folder, f"rank{rank}")
+
+
 def start_line(script: str, level: str, every: int) -> dict[str, Any]:
     """Returns the first line of a record."""
     return {

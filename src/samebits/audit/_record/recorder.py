@@ -299,10 +299,11 @@ class Recorder(Observer, TorchListener):
         self._end_plain_steps()
         for text in (*lines_outside(self.files, self.folders, self._start), *notices()):
             self.note(text)
-        final, seen = None, []
+        final, seen, replicas = None, [], {}
         try:
             seen = self._subjects.summary() + [f"loop {name}" for name in self._loops]
             final = self._subjects.final() if self._subjects.summary() else None
+            replicas = self._subjects.replicas()
         except Exception as failure:
             self.note(f"recorder: finish: {type(failure).__name__}: {failure}")
         line = {
@@ -322,6 +323,7 @@ class Recorder(Observer, TorchListener):
             "machine_invariant": self._any_machine and bool(self._threads),
             "environment": self._environment_of_steps(),
             "harmless": sorted(self._harmless),
+            "replicas": replicas,
         }
         if self._step is not None and self._step.outputs:
             line["eval"] = self._step.evaluations()

@@ -9,8 +9,12 @@ from dataclasses import dataclass, replace
 from samebits.audit._diff.first_difference import (
     Difference,
     Record,
+    earliest,
     first_difference_of_segments,
     harmless,
+    replica_difference,
+    steps_compared,
+    unequal_buffers,
     unstable,
 )
 from samebits.audit._verify.check_plan import Check
@@ -19,40 +23,52 @@ from samebits.audit._verify.verify_report import CheckRow
 
 SHOWN_LINES = 12
 """Lines of a failed process's output that are shown."""
+_LEGAL = {
+    "overwritten": "DistributedDataParallel overwrites them with those of rank 0 at a later forward",
+    "own": "each rank gathers the statistics of its own batches",
+}
+"""Buffers that may differ between ranks (`ObservedObjects.replicas`), and why."""
+
+
+Records = Sequence[Record | None]
+"""The records of one run: one for each rank, None where there is nothing readable."""
 
 
 @dataclass(frozen=True)
 class BaselineComparison:
     """Compares with the baseline; differences between two plain runs are known to it."""
 
-    baseline: Record
-    ignore: frozenset[str]
+    baseline: Sequence[Record]
+    """The record of each rank; of a single process, one."""
+    ignore: tuple[frozenset[str], ...]
     """Paths of local variables that differ between two equal runs, such as a stopwatch's, or that are printed only."""
-    shadow: Difference | None
+    shadow: Difference | None = None
     """The first difference of two plain runs: a row that differs no earlier has no cause of its own."""
 
     @classmethod
-    def of(cls, baseline: Record, again: Record | None) -> BaselineComparison:
+    def of(cls, baseline: Sequence[Record], again: Records) -> BaselineComparison:
         """Returns the comparison for a baseline and its repeat."""
-        if again is None:
-            return cls(baseline, harmless(baseline), None)
-        ignore = unstable(baseline, again) | harmless(baseline)
-        return cls(baseline, ignore, first_difference_of_segments(baseline, [again], ignore=ignore))
+        pairs = list(zip(baseline, again, strict=True))
+        ignore = [harmless(a) | (frozenset() if b is None else unstable(a, b)) for a, b in pairs]
+        judge = cls(baseline, tuple(ignore))
+        return replace(judge, shadow=judge.difference([again]))
 
     @property
     def is_useless(self) -> bool:
         """True if two plain runs differ so early that no other row could prove anything."""
         return self.shadow is not None and _when(self.shadow) <= min(
-            line.step for line in self.baseline.steps.values()
+            line.step for record in self.baseline for line in record.steps.values()
         )
 
     def row(self, check: Check, outcomes: Sequence[ProcessOutcome]) -> CheckRow:
         """Returns the row of `check`, whose processes ended with `outcomes` (fewer than planned after a failure)."""
+        if check.group == "replicas" and not check.does_not_apply:
+            return self._replicas(check)
         if not outcomes:
             return CheckRow(check)
-        segments = [outcome.record for outcome in outcomes if outcome.record is not None]
-        compared = _steps_compared(self.baseline, segments)
-        difference = self.difference(segments)
+        runs = [outcome.records for outcome in outcomes]
+        compared = min(_steps_compared(a, _segments(runs, rank)) for rank, a in enumerate(self.baseline))
+        difference = self.difference(runs)
         failed = outcomes[-1].failure()  # the first to fail is the last to have run
         output = outcomes[-1].ended.tail(SHOWN_LINES) if failed else ""
         if failed and difference is not None and difference.place == "end":
@@ -62,11 +78,36 @@ class BaselineComparison:
         remark = _remark(self.baseline, outcomes)
         return CheckRow(check, compared, difference, failed, output, could_not, remark, overshadowed)
 
-    def difference(self, segments: list[Record]) -> Difference | None:
-        """Returns the first difference of a run's records, of one or more processes, from the baseline."""
-        if not segments:
-            return None
-        return first_difference_of_segments(self.baseline, segments, ignore=self.ignore)
+    def difference(self, runs: Sequence[Records]) -> Difference | None:
+        """Returns the first difference of a run, of one or more processes or jobs, from the baseline."""
+        found = []
+        for rank, (baseline, ignore) in enumerate(zip(self.baseline, self.ignore, strict=True)):
+            if segments := _segments(runs, rank):
+                one = first_difference_of_segments(baseline, segments, ignore=ignore)
+                found.append(one and (replace(one, rank=rank) if len(self.baseline) > 1 else one))
+        return earliest(found)
+
+    def _replicas(self, check: Check) -> CheckRow:
+        """Returns the row that compares the ranks of the baseline with one another."""
+        first, *others = self.baseline
+        facts = (first.end or {}).get("replicas", {})
+        may_differ = frozenset(
+            [*facts["overwritten"], *facts["own"], *(["optimizer"] if facts["sharded"] else [])]
+        )
+        found = [
+            one and replace(one, rank=rank, detail="from rank 0")
+            for rank, other in enumerate(others, 1)
+            for one in [replica_difference(first, other, may_differ)]
+        ]
+        unequal = {path: None for other in others for path in unequal_buffers(first, other)}
+        remark = "; ".join(
+            f"buffers ({_shown(paths)}) differ between two steps: {why}"
+            for kind, why in _LEGAL.items()
+            if (paths := [path for path in unequal if path in facts[kind]])
+        )
+        compared = min(steps_compared(first, other) for other in others)
+        could_not = "" if compared else "no step was compared"
+        return CheckRow(check, compared, earliest(found), could_not=could_not, remark=remark)
 
     def _is_overshadowed(self, check: Check, difference: Difference | None) -> bool:
         if self.shadow is None or difference is None or check.group == "run-again":
@@ -84,20 +125,30 @@ def _when(difference: Difference) -> float:
     return math.inf if difference.place == "end" else difference.step
 
 
+def _segments(runs: Sequence[Records], rank: int) -> list[Record]:
+    return [record for records in runs if (record := records[rank]) is not None]
+
+
+def _shown(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:2]) + (f", ... {len(paths) - 2} more" if len(paths) > 2 else "")
+
+
 def _steps_compared(baseline: Record, segments: Sequence[Record]) -> int:
     seen = {key for segment in segments for key in segment.steps}
     return len(seen & baseline.steps.keys())
 
 
-def _remark(baseline: Record, outcomes: Sequence[ProcessOutcome]) -> str:
+def _remark(baseline: Sequence[Record], outcomes: Sequence[ProcessOutcome]) -> str:
+    known = {note for record in baseline for note in record.notes}
     found = []
     for outcome in outcomes:
-        record, threads = outcome.record, outcome.process.threads
-        if record is None or record.end is None:
-            continue
-        found += [note for note in record.notes if note not in baseline.notes]
-        if threads is not None and record.end.get("threads", [threads])[-1:] not in ([], [threads]):
-            found.append("no effect: the script sets its own number")
+        threads = outcome.process.threads
+        for record in outcome.records:
+            if record is None or record.end is None:
+                continue
+            found += [note for note in record.notes if note not in known]
+            if threads is not None and record.end.get("threads", [threads])[-1:] not in ([], [threads]):
+                found.append("no effect: the script sets its own number")
     return "; ".join(dict.fromkeys(found))
 
 
@@ -106,6 +157,7 @@ def _proves_nothing(outcomes: Sequence[ProcessOutcome], compared: int) -> str:
         kill = outcome.process.kill
         if kill is not None and not outcome.killed_as_planned:
             return f"the kill ({kill.description()}) did not hit a live run"
-    if any(outcome.record is None or not outcome.record.resumed_from for outcome in outcomes[1:]):
+    resumed = (record for outcome in outcomes[1:] for record in outcome.records)
+    if any(record is None or not record.resumed_from for record in resumed):
         return "a restart began anew instead of resuming"
     return "" if compared else "no step was compared"

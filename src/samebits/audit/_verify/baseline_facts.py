@@ -6,8 +6,11 @@ from samebits.audit._record.read_record import Record, RecordLine
 from samebits.audit._verify.check_plan import BaselineFacts
 
 
-def facts_of(record: Record) -> BaselineFacts:
-    """Returns steps, ends of epochs, validations inside a body, use of `Run`, loader workers, thread and machine invariance."""
+def facts_of(record: Record, *others: Record) -> BaselineFacts:
+    """Returns steps, ends of epochs, validations inside a body, use of `Run`, loader workers, thread and machine invariance.
+
+    `record` is that of rank 0, `others` those of the other ranks of a job.
+    """
     lines = list(record.steps.values())
     end = record.end or {}
     return BaselineFacts(
@@ -19,6 +22,8 @@ def facts_of(record: Record) -> BaselineFacts:
         loaders=end.get("loaders"),
         thread_invariant=bool(end.get("thread_invariant")),
         machine_invariant=bool(end.get("machine_invariant")),
+        ranks=1 + len(others),
+        ddp=bool(end.get("replicas", {}).get("ddp")),
     )
 
 

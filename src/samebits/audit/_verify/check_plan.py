@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-GROUPS = ("run-again", "kill", "workers", "threads", "cpu")
+GROUPS = ("run-again", "replicas", "kill", "workers", "threads", "cpu")
 """The groups that `--checks` selects from, in the order of the table."""
 KILLS = ("kill-mid-epoch", "kill-epoch-end", "kill-twice")
 """The rows of "kill", which `--checks` also takes one by one."""
@@ -33,6 +33,10 @@ class BaselineFacts:
     """True if the switch was on, thread counts included, in every step."""
     machine_invariant: bool = False
     """True if the switch was on, the CPU included, in every step."""
+    ranks: int = 1
+    """The number of processes of a job."""
+    ddp: bool = False
+    """True if a DistributedDataParallel was called: it promises equal replicas."""
 
 
 _PLACES = {
@@ -50,6 +54,8 @@ class Kill:
 
     at: str
     step: int
+    rank: int | None = None
+    """The rank that is killed, in a job of several; None: all of them, by the death of torchrun."""
 
     def description(self) -> str:
         """The kill point in words."""
@@ -96,6 +102,8 @@ def run_again() -> Check:
 def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> list[Check]:
     """Returns every row after the first two runs, for those of `groups` that were selected."""
     found: list[Check] = []
+    if "replicas" in groups and (facts.ranks > 1 or groups == ("replicas",)):
+        found.append(_replicas(facts))
     kills = zip(KILLS, kill_checks(facts, random.Random(seed)), strict=True)
     found += [check for name, check in kills if name in groups or "kill" in groups]
     if "workers" in groups:
@@ -105,6 +113,14 @@ def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> li
     if "cpu" in groups and (facts.machine_invariant or groups == ("cpu",)):
         found.append(_older_cpu(facts))
     return found
+
+
+def _replicas(facts: BaselineFacts) -> Check:
+    name = "replicas equal"
+    if facts.ranks == 1:
+        return Check("replicas", name, does_not_apply="the script runs as one process (--nproc-per-node)")
+    note = "" if facts.ddp else "no DistributedDataParallel was called"
+    return Check("replicas", name, "the ranks of the baseline", promised=facts.ddp, note=note)
 
 
 def kill_checks(facts: BaselineFacts, draw: random.Random) -> list[Check]:
@@ -137,13 +153,17 @@ def _mid_epoch(facts: BaselineFacts, draw: random.Random) -> Check:
     half = facts.steps[len(facts.steps) // 2]
     late = [pair for pair in pairs if pair[0] >= half] or pairs
     commit, step = draw.choice(sorted([pair for pair in late if pair[0] % 2] or late))
-    kill = Kill(draw.choice(("body", "optimizer")), step)
+    kill = Kill(draw.choice(("body", "optimizer")), step, _draw_rank(facts, draw))
     return Check(
         "kill",
         KILL_NAMES[0],
-        _describe(kill, commit),
+        _describe(facts, kill, commit),
         (ProcessVariation(kill, (commit,)), ProcessVariation()),
     )
+
+
+def _draw_rank(facts: BaselineFacts, draw: random.Random) -> int | None:
+    return draw.randrange(facts.ranks) if facts.ranks > 1 else None
 
 
 def _before(step: int, inside: set[int], lasts: frozenset[int]) -> list[int]:
@@ -165,7 +185,7 @@ def _epoch_end(facts: BaselineFacts, draw: random.Random) -> Check:
     return Check(
         "kill",
         KILL_NAMES[1],
-        _describe(kill, commit),
+        _describe(facts, kill, commit),
         (ProcessVariation(kill, (commit,)), ProcessVariation()),
     )
 
@@ -176,18 +196,24 @@ def _twice(facts: BaselineFacts, draw: random.Random) -> Check:
     validations = [step for step in facts.validations if step >= first]
     early = validations[:-1] or validations
     step = draw.choice(early or list(facts.steps[1:-1]) or [first])
-    kill = Kill("validation" if early else "optimizer", step)
+    # Only rank 0 is known to validate; others may wait for it.
+    kill = Kill("validation" if early else "optimizer", step, 0 if facts.ranks > 1 else None)
     commit = max(first, step - draw.randrange(4))
     save = draw.randrange(step + 1, end) if step + 1 < end else end
     name = KILL_NAMES[2] if early else KILL_NAMES[2].replace("a validation", "a step")
     second = Kill("commit", save)
-    varied = f"{_describe(kill, commit)}; then SIGKILL {second.description()}"
+    varied = f"{_describe(facts, kill, commit)}; then {_sigkill(facts, second)}"
     resumed = ProcessVariation(second, (save,))
     return Check("kill", name, varied, (ProcessVariation(kill, (commit,)), resumed, ProcessVariation()))
 
 
-def _describe(kill: Kill, commit: int) -> str:
-    return f"SIGKILL {kill.description()}, saved before step {commit}"
+def _describe(facts: BaselineFacts, kill: Kill, commit: int) -> str:
+    return f"{_sigkill(facts, kill)}, saved before step {commit}"
+
+
+def _sigkill(facts: BaselineFacts, kill: Kill) -> str:
+    killed = "all ranks" if kill.rank is None else f"rank {kill.rank}"
+    return f"SIGKILL {f'of {killed} ' if facts.ranks > 1 else ''}{kill.description()}"
 
 
 def _workers(facts: BaselineFacts, number: int) -> Check:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -13,12 +14,13 @@ from pathlib import Path
 
 from samebits.audit._child.launch_spec import LaunchSpec
 from samebits.audit._record.read_record import Record, read_record
+from samebits.audit._record.record_file import folder_of_rank
+from samebits.audit._verify import reaper
 from samebits.audit._verify.check_plan import ProcessVariation
 from samebits.audit._verify.child_processes import ExitedProcess, run_child
 from samebits.audit._verify.folder.working_folder import WorkingFolder
 from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
 from samebits.audit._verify.process_start import Start
-from samebits.audit._verify.reaper import remove
 from samebits.errors import RecordError
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -26,6 +28,10 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 _IN_ORDER = {"PYTHONUNBUFFERED": "1"}
 """Output and tracebacks are in the log in the order in which they happened."""
+
+
+_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0", "--no-python")
+_HASH_SEED_OF_RANK = 'PYTHONHASHSEED=$(((PYTHONHASHSEED + RANK) % 4294967296)) exec "$@"'
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,13 @@ class Request:
     timeout: float | None = None
     in_place: bool = False
     """Run in the working directory itself, not in views of it."""
+    nproc_per_node: int | None = None
+    """Start the script through torchrun, as a job of so many ranks on this machine."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes that one run of the script has."""
+        return self.nproc_per_node or 1
 
 
 @dataclass(frozen=True)
@@ -72,23 +85,34 @@ class CheckEnvironment:
 
 @dataclass(frozen=True)
 class ProcessOutcome:
-    """A process that ended, and its record (None: nothing readable)."""
+    """A process that ended, and its record (None: nothing readable); of a job by torchrun: the record of each rank."""
 
     process: ProcessVariation
     variant: int
     ended: ExitedProcess
-    record: Record | None
+    records: tuple[Record | None, ...]
+
+    @property
+    def record(self) -> Record | None:
+        """The record of rank 0, or of the only process."""
+        return self.records[0]
 
     @property
     def killed_as_planned(self) -> bool:
-        """True if it was killed by its own SIGKILL at the planned kill point, and not by another process or too late."""
-        by_signal = self.ended.returncode == -signal.SIGKILL and not self.ended.timed_out
-        return by_signal and self.record is not None and self.record.killed is not None
+        """True if it was killed by its own SIGKILL at the planned kill point, and not by another process or too late.
+
+        When one rank of a job is killed, torchrun ends the others, and itself with exit code 1.
+        """
+        one_rank = self.process.kill is not None and self.process.kill.rank is not None
+        by_signal = self.ended.returncode == (1 if one_rank else -signal.SIGKILL) and not self.ended.timed_out
+        return by_signal and any(record.killed is not None for record in self.records if record is not None)
 
     def failure(self) -> str:
         """The end of the process, if not as planned; empty otherwise."""
         if self.ended.timed_out:
             return f"a process took more than {self.ended.seconds:.0f} s: {self.ended.tail(1).strip()}"
+        if self.killed_as_planned:
+            return ""
         if self.process.kill is not None and self.ended.returncode in (0, -signal.SIGKILL):
             return ""
         if self.ended.returncode < 0:
@@ -96,9 +120,30 @@ class ProcessOutcome:
         printed = self.ended.tail(1).strip()
         if not self.ended.returncode:
             return ""
+        if len(self.records) > 1:
+            return self._failure_of_rank()
         if self.ended.returncode != 1:  # an exception's is 1
             return f"a process ended with exit code {self.ended.returncode}: {printed}"
         return f"a process raised: {printed}"
+
+    def _failure_of_rank(self) -> str:
+        """Returns the end of the first rank to fail; the others are ended by torchrun, or lose their connection."""
+        # A rank without an exception is known to torchrun only.
+        found = re.search(
+            r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", self.ended.log.read_text(), re.DOTALL
+        )
+        records = list(enumerate(self.records))
+        if found is not None and not any(
+            number == int(found[1]) and _error(record) for number, record in records
+        ):
+            return f"rank {found[1]} ended with exit code {found[2]}"
+        raised = [
+            (record.path.stat().st_mtime_ns, n, _error(record))
+            for n, record in records
+            if record and _error(record)
+        ]
+        _, rank, error = min(raised, default=(0, 0, self.ended.tail(1).strip()))
+        return f"rank {rank} raised: {error}"
 
 
 @dataclass
@@ -131,15 +176,23 @@ class Runner:
             environment = self._environment(process, home / "t", surroundings, start)
             command = self._command(spec, start)
             ended = await run_child(command, environment, home / "log", self.timeout, start.folder)
+            if self.request.nproc_per_node is not None:  # ranks have sessions of their own
+                await asyncio.to_thread(reaper.sweep, str(home))
         if self.folder is not None:
             self.folder.check()
         self.on_end()
-        return ProcessOutcome(process, surroundings.variant, ended, _record_of(home / "record"))
+        return ProcessOutcome(process, surroundings.variant, ended, self._records(home / "record"))
+
+    def _records(self, folder: Path) -> tuple[Record | None, ...]:
+        if self.request.ranks == 1:
+            return (_record_of(folder),)
+        folders = [folder_of_rank(folder, rank) for rank in range(self.request.ranks)]
+        return tuple(_without_interrupted_step(_record_of(one)) for one in folders)
 
     def remove_layer(self, run_root: Path) -> None:
         """Removes the files that a finished check wrote to the working directory."""
         if not self.request.keep:
-            remove(self._layer(run_root))
+            reaper.remove(self._layer(run_root))
 
     def _layer(self, run_root: Path) -> Path:
         """Returns the folder of a check's writes. It is not below the run root: a user's run directory that was copied,
@@ -163,7 +216,15 @@ class Runner:
 
     def _command(self, spec: Path, start: Start) -> list[str]:
         launch = [sys.executable, "-m", "samebits.audit._child.launch", str(spec)]
-        return [*start.before, *launch, start.script, *self.request.args]
+        return [*start.before, *self._torchrun(), *launch, start.script, *self.request.args]
+
+    def _torchrun(self) -> list[str]:
+        """Returns the words before the command of each rank; the ranks have different hash seeds, as in a job of the user's."""
+        number = self.request.nproc_per_node
+        if number is None:
+            return []
+        each = [] if self.request.as_run else ["sh", "-c", _HASH_SEED_OF_RANK, "sh"]
+        return [*_TORCHRUN, f"--nproc-per-node={number}", *each]
 
     def _environment(
         self, process: ProcessVariation, temporary: Path, surroundings: CheckEnvironment, start: Start
@@ -183,6 +244,10 @@ class Runner:
         self, process: ProcessVariation, record: Path, run_root: Path, surroundings: CheckEnvironment
     ) -> LaunchSpec:
         steps, kill = self.request.steps, process.kill
+        job = self.request.nproc_per_node is not None
+        place = None if kill is None else {"at": kill.at, "step": kill.step}
+        if job and kill is not None and place is not None:
+            place |= {"rank": kill.rank or 0, "parent": kill.rank is None}
         return LaunchSpec(
             record_dir=str(record),
             all_memory=True,
@@ -190,7 +255,7 @@ class Runner:
             stop_after_steps=steps,
             batches_per_epoch=None if steps is None else max(1, steps // 2),
             commit_steps=process.commit_steps,
-            kill=None if kill is None else {"at": kill.at, "step": kill.step},
+            kill=place,
             num_workers=process.num_workers,
             threads=process.threads,
             listing_seed=surroundings.listing_seed,
@@ -200,7 +265,22 @@ class Runner:
             thread_invariant=self.request.thread_invariant,
             machine_invariant=self.request.machine_invariant,
             seed=0 if self.request.as_run else None,
+            die_with_parent=job,
         )
+
+
+def _error(record: Record | None) -> str:
+    return (record is not None and record.end is not None and record.end.get("error")) or ""
+
+
+def _without_interrupted_step(record: Record | None) -> Record | None:
+    """Returns the record without its last step if the rank ended with an error, such as that another rank is gone.
+
+    It may have been in the middle of that step.
+    """
+    if record is not None and _error(record) and record.steps:
+        record.steps.popitem()
+    return record
 
 
 def _record_of(folder: Path) -> Record | None:

@@ -36,6 +36,17 @@ _WORKERS = {
     "batch": "Keep no counters or caches on the dataset object: each loader worker has its own copy. Transforms that draw from "
     "generators of their own (MONAI's, albumentations') are equal in samebits.data.DataLoader, and not in torch's",
 }
+_FROM_RANK_0 = (
+    "Every rank must make the same update: no draw, number or buffer of its own may go into the parameters "
+    "(draw from a key: `samebits.random.uniform(samebits.random.fold_in(key, step.number), ...)`), and every module that "
+    "trains must be called through DistributedDataParallel"
+)
+_REPLICAS = {
+    "model": _FROM_RANK_0,
+    "optimizer": _FROM_RANK_0,
+    "buffers": "Set it alike on all ranks: DistributedDataParallel does not overwrite it (broadcast_buffers=False, or a "
+    "module outside of it)",
+}
 
 _ATTRIBUTE = re.compile(
     r"(?!self\.)([A-Za-z_]\w*)\.(?!keys\(\)|dataset\b|sampler\b|batch_sampler\b|collate_fn\b)"
@@ -47,7 +58,7 @@ def cure_of(check: Check, difference: Difference | None) -> str:
     """Returns the cure that the first component to differ suggests for this kind of check; empty when none does."""
     if difference is None:
         return ""
-    special = {"kill": _KILLED, "workers": _WORKERS}.get(check.group, {})
+    special = {"kill": _KILLED, "workers": _WORKERS, "replicas": _REPLICAS}.get(check.group, {})
     component = (
         "initial"
         if difference.place == "start" and difference.component in {"model", "buffers"}

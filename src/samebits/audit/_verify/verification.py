@@ -95,18 +95,21 @@ class _Verification:
 
     async def report(self) -> VerifyReport:
         command = shlex.join((self.request.script, *self.request.args))
-        self.progress.say(f"verifying: {command}   (--seed {self.request.seed})")
+        number = self.request.nproc_per_node
+        job = "" if number is None else f"--nproc-per-node {number}, "
+        self.progress.say(f"verifying: {command}   ({job}--seed {self.request.seed})")
         first = await self.runner.run(ProcessVariation(), self._root("baseline"))
-        baseline = self._require_success(first)
+        baselines = self._require_success(first)
+        baseline = baselines[0]
         self.runner.remove_layer(self._root("baseline"))
         if self.runner.timeout is None:
             self.runner.timeout = PATIENCE_S + PATIENCE * first.ended.seconds
         self.runner.on_end = self.progress.advance
-        facts = facts_of(baseline)
+        facts = facts_of(*baselines)
         checks = checks_after(facts, self.request.groups, self.request.seed)
         processes = 1 + sum(len(check.processes) for check in checks)
         self._announce_plan(first.ended.seconds, len(facts.steps), processes)
-        rows = await self._rows(baseline, run_again(), checks)
+        rows = await self._rows(baselines, run_again(), checks)
         return VerifyReport(
             script=self.request.script,
             args=self.request.args,
@@ -114,8 +117,9 @@ class _Verification:
             final=baseline.final or "(no model was seen)",
             environment=(baseline.end or {}).get("environment", {}),
             rows=tuple(rows),
-            notes=tuple(self._notes(baseline, facts)),
+            notes=tuple(self._notes(baselines, facts)),
             groups=self.request.groups,
+            nproc_per_node=self.request.nproc_per_node,
             shortened_to=self.request.steps,
         )
 
@@ -130,8 +134,9 @@ class _Verification:
         estimate = math.ceil(seconds * processes / jobs)
         self.progress.say(f"baseline {seconds:.1f} s, {steps} steps; {more}, about {estimate} s")
 
-    def _notes(self, baseline: Record, facts: BaselineFacts) -> list[str]:
-        notes = [*baseline.notes, *(f"not seen: {item}" for item in (baseline.end or {}).get("not_seen", ()))]
+    def _notes(self, baselines: Sequence[Record], facts: BaselineFacts) -> list[str]:
+        notes = list(dict.fromkeys(note for record in baselines for note in record.notes))
+        notes += [f"not seen: {item}" for item in (baselines[0].end or {}).get("not_seen", ())]
         if self.request.in_place:
             notes.append(
                 f"--in-place: files that the script itself writes below {Path.cwd()} were overwritten"
@@ -142,9 +147,10 @@ class _Verification:
             )
         return notes
 
-    def _require_success(self, first: ProcessOutcome) -> Record:
+    def _require_success(self, first: ProcessOutcome) -> list[Record]:
         failure = first.failure()
-        if failure or first.record is None or not first.record.steps:
+        records = [record for record in first.records if record is not None and record.steps]
+        if failure or len(records) < len(first.records):
             failure = (
                 failure
                 or "no step was seen, of a Run, of an optimizer, or of parameters that change between two calls of a module: "
@@ -152,7 +158,7 @@ class _Verification:
             )
             log = self._saved_log(first)
             raise VerifyError(f"{self.request.script}: {failure} (its output: {log})")
-        return first.record
+        return records
 
     def _saved_log(self, first: ProcessOutcome) -> Path:
         """Returns the log at a path that survives the scratch."""
@@ -162,12 +168,20 @@ class _Verification:
         os.close(handle)
         return Path(shutil.copyfile(first.ended.log, name))
 
-    async def _rows(self, baseline: Record, again: Check, checks: Sequence[Check]) -> list[CheckRow]:
+    async def _rows(
+        self, baseline: Sequence[Record], again: Check, checks: Sequence[Check]
+    ) -> list[CheckRow]:
         await self._run(again)
-        judge = BaselineComparison.of(baseline, self.outcomes[again.name][0].record)
+        judge = BaselineComparison.of(baseline, self.outcomes[again.name][0].records)
         first = judge.row(again, self.outcomes[again.name])
         if judge.is_useless:
-            return [first, *(CheckRow(check, overshadowed=True) for check in checks)]
+            return [
+                first,
+                *(
+                    judge.row(c, ()) if c.group == "replicas" else CheckRow(c, overshadowed=True)
+                    for c in checks
+                ),
+            ]
         await asyncio.gather(*(self._run(check) for check in checks))
         rows = [judge.row(check, self.outcomes[check.name]) for check in checks]
         return await self._separate_surroundings(judge, [first, *rows])
@@ -196,7 +210,7 @@ class _Verification:
                 root = self._root(f"control {outcome.variant}")
                 plain = await self.runner.run(ProcessVariation(), root, outcome.variant)
                 self.runner.remove_layer(root)
-                found = judge.difference([plain.record] if plain.record else [])
+                found = judge.difference([plain.records])
                 if found is not None:
                     return self._again_differs(judge, rows, found)
         return rows

@@ -61,7 +61,8 @@ class CheckRow:
                 else "not run: 'run again' differs"
             )
         if self.difference is not None and not self.check.promised and self.difference.place == "step":
-            return f"differs first at step {self.difference.step}"
+            rank = "" if self.difference.rank is None else f"rank {self.difference.rank} "
+            return f"{rank}differs first at step {self.difference.step}"
         if self.difference is not None:
             return replace(self.difference, others=()).sentence()
         return self.failed or self.could_not or "equal"
@@ -87,6 +88,7 @@ class CheckRow:
             "equal": self.equal,
             "difference": found
             and {
+                "rank": found.rank,
                 "step": found.step,
                 "component": found.component,
                 "paths": list(found.paths),
@@ -115,6 +117,8 @@ class VerifyReport:
     """The groups that `--checks` selected."""
     shortened_to: int | None = None
     """The number of steps of each run, where `--steps` set one."""
+    nproc_per_node: int | None = None
+    """The number of ranks, where torchrun started them."""
 
     @property
     def exit(self) -> int:
@@ -158,6 +162,7 @@ class VerifyReport:
         steps = min(row.steps_compared for row in rows)
         steps_in_words = f"{'all ' if steps > 1 else ''}{steps} step{'' if steps == 1 else 's'}"
         short = "" if self.shortened_to is None else f" of a short run (--steps {self.shortened_to})"
+        short += "" if self.nproc_per_node is None else f" of each of {self.nproc_per_node} ranks"
         said = f"{word}: the same bits in {steps_in_words}{short}, {_join_words(ways)}."
         return (
             f"{said} Not proven: {in_parentheses(missing, '; ')}."
@@ -188,7 +193,11 @@ class VerifyReport:
             "schema": SCHEMA,
             "script": self.script,
             "args": list(self.args),
-            "options": {"steps": self.shortened_to, "checks": list(self.groups)},
+            "options": {
+                "steps": self.shortened_to,
+                "checks": list(self.groups),
+                "nproc_per_node": self.nproc_per_node,
+            },
             "verdict": self.verdict(),
             "exit": self.exit,
             "proven": [row.check.name for row in self.rows if row.decides and row.equal],
@@ -206,6 +215,7 @@ def in_parentheses(reasons: Mapping[str, str], between: str = ", ") -> str:
 
 
 _TITLES = {
+    "replicas": "equal replicas",
     "kill": "killed and resumed",
     "workers": "loader workers",
     "threads": "number of threads",
@@ -219,6 +229,8 @@ def _way_in_words(group: str, checks: list[Check]) -> str:
         return "run again" if checks else ""
     if group == "kill":
         return f"killed and resumed in {len(checks)} way{'' if len(checks) == 1 else 's'}"
+    if group == "replicas":
+        return "with equal replicas"
     if group == "cpu":
         return "as on a CPU with AVX2"
     varied = [check.processes[0] for check in checks]

@@ -36,6 +36,14 @@ def verify(
             help="Stop each run after N steps, with epochs of N // 2 batches.",
         ),
     ] = None,
+    nproc_per_node: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=whole_number(2, least=1),
+            help="Start each run through torchrun, as N ranks on this machine.",
+        ),
+    ] = None,
     checks: Annotated[
         str | None,
         typer.Option(metavar="CHECK,...", help="Only these checks, listed below. [default: all]"),
@@ -70,7 +78,7 @@ def verify(
         typer.Option(
             metavar="N",
             parser=whole_number(2, least=1),
-            help="Runs at the same time. [default: 2; with a GPU 1]",
+            help="Runs at the same time. [default: 2; with a GPU or --nproc-per-node 1]",
         ),
     ] = None,
     keep: Annotated[
@@ -95,6 +103,8 @@ def verify(
 
     Checks:
         run-again       the same command a second time; always done
+        replicas        with --nproc-per-node: parameters, buffers and optimizer
+                        state of all ranks are equal after each step
         kill            killed and resumed in three ways, or one of these alone:
                         kill-mid-epoch, kill-epoch-end, kill-twice
         workers         with 0, 1 and 3 loader workers
@@ -106,6 +116,7 @@ def verify(
     Examples:
         samebits verify --run --steps 40 train.py
         samebits verify --checks kill --json report.json train.py --epochs 3
+        samebits verify --nproc-per-node 2 train.py
 
     Read more: docs/verify.md
     """
@@ -120,7 +131,8 @@ def verify(
         **promises,
         steps=steps,
         groups=GROUPS if checks is None else tuple(checks.split(",")),
-        jobs=jobs or checking.jobs(),
+        jobs=jobs or (checking.jobs() if nproc_per_node is None else 1),
+        nproc_per_node=nproc_per_node,
         keep=keep,
         seed=secrets.randbelow(10**6) if seed is None else seed,
         timeout=timeout,
