@@ -124,7 +124,7 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
     recorder = _record(stack, script, spec)
     if spec.overlaid:
         stack.enter_context(rename_folders_by_copy())
-    if spec.kill is not None and spec.kill.get("rank") in (None, int(os.environ.get("RANK", 0))):
+    if spec.kill is not None and spec.kill.get("rank") in (None, int(os.environ.get("RANK", "0"))):
         killer = audit._child.kill.Killer(
             spec.kill["at"],
             spec.kill["step"],

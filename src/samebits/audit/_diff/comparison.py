@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from samebits.audit._diff.difference import Difference
-from samebits.audit._diff.first_difference import first_difference, steps_compared
+from samebits.audit._diff.first_difference import earliest, first_difference, steps_compared
 from samebits.audit._record.read_record import Record
+from samebits.errors import RecordError
 
 EQUAL, DIFFERENT, CANNOT_TELL = 0, 1, 2
 
@@ -50,6 +52,28 @@ class Comparison:
     def _compared(self) -> str:
         steps = f"{self.steps} step{'' if self.steps == 1 else 's'} compared"
         return f"{steps} (losses and learning rates)" if self.level == "loss" else steps
+
+
+def compare_ranks(a: Sequence[Record], b: Sequence[Record]) -> Comparison:
+    """Compares two jobs rank by rank; returns the comparison of the rank that differs first, else of one that cannot tell.
+
+    Raises `RecordError` for two jobs of different numbers of ranks.
+    """
+    if len(a) != len(b):
+        raise RecordError(
+            f"{a[0].path} is of a job of {len(a)} ranks, {b[0].path} of {len(b)}. Compare jobs of one size."
+        )
+    found = [compare(mine, theirs) for mine, theirs in zip(a, b, strict=True)]
+    if len(found) == 1:
+        return found[0]
+    found = [
+        replace(one, difference=one.difference and replace(one.difference, rank=rank))
+        for rank, one in enumerate(found)
+    ]
+    first = earliest(one.difference for one in found)
+    if first is None:
+        return max(found, key=lambda one: one.exit)
+    return next(one for one in found if one.difference is first)
 
 
 def compare(a: Record, b: Record) -> Comparison:

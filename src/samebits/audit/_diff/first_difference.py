@@ -87,15 +87,21 @@ def earliest(differences: Iterable[Difference | None]) -> Difference | None:
     return min(filter(None, differences), key=when, default=None)
 
 
-def replica_difference(first: Record, other: Record, may_differ: frozenset[str]) -> Difference | None:
+def replica_difference(
+    first: Record, other: Record, may_differ: frozenset[str], statistics: frozenset[str]
+) -> Difference | None:
     """Returns the first difference of another rank's parameters, buffers and optimizer state from rank 0's.
 
-    Only what both have is compared, and nothing of `may_differ`: components, and paths of buffers.
+    Only what both have is compared. What is in `may_differ` (components, and paths of buffers) is no difference by
+    itself; a buffer of them that is not in `statistics` may be the cause of one.
     """
     for mine, theirs in _pairs(first, other):
-        found = {name: _paths(name, mine, theirs, shared=True) for name in _SHARED_ONLY - may_differ}
-        found["buffers"] = tuple(path for path in found["buffers"] if path not in may_differ)
-        if parts := {name: paths for name, paths in found.items() if paths}:
+        found = {name: _paths(name, mine, theirs, shared=True) for name in _SHARED_ONLY}
+        if {*found["buffers"]} - may_differ or any(
+            found[name] for name in {"model", "optimizer"} - may_differ
+        ):
+            found["buffers"] = tuple(path for path in found["buffers"] if path not in statistics)
+            parts = {name: paths for name, paths in found.items() if paths and name not in may_differ}
             return _difference(mine, theirs, parts, AFTER_A_BODY, "step")
     return None
 

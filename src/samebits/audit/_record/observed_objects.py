@@ -112,21 +112,23 @@ class ObservedObjects:
     def replicas(self) -> dict[str, Any]:
         """Returns the facts that a comparison of the ranks needs: which buffers may differ between two steps.
 
-        "overwritten": by DistributedDataParallel with rank 0's, in a forward. "own": statistics of a normalisation,
-        which each rank gathers from its own batches. "sharded": each rank has the optimizer state of other parameters.
+        "overwritten": by DistributedDataParallel with rank 0's, in a forward. "statistics": of a normalisation, which
+        each rank gathers from its own batches. "sharded": each rank has the optimizer state of other parameters.
         """
         roots = [*_prefix(self._roots).values(), *self.models().values()]
         parts = [part for root in roots for part in root.modules()]
         wrappers = [part for part in parts if isinstance(part, DistributedDataParallel)]
         overwritten = {id(b) for ddp in wrappers if ddp.broadcast_buffers for b in ddp.module.buffers()}
-        own = {id(b) for part in parts if isinstance(part, _NormBase) for b in part.buffers(recurse=False)}
+        statistics = {
+            id(b) for part in parts if isinstance(part, _NormBase) for b in part.buffers(recurse=False)
+        }
         named = [
             (prefix + path, id(b)) for prefix, m in self.models().items() for path, b in m.named_buffers()
         ]
         return {
             "ddp": bool(wrappers),
             "overwritten": [path for path, buffer in named if buffer in overwritten],
-            "own": [path for path, buffer in named if buffer in own - overwritten],
+            "statistics": [path for path, buffer in named if buffer in statistics],
             "sharded": any(type(o).__name__ == "ZeroRedundancyOptimizer" for o in self.optimizers().values()),
         }
 

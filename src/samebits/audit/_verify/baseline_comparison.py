@@ -25,7 +25,7 @@ SHOWN_LINES = 12
 """Lines of a failed process's output that are shown."""
 _LEGAL = {
     "overwritten": "DistributedDataParallel overwrites them with those of rank 0 at a later forward",
-    "own": "each rank gathers the statistics of its own batches",
+    "statistics": "each rank gathers the statistics of its own batches",
 }
 """Buffers that may differ between ranks (`ObservedObjects.replicas`), and why."""
 
@@ -92,12 +92,12 @@ class BaselineComparison:
         first, *others = self.baseline
         facts = (first.end or {}).get("replicas", {})
         may_differ = frozenset(
-            [*facts["overwritten"], *facts["own"], *(["optimizer"] if facts["sharded"] else [])]
+            [*facts["overwritten"], *facts["statistics"], *(["optimizer"] if facts["sharded"] else [])]
         )
         found = [
             one and replace(one, rank=rank, detail="from rank 0")
             for rank, other in enumerate(others, 1)
-            for one in [replica_difference(first, other, may_differ)]
+            for one in [replica_difference(first, other, may_differ, frozenset(facts["statistics"]))]
         ]
         unequal = {path: None for other in others for path in unequal_buffers(first, other)}
         remark = "; ".join(

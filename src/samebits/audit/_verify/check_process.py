@@ -238,7 +238,8 @@ class Runner:
         own = {"TMPDIR": str(temporary), "PYTHONHASHSEED": str(fixed)}
         if start.folder is not None and start.folder != Path.cwd():
             own["PWD"] = str(start.folder)  # as a shell's cd would set it
-        return {**_WAITING, **_IN_ORDER, **os.environ, **threads, **cpu, **own}
+        as_torchrun = {"OMP_NUM_THREADS": "1"} if self.request.ranks > 1 else {}  # which says so in a banner
+        return {**_WAITING, **_IN_ORDER, **as_torchrun, **os.environ, **threads, **cpu, **own}
 
     def _spec(
         self, process: ProcessVariation, record: Path, run_root: Path, surroundings: CheckEnvironment

@@ -44,8 +44,8 @@ _FROM_RANK_0 = (
 _REPLICAS = {
     "model": _FROM_RANK_0,
     "optimizer": _FROM_RANK_0,
-    "buffers": "Set it alike on all ranks: DistributedDataParallel does not overwrite it (broadcast_buffers=False, or a "
-    "module outside of it)",
+    "buffers": "Set the buffer alike on all ranks. DistributedDataParallel overwrites buffers with those of rank 0 only in a "
+    "forward, only of the module that it was given, and not with broadcast_buffers=False",
 }
 
 _ATTRIBUTE = re.compile(

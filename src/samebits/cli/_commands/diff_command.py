@@ -25,7 +25,7 @@ def diff(
 ) -> None:
     """Name the first step at which two recorded runs differ.
 
-    It prints the step, the component that differs there (batch, loss, model, optimizer, ...), and how many
+    It prints the rank (in jobs of torchrun), the step, the component that differs there (batch, loss, model, optimizer, ...), and how many
     steps were compared.
 
     Exit status: 0 they are equal; 1 they differ, or one of them raised an error; 2 could not be checked: one
@@ -38,8 +38,8 @@ def diff(
     Read more: docs/verify.md
     """
     check_json_file(json_file)
-    read = audit._record.read_record.read_record
-    found = audit._diff.comparison.compare(read(first), read(second))
+    read = audit._record.read_record.read_ranks
+    found = audit._diff.comparison.compare_ranks(read(first), read(second))
     if not is_standard_output(json_file):
         print(found.sentence())
     write_json(json_file, {"schema": SCHEMA, "first": first, "second": second, **_content(found)})
@@ -55,6 +55,7 @@ def _content(found: Comparison) -> dict[str, Any]:
         "level": found.level,
         "difference": one
         and {
+            "rank": one.rank,
             "step": one.step,
             "component": one.component,
             "paths": list(one.paths),

@@ -46,7 +46,10 @@ def run(
     ] = False,
     record: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Write a digest of every step to DIR, for `samebits diff`."),
+        typer.Option(
+            metavar="DIR",
+            help="Write a digest of every step to DIR, for `samebits diff`. Under torchrun: to DIR/rank0, DIR/rank1, ...",
+        ),
     ] = None,
     record_level: Annotated[
         str,
@@ -74,12 +77,14 @@ def run(
     Examples:
         samebits run train.py --epochs 3
         samebits run --record runs/a train.py
+        torchrun --nproc-per-node 2 -m samebits run --record runs/a train.py
 
     Read more: docs/start.md
     """
     check_script(script)
     if record is not None:
-        _check_record(Path(record), [script, *(args or ())])
+        folder = audit._record.record_file.folder_of_process(record)
+        _check_record(folder, [script, *(args or ())])
     spec = LaunchSpec(
         record_dir=record,
         level=record_level,
@@ -91,7 +96,7 @@ def run(
     )
     status = audit._child.launch.execute(script, list(args or ()), spec)
     if record is not None:
-        _warn_of_empty(Path(record))
+        _warn_of_empty(audit._record.record_file.folder_of_process(record))
     raise typer.Exit(status)
 
 
