@@ -88,28 +88,32 @@ def earliest(differences: Iterable[Difference | None]) -> Difference | None:
 
 
 def replica_difference(
-    first: Record, other: Record, may_differ: frozenset[str], statistics: frozenset[str]
+    first: Record, other: Record, may_differ: frozenset[str], harmless: frozenset[str]
 ) -> Difference | None:
     """Returns the first difference of another rank's parameters, buffers and optimizer state from rank 0's.
 
-    Only what both have is compared. What is in `may_differ` (components, and paths of buffers) is no difference by
-    itself; a buffer of them that is not in `statistics` may be the cause of one.
+    Only what both have is compared. What is in `may_differ` or `harmless` (components and paths) is no difference by
+    itself; that of `may_differ` may be the cause of one.
     """
     for mine, theirs in _pairs(first, other):
-        found = {name: _paths(name, mine, theirs, shared=True) for name in _SHARED_ONLY}
-        if {*found["buffers"]} - may_differ or any(
-            found[name] for name in {"model", "optimizer"} - may_differ
-        ):
-            found["buffers"] = tuple(path for path in found["buffers"] if path not in statistics)
-            parts = {name: paths for name, paths in found.items() if paths and name not in may_differ}
+        parts = {
+            name: paths
+            for name in _SHARED_ONLY - harmless
+            if (paths := tuple(path for path in _unequal(name, mine, theirs) if path not in harmless))
+        }
+        if not may_differ.issuperset(path for paths in parts.values() for path in paths):
             return _difference(mine, theirs, parts, AFTER_A_BODY, "step")
     return None
 
 
-def unequal_buffers(first: Record, other: Record) -> dict[str, None]:
-    """Returns the buffers that differ between two ranks after any step, in the order of the model."""
-    pairs = _pairs(first, other)
-    return {path: None for mine, theirs in pairs for path in _paths("buffers", mine, theirs, shared=True)}
+def unequal_leaves(first: Record, other: Record) -> dict[str, None]:
+    """Returns the parameters and buffers that differ between two ranks after any step, in the order of the model."""
+    lines = list(_pairs(first, other))
+    return {path: None for name in ("model", "buffers") for pair in lines for path in _unequal(name, *pair)}
+
+
+def _unequal(component: str, mine: RecordLine, theirs: RecordLine) -> tuple[str, ...]:
+    return _paths(component, mine, theirs, shared=True)
 
 
 def steps_compared(a: Record, b: Record) -> int:

@@ -110,26 +110,30 @@ class ObservedObjects:
         return _merge(given, others)
 
     def replicas(self) -> dict[str, Any]:
-        """Returns the facts that a comparison of the ranks needs: which buffers may differ between two steps.
+        """Returns the facts that a comparison of the ranks needs: the names of what may differ between two steps.
 
-        "overwritten": by DistributedDataParallel with rank 0's, in a forward. "statistics": of a normalisation, which
-        each rank gathers from its own batches. "sharded": each rank has the optimizer state of other parameters.
+        "overwritten": buffers that DistributedDataParallel overwrites in a forward with those of rank 0. "statistics":
+        of a normalisation, gathered from the rank's batches. "untrained": of modules without a parameter that trains,
+        such as an average that rank 0 alone updates. "sharded": each rank has other parameters' optimizer state.
         """
-        roots = [*_prefix(self._roots).values(), *self.models().values()]
-        parts = [part for root in roots for part in root.modules()]
+        models, optimizers = self.models(), self.optimizers().values()
+        parts = [part for root in [*self._roots, *models.values()] for part in root.modules()]
         wrappers = [part for part in parts if isinstance(part, DistributedDataParallel)]
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        trained = {id(p) for params in [*groups, *(ddp.parameters() for ddp in wrappers)] for p in params}
         overwritten = {id(b) for ddp in wrappers if ddp.broadcast_buffers for b in ddp.module.buffers()}
-        statistics = {
-            id(b) for part in parts if isinstance(part, _NormBase) for b in part.buffers(recurse=False)
-        }
-        named = [
-            (prefix + path, id(b)) for prefix, m in self.models().items() for path, b in m.named_buffers()
+        norms = [part for part in parts if isinstance(part, _NormBase)]
+        statistics = {id(b) for norm in norms for b in norm.buffers(recurse=False)}
+        named = [(f"{prefix}{path}", id(b)) for prefix, m in models.items() for path, b in m.named_buffers()]
+        idle = [
+            (prefix, m) for prefix, m in models.items() if not any(id(p) in trained for p in m.parameters())
         ]
         return {
             "ddp": bool(wrappers),
             "overwritten": [path for path, buffer in named if buffer in overwritten],
             "statistics": [path for path, buffer in named if buffer in statistics],
-            "sharded": any(type(o).__name__ == "ZeroRedundancyOptimizer" for o in self.optimizers().values()),
+            "untrained": [f"{prefix}{path}" for prefix, module in idle for path in module.state_dict()],
+            "sharded": any(type(one).__name__ == "ZeroRedundancyOptimizer" for one in optimizers),
         }
 
     def summary(self) -> list[str]:

@@ -14,7 +14,7 @@ from samebits.audit._diff.first_difference import (
     harmless,
     replica_difference,
     steps_compared,
-    unequal_buffers,
+    unequal_leaves,
     unstable,
 )
 from samebits.audit._verify.check_plan import Check
@@ -25,9 +25,10 @@ SHOWN_LINES = 12
 """Lines of a failed process's output that are shown."""
 _LEGAL = {
     "overwritten": "DistributedDataParallel overwrites them with those of rank 0 at a later forward",
-    "statistics": "each rank gathers the statistics of its own batches",
+    "untrained": "their module has no parameter that trains",
+    "statistics": "each rank gathers them from its own batches",
 }
-"""Buffers that may differ between ranks (`ObservedObjects.replicas`), and why."""
+"""Values that may differ between ranks (`ObservedObjects.replicas`), and why."""
 
 
 Records = Sequence[Record | None]
@@ -90,24 +91,22 @@ class BaselineComparison:
     def _replicas(self, check: Check) -> CheckRow:
         """Returns the row that compares the ranks of the baseline with one another."""
         first, *others = self.baseline
-        facts = (first.end or {}).get("replicas", {})
-        may_differ = frozenset(
-            [*facts["overwritten"], *facts["statistics"], *(["optimizer"] if facts["sharded"] else [])]
-        )
+        facts = (first.end or {})["replicas"]
+        harmless = frozenset([*facts["statistics"], *facts["untrained"], *["optimizer"][: facts["sharded"]]])
         found = [
-            one and replace(one, rank=rank, detail="from rank 0")
-            for rank, other in enumerate(others, 1)
-            for one in [replica_difference(first, other, may_differ, frozenset(facts["statistics"]))]
+            replica_difference(first, other, frozenset(facts["overwritten"]), harmless) for other in others
         ]
-        unequal = {path: None for other in others for path in unequal_buffers(first, other)}
+        named = [one and replace(one, rank=rank, detail="from rank 0") for rank, one in enumerate(found, 1)]
+        unequal = {path: None for other in others for path in unequal_leaves(first, other)}
+        legal = {path: kind for kind in reversed(_LEGAL) for path in facts[kind]}
         remark = "; ".join(
-            f"buffers ({_shown(paths)}) differ between two steps: {why}"
+            f"{_shown(paths)} may differ between two steps: {why}"
             for kind, why in _LEGAL.items()
-            if (paths := [path for path in unequal if path in facts[kind]])
+            if (paths := [path for path in unequal if legal.get(path) == kind])
         )
         compared = min(steps_compared(first, other) for other in others)
         could_not = "" if compared else "no step was compared"
-        return CheckRow(check, compared, earliest(found), could_not=could_not, remark=remark)
+        return CheckRow(check, compared, earliest(named), could_not=could_not, remark=remark)
 
     def _is_overshadowed(self, check: Check, difference: Difference | None) -> bool:
         if self.shadow is None or difference is None or check.group == "run-again":

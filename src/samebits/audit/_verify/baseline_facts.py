@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from samebits.audit._record.read_record import Record, RecordLine
 from samebits.audit._verify.check_plan import BaselineFacts
 
@@ -18,13 +20,29 @@ def facts_of(record: Record, *others: Record) -> BaselineFacts:
         epoch_firsts=frozenset(line.step for line in lines if line.batch_index == 0),
         epoch_lasts=_epoch_lasts(lines),
         validations=tuple(sorted(line.step for line in lines if "eval" in line.values)),
-        uses_run=any(seen.startswith("loop ") for seen in end.get("seen", ())),
+        uses_run=_uses_run(end),
         loaders=end.get("loaders"),
         thread_invariant=bool(end.get("thread_invariant")),
         machine_invariant=bool(end.get("machine_invariant")),
         ranks=1 + len(others),
-        ddp=bool(end.get("replicas", {}).get("ddp")),
+        unequal_replicas=_unequal_replicas(end),
     )
+
+
+def _unequal_replicas(end: dict[str, Any]) -> str:
+    replicas = end.get("replicas", {})
+    if not replicas.get("ddp"):
+        return "no DistributedDataParallel was called"
+    in_a_step = replicas["sharded"] and not _uses_run(end)
+    return (
+        "ZeroRedundancyOptimizer exchanges parameters after the step of its own optimizer"
+        if in_a_step
+        else ""
+    )
+
+
+def _uses_run(end: dict[str, Any]) -> bool:
+    return any(seen.startswith("loop ") for seen in end.get("seen", ()))
 
 
 def _epoch_lasts(lines: list[RecordLine]) -> frozenset[int]:

@@ -35,8 +35,8 @@ class BaselineFacts:
     """True if the switch was on, the CPU included, in every step."""
     ranks: int = 1
     """The number of processes of a job."""
-    ddp: bool = False
-    """True if a DistributedDataParallel was called: it promises equal replicas."""
+    unequal_replicas: str = ""
+    """The reason why replicas may be unequal after a step; empty: DistributedDataParallel promises that they are equal."""
 
 
 _PLACES = {
@@ -119,8 +119,8 @@ def _replicas(facts: BaselineFacts) -> Check:
     name = "replicas equal"
     if facts.ranks == 1:
         return Check("replicas", name, does_not_apply="the script runs as one process (--nproc-per-node)")
-    note = "" if facts.ddp else "no DistributedDataParallel was called"
-    return Check("replicas", name, "the ranks of the baseline", promised=facts.ddp, note=note)
+    note = facts.unequal_replicas
+    return Check("replicas", name, "the ranks of the baseline", promised=not note, note=note)
 
 
 def kill_checks(facts: BaselineFacts, draw: random.Random) -> list[Check]:
