@@ -100,6 +100,7 @@ def test_the_verdict_says_what_was_left_out_and_cut_short():
         "REPRODUCED: the same bits in all 8 steps of a short run (--steps 8), run again. Not proven: loader workers (left "
         "out by --checks); number of threads (left out by --checks)."
     )
-    assert report.to_dict()["options"] == {"steps": 8, "checks": ["run-again", "kill-twice"]}
+    options = {"steps": 8, "checks": ["run-again", "kill-twice"], "nproc_per_node": None}
+    assert report.to_dict()["options"] == options
     whole = VerifyReport("train.py", (), 3, "xxh3-128:0", {}, rows)
     assert whole.verdict() == "REPRODUCED: the same bits in all 8 steps, run again."

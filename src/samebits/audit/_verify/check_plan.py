@@ -118,7 +118,9 @@ def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> li
 def _replicas(facts: BaselineFacts) -> Check:
     name = "replicas equal"
     if facts.ranks == 1:
-        return Check("replicas", name, does_not_apply="the script runs as one process (--nproc-per-node)")
+        return Check(
+            "replicas", name, does_not_apply="the script runs as one process; --nproc-per-node N starts more"
+        )
     note = facts.unequal_replicas
     return Check("replicas", name, "the ranks of the baseline", promised=not note, note=note)
 

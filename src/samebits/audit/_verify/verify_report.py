@@ -162,7 +162,7 @@ class VerifyReport:
         steps = min(row.steps_compared for row in rows)
         steps_in_words = f"{'all ' if steps > 1 else ''}{steps} step{'' if steps == 1 else 's'}"
         short = "" if self.shortened_to is None else f" of a short run (--steps {self.shortened_to})"
-        short += "" if self.nproc_per_node is None else f" of each of {self.nproc_per_node} ranks"
+        short += f" of each of {self.nproc_per_node} ranks" if (self.nproc_per_node or 1) > 1 else ""
         said = f"{word}: the same bits in {steps_in_words}{short}, {_join_words(ways)}."
         return (
             f"{said} Not proven: {in_parentheses(missing, '; ')}."

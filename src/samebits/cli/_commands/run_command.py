@@ -48,7 +48,8 @@ def run(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Write a digest of every step to DIR, for `samebits diff`. Under torchrun: to DIR/rank0, DIR/rank1, ...",
+            help="Write a digest of every step to DIR, for `samebits diff`; of a job of several ranks (torchrun -m "
+            "samebits run ...), to DIR/rank0, DIR/rank1, and so on.",
         ),
     ] = None,
     record_level: Annotated[
@@ -77,7 +78,6 @@ def run(
     Examples:
         samebits run train.py --epochs 3
         samebits run --record runs/a train.py
-        torchrun --nproc-per-node 2 -m samebits run --record runs/a train.py
 
     Read more: docs/start.md
     """
