@@ -106,3 +106,25 @@ def test_the_row_of_another_cpu_is_for_those_who_ask_for_every_machine():
     assert "cpu" not in [check.group for check in checks_after(facts([4, 4]), every, 1)]
     (alone,) = checks_after(facts([4, 4]), ("cpu",), 1)
     assert "does not enable machine_invariant" in alone.does_not_apply
+
+
+@property_test
+@given(runs, st.integers(0, 10**6), st.integers(2, 5))
+def test_a_job_loses_one_rank_and_all_ranks(lengths, seed, ranks):
+    """Mid-epoch one rank is killed, at an epoch's end and in a save all; one process is killed at the same steps (control)."""
+    job = kill_checks(facts(lengths, ranks=ranks), random.Random(seed))
+    kills = [process.kill for check in job for process in check.processes if process.kill is not None]
+    assert kills[0].rank in range(ranks) and [kill.rank for kill in kills[1:]] == [None, 0, None]
+    assert f"SIGKILL of rank {kills[0].rank} " in job[0].varied and "SIGKILL of all ranks" in job[1].varied
+    alone = kill_checks(facts(lengths), random.Random(seed))
+    assert all(p.kill is None or p.kill.rank is None for check in alone for p in check.processes)
+    assert "SIGKILL in" in alone[0].varied
+
+
+def test_replicas_are_compared_where_there_are_any():
+    """A job has the row; one process has it only if it is asked for, and then it does not apply."""
+    groups = ("run-again", "replicas")
+    (row,) = checks_after(facts([4], ranks=2), groups, 0)
+    assert row.name == "replicas equal" and row.promised
+    assert checks_after(facts([4]), groups, 0) == []
+    assert checks_after(facts([4]), ("replicas",), 0)[0].does_not_apply

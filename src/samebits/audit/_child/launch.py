@@ -148,8 +148,8 @@ def _prepare(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None
 def _record(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:
     if spec.record_dir is None:
         return None
-    folder = audit._record.record_file.folder_of_process(spec.record_dir)
-    file = audit._record.record_file.RecordFile(folder)
+    files = audit._record.record_file
+    file = files.RecordFile(files.folder_of_process(spec.record_dir) if spec.by_rank else spec.record_dir)
     stack.callback(file.close)
     recorder = audit._record.recorder.Recorder(
         file,

@@ -20,6 +20,8 @@ class LaunchSpec:
 
     record_dir: str | None = None
     """Folder of `record.jsonl`; None records nothing."""
+    by_rank: bool = False
+    """With several ranks each has a folder of its own in `record_dir`."""
     level: str = "state"
     every: int = 1
     """Record each `every`-th step and the last one of each epoch."""

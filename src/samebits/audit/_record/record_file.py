@@ -80,8 +80,9 @@ class RecordFile:
 
 def folder_of_process(folder: str | os.PathLike[str]) -> Path:
     """Returns the folder of this process's record: `folder`, or one below it where a launcher has set several ranks."""
-    several = int(os.environ.get("WORLD_SIZE") or 1) > 1
-    return folder_of_rank(folder, int(os.environ["RANK"])) if several else Path(folder)
+    rank, number = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    several = rank.isdecimal() and number.isdecimal() and int(number) > 1
+    return folder_of_rank(folder, int(rank)) if several else Path(folder)
 
 
 def folder_of_rank(folder: str | os.PathLike[str], rank: int) -> Path:

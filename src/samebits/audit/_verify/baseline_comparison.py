@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from samebits.audit._diff.first_difference import (
     Difference,
@@ -91,8 +92,9 @@ class BaselineComparison:
     def _replicas(self, check: Check) -> CheckRow:
         """Returns the row that compares the ranks of the baseline with one another."""
         first, *others = self.baseline
-        facts = (first.end or {})["replicas"]
-        harmless = frozenset([*facts["statistics"], *facts["untrained"], *["optimizer"][: facts["sharded"]]])
+        facts: dict[str, Any] = (first.end or {}).get("replicas") or dict.fromkeys([*_LEGAL, "sharded"], ())
+        components = ["optimizer"] if facts["sharded"] else []
+        harmless = frozenset([*facts["statistics"], *facts["untrained"], *components])
         found = [
             replica_difference(first, other, frozenset(facts["overwritten"]), harmless) for other in others
         ]

@@ -251,6 +251,7 @@ class Runner:
             place |= {"rank": kill.rank or 0, "parent": kill.rank is None}
         return LaunchSpec(
             record_dir=str(record),
+            by_rank=job,
             all_memory=True,
             run_root=str(run_root),
             stop_after_steps=steps,

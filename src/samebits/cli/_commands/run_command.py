@@ -87,6 +87,7 @@ def run(
         _check_record(folder, [script, *(args or ())])
     spec = LaunchSpec(
         record_dir=record,
+        by_rank=True,
         level=record_level,
         every=record_every,
         switch=True,
