@@ -88,18 +88,18 @@ def earliest(differences: Iterable[Difference | None]) -> Difference | None:
 
 
 def replica_difference(
-    first: Record, other: Record, may_differ: frozenset[str], harmless: frozenset[str]
+    first: Record, other: Record, may_differ: frozenset[str], ignore: frozenset[str]
 ) -> Difference | None:
     """Returns the first difference of another rank's parameters, buffers and optimizer state from rank 0's.
 
-    Only what both have is compared. What is in `may_differ` or `harmless` (components and paths) is no difference by
+    Only what both have is compared. What is in `may_differ` or `ignore` (components and paths) is no difference by
     itself; that of `may_differ` may be the cause of one.
     """
     for mine, theirs in _pairs(first, other):
         parts = {
             name: paths
-            for name in _SHARED_ONLY - harmless
-            if (paths := tuple(path for path in _unequal(name, mine, theirs) if path not in harmless))
+            for name in _SHARED_ONLY - ignore
+            if (paths := tuple(path for path in _unequal(name, mine, theirs) if path not in ignore))
         }
         if not may_differ.issuperset(path for paths in parts.values() for path in paths):
             return _difference(mine, theirs, parts, AFTER_A_BODY, "step")

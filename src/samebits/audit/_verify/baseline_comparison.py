@@ -72,7 +72,7 @@ class BaselineComparison:
         compared = min(_steps_compared(a, _segments(runs, rank)) for rank, a in enumerate(self.baseline))
         difference = self.difference(runs)
         failed = outcomes[-1].failure()  # the first to fail is the last to have run
-        output = outcomes[-1].ended.tail(SHOWN_LINES) if failed else ""
+        output = outcomes[-1].output(SHOWN_LINES) if failed else ""
         if failed and difference is not None and difference.place == "end":
             difference = None  # its failure says more than its missing end
         could_not = "" if difference or failed else _proves_nothing(outcomes, compared)
@@ -94,9 +94,9 @@ class BaselineComparison:
         first, *others = self.baseline
         facts: dict[str, Any] = (first.end or {}).get("replicas") or dict.fromkeys([*_LEGAL, "sharded"], ())
         components = ["optimizer"] if facts["sharded"] else []
-        harmless = frozenset([*facts["statistics"], *facts["untrained"], *components])
+        ignore = frozenset([*facts["statistics"], *facts["untrained"], *components])
         found = [
-            replica_difference(first, other, frozenset(facts["overwritten"]), harmless) for other in others
+            replica_difference(first, other, frozenset(facts["overwritten"]), ignore) for other in others
         ]
         named = [one and replace(one, rank=rank, detail="from rank 0") for rank, one in enumerate(found, 1)]
         unequal = {path: None for other in others for path in unequal_leaves(first, other)}

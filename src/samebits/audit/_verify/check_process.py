@@ -31,6 +31,7 @@ _IN_ORDER = {"PYTHONUNBUFFERED": "1"}
 
 
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0", "--no-python")
+_TORCHRUN_REPORT = re.compile(r"[WE]\d{4} .* torch/distributed/elastic/")
 _HASH_SEED_OF_RANK = 'PYTHONHASHSEED=$(((PYTHONHASHSEED + RANK) % 4294967296)) exec "$@"'
 
 
@@ -126,24 +127,24 @@ class ProcessOutcome:
             return f"a process ended with exit code {self.ended.returncode}: {printed}"
         return f"a process raised: {printed}"
 
+    def output(self, lines: int) -> str:
+        """Returns the last lines that the script printed; those of torchrun about the ranks' ends are left out."""
+        return self.ended.tail(lines, _TORCHRUN_REPORT if len(self.records) > 1 else None)
+
     def _failure_of_rank(self) -> str:
         """Returns the end of the first rank to fail; the others are ended by torchrun, or lose their connection."""
-        # A rank without an exception is known to torchrun only.
-        found = re.search(
-            r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", self.ended.log.read_text(), re.DOTALL
-        )
-        records = list(enumerate(self.records))
-        if found is not None and not any(
-            number == int(found[1]) and _error(record) for number, record in records
-        ):
-            return f"rank {found[1]} ended with exit code {found[2]}"
-        raised = [
-            (record.path.stat().st_mtime_ns, n, _error(record))
-            for n, record in records
-            if record and _error(record)
-        ]
-        _, rank, error = min(raised, default=(0, 0, self.ended.tail(1).strip()))
-        return f"rank {rank} raised: {error}"
+        ended = {
+            rank: (record.path.stat().st_mtime_ns, error)
+            for rank, record in enumerate(self.records)
+            if record is not None and (error := _error(record))
+        }
+        # torchrun alone knows how a rank without an exception has ended.
+        report = self.ended.log.read_text(errors="replace")
+        cause = re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", report, re.DOTALL)
+        if cause is not None and int(cause[1]) not in ended:
+            return f"rank {cause[1]} ended with exit code {cause[2]}"
+        first = min(ended, key=lambda rank: ended[rank], default=None)
+        return self.ended.tail(1).strip() if first is None else f"rank {first} raised: {ended[first][1]}"
 
 
 @dataclass

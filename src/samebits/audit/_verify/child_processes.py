@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,9 +37,11 @@ class ExitedProcess:
     log: Path
     timed_out: bool = False
 
-    def tail(self, lines: int) -> str:
-        """Returns the last lines that the child printed and that are not empty."""
+    def tail(self, lines: int, before: re.Pattern[str] | None = None) -> str:
+        """Returns the last lines that the child printed and that are not empty, `before` a line that begins so."""
         printed = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        if before is not None:
+            printed = list(itertools.takewhile(lambda line: not before.match(line), printed))
         return "\n".join(printed[-lines:]) or "(it printed nothing)"
 
 
