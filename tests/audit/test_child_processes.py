@@ -1,6 +1,7 @@
 """Child processes never outlive a check."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,7 @@ def test_output_and_exit_status_come_back(tmp_path):
             run_child(*in_scratch(folder, "print(1, flush=True); raise ValueError('why')"))
         )
         assert (ended.returncode, ended.tail(1)) == (1, "ValueError: why")
+        assert ended.tail(9, re.compile("Traceback")) == "1"  # what another program reports below is left out
 
 
 def test_a_process_that_left_its_group_ends_with_the_scratch():
