@@ -169,7 +169,7 @@ def test_the_ddp_page_runs(root, tmp_path):
     )
     script = [command for command, _ in doc_pages.commands(compare)]
     pause = 'for i in $(seq 1200); do grep -q "epoch 0:" killed.txt && break; sleep 0.01; done'
-    script[2] = re.sub(r"sleep \d+", pause, script[2].replace("&", "> killed.txt 2>&1 &", 1))
+    script[1] = re.sub(r"sleep \d+", pause, script[1].replace("&", "> killed.txt 2>&1 &", 1))
     assert doc_pages.shell("\n".join(script), tmp_path).splitlines()[-1] == "equal"
     weights = re.findall(r"^rank \d: weights (\w+)$", (tmp_path / "whole.txt").read_text(), re.MULTILINE)
     assert len(weights) == 2
