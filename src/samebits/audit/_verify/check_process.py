@@ -182,13 +182,14 @@ class Runner:
         if self.folder is not None:
             self.folder.check()
         self.on_end()
-        return ProcessOutcome(process, surroundings.variant, ended, self._records(home / "record"))
+        return ProcessOutcome(process, surroundings.variant, ended, self._records(process, home / "record"))
 
-    def _records(self, folder: Path) -> tuple[Record | None, ...]:
+    def _records(self, process: ProcessVariation, folder: Path) -> tuple[Record | None, ...]:
         if self.request.ranks == 1:
             return (_record_of(folder),)
         folders = [folder_of_rank(folder, rank) for rank in range(self.request.ranks)]
-        return tuple(_without_interrupted_step(_record_of(one)) for one in folders)
+        replayed_from = min(process.commit_steps or (0,))
+        return tuple(_without_interrupted_step(_record_of(one), replayed_from) for one in folders)
 
     def remove_layer(self, run_root: Path) -> None:
         """Removes the files that a finished check wrote to the working directory."""
@@ -276,12 +277,14 @@ def _error(record: Record | None) -> str:
     return (record is not None and record.end is not None and record.end.get("error")) or ""
 
 
-def _without_interrupted_step(record: Record | None) -> Record | None:
-    """Returns the record without its last step if the rank ended with an error, such as that another rank is gone.
+def _without_interrupted_step(record: Record | None, replayed_from: int) -> Record | None:
+    """Returns the record without its last step if the rank was ended by the end of another one: in the middle of it, perhaps.
 
-    It may have been in the middle of that step.
+    It may have died before the record's last line. A step that no resumed process replays was complete.
     """
-    if record is not None and _error(record) and record.steps:
+    if record is None or record.killed is not None or (record.end is not None and not _error(record)):
+        return record
+    if record.steps and next(reversed(record.steps))[1] >= replayed_from:
         record.steps.popitem()
     return record
 
