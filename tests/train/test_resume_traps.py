@@ -13,6 +13,7 @@ from torch import nn
 import samebits
 from samebits import _digest as digest
 from samebits._context import Observer, CheckOverrides, process
+from samebits.errors import IncompleteStateError
 
 torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
 STEP_OF_EPOCH = 5
@@ -152,6 +153,30 @@ def activation_checkpointing(run_dir):
     return model.state_dict()
 
 
+def an_iterator_that_is_given_to_the_run(run_dir):
+    model, opt = make()
+    it = iter(samebits.data.Pipeline.from_source(Noisy()).repeat().shuffle(8).batch(4))
+    with samebits.Run(run_dir, model=model, opt=opt, it=it) as run:
+        for _, _ in run.steps(range(15)):
+            step_of(model, opt, next(it))
+    return model.state_dict()
+
+
+def an_iterator_by_hand_over_a_loader_of_the_run(run_dir, epochs=3):
+    model, opt = make()
+    data = loader()
+    it = iter(data)
+    with samebits.Run(run_dir, model=model, opt=opt, data=data) as run:
+        for _, _ in run.steps(range(5 * epochs)):
+            try:
+                x = next(it)
+            except StopIteration:
+                it = iter(data)
+                x = next(it)
+            step_of(model, opt, x)
+    return model.state_dict()
+
+
 def ended(program, run_dir, kill=None, commits=None):
     process.overrides = CheckOverrides(commit_steps=commits)
     if kill is not None:
@@ -169,6 +194,8 @@ PROGRAMS = [
     a_loop_left_by_break,
     frozen_then_trained,
     activation_checkpointing,
+    an_iterator_that_is_given_to_the_run,
+    an_iterator_by_hand_over_a_loader_of_the_run,
 ]
 
 
@@ -293,3 +320,35 @@ def test_a_compiled_model_with_automatic_shapes_is_refused(python):
     ).stdout
     assert "torch.compile(model, dynamic=False)" in out
     assert "samebits.nn.compiled(model, dynamic=False)" in out
+
+
+def test_an_iterator_by_hand_reads_what_the_loop_reads():
+    """Read with next() and a new iter() at each end, a loader of the run gives the batches of one, two, three epochs."""
+    data, seen = loader(seed=3), []
+    it = iter(data)
+    with samebits.Run(None, data=data, model=nn.Linear(1, 1)) as run:
+        for _, _ in run.steps(range(15)):
+            try:
+                seen.append(next(it))
+            except StopIteration:
+                it = iter(data)
+                seen.append(next(it))
+    other = loader(seed=3)
+    expected = [x for _ in range(3) for x in other]
+    assert all(map(torch.equal, seen, expected)) and len(seen) == len(expected) == 15
+
+
+def test_the_cure_for_an_iterator_names_what_can_be_done(tmp_path):
+    """Of a samebits loader: give it to the run. Of torch's, which has no position: let the run read it."""
+    for data, told in (
+        (loader(), r"it \(an iterator.*Run\(it=loader\)"),
+        (torch.utils.data.DataLoader(Noisy(), 4), r"it \(an iterator.*run.steps\(loader\)"),
+    ):
+        model, opt = make()
+        it = iter(data)
+        with (
+            pytest.raises(IncompleteStateError, match=told),
+            samebits.Run(tmp_path / type(data).__module__, model=model, opt=opt) as run,
+        ):
+            for _, _ in run.steps(range(5)):
+                step_of(model, opt, next(it))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from samebits._context import Position, Words, process
@@ -24,15 +25,23 @@ class Resumable:
     """Epoch and state of the next `iter()`."""
     _live: ReadPosition | None = None
     """The position of the current iteration."""
+    _newest: weakref.ref[PipelineIterator] | None = None
+    """The iterator that the last `iter()` returned."""
+    _resumed: PipelineIterator | None = None
+    """The iterator that the last `load_state_dict` has set to its state."""
+    _is_state = False
+    """True while it is an object of a run, which commits its position: then `iter()` in the body of a step is its next epoch."""
 
     def __iter__(self) -> PipelineIterator:
-        if process.position is not None:
+        if process.position is not None and not self._is_state:
             return self._iter_at(process.position, 0)
+        if self._resumed is not None and self._live is self._resumed.position and self._live.is_read:
+            self._next = (self._live.epoch + 1, None)  # the iterator that was there already has resumed
         (epoch, state), self._next = self._next, (self._next[0] + 1, None)
         iterator = self._iterate(self._key(), epoch)
         if state is not None:
             iterator.load_state_dict(state)
-        self._live = iterator.position
+        self._live, self._resumed, self._newest = iterator.position, None, weakref.ref(iterator)
         return iterator
 
     def _iter_at(self, position: Position, start: int) -> PipelineIterator:
@@ -56,13 +65,22 @@ class Resumable:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes the next `iter()` after the element at which `state` was taken, in O(1) where there is an index.
 
+        An iterator that was made before, and of which nothing was read, is set there, too: `it = iter(loader)` may stand
+        above the line that resumes.
+
         Raises:
             PipelineMismatchError: this is no such state, or of a newer samebits, or of another pipeline (the message says
                 where it differs).
         """
         probe = self._iterate(self._key(), 0)
         probe.load_state_dict(state)
-        self._next, self._live = (probe.position.epoch, dict(state)), None
+        self._next, self._resumed = (probe.position.epoch, dict(state)), None
+        newest = None if self._newest is None else self._newest()
+        if newest is None or newest.position is not self._live or newest.position.is_read:
+            self._live = None
+            return
+        newest.load_state_dict(state)
+        self._resumed = newest
 
     @property
     def _rolling_digest(self) -> int:

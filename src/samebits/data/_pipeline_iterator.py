@@ -83,6 +83,7 @@ class PipelineIterator(Iterator[Any]):
 
     def _next_element(self) -> Any:
         position = self.position
+        position.is_read = True
         if position.exhausted:
             raise StopIteration
         if self._elements is None:

@@ -28,6 +28,8 @@ class ReadPosition:
     state: State = None
     rolling_digest: int = 0
     exhausted: bool = False
+    is_read: bool = False
+    """True once an element was delivered from here."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position after the last element delivered; see `PipelineIterator.state_dict`."""
@@ -79,7 +81,7 @@ class ReadPosition:
                 f"load_state_dict: not a state of this pipeline, which has no element {inner}"
             )
         self.epoch, self.delivered, self.state, self.rolling_digest = epoch, delivered, inner, rolling
-        self.exhausted = False
+        self.exhausted = self.is_read = False
 
     @cached_property
     def _fingerprint(self) -> str:

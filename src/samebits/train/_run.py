@@ -18,6 +18,7 @@ import torch
 from samebits._context import Position, Words, notify, process
 from samebits._inspect.wrong_calls import explain_wrong_calls
 from samebits.checkpoint._open_store import resolve
+from samebits.data._loader_state import Resumable
 from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArgumentError, NonFiniteLossError
 from samebits.nn._layer_keys import name_layers
 from samebits.random import _int_keys as int_keys
@@ -205,6 +206,8 @@ class Run:
         if self._environment is not None:
             self._environment.hyperparameters.check_added(name, thing, str(self.run_dir), self._allowed)
         self.objects[name] = saved
+        if isinstance(saved, Resumable):
+            saved._is_state = True
         note_objects(self.objects)
         if isinstance(saved, torch.nn.Module):
             name_layers(saved, name)
@@ -247,6 +250,9 @@ class Run:
                 self._saving.on_stop(self._loops.stop())
         finally:
             hyperparameters.note_left(self.objects)
+            for saved in self.objects.values():
+                if isinstance(saved, Resumable):
+                    saved._is_state = False
             process.open_runs.pop(id(self), None)
             process.position = None
             process.run_key, process.rank_key = self._keys_before

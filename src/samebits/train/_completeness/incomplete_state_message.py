@@ -130,10 +130,12 @@ def _entry(subject: str, group: list[Change]) -> MessageLine:
     if change.now.root == "loader":
         return MessageLine(_of_loader(subject, change))
     if role.group == "iterator":
-        return MessageLine(
-            f"{subject} (an iterator, {where}): give its loader to the run, Run({root}=loader), which resumes it where it was; "
-            "or index by step.number."
+        cure = (
+            f"give its loader to the run, Run({root}=loader), which resumes it where it was"
+            if role.saves
+            else "let the run read its loader, in run.steps(loader) or epoch.steps(loader)"
         )
+        return MessageLine(f"{subject} (an iterator, {where}): {cure}; or index by step.number.")
     if (
         role.group in {"plain", "container"}
         and not role.saves

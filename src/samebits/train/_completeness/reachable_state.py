@@ -24,6 +24,7 @@ from samebits._inspect.reachable import DEPTH, Walk
 from samebits._inspect.rng_states import GENERATORS, of_generator
 from samebits._inspect.tree import PLAIN, leaf, plain
 from samebits._inspect.user_code import is_user_type
+from samebits.data._loader_state import Resumable
 from samebits.train._completeness import committed_memory, kinds_of_state
 
 NONE = plain(None)
@@ -97,6 +98,8 @@ class StateSnapshot(Walk):
         """The structure of the modules that were met, by path."""
         self.modules: list[tuple[str, torch.nn.Module]] = []
         self._names_given: dict[int, str] = {}
+        self._positions: set[int] = set()
+        """The identities of the positions of the run's loaders, which their iterators move on."""
         self._value: Any = None
         self._root = "given"
         self._places: list[StoredPlace] = []
@@ -159,6 +162,7 @@ class StateSnapshot(Walk):
         """Skips the objects of the run as any walk does, and keeps their names: a variable may later hold another object."""
         super().skip(objects)
         self._names_given = {id(thing): name for name, thing in objects.items()}
+        self._positions = {id(thing._live) for thing in objects.values() if isinstance(thing, Resumable)}
 
     def part(self, kind: str, name: str, path: str, value: Any, depth: int) -> None:
         """Walks a value inside another, and keeps the way that leads to it."""
@@ -371,7 +375,9 @@ class StateSnapshot(Walk):
             super().tensor(path, value, depth)
 
     def iterator(self, path: str, value: Any, depth: int) -> None:
-        """Adds one leaf, unless it is the iteration of a loader that was given to the run."""
+        """Adds one leaf, unless it was given to the run, or is the iteration of a loader that was."""
+        if id(value) in self._given or id(getattr(value, "position", None)) in self._positions:
+            return
         frame = value.gi_frame if isinstance(value, types.GeneratorType) else None
         if frame is None or id(frame.f_locals.get("loader")) not in self._given:
             super().iterator(path, value, depth)
