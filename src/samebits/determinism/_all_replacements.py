@@ -15,6 +15,7 @@ from samebits.determinism._kernels import (
     pointwise,
     reductions,
     softmax,
+    upsample,
 )
 from samebits.determinism._kernels.indexing import indexed_writes
 from samebits.determinism._kernels.norms import batchnorm, groupnorm, layernorm
@@ -34,6 +35,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     *lstm.REPLACEMENTS,
     *reductions.REPLACEMENTS,
     *softmax.REPLACEMENTS,
+    *upsample.REPLACEMENTS,
     *uninitialized_memory.REPLACEMENTS,
     *indexed_writes.REPLACEMENTS,
 )

@@ -18,7 +18,7 @@ Run = Callable[[], Any]
 Input = Callable[[torch.dtype], Any]
 """Makes one argument of a case for its dtype, always with the same values."""
 
-F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
+F32, BF16, F64, F16 = torch.float32, torch.bfloat16, torch.float64, torch.float16
 ALL_DTYPES = (F32, BF16, F64)
 THREAD_COUNTS = (1, 2, 3, 4, 8)
 _device: ContextVar[str] = ContextVar("device", default="cpu")

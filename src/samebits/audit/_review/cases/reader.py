@@ -19,7 +19,7 @@ from samebits.audit._review.case import ReviewCase
 from samebits.audit._review.cases import functions
 from samebits.errors import InvalidArgumentError
 
-_DTYPES = {"f32": case.F32, "bf16": case.BF16, "f64": case.F64}
+_DTYPES = {"f32": case.F32, "bf16": case.BF16, "f64": case.F64, "f16": case.F16}
 _KINDS = {"grad": case.backward, "layer": case.layer}
 _MAKERS = (case.normal, case.positive, case.cancelling, case.integers, case.mapped)
 _NAMES: dict[str, Any] = {make.__name__: make for make in _MAKERS}
