@@ -89,6 +89,9 @@ WRITES = {
     ),
     "bincount": lambda d: torch.bincount(d["index"], d["values"]),
     "histc": lambda d: torch.histc(d["values"], 50),
+    "histc of halves": lambda d: [
+        torch.histc(d["values"].to(kind), 50) for kind in (torch.bfloat16, torch.float16)
+    ],
     "unique": lambda d: torch.unique(d["index"], return_inverse=True, return_counts=True),
     "coalesce": lambda d: (
         torch.sparse_coo_tensor(d["index"][None], d["values"], (PLACES,)).coalesce().values()
@@ -127,7 +130,14 @@ def test_one_result_under_the_switch(name):
 def test_torchs_own_vary():
     """Negative control: without the switch index writes and weighted histograms have several results."""
     d = data()
-    for name in ("index_put accumulate", "put", "put accumulate", "histogram", "histogramdd"):
+    for name in (
+        "index_put accumulate",
+        "put",
+        "put accumulate",
+        "histogram",
+        "histogramdd",
+        "histc of halves",
+    ):
         assert results(lambda name=name: WRITES[name](d), THREADS * 3) > 1, name
 
 
@@ -186,6 +196,18 @@ def test_weighted_histogram_is_torchs(values, bins, density, dtype):
     if ours is not None:
         assert torch.equal(ours.bin_edges, expected.bin_edges)
         torch.testing.assert_close(ours.hist, expected.hist, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_histc_counts_every_element(dtype):
+    """Counts are those of float32, rounded once, also into `out=`, and beyond 2^24 in one bin at any thread count."""
+    values, many = torch.randn(60_000).to(dtype), torch.full((17_000_000,), 0.5, dtype=dtype)
+    with samebits.enable_op_determinism():
+        expected = torch.histc(values.float(), 9).to(dtype)
+        assert torch.equal(torch.histc(values, 9), expected)
+        assert torch.equal(torch.histc(values, 9, out=torch.empty(0, dtype=dtype)), expected)
+        assert results(lambda: torch.histc(many, 2, 0, 1), (1, 2)) == 1
+        assert torch.histc(many, 2, 0, 1)[1] == torch.tensor(1.7e7).to(dtype)
 
 
 def test_histogram_of_several_dimensions_is_torchs():

@@ -1,4 +1,4 @@
-"""Histograms with weights: fixed chunks of the points, each with sums of its own in float64, added in order."""
+"""Histograms: with weights, fixed chunks of the points, each with sums of its own in float64, added in order; counts that are exact."""
 
 from __future__ import annotations
 
@@ -151,7 +151,29 @@ def _span(points: Tensor) -> list[float] | None:
     return torch.stack(points.aminmax(dim=0), 1).flatten().tolist()
 
 
+def _histc(kernel: Kernel) -> Kernel:
+    def histc(self: Tensor, *args: Any) -> Tensor:
+        if not self.is_floating_point() or (self.element_size() > 2 and self.numel() < _EXACT_COUNT):
+            return kernel(self, *args)
+        exact = torch.float32 if self.numel() < _EXACT_COUNT else torch.float64
+        return kernel(self.to(exact), *args).to(self.dtype)
+
+    return histc
+
+
+def _histc_out(kernel: Kernel) -> Kernel:
+    ours = _histc(lambda self, *args: kernel(self, *args, out=self.new_empty(0)))
+
+    def histc_out(self: Tensor, *args: Any, out: Tensor) -> Tensor:
+        return into(out, ours(self, *args))
+
+    return histc_out
+
+
+_COUNTS = "threads count in the type of the tensor, where a half type ends at 256 or 2,048: counted in float32, rounded once"
 REPLACEMENTS = (
+    *replacements(("histc",), _histc, _COUNTS),
+    *replacements(("histc.out",), _histc_out, _COUNTS),
     *replacements(("histogram.bin_ct", "histogram.bins_tensor"), _histogram, _IN_ORDER),
     *replacements(("histogram.bin_ct_out", "histogram.bins_tensor_out"), _histogram_out, _IN_ORDER),
     *replacements(("_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"), _histogramdd, _IN_ORDER),
