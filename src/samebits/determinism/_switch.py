@@ -26,6 +26,7 @@ from samebits.determinism._guards import (
     asynchronous_training,
     conflicting_settings,
     custom_ops,
+    denormals,
     fake_tensors,
     loader_order,
     numpy_draws,
@@ -279,6 +280,7 @@ def _patch_functions(settings: OpDeterminismSettings) -> Iterator[None]:
         numpy_draws.watch(patches)
         python_draws.watch(patches)
         conflicting_settings.watch(patches)
+        denormals.watch(patches)
         asynchronous_training.refuse(patches)
         loader_order.watch(patches)
         custom_ops.watch(patches)

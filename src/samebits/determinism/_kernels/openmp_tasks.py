@@ -13,13 +13,9 @@ from typing import Any
 import torch
 
 from samebits._native.torch_threads import parallel, single_thread
+from samebits.determinism._guards.denormals import flushed
 
 _BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_SMALLEST = float.fromhex("0x1p-1074")
-
-
-def _flushes_denormals() -> bool:
-    return _SMALLEST * 1.0 == 0.0
 
 
 class _Tasks:
@@ -31,12 +27,12 @@ class _Tasks:
         self._tasks = tasks
         self._next = iter(range(len(tasks)))
         self._inference = torch.is_inference_mode_enabled()
-        self._flush = _flushes_denormals()
+        self._flush = flushed()
 
     def work(self, _: Any = None) -> None:
         """Takes tasks until none is left; an error ends the work of all threads. Runs on every thread of the team."""
         try:
-            if _flushes_denormals() != self._flush:  # a setting of each thread, and a part of the result
+            if flushed() != self._flush:  # a setting of each thread, and a part of the result
                 torch.set_flush_denormal(self._flush)
             with (
                 single_thread(),
