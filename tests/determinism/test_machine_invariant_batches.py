@@ -124,3 +124,60 @@ def test_without_the_mode_it_does():
     assert differing(make, shape, torch.float32, ALL)
     with samebits.enable_op_determinism(thread_invariant=True):
         assert differing(make, shape, torch.float32, ALL)
+
+
+def rows_of_distances(p):
+    """Whether rows of 1 to 60 have the distances and slopes of the same rows among 60."""
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 33), torch.randn(40, 33)
+
+    def some(count):
+        rows = x[:count].clone().requires_grad_()
+        made = torch.cdist(rows, y, p)
+        return made.detach(), torch.autograd.grad(made.sum(), rows)[0]
+
+    return all(torch.equal(a, b[:n]) for n in (1, 5, 25, 26, 31) for a, b in zip(some(n), some(60)))
+
+
+def rows_of_products():
+    """Whether rows of a chain of products do not depend on how many there are, by every function of it."""
+    a, *others = (torch.randn(n, m) for n, m in ((100, 20), (20, 50), (50, 3), (3, 70)))
+    out = torch.empty(0)
+    whole = torch.linalg.multi_dot([a, *others])
+    few = [torch.linalg.multi_dot([a[:n].clone(), *others]) for n in (1, 2, 31)]
+    torch.linalg.multi_dot([a[:7], *others], out=out)
+    few += [out, torch.chain_matmul(a[:3], *others), torch.linalg.multi_dot([a[0], *others])[None]]
+    return all(torch.equal(one, whole[: len(one)]) for one in few)
+
+
+@pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
+def test_distances_and_chains_of_products_do_not_know_how_many_rows_there_are():
+    """cdist of every norm with its gradient, multi_dot and chain_matmul; without the mode both follow the number."""
+    assert not rows_of_distances(2.0) and not rows_of_products()
+    with samebits.enable_op_determinism(machine_invariant=True):
+        assert all(map(rows_of_distances, (0.0, 1.0, 2.0, 3.0, float("inf"))))
+        assert rows_of_products()
+        x, y = (torch.randn(*shape, 4, dtype=torch.float64).requires_grad_() for shape in ((30,), (2, 5)))
+        assert torch.autograd.gradcheck(torch.cdist, (x, y))
+
+
+def test_the_layout_of_vectors_moves_no_bit():
+    """inner and tensordot of vectors with gaps are those of vectors without, and `dot`; without the mode they differ."""
+
+    def most(dtype):
+        found = []
+        for n in (100, 300, 1000, 5000):
+            a, b = torch.randn(2, n, generator=torch.Generator().manual_seed(n)).to(dtype)
+            gaps = [torch.stack([one] * 3, -1)[:, 0] for one in (a, b)]
+            pairs = ((a, b), (gaps[0], b), gaps)
+            found.append({f(*pair).item() for pair in pairs for f in (torch.inner, _tensordot)})
+        return max(map(len, found))
+
+    dtypes = torch.float32, torch.bfloat16, torch.float16, torch.float64
+    assert max(map(most, dtypes)) > 1
+    with samebits.enable_op_determinism(machine_invariant=True):
+        assert [*map(most, dtypes)] == [1] * 4
+
+
+def _tensordot(a, b):
+    return torch.tensordot(a, b, 1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -80,6 +82,22 @@ def _outer(kernel: Kernel, *, is_out: bool) -> Kernel:
     return multiply
 
 
+def _left_to_right(kernel: Kernel, *, ends: set[int]) -> Kernel:
+    """linalg.multi_dot and chain_matmul; `ends`: dimensions of the first and the last factor. Torch orders the products by their sizes, the number of rows among them."""
+
+    def multi_dot(tensors: Sequence[Tensor], **out: Tensor) -> Tensor:
+        ranks = [x.dim() for x in tensors]
+        fits = all(a.shape[-1] == b.shape[0] for a, b in pairwise(tensors) if b.dim() and a.dim())
+        if len(ranks) < 2 or not {ranks[0], ranks[-1]} <= ends or {*ranks[1:-1]} - {2} or not fits:
+            return kernel(tensors, **out)  # raises
+        first = tensors[0][None] if ranks[0] == 1 else tensors[0]  # a row: the last step is no dot product
+        result = functools.reduce(torch.matmul, tensors[1:], first)
+        result = result.squeeze(0) if ranks[0] == 1 else result
+        return into(out["out"], result) if out else result
+
+    return multi_dot
+
+
 RANKS = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1)}
 _REASON = "each CPU's library has an order of its own: chunks of 256 along the inner dimension, each one chain of fused multiply-adds"
 
@@ -100,6 +118,13 @@ def _all() -> tuple[Replacement, ...]:
             )
     for form, is_out in (("", False), (".out", True)):
         made += replacements(["addr" + form], partial(_outer, is_out=is_out), _REASON, only_machine=True)
+    for op, ends in (("linalg_multi_dot", {1, 2}), ("chain_matmul", {2})):
+        for form in ("", ".out"):
+            reason = "torch orders the products by their sizes: from left to right, for any number of rows"
+            make = partial(_left_to_right, ends=ends)
+            made.append(
+                Replacement(f"aten::{op}{form}", make, reason, device="AutogradCPU", only_machine=True)
+            )
     return (*made, *replacements(ACTIVATED, activated, _REASON, only_machine=True))
 
 

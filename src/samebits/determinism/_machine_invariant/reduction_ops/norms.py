@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from samebits.determinism._arithmetic.reductions.tensors import MEMORY, reduce
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._machine_invariant.operands import takes
-from samebits.determinism._replacement import replacements
+from samebits.determinism._replacement import Replacement, replacements
 
 _KINDS = {0: ("norm0", PLAIN), 1: ("norm1", PLAIN), 2: ("square", ROOT)}
 _EXTREMES = (float("inf"), float("-inf"))
@@ -91,12 +92,34 @@ def _center_and_spread(
 def _cdist(kernel: Kernel) -> Kernel:
     def forward(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:
         takes("_cdist_forward", x1.dtype, x2.dtype)
-        by_product = compute_mode in (None, 0) and (x1.shape[-2] > 25 or x2.shape[-2] > 25)
-        if not _are_points(x1, x2) or (p == 2 and (compute_mode == 1 or by_product)):
+        if not _are_points(x1, x2) or 0 in (*x1.shape, *x2.shape) or (p == 2 and compute_mode == 1):
             return kernel(x1, x2, p, compute_mode)  # checks; a product of matrices, through the dispatcher
-        return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+        others = x2.unsqueeze(-3)
+        distances = [
+            torch.linalg.vector_norm(rows.unsqueeze(-2) - others, p, -1)
+            for rows in x1.split(_rows_at_once(x1, x2), -2)
+        ]
+        return torch.cat(distances, -2)
 
     return forward
+
+
+def _cdist_of_any_size(kernel: Kernel) -> Kernel:
+    """cdist, which torch composes of products from 26 rows on: here of the differences, for any number of rows."""
+
+    def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
+        return kernel(x1, x2, p, 2 if compute_mode in (None, 0) else compute_mode)
+
+    return cdist
+
+
+def _rows_at_once(x1: Tensor, x2: Tensor) -> int:
+    """The rows of `x1` whose differences from all of `x2` are held at the same time."""
+    others = math.prod(x2.shape) * max(1, math.prod(x1.shape[:-2]))
+    return max(1, _DIFFERENCES // max(1, others))
+
+
+_DIFFERENCES = 1 << 24
 
 
 def _are_points(x1: Tensor, x2: Tensor) -> bool:
@@ -109,9 +132,13 @@ def _cdist_backward(kernel: Kernel) -> Kernel:
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
         if not _are_points(x1, x2) or 0 in (*x1.shape, *x2.shape):
             return kernel(grad, x1, x2, p, cdist)
-        difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
-        made = _slope(difference, grad.unsqueeze(-1), cdist.unsqueeze(-1), p)
-        return made.sum(-2).expand(*batch, *x1.shape[-2:]).contiguous()
+        count, others = _rows_at_once(x1, x2), x2.unsqueeze(-3)
+        parts = zip(*(x.split(count, -2) for x in (x1, grad, cdist)), strict=True)
+        slopes = [
+            _slope(rows.unsqueeze(-2) - others, slope.unsqueeze(-1), distance.unsqueeze(-1), p).sum(-2)
+            for rows, slope, distance in parts
+        ]
+        return torch.cat(slopes, -2).expand(*batch, *x1.shape[-2:]).contiguous()
 
     return backward
 
@@ -186,5 +213,12 @@ REPLACEMENTS = (
             ("_pdist_backward", _pdist_backward),
         )
         for replacement in replacements([name], make, _REASON, only_machine=True)
+    ),
+    Replacement(
+        "aten::cdist",
+        _cdist_of_any_size,
+        "from 26 rows on torch takes products of matrices: differences, for any number",
+        device="AutogradCPU",
+        only_machine=True,
     ),
 )

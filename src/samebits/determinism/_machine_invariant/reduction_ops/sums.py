@@ -13,7 +13,7 @@ from samebits.determinism._arithmetic.reductions.tensors import reduce
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.out_argument import into
 from samebits.determinism._machine_invariant.operands import takes
-from samebits.determinism._replacement import replacements
+from samebits.determinism._replacement import Replacement, replacements
 
 REASON = (
     "the lanes of torch's sum are those of the machine's vectors: ours are 16 in blocks of 256, by definition"
@@ -70,6 +70,15 @@ def _dot(kernel: Kernel) -> Kernel:
     return dot
 
 
+def _tensordot(kernel: Kernel) -> Kernel:
+    """Also of inner: torch composes it of a dot product where the factors have no gaps, else of a sum."""
+
+    def tensordot(self: Tensor, other: Tensor, *dims: Any, **out: Tensor) -> Tensor:
+        return kernel(self.contiguous(), other.contiguous(), *dims, **out)
+
+    return tensordot
+
+
 def _kind(x: Tensor, dtype: Any, out: Any) -> torch.dtype:
     """As in torch: the type asked for, else that of `out`, else the tensor's own."""
     return dtype or (x.dtype if out is None else out.dtype)
@@ -103,4 +112,13 @@ REPLACEMENTS = tuple(
         (("prod.dim_int", "prod.int_out"), _prod_of_dim),
     )
     for replacement in replacements(names, make, REASON, only_machine=True)
+) + tuple(
+    Replacement(
+        f"aten::{name}",
+        _tensordot,
+        "torch takes a sum of products where a factor has gaps: made contiguous",
+        device="AutogradCPU",
+        only_machine=True,
+    )
+    for name in ("tensordot", "tensordot.out")
 )
