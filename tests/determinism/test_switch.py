@@ -32,7 +32,7 @@ def test_on_sets_everything_and_off_restores_it():
     samebits.enable_op_determinism()
     assert samebits.op_determinism_enabled()
     now = settings()
-    assert now["algorithms"] and not now["warn_only"] and not now["fill"]
+    assert now["algorithms"] and not now["warn_only"] and now["fill"]
     assert now["cudnn"] == (True, False)
     assert now["environment"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert now["environment"]["TORCHINDUCTOR_DETERMINISTIC"] == "1"
@@ -130,6 +130,31 @@ def test_lstsq_varies_without_memory_fill(python):
     """Negative control: with torch's own switch and fill off, lstsq gives more than one result; torch 2.15 writes what it reads."""
     results = int(python(LSTSQ, "off").stdout)
     assert results == 1 if version_numbers(torch.__version__) >= (2, 15) else results > 1
+
+
+EMPTY = """
+import sys, torch, samebits
+torch.utils.deterministic.fill_uninitialized_memory = sys.argv[1] != "off"
+with samebits.enable_op_determinism():
+    if sys.argv[1] == "off later":
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    found = set()
+    for turn in range(20):
+        x = torch.full((50_000,), float(turn))
+        del x
+        made = torch.empty(50_000), torch.ones(1).new_empty(50_000), torch.ones(3).resize_(50_000), torch.mm(torch.eye(300), torch.eye(300))
+        found.add(b"".join(one.numpy().tobytes() for one in made))
+        del made
+    print(len(found), torch.utils.deterministic.fill_uninitialized_memory)
+"""
+
+
+def test_memory_that_nobody_wrote_has_the_same_bits(python):
+    """torch.empty, new_empty and resize_ repeat their bits 20 times; a user may turn that off before the switch, or after it."""
+    assert python(EMPTY, "on").stdout == "1 True\n"
+    for word in ("off", "off later"):  # the negative control, too
+        count, kept = python(EMPTY, word).stdout.split()
+        assert int(count) > 1 and kept == "False"
 
 
 def test_torch_seed_is_refused_under_the_switch():

@@ -35,7 +35,7 @@ from samebits.determinism._guards import (
     torch_generators,
 )
 from samebits.determinism._guards.torch_draws import SeedGuard
-from samebits.determinism._guards.uninitialized_memory import memory_fill
+from samebits.determinism._guards.uninitialized_memory import without_fill
 from samebits.determinism._replacement import Replacement
 from samebits.determinism._switch_arguments import explain
 from samebits.errors import ConflictError, InvalidArgumentError
@@ -132,7 +132,7 @@ def enable_op_determinism(
 
     Takes effect at once; earlier calls are not judged. As a context manager (`with enable_op_determinism():`) it is
     undone at the end of the block; blocks nest, the inner one's arguments hold inside it. It sets: deterministic
-    algorithms (strict), cuDNN deterministic and without benchmark, the cuBLAS workspace, Inductor's deterministic mode,
+    algorithms (strict; memory that nobody wrote is filled, as torch does), cuDNN deterministic and without benchmark, the cuBLAS workspace, Inductor's deterministic mode,
     kernels of our own where torch's vary (`samebits ops`), and a guard in front of every op that draws from a default
     generator. Turning it off leaves no trace.
 
@@ -220,12 +220,9 @@ def _set_flags() -> Iterator[None]:
     """Sets flags of torch, and the variable that cuBLAS reads at its first product."""
     torchs = torch._C
     algorithms = torchs._get_deterministic_algorithms(), torchs._get_deterministic_algorithms_warn_only()
-    fill = memory_fill.fill_uninitialized_memory
     cudnn = torchs._get_cudnn_deterministic(), torchs._get_cudnn_benchmark()
     workspace = os.environ.get(conflicting_settings.CUBLAS_VARIABLE)
     torchs._set_deterministic_algorithms(True, warn_only=False)
-    # Filling costs about 15% on large runs; only ops known to read unwritten memory get it (`_guards/uninitialized_memory.py`).
-    memory_fill.fill_uninitialized_memory = False
     torchs._set_cudnn_deterministic(True)
     torchs._set_cudnn_benchmark(False)
     os.environ[conflicting_settings.CUBLAS_VARIABLE] = workspace or ":4096:8"
@@ -233,7 +230,6 @@ def _set_flags() -> Iterator[None]:
         yield
     finally:
         torchs._set_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
-        memory_fill.fill_uninitialized_memory = fill
         torchs._set_cudnn_deterministic(cudnn[0])
         torchs._set_cudnn_benchmark(cudnn[1])
         if workspace is None:
@@ -250,9 +246,9 @@ def _install_kernels(settings: OpDeterminismSettings) -> Iterator[None]:
     try:
         ours = reviewed_schemas.installable(_wanted_replacements(settings))
         for it in ours:
-            overrides.put(it.op, it.device, it.make)
-            if it.device == "AutogradCPU":  # inference mode passes autograd by
-                overrides.put(it.op, "CPU", it.make)
+            # inference mode passes autograd by
+            for key in ("AutogradCPU", "CPU") if it.device == "AutogradCPU" else (it.device,):
+                overrides.put(it.op, key, lambda kernel, it=it: without_fill(it.make(kernel)))
         if settings.machine_invariant:
             _machine_invariant.refusal.refuse(overrides, ours, warn=warn)
         refused_ops.refuse(overrides, ours, warn=warn)

@@ -96,11 +96,6 @@ def check() -> None:
         torchs._set_cudnn_benchmark(False)
         torchs._set_cudnn_deterministic(True)
         _warn("cudnn", "cuDNN's benchmark or deterministic flag was changed and is restored")
-    if torchs._get_deterministic_fill_uninitialized_memory():
-        _warn(
-            "fill",
-            "torch.utils.deterministic.fill_uninitialized_memory is on, which costs time and is not needed",
-        )
     if inductor_flag.contradicted():
         _warn_of_inductor("torch._inductor.config.deterministic is False while op determinism is on")
     custom_ops.watch_new_ops()

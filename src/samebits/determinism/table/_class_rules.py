@@ -50,7 +50,7 @@ _ROUNDING = "the vector body and the scalar tail of a thread's share may round d
 RULES = (
     Rule(
         "unwritten",
-        "gives memory that nobody wrote: the shape is reproducible, the values are not until an op writes them",
+        "gives memory that nobody wrote: the switch has torch fill it, with NaN or the largest integer (fill_uninitialized_memory)",
         r"_?empty(_.*)? | new_empty(_strided)? | _?resize(_as|_output)?",
         verdict=UNWRITTEN,
         evidence="source",
