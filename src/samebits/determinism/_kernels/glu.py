@@ -9,7 +9,7 @@ from torch import Tensor
 
 from samebits._native.torch_threads import on_single_thread, single_thread
 from samebits.determinism._dispatcher import Kernel
-from samebits.determinism._kernels.out_argument import into
+from samebits.determinism._kernels.out_argument import cast_into
 from samebits.determinism._kernels.vector_tails import GRAIN, block_of, head_of, layout, torch_kernel
 from samebits.determinism._replacement import replacements
 
@@ -49,7 +49,7 @@ def _glu_out(kernel: Kernel) -> Kernel:
     ours = _pieces_of_glu(kernel, lambda self, dim: kernel(self, dim, out=self.new_empty(0)))
 
     def glu_out(self: Tensor, dim: int = -1, *, out: Tensor) -> Tensor:
-        return into(out, ours(self, dim))
+        return cast_into(out, ours(self, dim))
 
     return glu_out
 

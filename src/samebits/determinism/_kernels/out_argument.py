@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from samebits._inspect import user_code
@@ -11,6 +12,13 @@ def into(out: Tensor, result: Tensor) -> Tensor:
     """`out` with the values of `result`, after the checks of torch's structured kernels."""
     if out.dtype != result.dtype:
         raise RuntimeError(f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype} instead")
+    return cast_into(out, result)
+
+
+def cast_into(out: Tensor, result: Tensor) -> Tensor:
+    """As `into`, for the ops of which torch casts the result to what `out` is."""
+    if not torch.can_cast(result.dtype, out.dtype):
+        torch.add(result.new_empty(0), 0.0, out=out.new_empty(0))  # raises as torch's iterator does
     if out.shape != result.shape:
         if out.numel():
             user_code.warn(

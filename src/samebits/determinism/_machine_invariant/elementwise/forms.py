@@ -106,6 +106,9 @@ def _out(name: str, plan: Plan, kernel: Kernel) -> Kernel:
         call = plan(*args, **kwargs)
         if call is None:
             return torchs(*args, **kwargs, **{out_name: out})
+        if any(isinstance(a, Tensor) and a.dtype != out.dtype for a in args):  # torch casts, or raises
+            few = [a.flatten()[:0] if isinstance(a, Tensor) and a.dim() else a for a in args]
+            torchs(*few, **kwargs, **{out_name: out.new_empty(0)})
         try:
             return evaluate_into(call, out, in_place=False)
         except TorchRaisesError:

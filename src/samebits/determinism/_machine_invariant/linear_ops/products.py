@@ -14,7 +14,7 @@ from torch import Tensor
 from samebits.determinism._arithmetic.product import product
 from samebits.determinism._dispatcher import Kernel
 from samebits.determinism._kernels.matmul import ACTIVATED, activated
-from samebits.determinism._kernels.out_argument import into
+from samebits.determinism._kernels.out_argument import cast_into, into
 from samebits.determinism._machine_invariant.operands import takes
 from samebits.determinism._replacement import Replacement, replacements
 from samebits.errors import UnimplementedError
@@ -77,7 +77,7 @@ def _outer(kernel: Kernel, *, is_out: bool) -> Kernel:
             result = product(column.to(dtype)[:, None], row.to(dtype)[None], self.to(dtype), alpha, beta)
         if result is None:
             return _torchs(kernel, self, column, row, beta=beta, alpha=alpha, **out)
-        return into(out["out"], result) if is_out else result
+        return cast_into(out["out"], result) if is_out else result
 
     return multiply
 

@@ -32,7 +32,14 @@ def _forward(kernel: Kernel) -> Kernel:
     ) -> Any:
         takes("native_batch_norm", input.dtype)
         parameters = (weight, bias, running_mean, running_var)
-        if not _valid(input, *parameters) or (not training and (running_mean is None or running_var is None)):
+        strange = not training and any(
+            one.dim() != 1 or one.dtype is not _kind(input, *parameters) for one in tuple(out.values())[1:]
+        )
+        if (
+            strange
+            or not _valid(input, *parameters)
+            or (not training and (running_mean is None or running_var is None))
+        ):
             return kernel(input, *parameters, training, momentum, eps, **out)
         x = input if input.is_contiguous() else input.contiguous(memory_format=batch.format_of(input))
         kind = _kind(x, *parameters)
@@ -51,6 +58,9 @@ def _forward(kernel: Kernel) -> Kernel:
             channels = batch.in_evaluation(x, weight, running_mean, running_var, eps)
             saved = x.new_empty(0, dtype=kind), x.new_empty(0, dtype=kind)
         made = batch.normalized(x, channels, bias), *saved
+        if out and not training:  # torch leaves the statistics as they are
+            normalized, *untouched = out.values()
+            return into(normalized, made[0]), *untouched
         return tuple(map(into, out.values(), made)) if out else made
 
     return forward

@@ -61,7 +61,7 @@ def _moments(kernel: Kernel, *, root: bool, mean: bool) -> Kernel:
         self: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False, out: Any = None
     ) -> Any:
         made = None
-        if takes("var", self.dtype):
+        if takes("var", self.dtype) and (out is None or out.is_floating_point()):  # into others torch raises
             try:
                 made = _center_and_spread(
                     self, dim or (), keepdim, 1 if correction is None else correction, root
