@@ -56,7 +56,7 @@ def test_a_layer_is_run_on_its_input_with_all_gradients():
     [
         ("sum | x.sum()", "not enough values"),
         ("sum | grad | x.sum()", "names no dtype"),
-        ("sum | f32 f16 | x.sum()", "f16"),
+        ("sum | f32 f8 | x.sum()", "f8"),
         ("sum | f32 | x.sum(", "SyntaxError"),
         ("sum | f32 | x.sum() | y = normal(4)", "does not use y"),
         ("sum | f32 | x.sum() | x = norml(4)", "norml"),
