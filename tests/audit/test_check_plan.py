@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from samebits.audit._verify.check_plan import BaselineFacts, checks_after, kill_checks
+from samebits.audit._verify.check_plan import GROUPS, BaselineFacts, checks_after, kill_checks, within
 
 
 def facts(lengths, validates=True, **changed):
@@ -128,3 +128,16 @@ def test_replicas_are_compared_where_there_are_any():
     assert row.name == "replicas equal" and row.promised
     assert checks_after(facts([4]), groups, 0) == []
     assert checks_after(facts([4]), ("replicas",), 0)[0].does_not_apply
+
+
+@property_test
+@given(runs, st.integers(1, 200), st.integers(1, 9), st.integers(1, 3))
+def test_what_fits_into_the_time_keeps_the_first_kill_longest(lengths, seconds, each, jobs):
+    """`within`: the checks that stay fit, or nothing more can go; those left out come back with more time; the first kill goes last."""
+    checks = checks_after(facts(lengths, machine_invariant=True), GROUPS, 1)
+    kept, left_out = within(checks, seconds, each, jobs)
+    assert sorted(map(id, [*kept, *left_out])) == sorted(map(id, checks))
+    cost = (1 + sum(len(check.processes) for check in kept)) * each / jobs
+    assert cost <= seconds or not [check for check in kept if check.processes]
+    assert not any(check.processes for check in kept) or any("mid-epoch" in check.name for check in kept)
+    assert within(checks, 10**6, each, jobs) == (checks, [])

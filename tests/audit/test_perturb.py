@@ -14,7 +14,7 @@ from samebits.audit._child.perturb import set_listing_order
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
 from samebits.audit._record.record_file import RecordFile
 from samebits.audit._record.recorder import Recorder, recording
-from samebits.audit._record.written_files import lines_outside, record_written_files
+from samebits.audit._record.opened_files import lines_outside, record_written_files
 from samebits._context import CheckOverrides, process
 from samebits.errors import InvalidArgumentError
 
@@ -109,7 +109,7 @@ def test_loaders_that_an_installed_package_makes_keep_their_number(tmp_path, mon
 
 def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch):
     """A file outside is named with its path, its last one if renamed; reading, and writing below an allowed folder, are not."""
-    monkeypatch.setattr("samebits.audit._record.written_files._SCRATCH", ("/dev",))
+    monkeypatch.setattr("samebits.audit._record.opened_files._SCRATCH", ("/dev",))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     files = {}
@@ -132,7 +132,7 @@ def test_files_opened_for_writing_elsewhere_are_named_once(tmp_path, monkeypatch
 @pytest.mark.parametrize("moved", [False, True])
 def test_files_in_the_run_directory_are_inside_it(tmp_path, monkeypatch, moved):
     """A log in the folder of a Run is not named, where `verify` has moved the run either; one beside it (control) is."""
-    monkeypatch.setattr("samebits.audit._record.written_files._SCRATCH", ("/dev",))
+    monkeypatch.setattr("samebits.audit._record.opened_files._SCRATCH", ("/dev",))
     monkeypatch.chdir(tmp_path)
     if moved:
         process.overrides = CheckOverrides(run_root=tmp_path / "scratch")

@@ -1,5 +1,6 @@
 """`samebits verify` on small real trainings: what is sound passes, what is broken fails and is named."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -10,9 +11,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
+from samebits.audit._verify.busy_processes import busy_processes
 from samebits.audit._verify.check_process import CheckEnvironment
 
 pytestmark = pytest.mark.timeout(900)
@@ -96,15 +99,15 @@ def test_a_sound_script_passes_every_row_and_leaves_nothing_behind(tmp_path, tem
     monkeypatch.setenv("TMPDIR", temporary)
     status, table, _, report = verify(tmp_path, SOUND, "--seed", "5", "--steps", "8")
     assert status == 0, table
-    assert [found["equal"] for found in report["rows"]] == [True] * 9
+    assert [found["equal"] for found in report["rows"]] == [True] * 10
     assert all(found["steps_compared"] == 8 for found in report["rows"])
     assert "step 3" in row(report, "killed at an epoch")["varied"]
     assert report["final"] in table and " ".join(report["verdict"].split()) in " ".join(table.split())
     assert report["verdict"] == (
-        "VERIFIED: the same bits in all 8 steps of a short run (--steps 8), run again, killed and resumed in 3 ways and with 0, 1 and 3 loader "
+        "VERIFIED: the same bits in all 8 steps of a short run (--steps 8), run again, beside busy processes, killed and resumed in 3 ways and with 0, 1 and 3 loader "
         "workers. Not proven: number of threads (measured, not promised)."
     )
-    assert len(report["proven"]) == 7
+    assert len(report["proven"]) == 8
     assert sorted(os.listdir(tmp_path)) == ["out.json", "train.py"]
     assert os.listdir(temporary) == []
 
@@ -381,3 +384,69 @@ def test_meters_that_are_only_printed_are_no_difference(tmp_path):
         noted = "not compared, as they are only printed: losses.count, losses.sum" in " ".join(out.split())
         assert noted == (code == 0), out
     assert "losses." in row(report, "killed")["difference"]["paths"][0]
+
+
+READS = PLAIN.replace(
+    "model =",
+    """import numpy, helper, time
+values = torch.from_numpy(numpy.load("values.npy"))
+for number in range(9):
+    open(f"event-{time.time()}-{number}", "w").close()
+model =""",
+    1,
+)
+
+
+@pytest.mark.slow
+def test_the_json_names_what_the_bits_came_from_and_what_was_not_run(tmp_path):
+    """SHA-256 of script, module and data, the packages, the date; files written elsewhere in one note; --within and --require count."""
+    (tmp_path / "helper.py").write_text("VALUE = 1\n")
+    numpy.save(tmp_path / "values.npy", numpy.arange(8.0))
+    status, table, _, report = verify(
+        tmp_path, READS, "--seed", "1", "--within", "0.1", "--require", "run-again"
+    )
+    assert status == 0, table
+    read = ("train.py", "helper.py", "values.npy")
+    assert report["files"] == {
+        name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in sorted(read)
+    }
+    assert report["installed"]["torch"] == torch.__version__ and report["date"].startswith("20")
+    assert report["environment"]["op_determinism"]["enabled"] is False
+    (outside,) = [line for line in report["notes"] if "writes outside" in line]
+    assert outside.count("event-") == 3 and outside.endswith("6 more") and table.count("event-") == 3
+    assert {"beside busy processes", "1 thread", "3 threads"} <= report["not_run"].keys()
+    assert [found["check"] for found in report["rows"] if found["steps_compared"]] == ["run again"]
+    status, table, _, report = verify(tmp_path, READS, "--checks", "run-again,kill", "--require", "kill")
+    assert status == report["exit"] == 2
+    assert "required, and not proven: kill (the script does not use samebits.Run)" in report["verdict"]
+
+
+def test_busy_processes_end_with_their_block_and_with_their_parent():
+    """One process per core runs inside the block and none after it; where the parent is killed they end by themselves."""
+
+    def running(parent):
+        ends = b"\0" + str(parent).encode() + b"\0"
+        return [pid for pid in os.listdir("/proc") if pid.isdecimal() and cmdline(pid).endswith(ends)]
+
+    def cmdline(pid):
+        try:
+            return Path("/proc", pid, "cmdline").read_bytes()
+        except OSError:
+            return b""
+
+    def comes_to(number, parent):
+        deadline = time.monotonic() + 60
+        while len(running(parent)) != number and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return len(running(parent)) == number
+
+    cores, own = len(os.sched_getaffinity(0)), os.getpid()
+    with busy_processes():
+        assert comes_to(cores, own)
+    assert not running(own)
+    code = "from samebits.audit._verify.busy_processes import *\nwith busy_processes():\n    input()"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    assert comes_to(cores, parent.pid)
+    parent.kill()
+    parent.wait()
+    assert comes_to(0, parent.pid)

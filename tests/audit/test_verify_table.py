@@ -3,6 +3,7 @@
 import pytest
 
 from samebits.audit._diff.first_difference import Difference
+from samebits.audit._verify.baseline_comparison import _without_folders
 from samebits.audit._verify.check_plan import KILL_NAMES, Check, ProcessVariation
 from samebits.audit._verify.verify_report import CheckRow, VerifyReport
 from samebits.audit._verify.verify_table import PLAIN_WIDTH, show
@@ -101,6 +102,38 @@ def test_the_verdict_says_what_was_left_out_and_cut_short():
         "out by --checks); number of threads (left out by --checks)."
     )
     options = {"steps": 8, "checks": ["run-again", "kill-twice"], "nproc_per_node": None}
-    assert report.to_dict()["options"] == options
+    assert report.to_dict()["options"] == {**options, "require": [], "within": None}
     whole = VerifyReport("train.py", (), 3, "xxh3-128:0", {}, rows)
     assert whole.verdict() == "REPRODUCED: the same bits in all 8 steps, run again."
+
+
+def test_a_required_check_that_is_not_proven_fails_the_verdict():
+    """`--require`: a group that applies and is equal satisfies it; one that does not apply, was left out, or is only measured does not."""
+    kill = Check("kill", KILL_NAMES[0], processes=(ProcessVariation(),))
+    idle = Check("workers", "0 loader workers", does_not_apply="the script makes no loader")
+    measured = Check("threads", "1 thread", promised=False)
+    rows = (CheckRow(AGAIN, 8), CheckRow(kill, 8), CheckRow(idle), CheckRow(measured, 8))
+    late = Check("cpu", "a CPU with AVX2")
+
+    def of(*required):
+        return VerifyReport(
+            "train.py", (), 3, "xxh3-128:0", {}, rows, required=required, left_out=(late,), within=30
+        )
+
+    assert (of().exit, of("kill", "run-again").exit, of("kill-mid-epoch").exit) == (0, 0, 0)
+    assert of("kill", "workers", "threads", "cpu", "kill-twice").verdict() == (
+        "NOT VERIFIED: required, and not proven: workers (the script makes no loader); threads (measured, not promised); cpu "
+        "(left out by --within 30); kill-twice (not among the checks)."
+    )
+    assert of("workers").exit == of("kill-twice").exit == 2
+    assert of("workers").to_dict()["not_run"] == {
+        "0 loader workers": "the script makes no loader", "a CPU with AVX2": "left out by --within 30"
+    }  # fmt: skip
+    assert "CPU (left out by --within 30)" in of().verdict()
+
+
+def test_a_note_that_differs_by_its_path_alone_is_told_once():
+    """A path in a note may be another one in each check: the same note is not told again (control: another note is)."""
+    told = "benchmark = True at /home/a b/train.py:9 is not followed"
+    assert _without_folders(told) == _without_folders(told.replace("/home/a b", "/tmp/x/layer of root of y"))
+    assert _without_folders(told) != _without_folders(told.replace(":9", ":8"))

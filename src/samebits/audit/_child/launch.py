@@ -157,6 +157,7 @@ def _record(stack: ExitStack, script: str, spec: LaunchSpec) -> Recorder | None:
         every=spec.every,
         stop_after_steps=spec.stop_after_steps,
         all_memory=spec.all_memory,
+        digest_files=spec.digest_files,
     )
     allowed = (spec.record_dir, spec.run_root)
     stack.enter_context(

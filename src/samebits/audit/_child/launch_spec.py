@@ -27,6 +27,8 @@ class LaunchSpec:
     """Record each `every`-th step and the last one of each epoch."""
     all_memory: bool = False
     """Record also all values that the program holds between two steps (`record.memory`)."""
+    digest_files: bool = False
+    """Record also the SHA-256 of the script, its modules and the files that it reads."""
     run_root: str | None = None
     stop_after_steps: int | None = None
     batches_per_epoch: int | None = None

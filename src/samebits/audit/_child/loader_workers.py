@@ -22,6 +22,9 @@ _NEEDS_WORKERS = {
     "multiprocessing_context": None,
 }
 
+OWN_LOADERS = " makes loaders of its own: their number of workers was not varied"
+"""The end of the note about a package that does."""
+
 
 @contextmanager
 def set_loader_workers(count: int | None, note: Callable[[str], None], counts: list[int]) -> Iterator[None]:
@@ -42,7 +45,7 @@ def set_loader_workers(count: int | None, note: Callable[[str], None], counts: l
         except TypeError:
             return construct(self, *args, **kwargs)  # torch's own message
         if package := _maker_of(self, sys._getframe(1)):
-            note(f"{package} makes loaders of its own: their number of workers was not varied")
+            note(f"{package}{OWN_LOADERS}")
             return construct(self, *args, **kwargs)
         if isinstance(given.get("dataset"), IterableDataset):
             note(f"{type(given['dataset']).__name__} is iterable: its number of workers was not varied")

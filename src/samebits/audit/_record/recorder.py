@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,12 +17,17 @@ from samebits._context import Observer, Position, observed, process, run_dirs
 from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested
 from samebits.audit._record.observed_objects import ObservedObjects
+from samebits.audit._record.opened_files import (
+    digests,
+    lines_outside,
+    record_read_files,
+    record_written_files,
+)
 from samebits.audit._record.parameter_updates import UpdateDetector
 from samebits.audit._record.record_file import RecordFile, start_line
 from samebits.audit._record.record_lines import LineWriter
 from samebits.audit._record.step_observations import ObservedStep
 from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
-from samebits.audit._record.written_files import lines_outside, record_written_files
 from samebits.determinism import environment_fingerprint
 from samebits.determinism._warn_once import notices
 
@@ -64,12 +70,15 @@ class Recorder(Observer, TorchListener):
         every: int = 1,
         stop_after_steps: int | None = None,
         all_memory: bool = False,
+        digest_files: bool = False,
     ) -> None:
         self.file = file
         self.notes: list[str] = []
         self.folders: list[str | Path | None] = []
         """Where the script may write."""
         self.files: dict[str, None] = {}
+        self.read: dict[str, None] | None = {} if digest_files else None
+        """The paths of the files that it has read; None: they are not recorded."""
         """Files that the script opened for writing."""
         self._start = os.getcwd()
         self.loaders: list[int] = []
@@ -323,6 +332,7 @@ class Recorder(Observer, TorchListener):
             "machine_invariant": self._any_machine and bool(self._threads),
             "environment": self._environment_of_steps(),
             "harmless": sorted(self._harmless),
+            "files": self._digests(),
             "replicas": replicas,
         }
         if self._step is not None and self._step.outputs:
@@ -330,6 +340,14 @@ class Recorder(Observer, TorchListener):
         line["error"] = None if error is None else f"{type(error).__name__}: {error}"
         self.file.write(line)
         return final
+
+    def _digests(self) -> dict[str, str]:
+        """Returns the SHA-256 of the user's modules and of the data files that were read."""
+        if self.read is None:
+            return {}
+        modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        read = [path for path in self.read if os.path.realpath(path) not in self.files]
+        return digests([*filter(None, modules), *read], self.folders, self._start)
 
     @_note_exceptions
     def _end_plain_steps(self) -> None:
@@ -395,5 +413,6 @@ def recording(
     """Subscribes `recorder` to everything while the block runs; its hooks are removed afterwards."""
     recorder.file.write(start_line(script, level, every))
     recorder.folders += allowed
-    with observed(recorder), torch_hooks(recorder), record_written_files(recorder.files):
+    reads = nullcontext() if recorder.read is None else record_read_files(recorder.read)
+    with observed(recorder), torch_hooks(recorder), record_written_files(recorder.files), reads:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from samebits.audit._diff.first_difference import (
     unequal_leaves,
     unstable,
 )
+from samebits.audit._record.opened_files import OUTSIDE
 from samebits.audit._verify.check_plan import Check
 from samebits.audit._verify.check_process import ProcessOutcome
 from samebits.audit._verify.verify_report import CheckRow
@@ -140,17 +142,26 @@ def _steps_compared(baseline: Record, segments: Sequence[Record]) -> int:
 
 
 def _remark(baseline: Sequence[Record], outcomes: Sequence[ProcessOutcome]) -> str:
-    known = {note for record in baseline for note in record.notes}
+    known = {_without_folders(note) for record in baseline for note in record.notes}
     found = []
     for outcome in outcomes:
         threads = outcome.process.threads
         for record in outcome.records:
             if record is None or record.end is None:
                 continue
-            found += [note for note in record.notes if note not in known]
+            found += [
+                note
+                for note in record.notes
+                if _without_folders(note) not in known and not note.startswith(OUTSIDE)
+            ]
             if threads is not None and record.end.get("threads", [threads])[-1:] not in ([], [threads]):
                 found.append("no effect: the script sets its own number")
     return "; ".join(dict.fromkeys(found))
+
+
+def _without_folders(note: str) -> str:
+    """Returns a note without the folders of the paths in it: a check runs under another path."""
+    return re.sub(r"/[^'\"]*/", "", note)
 
 
 def _proves_nothing(outcomes: Sequence[ProcessOutcome], compared: int) -> str:

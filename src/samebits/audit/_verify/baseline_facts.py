@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from samebits.audit._child.loader_workers import OWN_LOADERS
 from samebits.audit._record.read_record import Record, RecordLine
 from samebits.audit._verify.check_plan import BaselineFacts
 
@@ -22,6 +23,9 @@ def facts_of(record: Record, *others: Record) -> BaselineFacts:
         validations=tuple(sorted(line.step for line in lines if "eval" in line.values)),
         uses_run=_uses_run(end),
         loaders=end.get("loaders"),
+        other_loaders=", ".join(
+            note.removesuffix(OWN_LOADERS) for note in end.get("notes", ()) if note.endswith(OWN_LOADERS)
+        ),
         thread_invariant=bool(end.get("thread_invariant")),
         machine_invariant=bool(end.get("machine_invariant")),
         ranks=1 + len(others),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-GROUPS = ("run-again", "replicas", "kill", "workers", "threads", "cpu")
+GROUPS = ("run-again", "busy", "replicas", "kill", "workers", "threads", "cpu")
 """The groups that `--checks` selects from, in the order of the table."""
 KILLS = ("kill-mid-epoch", "kill-epoch-end", "kill-twice")
 """The rows of "kill", which `--checks` also takes one by one."""
@@ -29,6 +29,8 @@ class BaselineFacts:
     uses_run: bool
     loaders: list[int] | None = None
     """The script's number of workers for each of its loaders; None: not known."""
+    other_loaders: str = ""
+    """The packages that make loaders of their own."""
     thread_invariant: bool = False
     """True if the switch was on, thread counts included, in every step."""
     machine_invariant: bool = False
@@ -74,6 +76,8 @@ class ProcessVariation:
     """Its libraries play a CPU without AVX-512 (`older_cpu`)."""
     moved: bool = False
     """It runs in the current folder under another path."""
+    busy: bool = False
+    """Every core has other work to do besides."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ def run_again() -> Check:
 def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> list[Check]:
     """Returns every row after the first two runs, for those of `groups` that were selected."""
     found: list[Check] = []
+    if "busy" in groups:
+        found.append(Check("busy", "beside busy processes", "one per core", (ProcessVariation(busy=True),)))
     if "replicas" in groups and (facts.ranks > 1 or groups == ("replicas",)):
         found.append(_replicas(facts))
     kills = zip(KILLS, kill_checks(facts, random.Random(seed)), strict=True)
@@ -113,6 +119,28 @@ def checks_after(facts: BaselineFacts, groups: tuple[str, ...], seed: int) -> li
     if "cpu" in groups and (facts.machine_invariant or groups == ("cpu",)):
         found.append(_older_cpu(facts))
     return found
+
+
+def within(checks: list[Check], seconds: float, each: float, jobs: int) -> tuple[list[Check], list[Check]]:
+    """Returns the checks that fit into `seconds`, where a process takes `each` and `jobs` run at a time, and those left out.
+
+    What says least beyond the others goes first: the CPU, busy processes, further numbers of threads and workers, kills
+    after the first one. "run again" always stays.
+    """
+    kept = list(checks)
+
+    def cost() -> float:
+        return (1 + sum(len(check.processes) for check in kept)) * each / jobs
+
+    groups = ["cpu", "busy", "threads", "workers", "kill", "threads", "workers", "kill"]
+    for number, group in enumerate(groups):
+        same = [check for check in kept if check.group == group and check.processes]
+        spared = 1 if group in groups[number + 1 :] else 0
+        for check in reversed(same[spared:]):
+            if cost() <= seconds:
+                break
+            kept.remove(check)
+    return kept, [check for check in checks if check not in kept]
 
 
 def _replicas(facts: BaselineFacts) -> Check:
@@ -221,7 +249,12 @@ def _sigkill(facts: BaselineFacts, kill: Kill) -> str:
 def _workers(facts: BaselineFacts, number: int) -> Check:
     name = f"{number} loader worker{'' if number == 1 else 's'}"
     if facts.loaders == []:
-        return Check("workers", name, does_not_apply="the script makes no torch or samebits loader")
+        why = (
+            f"{facts.other_loaders} makes the loaders, and their workers are not varied"
+            if facts.other_loaders
+            else "the script makes no torch or samebits loader"
+        )
+        return Check("workers", name, does_not_apply=why)
     note = "the script's own number" if facts.loaders and {*facts.loaders} == {number} else ""
     return Check("workers", name, f"num_workers={number}", (ProcessVariation(num_workers=number),), note=note)
 

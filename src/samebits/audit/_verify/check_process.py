@@ -9,13 +9,15 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from samebits.audit._child.launch_spec import LaunchSpec
 from samebits.audit._record.read_record import Record, read_record
 from samebits.audit._record.record_file import folder_of_rank
 from samebits.audit._verify import reaper
+from samebits.audit._verify.busy_processes import busy_processes
 from samebits.audit._verify.check_plan import ProcessVariation
 from samebits.audit._verify.child_processes import ExitedProcess, run_child
 from samebits.audit._verify.folder.working_folder import WorkingFolder
@@ -55,6 +57,10 @@ class Request:
     timeout: float | None = None
     in_place: bool = False
     """Run in the working directory itself, not in views of it."""
+    require: tuple[str, ...] = ()
+    """Groups without which the verdict is not good."""
+    within: float | None = None
+    """Seconds that all checks together should take: those of least weight are left out."""
     nproc_per_node: int | None = None
     """Start the script through torchrun, as a job of so many ranks on this machine."""
 
@@ -118,7 +124,7 @@ class ProcessOutcome:
             return ""
         if self.ended.returncode < 0:
             return f"a process was ended by {signal.Signals(-self.ended.returncode).name}"
-        printed = self.ended.tail(1).strip()
+        printed = _error(self.record) or self.ended.tail(1).strip()
         if not self.ended.returncode:
             return ""
         if len(self.records) > 1:
@@ -172,11 +178,12 @@ class Runner:
         surroundings = CheckEnvironment.draw(self.request.seed, number if variant is None else variant)
         home = self.scratch / str(number)
         async with self._slots:
-            spec = self._prepare(process, home, run_root, surroundings)
+            spec = self._prepare(process, home, run_root, surroundings, digest_files=number == 0)
             start = await asyncio.to_thread(self._start, process, self._layer(run_root))
             environment = self._environment(process, home / "t", surroundings, start)
             command = self._command(spec, start)
-            ended = await run_child(command, environment, home / "log", self.timeout, start.folder)
+            with busy_processes() if process.busy else nullcontext():
+                ended = await run_child(command, environment, home / "log", self.timeout, start.folder)
             if self.request.nproc_per_node is not None:  # ranks have sessions of their own
                 await asyncio.to_thread(reaper.sweep, str(home))
         if self.folder is not None:
@@ -203,12 +210,20 @@ class Runner:
         return run_root.with_name(f"layer of {run_root.name}")
 
     def _prepare(
-        self, process: ProcessVariation, home: Path, run_root: Path, surroundings: CheckEnvironment
+        self,
+        process: ProcessVariation,
+        home: Path,
+        run_root: Path,
+        surroundings: CheckEnvironment,
+        *,
+        digest_files: bool,
     ) -> Path:
         """Makes the folders and the spec of a process."""
         (home / "t").mkdir(parents=True)
         run_root.mkdir(exist_ok=True)
-        return self._spec(process, home / "record", run_root, surroundings).write(home / "spec.json")
+        spec = self._spec(process, home / "record", run_root, surroundings)
+        own_reads = process.num_workers == 0  # where there are workers, they read the data
+        return replace(spec, digest_files=digest_files or own_reads).write(home / "spec.json")
 
     def _start(self, process: ProcessVariation, layer: Path) -> Start:
         script = self.request.script

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from samebits._progress import Progress
 from samebits.audit._diff.first_difference import Difference
+from samebits.audit._record.opened_files import OUTSIDE
 from samebits.audit._record.read_record import Record
 from samebits.audit._verify.baseline_comparison import BaselineComparison, with_cause
 from samebits.audit._verify.baseline_facts import facts_of
@@ -28,6 +29,7 @@ from samebits.audit._verify.check_plan import (
     ProcessVariation,
     checks_after,
     run_again,
+    within,
 )
 from samebits.audit._verify.check_process import ProcessOutcome, Request, Runner
 from samebits.audit._verify.child_processes import run_until_signalled, scratch_folder
@@ -36,6 +38,8 @@ from samebits.audit._verify.folder.working_folder import working_folder
 from samebits.audit._verify.verify_report import CheckRow, VerifyReport
 from samebits.errors import InvalidArgumentError, VerifyError
 
+SHOWN_FILES = 3
+"""Files that were written elsewhere, of which more are only counted."""
 PATIENCE_S, PATIENCE = 60.0, 10.0
 """The seconds that a process may take, and the multiple of the first run's time."""
 
@@ -78,10 +82,11 @@ def verify(request: Request) -> VerifyReport:
 
 
 def _check(request: Request) -> None:
-    if unknown := set(request.groups) - {*GROUPS, *KILLS}:
-        raise InvalidArgumentError(
-            f"--checks {','.join(sorted(unknown))!r}: choose from {', '.join((*GROUPS, *KILLS))}."
-        )
+    for option, names in (("--checks", request.groups), ("--require", request.require)):
+        if unknown := set(names) - {*GROUPS, *KILLS}:
+            raise InvalidArgumentError(
+                f"{option} {','.join(sorted(unknown))!r}: choose from {', '.join((*GROUPS, *KILLS))}."
+            )
 
 
 @dataclass
@@ -107,8 +112,13 @@ class _Verification:
         self.runner.on_end = self.progress.advance
         facts = facts_of(*baselines)
         checks = checks_after(facts, self.request.groups, self.request.seed)
+        left_out: list[Check] = []
+        if self.request.within is not None:
+            left = self.request.within - first.ended.seconds
+            checks, left_out = within(checks, left, first.ended.seconds, self.request.jobs)
         processes = 1 + sum(len(check.processes) for check in checks)
         self._announce_plan(first.ended.seconds, len(facts.steps), processes)
+        self.outcomes["baseline"] = [first]
         rows = await self._rows(baselines, run_again(), checks)
         return VerifyReport(
             script=self.request.script,
@@ -119,8 +129,20 @@ class _Verification:
             rows=tuple(rows),
             notes=tuple(self._notes(baselines, facts)),
             groups=self.request.groups,
+            left_out=tuple(left_out),
+            within=self.request.within,
+            required=self.request.require,
+            files=self._files(),
             nproc_per_node=self.request.nproc_per_node,
             shortened_to=self.request.steps,
+        )
+
+    def _files(self) -> dict[str, str]:
+        """Returns the SHA-256 of the script, its modules and the files that it read, by path."""
+        records = [one for ended in self.outcomes.values() for outcome in ended for one in outcome.records]
+        ends = [record.end for record in records if record is not None and record.end is not None]
+        return dict(
+            sorted({path: text for end in ends for path, text in end.get("files", {}).items()}.items())
         )
 
     def _announce_plan(self, seconds: float, steps: int, processes: int) -> None:
@@ -136,6 +158,10 @@ class _Verification:
 
     def _notes(self, baselines: Sequence[Record], facts: BaselineFacts) -> list[str]:
         notes = list(dict.fromkeys(note for record in baselines for note in record.notes))
+        outside = [note.removeprefix(OUTSIDE) for note in notes if note.startswith(OUTSIDE)]
+        if len(outside) > SHOWN_FILES:
+            rest = f"{', '.join(outside[:SHOWN_FILES])}, ... {len(outside) - SHOWN_FILES} more"
+            notes = [note for note in notes if not note.startswith(OUTSIDE)] + [OUTSIDE + rest]
         notes += [f"not seen: {item}" for item in (baselines[0].end or {}).get("not_seen", ())]
         if self.request.in_place:
             notes.append(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import distributions
 from typing import Any
 
 from samebits.audit._diff.first_difference import Difference
-from samebits.audit._verify.check_plan import GROUPS, Check
+from samebits.audit._verify.check_plan import GROUPS, KILL_NAMES, KILLS, Check
 from samebits.audit._verify.hints import cure_of
 
 SCHEMA = "samebits.verify/1"
@@ -119,6 +121,13 @@ class VerifyReport:
     """The number of steps of each run, where `--steps` set one."""
     nproc_per_node: int | None = None
     """The number of ranks, where torchrun started them."""
+    left_out: tuple[Check, ...] = ()
+    """The checks for which `--within` left no time."""
+    within: float | None = None
+    required: tuple[str, ...] = ()
+    """The groups, or kills, that `--require` named."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of the script, its modules and the files that it read, by path."""
 
     @property
     def exit(self) -> int:
@@ -126,8 +135,34 @@ class VerifyReport:
         deciding = [row for row in self.rows if row.decides]
         if any(row.equal is False for row in deciding):
             return DIFFERENT
-        proves_nothing = not deciding or self._none_applies or any(row.could_not for row in deciding)
+        proves_nothing = (
+            not deciding or self._none_applies or any(row.could_not for row in deciding) or self.missing
+        )
         return COULD_NOT_RUN if proves_nothing else ALL_EQUAL
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """The required groups that are not proven, and why."""
+        proven = {name for row in self.rows if row.decides and row.equal for name in _names_of(row.check)}
+        why = {name: why for name, why in self._reasons() if name not in proven}
+        return {name: why.get(name, "not among the checks") for name in self.required if name not in proven}
+
+    def _reasons(self) -> Iterator[tuple[str, str]]:
+        for row in self.rows:
+            for name in _names_of(row.check):
+                yield (
+                    name,
+                    row.check.does_not_apply
+                    or ("" if row.decides else "measured, not promised")
+                    or row.result(),
+                )
+        for check in self.left_out:
+            for name in _names_of(check):
+                yield name, self._no_time
+
+    @property
+    def _no_time(self) -> str:
+        return f"left out by --within {self.within:g}"
 
     @property
     def _none_applies(self) -> bool:
@@ -137,6 +172,8 @@ class VerifyReport:
 
     def verdict(self) -> str:
         """One sentence; bad news come with the cure."""
+        if self.exit == COULD_NOT_RUN and self.missing:
+            return f"NOT VERIFIED: required, and not proven: {in_parentheses(self.missing, '; ')}."
         if self.exit == COULD_NOT_RUN:
             why = next(
                 (f"{row.check.name}: {row.could_not}" for row in self.rows if row.could_not),
@@ -176,7 +213,12 @@ class VerifyReport:
         found = {_TITLES[check.group]: check.does_not_apply or "measured, not promised" for check in idle}
         selected = {group.partition("-")[0] for group in self.groups}
         left_out = [_TITLES[group] for group in ("kill", "workers", "threads") if group not in selected]
-        return {**found, **dict.fromkeys(left_out, "left out by --checks")}
+        late = [_TITLES[check.group] if check.group != "kill" else check.name for check in self.left_out]
+        return {
+            **dict.fromkeys(late, self._no_time if late else ""),
+            **found,
+            **dict.fromkeys(left_out, "left out by --checks"),
+        }
 
     def not_applying(self) -> dict[str, str]:
         """Returns the groups with a row that does not apply to this script, and why."""
@@ -197,13 +239,24 @@ class VerifyReport:
                 "steps": self.shortened_to,
                 "checks": list(self.groups),
                 "nproc_per_node": self.nproc_per_node,
+                "require": list(self.required),
+                "within": self.within,
             },
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "verdict": self.verdict(),
             "exit": self.exit,
             "proven": [row.check.name for row in self.rows if row.decides and row.equal],
             "final": self.final,
             "seed": self.seed,
+            "not_run": {
+                **{row.check.name: row.check.does_not_apply for row in self.rows if not row.applies},
+                **{check.name: self._no_time for check in self.left_out},
+            },
             "environment": self.environment,
+            "installed": {
+                one.name: one.version for one in sorted(distributions(), key=lambda one: one.name.lower())
+            },
+            "files": dict(self.files),
             "notes": list(self.notes),
             "rows": [row.to_dict() for row in self.rows],
         }
@@ -214,7 +267,14 @@ def in_parentheses(reasons: Mapping[str, str], between: str = ", ") -> str:
     return between.join(f"{name} ({reason})" for name, reason in reasons.items())
 
 
+def _names_of(check: Check) -> tuple[str, ...]:
+    """Returns the names by which `--checks` and `--require` select it: its group, and of a kill its own."""
+    own = [name for name, title in zip(KILLS, KILL_NAMES, strict=True) if check.name == title]
+    return check.group, *own
+
+
 _TITLES = {
+    "busy": "busy processes",
     "replicas": "equal replicas",
     "kill": "killed and resumed",
     "workers": "loader workers",
@@ -231,6 +291,8 @@ def _way_in_words(group: str, checks: list[Check]) -> str:
         return f"killed and resumed in {len(checks)} way{'' if len(checks) == 1 else 's'}"
     if group == "replicas":
         return "with equal replicas"
+    if group == "busy":
+        return "beside busy processes"
     if group == "cpu":
         return "as on a CPU with AVX2"
     varied = [check.processes[0] for check in checks]

@@ -48,6 +48,20 @@ def verify(
         str | None,
         typer.Option(metavar="CHECK,...", help="Only these checks, listed below. [default: all]"),
     ] = None,
+    require: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHECK,...", help="End with exit status 2 unless these checks apply and are equal."
+        ),
+    ] = None,
+    within: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            parser=number_above(0, 600, "seconds"),
+            help="Leave out checks that would take longer, those that say least first.",
+        ),
+    ] = None,
     thread_invariant: Annotated[
         bool, typer.Option("--thread-invariant", help="With --run: promise any number of threads, too.")
     ] = False,
@@ -103,6 +117,7 @@ def verify(
 
     Checks:
         run-again       the same command a second time; always done
+        busy            while other processes keep every core busy
         replicas        with --nproc-per-node: parameters, buffers and optimizer
                         state of all ranks are equal after each step
         kill            killed and resumed in three ways, or one of these alone:
@@ -133,6 +148,8 @@ def verify(
         groups=GROUPS if checks is None else tuple(checks.split(",")),
         jobs=jobs or (checking.jobs() if nproc_per_node is None else 1),
         nproc_per_node=nproc_per_node,
+        require=() if require is None else tuple(require.split(",")),
+        within=within,
         keep=keep,
         seed=secrets.randbelow(10**6) if seed is None else seed,
         timeout=timeout,
