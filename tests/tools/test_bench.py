@@ -1,0 +1,49 @@
+"""Every script in bench/ runs, in its smallest form: its figures are no figures, but a script that broke is seen."""
+
+import subprocess
+import sys
+
+import pytest
+
+QUICK = {
+    "checkpoint.py": "--rounds 1 --steps 20 --only samebits,plain",
+    "checkpoint_large.py": "checkpoint.py --size 70MB --rounds 1",
+    "data.py": "--rounds 1 --only draws --variants DataLoader",
+    "ops.py": "--rounds 1 --only switch",
+    "portable.py": "--rounds 1 --only ops --threads 1",
+    "portable_accuracy.py": "--seeds 1 --only softmax",
+    "portable_convolution.py": "--only 1x1 --seconds 0.01",
+    "portable_functions.py": "exp --threads 1 --elements 64",
+    "portable_product.py": "--threads 1 --only 64 --seconds 0.01",
+    "portable_reductions.py": "sum",
+    "product_addresses.py": "",
+    "quality.py": "",
+    "random_numbers.py": "1",
+    "record.py": "1",
+    "replica.py": "2000",
+    "rounding.py": "1",
+    "startup.py": "1",
+    "threads_conv.py": "--cpu 1",
+    "threads_pointwise.py": "--part ternary",
+}
+"""The smallest arguments of each script."""
+PEERS = {"checkpoint_peers.py"}
+"""They compute nothing without other frameworks, which have an environment of their own (`make bench-checkpoint`)."""
+
+
+def test_every_script_is_run(root):
+    """Each file of bench/ has its smallest arguments here, or needs other frameworks; none that is named is missing."""
+    assert {path.name for path in (root / "bench").glob("*.py")} == QUICK.keys() | PEERS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_a_script_runs_and_prints(name, root, tmp_path):
+    """It ends with status 0, or 2 where what it needs is not there and it says so, and prints a line with a figure."""
+    words = QUICK[name].split()
+    script = words.pop(0) if ".py" in QUICK[name] else name  # that of a part of another script
+    command = [sys.executable, root / "bench" / script, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=800)
+    assert done.returncode in ((0, 2) if name == "quality.py" else (0,)), done.stdout + done.stderr
+    printed = done.stdout + done.stderr
+    assert "Traceback" not in printed and any(letter.isdigit() for letter in printed), printed
