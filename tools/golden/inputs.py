@@ -97,7 +97,7 @@ PIPELINES: dict[str, Callable[[], Pipeline]] = {
 }  # fmt: skip
 READ = {"as_iterable_dataset", "state_dict", "load_state_dict", "fingerprint"}
 """Public methods that say something of a pipeline; `_of_pipeline` asks each."""
-NOT_DOCUMENTED = {"inside", "rolled", "forget_iteration"}
+NOT_DOCUMENTED = {"inside", "rolled", "forget_iteration", "endless"}
 """Called by `Run` only; its facts have what they give."""
 
 

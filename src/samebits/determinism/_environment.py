@@ -67,7 +67,7 @@ def environment_fingerprint() -> dict[str, Any]:
         else {"runtime": torch.version.cuda, "cudnn": torch.backends.cudnn.version()},
         "threads": torch.get_num_threads(),
         "op_determinism": _op_determinism(),
-        "libraries": {name: os.environ[name] for name in LIBRARY_VARIABLES if name in os.environ},
+        **_libraries(),
         "flags": {
             "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
             "float32_matmul_precision": _matmul_precision(),
@@ -77,6 +77,12 @@ def environment_fingerprint() -> dict[str, Any]:
             **(_cuda_precisions() if gpus else {}),
         },
     }
+
+
+def _libraries() -> dict[str, Any]:
+    """Returns the variables that are set, under one name; nothing where none is: commits from before do not have it."""
+    found = {name: os.environ[name] for name in LIBRARY_VARIABLES if name in os.environ}
+    return {"libraries": found} if found else {}
 
 
 def _flushes_denormals() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -312,7 +312,7 @@ class Recorder(Observer, TorchListener):
         try:
             seen = self._subjects.summary() + [f"loop {name}" for name in self._loops]
             final = self._subjects.final() if self._subjects.summary() else None
-            replicas = self._subjects.replicas()
+            replicas = self._subjects.replicas() if "RANK" in os.environ else {}
         except Exception as failure:
             self.note(f"recorder: finish: {type(failure).__name__}: {failure}")
         line = {
@@ -332,21 +332,21 @@ class Recorder(Observer, TorchListener):
             "machine_invariant": self._any_machine and bool(self._threads),
             "environment": self._environment_of_steps(),
             "harmless": sorted(self._harmless),
-            "files": self._digests(),
-            "replicas": replicas,
         }
+        if replicas:
+            line["replicas"] = replicas
+        if self.read is not None:
+            line["files"] = self._digests(self.read)
         if self._step is not None and self._step.outputs:
             line["eval"] = self._step.evaluations()
         line["error"] = None if error is None else f"{type(error).__name__}: {error}"
         self.file.write(line)
         return final
 
-    def _digests(self) -> dict[str, str]:
-        """Returns the SHA-256 of the user's modules and of the data files that were read."""
-        if self.read is None:
-            return {}
+    def _digests(self, paths: Iterable[str]) -> dict[str, str]:
+        """Returns the SHA-256 of the user's modules and of the data files at `paths`."""
         modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-        read = [path for path in self.read if os.path.realpath(path) not in self.files]
+        read = [path for path in paths if os.path.realpath(path) not in self.files]
         return digests([*filter(None, modules), *read], self.folders, self._start)
 
     @_note_exceptions

@@ -83,10 +83,10 @@ class Environment:
         left = {"threads"}
         if _on_every_machine(recorded) and _on_every_machine(self.fingerprint):
             left |= {"cpu", "cpu_capability", "libraries"}
-        if "libraries" not in recorded:  # a commit of before it was recorded
-            left.add("libraries")
-        before = {name: recorded.get(name) for name in self.fingerprint if name not in left}
-        now = {name: value for name, value in self.fingerprint.items() if name not in left}
+        unset: dict[str, Any] = {"libraries": {}}
+        names = {*self.fingerprint, *unset} - left
+        before = {name: recorded.get(name, unset.get(name)) for name in names}
+        now = {name: self.fingerprint.get(name, unset.get(name)) for name in names}
         changed = {line: _name_of(line) for line in differences(before, now)}
         refused = [
             f"{line} ({name!r})" for line, name in changed.items() if name is not None and name not in allowed
