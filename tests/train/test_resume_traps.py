@@ -352,3 +352,24 @@ def test_the_cure_for_an_iterator_names_what_can_be_done(tmp_path):
         ):
             for _, _ in run.steps(range(5)):
                 step_of(model, opt, next(it))
+
+
+def test_a_loader_of_the_run_that_the_loop_reads_is_not_moved_by_a_look_in_the_body(forked, tmp_path):
+    """Given to the run, read by run.steps and read once more in the body: killed and resumed it is equal, and the batches are the loop's."""
+
+    def program(run_dir, given=True):
+        model, opt = make()
+        data = loader()
+        with samebits.Run(run_dir, model=model, opt=opt, **({"data": data} if given else {})) as run:
+            for step, x in run.steps(data, epochs=3):
+                step_of(model, opt, x)
+                if step.batch_index == 1:
+                    step_of(model, opt, next(iter(data)))
+        return model.state_dict()
+
+    expected = forked(ended, program, None)
+    assert expected.code == 0
+    for cut, commits in ((3, (2,)), (8, (7,))):
+        assert forked(ended, program, tmp_path / str(cut), cut, commits).code == -9
+        assert forked(ended, program, tmp_path / str(cut)).value == expected.value
+    assert forked(ended, lambda run_dir: program(run_dir, given=False), None).value == expected.value

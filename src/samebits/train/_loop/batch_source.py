@@ -88,6 +88,7 @@ class BatchSource:
     def _begin(self, epoch: int, batch_index: int) -> None:
         if isinstance(self._loader, Resumable):
             self._iterator = iter(self._loader)
+            self._loader._is_state = False  # its position is that of this loop, whoever reads it besides
             return
         self._epoch_state = _loader_state(self._loader)
         with self._with_draws_of(epoch, "epoch", epoch):
