@@ -73,7 +73,7 @@ def environment_fingerprint() -> dict[str, Any]:
             "float32_matmul_precision": _matmul_precision(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
-            **({"flush_denormal": True} if _flushes_denormals() else {}),
+            **({"flush_denormal": True} if flushes_denormals() else {}),
             **(_cuda_precisions() if gpus else {}),
         },
     }
@@ -85,7 +85,7 @@ def _libraries() -> dict[str, Any]:
     return {"libraries": found} if found else {}
 
 
-def _flushes_denormals() -> bool:
+def flushes_denormals() -> bool:
     """Returns True if this thread takes numbers below 2**-1022 for 0 (`torch.set_flush_denormal`, gcc's -ffast-math)."""
     smallest = float.fromhex("0x1p-1074")
     return smallest * 1.0 == 0.0

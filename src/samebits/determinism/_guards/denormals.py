@@ -14,22 +14,17 @@ import torch
 
 from samebits._inspect.patching import Patches, stand_in
 from samebits._native.torch_threads import parallel
+from samebits.determinism._environment import flushes_denormals
 from samebits.errors import ConflictError
 
 _BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_SMALLEST = float.fromhex("0x1p-1074")
-
-
-def flushed() -> bool:
-    """Returns True if this thread takes denormal numbers for zero."""
-    return _SMALLEST * 1.0 == 0.0
 
 
 def watch(patches: Patches) -> None:
     """Makes `torch.set_flush_denormal` reach all threads; one that was set before reaches them now."""
     own = torch.set_flush_denormal
     call = partial(_set_everywhere, own)
-    if flushed():
+    if flushes_denormals():
         call(True)
     patches.put(torch, "set_flush_denormal", stand_in(own, call))
 
@@ -44,6 +39,7 @@ def _set_everywhere(own: Callable[[bool], bool], mode: bool) -> bool:
                 "only. Call it before enable_op_determinism() and before the first op, or leave it out."
             )
         # No team is larger than the threads that there are; with more, all that wait for work take part.
-        threads = max(torch.get_num_threads(), len(os.listdir("/proc/self/task")))
+        tasks = "/proc/self/task"
+        threads = max(torch.get_num_threads(), len(os.listdir(tasks)) if os.path.isdir(tasks) else 1)
         parallel(_BODY(lambda _: own(mode) and None), None, threads, 0)
     return supported
