@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from samebits._native.torch_threads import parallel, single_thread
-from samebits.determinism._guards.denormals import flushed
+from samebits.determinism._environment import flushes_denormals
 
 _BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -27,12 +27,12 @@ class _Tasks:
         self._tasks = tasks
         self._next = iter(range(len(tasks)))
         self._inference = torch.is_inference_mode_enabled()
-        self._flush = flushed()
+        self._flush = flushes_denormals()
 
     def work(self, _: Any = None) -> None:
         """Takes tasks until none is left; an error ends the work of all threads. Runs on every thread of the team."""
         try:
-            if flushed() != self._flush:  # a setting of each thread, and a part of the result
+            if flushes_denormals() != self._flush:  # a setting of each thread, and a part of the result
                 torch.set_flush_denormal(self._flush)
             with (
                 single_thread(),
