@@ -124,14 +124,15 @@ class ProcessOutcome:
             return ""
         if self.ended.returncode < 0:
             return f"a process was ended by {signal.Signals(-self.ended.returncode).name}"
-        printed = _error(self.record) or self.ended.tail(1).strip()
+        printed = self.ended.tail(1).strip()
         if not self.ended.returncode:
             return ""
         if len(self.records) > 1:
             return self._failure_of_rank()
         if self.ended.returncode != 1:  # an exception's is 1
             return f"a process ended with exit code {self.ended.returncode}: {printed}"
-        return f"a process raised: {printed}"
+        error = _error(self.record)  # the last line that it printed may be a note of the exception
+        return f"a process raised: {error if error and not error.startswith('SystemExit') else printed}"
 
     def output(self, lines: int) -> str:
         """Returns the last lines that the script printed; those of torchrun about the ranks' ends are left out."""

@@ -27,6 +27,7 @@ EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 """The folder in a clone; an installed samebits has none."""
 _ROWS = (
     "run again",
+    "beside busy processes",
     "killed mid-epoch, resumed",
     "killed at an epoch's last step, resumed",
     "killed in a validation, then in a save, resumed twice",
