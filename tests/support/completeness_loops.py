@@ -779,7 +779,8 @@ class DrawnMemo(Memo):
 
 @forgetful("loader.dataset.cache")
 def a_cache_of_what_was_drawn(make):
-    model, optimizer, loader = parts(DrawnMemo())
+    model, optimizer, _ = parts()
+    loader = torch.utils.data.DataLoader(DrawnMemo(), batch_size=2, shuffle=True)  # samebits' refuses it
     with make(model=model, optimizer=optimizer) as run:
         for _step, (x, y) in run.steps(loader, epochs=2):
             update(model, optimizer, x, y)
