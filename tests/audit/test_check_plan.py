@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from samebits.audit._verify.check_plan import GROUPS, BaselineFacts, checks_after, kill_checks, within
+from samebits.audit._verify.check_plan import GROUPS, KILLS, BaselineFacts, checks_after, kill_checks, within
+
+from samebits.audit._verify.verify_report import _names_of
 
 
 def facts(lengths, validates=True, **changed):
@@ -128,6 +130,14 @@ def test_replicas_are_compared_where_there_are_any():
     assert row.name == "replicas equal" and row.promised
     assert checks_after(facts([4]), groups, 0) == []
     assert checks_after(facts([4]), ("replicas",), 0)[0].does_not_apply
+
+
+@property_test
+@given(runs, st.booleans())
+def test_each_kill_can_be_required_by_its_name(lengths, validates):
+    """With and without validations the three kills have the names that --checks and --require take, in their order."""
+    kills = kill_checks(facts(lengths, validates), random.Random(1))
+    assert [_names_of(check) for check in kills] == [("kill", name) for name in KILLS]
 
 
 @property_test

@@ -25,7 +25,7 @@ _listeners: list[Callable[[str, str | None], None]] = []
 _readers: list[Callable[[str], None]] = []
 """Each is called with a path that is opened for reading."""
 MOST_BYTES = 4 << 30
-"""Of larger amounts of data the rest is counted, and has no digest."""
+"""Files beyond so many bytes in all have no digest."""
 _hooked: list[bool] = []
 
 

@@ -77,9 +77,9 @@ class Recorder(Observer, TorchListener):
         self.folders: list[str | Path | None] = []
         """Where the script may write."""
         self.files: dict[str, None] = {}
-        self.read: dict[str, None] | None = {} if digest_files else None
-        """The paths of the files that it has read; None: they are not recorded."""
         """Files that the script opened for writing."""
+        self.read: dict[str, None] | None = {} if digest_files else None
+        """Files that it opened for reading; None: they are not recorded."""
         self._start = os.getcwd()
         self.loaders: list[int] = []
         """The number of workers that the script gave each loader it made."""

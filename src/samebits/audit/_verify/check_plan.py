@@ -16,6 +16,8 @@ KILL_NAMES = (
     "killed at an epoch's last step, resumed",
     "killed in a validation, then in a save, resumed twice",
 )
+KILLED_IN_A_STEP = KILL_NAMES[2].replace("a validation", "a step")
+"""The name of the third row where the script has no validation."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,7 @@ def _twice(facts: BaselineFacts, draw: random.Random) -> Check:
     kill = Kill("validation" if early else "optimizer", step, 0 if facts.ranks > 1 else None)
     commit = max(first, step - draw.randrange(4))
     save = draw.randrange(step + 1, end) if step + 1 < end else end
-    name = KILL_NAMES[2] if early else KILL_NAMES[2].replace("a validation", "a step")
+    name = KILL_NAMES[2] if early else KILLED_IN_A_STEP
     second = Kill("commit", save)
     varied = f"{_describe(facts, kill, commit)}; then {_sigkill(facts, second)}"
     resumed = ProcessVariation(second, (save,))

@@ -9,7 +9,7 @@ from importlib.metadata import distributions
 from typing import Any
 
 from samebits.audit._diff.first_difference import Difference
-from samebits.audit._verify.check_plan import GROUPS, KILL_NAMES, KILLS, Check
+from samebits.audit._verify.check_plan import GROUPS, KILL_NAMES, KILLED_IN_A_STEP, KILLS, Check
 from samebits.audit._verify.hints import cure_of
 
 SCHEMA = "samebits.verify/1"
@@ -269,8 +269,8 @@ def in_parentheses(reasons: Mapping[str, str], between: str = ", ") -> str:
 
 def _names_of(check: Check) -> tuple[str, ...]:
     """Returns the names by which `--checks` and `--require` select it: its group, and of a kill its own."""
-    own = [name for name, title in zip(KILLS, KILL_NAMES, strict=True) if check.name == title]
-    return check.group, *own
+    kills = {**dict(zip(KILL_NAMES, KILLS, strict=True)), KILLED_IN_A_STEP: KILLS[2]}
+    return (check.group, kills[check.name]) if check.name in kills else (check.group,)
 
 
 _TITLES = {
