@@ -81,8 +81,8 @@ SAME_DRAW = UNSYNCHRONISED_DRAW.replace(
     "samebits.random.normal(samebits.random.fold_in(samebits.random.key(3), step.number), (16, 8))",
 )
 LOST_ON_ONE_RANK = PLAIN.replace('Run("run", model=model, optimizer=optimizer)', 'Run("run", model=model)')
-UNSEEDED_RANK = PLAIN.replace(
-    "(model(a) - b)", "(model(a + rank * torch.rand(1, generator=noise)) - b)"
+UNSEEDED_RANK = PLAIN.replace(  # not in the input: BatchNorm takes a shift out again
+    "(model(a) - b)", "(model(a) - b - rank * torch.rand(1, generator=noise))"
 ).replace("net = ", "noise = torch.Generator()\nnoise.seed()\nnet = ")
 RAISING = PLAIN.replace(
     STEPPED, STEPPED + "        if rank == 1 and step.number == 3:\n            raise ValueError('shard-1')\n"

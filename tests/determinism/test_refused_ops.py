@@ -15,6 +15,7 @@ from samebits.determinism._guards import refused_ops
 from samebits._inspect.user_code import calling_line
 from samebits.determinism._dispatcher import KernelOverrides
 from samebits.errors import UnimplementedError, UnimplementedWarning
+from samebits.selfcheck.parts.switch.check import assume_verified
 
 X, INDEX, VALUES = torch.zeros(4), torch.tensor([1, 1]), torch.tensor([2.0, 3.0])
 PLANE, PLACES = torch.ones(1, 1, 2, 2), torch.tensor([[[[0, 3], [8, 11]]]])
@@ -80,13 +81,30 @@ def test_torch_itself_names_neither_line_nor_cure():
 
 def test_an_unverified_formulation_stays_refused_and_is_named():
     """What no GPU has verified is not installed; the error of a (fake) CUDA tensor says that it is there and how to test it."""
-    with samebits.enable_op_determinism():
+    with assume_verified(()), samebits.enable_op_determinism():
         with pytest.raises(UnimplementedError, match="selfcheck --part switch.*selfcheck --install"):
             with FakeTensorMode():
                 torch.ones(4, device="cuda").histc()
         with pytest.raises(UnimplementedError) as caught:
             put()  # negative control: of a CPU op there is none that waits
     assert "selfcheck" not in str(caught.value)
+
+
+def test_a_sparse_matrix_times_a_dense_one_is_refused_where_torch_does_not_alert(monkeypatch):
+    """With the guard of CUDA's kernels on those of the CPU: mm and addmm by a dense matrix raise, sparse by sparse runs."""
+    sparse, dense = torch.eye(4).to_sparse(), torch.ones(4, 2)
+    products = (lambda: sparse @ dense, lambda: torch.sparse.addmm(dense, sparse, dense))
+    with samebits.enable_op_determinism():
+        assert all(
+            product().shape == (4, 2) for product in products
+        )  # negative control: a CPU's are not refused
+    monkeypatch.setitem(refused_ops.CURES, "SparseCPU", refused_ops.CURES["SparseCUDA"])
+    monkeypatch.setattr(refused_ops, "_WITHOUT_ALERT", ("SparseCPU",))
+    with samebits.enable_op_determinism():
+        for product in products:
+            with pytest.raises(UnimplementedError, match=rf"{__file__}:\d+ calls aten::a?d?d?mm.*to_dense"):
+                product()
+        assert torch.sparse.mm(sparse, sparse).to_dense().equal(torch.eye(4))
 
 
 def test_other_errors_of_such_an_op_are_torchs_own():

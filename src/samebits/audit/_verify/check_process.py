@@ -34,6 +34,7 @@ _IN_ORDER = {"PYTHONUNBUFFERED": "1"}
 
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0", "--no-python")
 _TORCHRUN_REPORT = re.compile(r"[WE]\d{4} .* torch/distributed/elastic/")
+_LOST_ANOTHER_RANK = re.compile(r"^RanksError: .* lost another rank|[Cc]onnection (closed|reset) by peer")
 _HASH_SEED_OF_RANK = 'PYTHONHASHSEED=$(((PYTHONHASHSEED + RANK) % 4294967296)) exec "$@"'
 
 
@@ -150,7 +151,8 @@ class ProcessOutcome:
         cause = re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", report, re.DOTALL)
         if cause is not None and int(cause[1]) not in ended:
             return f"rank {cause[1]} ended with exit code {cause[2]}"
-        first = min(ended, key=lambda rank: ended[rank], default=None)
+        own = {rank: end for rank, end in ended.items() if not _LOST_ANOTHER_RANK.search(end[1])} or ended
+        first = min(own, key=lambda rank: own[rank], default=None)
         return self.ended.tail(1).strip() if first is None else f"rank {first} raised: {ended[first][1]}"
 
 

@@ -53,6 +53,7 @@ _MARKS = {
     "names, says which",
     UNMEASURED: "? nobody has measured it over threads",
 }
+_NOT_ON_GPU = "GPU: ? no GPU has run it; torch's documentation and source say so"
 _REFUSED = (coverage.DENIED, coverage.INTEGERS)
 _WORDS = {
     REFUSED: RAISES,
@@ -105,15 +106,16 @@ def show_op(name: str, ops: Iterable[str]) -> None:
     _say(console, f"{name}: {', '.join(dict.fromkeys(f'aten::{_name(cpu)}' for cpu, _ in found))}\n")
     rows: dict[tuple[str, ...], list[str]] = {}
     for cpu, cuda in found:
-        rows.setdefault((*_promises(cpu), _verdict(cuda), _reason(cpu, cuda)), []).append(
+        rows.setdefault((*_promises(cpu), _on_gpu(cuda), _reason(cpu, cuda)), []).append(
             cpu.op.removeprefix("aten::")
         )
-    heads = ("overload", "run again", "threads", "any CPU", "GPU (unproven)", "why")
+    heads = ("overload", "run again", "threads", "any CPU", "GPU", "why")
     _print_table(
         console, _table(heads, ((", ".join(overloads), *cells) for cells, overloads in rows.items()))
     )
     marks = {mark for cells in rows for mark in EXCEPT + UNMEASURED if cells[1].endswith(mark)}
     lines = [text for mark, text in _MARKS.items() if mark in marks]
+    lines += [_NOT_ON_GPU] * any(cells[3].endswith(UNMEASURED) for cells in rows)
     for line in dict.fromkeys((*lines, *(line for cpu, _ in found for line in _refusal(cpu)))):
         _say(console, line)
 
@@ -187,9 +189,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
         padding=(0, 2, 0, 0),
     )
     for head in heads:
-        made.add_column(
-            head, overflow="fold", no_wrap=head in {"run again", "threads", "any CPU", "GPU (unproven)"}
-        )
+        made.add_column(head, overflow="fold", no_wrap=head in {"run again", "threads", "any CPU", "GPU"})
     for row in rows:
         made.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return made
@@ -242,6 +242,11 @@ def _promises(cpu: Entry) -> tuple[str, str, str]:
     return _verdict(cpu), _verdict(cpu) + mark, RAISES if cpu.machine in _REFUSED else EQUAL
 
 
+def _on_gpu(cuda: Entry) -> str:
+    word = _verdict(cuda)
+    return word + UNMEASURED * (word == EQUAL and cuda.evidence != "battery")
+
+
 def _verdict(entry: Entry) -> str:
     return _WORDS.get(entry.verdict, EQUAL)
 
@@ -288,13 +293,15 @@ def _print_counts(console: Console, everything: Sequence[Entry]) -> None:
         device: Counter(_verdict(e) for e in everything if e.device == device) for device in ("cpu", "cuda")
     }
     nobody = Counter(entry.device for entry in everything if entry.evidence == "none")
+    on_gpu = sum(entry.device == "cuda" and entry.evidence == "battery" for entry in everything)
     machine = Counter(entry.machine for entry in everything if entry.machine)
     raising, partly = machine[coverage.DENIED], machine[coverage.INTEGERS]
     _say(
         console,
         f"\nOf {len(everything) // 2:,} overloads of aten, CPU: {counts['cpu'][EQUAL]:,} equal, {counts['cpu'][RAISES]} raise, "
         f"{counts['cpu']['unwritten']} return unwritten memory. Any CPU: {machine.total() - raising - partly:,} equal, {raising} "
-        f"raise, {partly} raise but for integers. GPU, by reading alone (no GPU has run this): {counts['cuda'][RAISES]} raise.\n"
+        f"raise, {partly} raise but for integers. GPU: {counts['cuda'][RAISES]} raise, {on_gpu} were seen equal on one, the rest "
+        "is known by reading alone.\n"
         f"Measured or read in the source: all but {nobody['cpu']} (CPU) and {nobody['cuda']:,} (GPU), at which nobody has looked.\n\n"
         "One op: samebits ops torch.stft. All that raise on any CPU: --machine refused. Every overload: --all.",
     )

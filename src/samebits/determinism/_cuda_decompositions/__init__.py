@@ -1,7 +1,8 @@
 """Ops that torch refuses on CUDA under deterministic algorithms, written in ops that it does not refuse.
 
-Torch 2.13 documents 25 cases; all but one are here, and so are the antialiased resizes, `AdaptiveMaxPool3d`, `kthvalue`
-and cuDNN's grid sampler, which it refuses without saying so in that list. The one left out is `resize_` of a quantized
+Torch 2.13 documents 25 cases; all but one are here, and so are the antialiased resizes, `kthvalue` and cuDNN's grid
+sampler, which it refuses without saying so in that list, and what it runs and a GPU was seen to vary: the backwards of
+`AdaptiveMaxPool3d` and `MultiLabelMarginLoss`, `cumprod` and `logcumsumexp` of one row. The one left out is `resize_` of a quantized
 tensor: its new elements are unwritten memory, so there is no value to reproduce; write `torch.zeros` in the new
 size.
 
@@ -38,6 +39,9 @@ _GATHERED = _ATOMICS + "ours gathers each element's parts in a fixed order"
 _SORTED = _ATOMICS + "ours adds them after a stable sort"
 _LAST = "torch writes equal places in any order; ours: the last write in row-major order of the indices wins"
 _RANK = "torch returns the index of any of several equal values; ours: the one a stable sort puts at the rank"
+_RACE = (
+    "torch's threads add and scale one element without waiting for each other; ours counts, which is exact"
+)
 _SCAN = "torch combines blocks in the order in which they finish; ours in a tree of a fixed shape"
 
 _ENTRIES = read()
@@ -103,6 +107,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         ("output", "total_weight"),
     ),
     _one("_ctc_loss_backward", always(losses.ctc_loss_backward), _SORTED),
+    *_backward("multilabel_margin_loss_backward", losses.multilabel_margin_loss_backward, _RACE),
     _one(
         "_embedding_bag_dense_backward",
         where(bags.embedding_bag_is_refused, bags.embedding_bag_dense_backward),
@@ -119,6 +124,10 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     _one("cumsum", where(scans.cumsum_is_refused, scans.cumsum), _SCAN),
     _one("cumsum.out", where(scans.cumsum_is_refused, scans.cumsum_out), _SCAN),
     _one("cumsum_", where(scans.cumsum_is_refused, in_place_form(scans.cumsum)), _SCAN),
+    _one("cumprod", where(scans.one_row_varies, scans.cumprod), _SCAN),
+    _one("cumprod.out", where(scans.one_row_varies, scans.cumprod_out), _SCAN),
+    _one("cumprod_", where(scans.one_row_varies, in_place_form(scans.cumprod)), _SCAN),
+    *_forms(scans.logcumsumexp, scans.one_row_varies, _SCAN, "_logcumsumexp", "_logcumsumexp.out", ("out",)),
     *_forms(
         scans.scatter_reduce,
         scans.scatter_reduce_is_refused,

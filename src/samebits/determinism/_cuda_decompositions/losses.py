@@ -1,4 +1,4 @@
-"""`nll_loss2d` forward (torch's sums its blocks with atomics) and the backward of `ctc_loss`."""
+"""`nll_loss2d` forward (torch's sums its blocks with atomics), and backwards of `ctc_loss` and `multilabel_margin_loss`."""
 
 from __future__ import annotations
 
@@ -89,6 +89,30 @@ def ctc_loss_backward(
     impossible = neg_log_likelihood == torch.inf
     result.masked_fill_(impossible[:, None], 0 if zero_infinity else torch.nan)
     return result.masked_fill_((time[:, None] >= lengths)[:, :, None], 0)
+
+
+def multilabel_margin_loss_backward(
+    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
+) -> Tensor:
+    """`aten::multilabel_margin_loss_backward`: the gradient of `self`, (N, C) or (C).
+
+    A pair of a target t and a class c that is none counts where 1 - x[t] + x[c] > 0; counts are exact. torch's kernel
+    adds and scales a target's gradient in two threads that do not wait for one another.
+    """
+    x = self.reshape(-1, self.shape[-1] if self.dim() else 1)
+    targets, no_target = target.reshape(x.shape), is_target.reshape(x.shape) == 0
+    listed = (targets >= 0).long().cummin(1).values.bool()  # up to the first negative one
+    margin = 1 - x.gather(1, torch.where(listed, targets, 0))
+    counts = listed & ~margin.isnan()
+    ordered = torch.where(counts, margin, -torch.inf).sort(1).values
+    of_class = x.shape[1] - torch.searchsorted(ordered, (-x).contiguous(), right=True)
+    ordered = torch.where(no_target, -x, torch.inf).sort(1).values
+    of_target = torch.where(counts, torch.searchsorted(ordered, margin), 0)
+    pairs = torch.where(no_target, of_class, 0)
+    pairs = pairs.scatter_add(1, torch.where(listed, targets, 0), -of_target)
+    scale = 1 / (x.numel() if reduction == _MEAN else x.shape[1])
+    gradient = (pairs.to(accumulation_dtype(x.dtype)) * scale).to(x.dtype)
+    return (gradient * grad_output.reshape(-1, 1)).view(self.shape)
 
 
 def _padded(targets: Tensor, target_lengths: Sequence[int], longest: int) -> Tensor:

@@ -1,6 +1,10 @@
-"""`cumsum` of floats and `scatter_reduce(reduce="prod")`: scans of a fixed shape, by doubling distances."""
+"""Scans of floats (`cumsum`, and of one row `cumprod` and `logcumsumexp`) and `scatter_reduce(reduce="prod")`: in a
+fixed shape, by doubling distances.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -27,7 +31,7 @@ def cumsum(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tenso
     dtype = self.dtype if dtype is None else dtype
     if self.dim() == 0:
         return self.to(dtype, copy=True)
-    sums = _inclusive(self.movedim(dim, -1).to(accumulation_dtype(dtype)))
+    sums = _inclusive(self.movedim(dim, -1).to(accumulation_dtype(dtype)), torch.add)
     return sums.to(dtype).movedim(-1, dim).contiguous()
 
 
@@ -36,21 +40,50 @@ def cumsum_out(self: Tensor, dim: int, *, dtype: torch.dtype | None = None, out:
     return into(out, cumsum(self, dim, dtype=out.dtype if dtype is None else dtype))
 
 
-def _inclusive(x: Tensor) -> Tensor:
+def one_row_varies(
+    self: Tensor, dim: int, *, dtype: torch.dtype | None = None, out: Tensor | None = None
+) -> bool:
+    """Returns True for floats in one row: torch scans several rows in a fixed order, and does not refuse one."""
+    one_row = self.dim() > 0 and self.numel() == self.shape[dim]
+    return one_row and cumsum_is_refused(self, dim, dtype=dtype, out=out)
+
+
+def cumprod(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """`aten::cumprod` of one row of floats, as `cumsum`."""
+    dtype = self.dtype if dtype is None else dtype
+    products = _inclusive(self.reshape(-1).to(accumulation_dtype(dtype)), torch.mul)
+    return products.to(dtype).view(self.shape)
+
+
+def cumprod_out(self: Tensor, dim: int, *, dtype: torch.dtype | None = None, out: Tensor) -> Tensor:
+    """`aten::cumprod.out`: without a dtype, that of `out` is multiplied in."""
+    return into(out, cumprod(self, dim, dtype=out.dtype if dtype is None else dtype))
+
+
+def logcumsumexp(self: Tensor, dim: int) -> Tensor:
+    """`aten::_logcumsumexp` of one row, as `cumsum`."""
+    sums = _inclusive(self.reshape(-1).to(accumulation_dtype(self.dtype)), torch.logaddexp)
+    return sums.to(self.dtype).view(self.shape)
+
+
+_Combine = Callable[[Tensor, Tensor], Tensor]
+
+
+def _inclusive(x: Tensor, combine: _Combine) -> Tensor:
     length = x.shape[-1]
     if length <= _BLOCK:
-        return _doubling(x)
+        return _doubling(x, combine)
     blocks = torch.nn.functional.pad(x, (0, -length % _BLOCK)).unflatten(-1, (-1, _BLOCK))
-    sums = _doubling(blocks)
-    totals = _inclusive(sums[..., -1])
-    sums[..., 1:, :] += totals[..., :-1, None]
+    sums = _doubling(blocks, combine)
+    totals = _inclusive(sums[..., -1], combine)
+    sums[..., 1:, :] = combine(totals[..., :-1, None], sums[..., 1:, :])
     return sums.flatten(-2)[..., :length]
 
 
-def _doubling(x: Tensor) -> Tensor:
+def _doubling(x: Tensor, combine: _Combine) -> Tensor:
     distance = 1
     while distance < x.shape[-1]:
-        x = torch.cat([x[..., :distance], x[..., distance:] + x[..., :-distance]], -1)
+        x = torch.cat([x[..., :distance], combine(x[..., :-distance], x[..., distance:])], -1)
         distance *= 2
     return x
 

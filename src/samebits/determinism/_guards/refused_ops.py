@@ -1,9 +1,10 @@
 """Ops for which torch has no deterministic implementation: they raise `UnimplementedError` with the cure.
 
-torch refuses them itself, with a RuntimeError from inside the kernel that names neither device nor line nor cure. An
-override in front of each such kernel turns that error into ours; all other ops stay as they are. The list is that of
-`torch.use_deterministic_algorithms`'s documentation (2.13) and of `alertNotDeterministic` in its sources; where torch
-does have a deterministic path (`index_put_`, `scatter_add_`), nothing is raised and the override changes nothing.
+torch refuses nearly all of them itself, with a RuntimeError from inside the kernel that names neither device nor line
+nor cure. An override in front of each such kernel turns that error into ours; all other ops stay as they are. The list
+is that of `torch.use_deterministic_algorithms`'s documentation (2.13) and of `alertNotDeterministic` in its sources;
+where torch does have a deterministic path (`index_put_`, `scatter_add_`), nothing is raised and the override changes
+nothing. Products of sparse and dense matrices on CUDA, which torch runs, are refused here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ _SCATTER = (
 _REFLECT = (
     "padding mode 'constant', or index with a reflected torch.arange: indexing has a deterministic backward"
 )
+_ONE_ROW = "two rows, `torch.stack([x, x])` along dimension 1, and then the first of them; or " + _ON_CPU
 _STRIDED = "kernels as large as their stride: reshape, then mean or amax over the window; or " + _ON_CPU
+
+_SPARSE = (
+    "`sparse.to_dense() @ dense`, or for a COO matrix zeros and `index_add_(0, i[0], v[:, None] * dense[i[1]])`, where i "
+    "and v are its indices and values"
+)
 
 CURES: Mapping[str, Mapping[str, str]] = {
     "CPU": {
@@ -80,6 +87,10 @@ CURES: Mapping[str, Mapping[str, str]] = {
         "cudnn_grid_sampler_backward": "gather the four corners with index_select, or " + _ON_CPU,
         "cumsum": "a product with torch.tril(torch.ones(n, n)) for short dimensions, or " + _ON_CPU,
         "cumsum_": "a product with torch.tril(torch.ones(n, n)) for short dimensions, or " + _ON_CPU,
+        "cumprod": _ONE_ROW,
+        "cumprod_": _ONE_ROW,
+        "_logcumsumexp": _ONE_ROW,
+        "multilabel_margin_loss_backward": "the loss on the CPU, or pairs of scores, relu and sum",
         "scatter": _SCATTER,
         "scatter_": _SCATTER,
         "scatter_reduce": _SCATTER,
@@ -88,8 +99,12 @@ CURES: Mapping[str, Mapping[str, str]] = {
         "index_reduce_": "sort the indices and torch.segment_reduce, or " + _ON_CPU,
         "_efficient_attention_backward": "torch.nn.attention.sdpa_kernel with FLASH_ATTENTION or MATH",
     },
+    "SparseCUDA": dict.fromkeys(("mm", "addmm", "addmm_", "hspmm"), _SPARSE),
+    "SparseCsrCUDA": dict.fromkeys(("mm", "addmm"), _SPARSE),
 }
 """The replacement for each op (all its overloads), per dispatch key."""
+_WITHOUT_ALERT = ("SparseCUDA", "SparseCsrCUDA")
+"""Keys whose ops torch runs under its own flag, although two runs on an H200 gave other bits."""
 
 
 def cure_of(name: str, key: str) -> str | None:
@@ -108,9 +123,8 @@ def refuse(overrides: KernelOverrides, ours: Iterable[Replacement], *, warn: boo
         for name in kernels(key):
             if cure_of(name, key) is not None and (name, key) not in replaced:
                 objection = partial(raise_or_warn, name, key, warn=warn)
-                overrides.put(
-                    name, key, lambda kernel, objection=objection: _convert_errors(kernel, objection)
-                )
+                guard = _refuse_dense_operands if key in _WITHOUT_ALERT else _convert_errors
+                overrides.put(name, key, partial(guard, objection=objection))
 
 
 def raise_or_warn(name: str, key: str, *, warn: bool) -> None:
@@ -145,6 +159,18 @@ def _convert_errors(kernel: Kernel, objection: Callable[[], None]) -> Kernel:
         return _with_alerts_as_warnings(kernel, args, kwargs)
 
     return converted
+
+
+def _refuse_dense_operands(kernel: Kernel, objection: Callable[[], None]) -> Kernel:
+    """Returns the kernel for two sparse matrices alone: their product has the same bits in all runs."""
+
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        matrices = [x for x in args if isinstance(x, torch.Tensor)][-2:]
+        if any(x.layout is torch.strided for x in matrices):
+            objection()
+        return kernel(*args, **kwargs)
+
+    return refused
 
 
 def _with_alerts_as_warnings(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

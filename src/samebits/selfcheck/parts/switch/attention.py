@@ -56,5 +56,7 @@ CASES: tuple[ReviewCase, ...] = (
     *backward(_G, "index_add into 8 rows", lambda x, i, s: x.index_add(0, i, s), normal(8, 4), integers(8, 1 << 18), normal(1 << 18, 4)),
     *backward(_G, "scatter_add into 8 places", lambda x, i, s: x.scatter_add(0, i, s), normal(8), integers(8, 1 << 20), normal(1 << 20)),
     *backward(_G, "embedding of 4 words", F.embedding, integers(4, 1 << 18), normal(4, 32), dtypes=(F32, BF16)),
+    *forward(_G, "cumprod of one row", lambda x: x.cumprod(0), normal(1 << 20, scale=0.01, shift=1.0), dtypes=ALL_DTYPES),
+    *forward(_G, "logcumsumexp of one row", lambda x: x.logcumsumexp(0), normal(1 << 20), dtypes=ALL_DTYPES),
     *forward(_G, "ties: topk, sort, median", lambda x: (*x.topk(9), *x.sort(), x.median(), x.sort(stable=True).indices), lambda dtype: (normal(256, 4096)(dtype) * 2).round()),
 )  # fmt: skip

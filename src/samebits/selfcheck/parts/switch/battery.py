@@ -2,7 +2,7 @@
 cure.
 
 Between the runs, memory is taken so that addresses move, the caches are filled with other bytes, and every fourth run
-is on another stream. The same without the switch shows how much of it would have varied, and the cost of the switch.
+is on another stream, where cuSOLVER may take another algorithm: the bits of each stream are compared among themselves. The same without the switch shows how much of it would have varied, and the cost of the switch.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def word(on: RepeatedCase, off: RepeatedCase) -> str:
     """Returns the word that is judged."""
     if on.error is None:
         return f"{on.others} of {len(on.seconds)} further runs had other bits" if on.varied else SAME
-    text = str(on.error)
+    text = str(on.error).strip().partition("\n")[0]  # the rest lists kernels, by the files that register them
     if isinstance(on.error, UnimplementedError):
         return REFUSED if "Use " in text else f"refused without the way out: {text}"
     if off.error is not None and not any(word in text for word in _NO_EXCUSE):
@@ -145,6 +145,8 @@ def _figures(
         "cases": len(results),
         "varied without the switch": f"{len(varied)} ({', '.join(varied)})" if varied else "0",
     }
+    if names := [name for name, one in on.items() if one.on_another_stream]:
+        figures["other bits on another stream"] = f"{len(names)} ({', '.join(names)})"
     for title, one in (("refused", REFUSED), ("no backend", NO_BACKEND)):
         if names := [name for name, found in results.items() if found == one]:
             figures[title] = f"{len(names)} ({', '.join(names)})"

@@ -28,7 +28,9 @@ class RepeatedCase:
     """One case of the battery, run again and again with the switch on, or off."""
 
     others: int = 0
-    """The number of runs without the bits of the first."""
+    """The number of runs without the bits of the first on the same kind of stream."""
+    on_another_stream: bool = False
+    """Whether runs on a stream other than the default one have bits of their own."""
     seconds: list[float] = field(default_factory=list)
     error: Exception | None = None
 
@@ -63,19 +65,18 @@ def raise_if_fault(error: Exception) -> Exception:
 
 
 def _repeat(run: Run, case: RepeatedCase, target: Target) -> None:
-    first: list[Tensor] | None = None
+    first: dict[bool, list[Tensor]] = {}
     with torch.device(target.device):
         for number in range(_FEW if target.small else _RUNS):
-            moved = _disturb(number, target)
-            with _stream(number, target.device):
+            moved, side_stream = _disturb(number, target), number % 4 == 3
+            with _stream(target.device, side_stream=side_stream):
                 output, seconds = _timed(run, target.device)
             del moved
             bits = leaves(output)
-            if first is None:
-                first = bits
-                continue  # its time is that of warming up
-            case.seconds.append(seconds)
-            case.others += not all_bits_equal(first, bits)
+            if number:  # the time of the first is that of warming up
+                case.seconds.append(seconds)
+            case.others += not all_bits_equal(first.setdefault(side_stream, bits), bits)
+            case.on_another_stream |= not all_bits_equal(first[False], first[side_stream])
 
 
 def _timed(run: Run, device: str) -> tuple[Any, float]:
@@ -100,9 +101,9 @@ def _disturb(number: int, target: Target) -> Any:
     return held
 
 
-def _stream(number: int, device: str) -> Any:
-    """Runs every fourth run on another stream; all work before has ended, and so has the run when it is compared."""
-    return torch.cuda.stream(_side_stream()) if device == "cuda" and number % 4 == 3 else nullcontext()
+def _stream(device: str, *, side_stream: bool) -> Any:
+    """Returns another stream or the default one; all work before has ended, and so has the run when it is compared."""
+    return torch.cuda.stream(_side_stream()) if device == "cuda" and side_stream else nullcontext()
 
 
 @cache

@@ -168,6 +168,15 @@ def _losses() -> Iterator[FormulationSample]:
         _, bag_of, size, best = torch.ops.aten._embedding_bag(weight, index, offsets, False, 2)
         return m.normal(bags, features), index, bag_of, size, best, rows, False, 2, None
 
+    def margins(m: Maker) -> tuple[Any, ...]:
+        n, c = m.n(5, 1000), m.n(7, 100)
+        x, target = m.normal(n, c), m.integers(c + 1, n, c) - 1  # -1 ends a row's targets
+        _, is_target = torch.ops.aten.multilabel_margin_loss_forward(x.double(), target, 1)
+        return m.normal(1)[0], x, target, 1, is_target.to(x.dtype)
+
+    op = "multilabel_margin_loss_backward"
+    yield _sample(op, op, margins, f"{op}.grad_input")
+
     dtypes = (torch.float64, torch.float32)
     yield _sample("embedding_bag max", "_embedding_bag_dense_backward", bag, dtypes=dtypes)
 
@@ -214,7 +223,13 @@ def _places() -> Iterator[FormulationSample]:
     def running(m: Maker) -> tuple[Any, ...]:
         return m.normal(m.n(3, 8), m.n(200, 1 << 17)), 1
 
+    def row(m: Maker) -> tuple[Any, ...]:
+        n = m.n(200, 1 << 20)
+        return m.normal(n) * 2**-9 + 1, 0  # near one, so that long products stay finite
+
     wide = (torch.float64, torch.float32)
+    yield _sample("cumprod of one row", "cumprod", row, "cumprod.out", "cumprod_")
+    yield _sample("logcumsumexp of one row", "_logcumsumexp", row, "_logcumsumexp.out")
     yield _sample("put_", "put_", write)
     yield _sample("histc", "histc", histc, "histc.out", dtypes=wide)
     yield _sample("bincount with weights", "bincount", bincount, dtypes=wide)
