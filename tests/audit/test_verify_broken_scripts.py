@@ -37,7 +37,7 @@ def claim(script):
     return component[1], re.search(r"^check: (\S+)", text, re.MULTILINE)[1]
 
 
-def verify(script, folder, checks):
+def verify(script, folder, checks, *args):
     """Exit code and report of `samebits verify`, started in an empty folder."""
     command = [
         sys.executable,
@@ -52,7 +52,7 @@ def verify(script, folder, checks):
         checks,
     ]
     done = subprocess.run(
-        [*command, str(script)],
+        [*command, str(script), *args],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -102,6 +102,45 @@ def judged(name, folder, checks, count=lambda *_: None):
 def test_broken_is_named_and_repaired_passes(name, tmp_path):
     """verify exits 1 on the broken script, its check fails and names the component; on the repaired twin it exits 0."""
     judged(name, tmp_path, QUICK[name])
+
+
+OWN_GENERATOR = """
+import sys
+import numpy as np, torch
+torch.manual_seed(0)
+class Noisy(torch.utils.data.Dataset):
+    def __init__(self, seed):
+        self.noise, self.x = [np.random.default_rng(seed)], torch.randn(24, 4)
+    def __len__(self):
+        return 24
+    def __getitem__(self, i):
+        return self.x[i] + self.noise[0].normal(), self.x[i].sum()
+net = torch.nn.Linear(4, 1, dtype=torch.float64)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+seed = {"none": None, "fixed": 3}[sys.argv[1]]
+for x, y in torch.utils.data.DataLoader(Noisy(seed), 8, num_workers=int(sys.argv[2])):
+    loss = (net(x.double())[:, 0] - y).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_generator_of_a_datasets_object_is_named(workers, tmp_path):
+    """Torch's loader, inline and with workers: the batch differs because of `dataset.noise[0]`. Control: seeded, it is equal."""
+    script = tmp_path / "own.py"
+    script.write_text(OWN_GENERATOR)
+    for seed, expected in (("none", 1), ("fixed", 0)):
+        folder = tmp_path / seed
+        folder.mkdir()
+        code, report, shown = verify(script, folder, "run-again", seed, workers)
+        assert code == expected, shown
+        found = report["rows"][0]["difference"]
+        if expected:
+            assert (found["component"], found["paths"]) == ("generators", ["dataset.noise[0]"])
+            assert "default_rng(seed)" in report["verdict"]
 
 
 @pytest.mark.soak

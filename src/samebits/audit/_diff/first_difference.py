@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from samebits.audit._diff.difference import Difference as Difference
 from samebits.audit._record.read_record import Record, RecordLine
@@ -51,6 +52,8 @@ def first_difference_of_segments(
     """Returns the first difference of a run's processes, killed and resumed, from an uninterrupted run."""
     for segment in segments:
         found = _initial_difference(baseline, segment, ignore) or _step_difference(baseline, segment, ignore)
+        if found is not None and found.component == "batch":
+            return _by_loader_generators(found, baseline, segment)
         if found is not None:
             return _by_memory(found, baseline, segment, ignore) if found.component in _EFFECTS else found
     return _end_difference(baseline, segments)
@@ -71,6 +74,18 @@ def _by_memory(difference: Difference, a: Record, b: Record, ignore: frozenset[s
             at = theirs.epoch, theirs.batch_index
             return Difference(theirs.step, _MEMORY, lost, "", others, *at, "resumed")
     return difference
+
+
+def _by_loader_generators(difference: Difference, a: Record, b: Record) -> Difference:
+    """Returns the generators of the script's torch loaders as the cause of another batch, if they began in other states."""
+    if a.end is None or b.end is None or b.resumed_from is not None:
+        return difference
+    mine, theirs = (record.end.get("loader_generators", {}) for record in (a, b))
+    paths = tuple(path for path in mine.keys() & theirs.keys() if mine[path] != theirs[path])
+    if not paths:
+        return difference
+    others = ((difference.component, difference.paths), *difference.others)
+    return replace(difference, component="generators", paths=tuple(sorted(paths)), others=others)
 
 
 def earliest(differences: Iterable[Difference | None]) -> Difference | None:

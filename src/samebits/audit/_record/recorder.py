@@ -16,6 +16,7 @@ import torch
 from samebits._context import Observer, Position, observed, process, run_dirs
 from samebits._inspect.rng_states import generators
 from samebits._inspect.tree import Leaves, of_nested
+from samebits.audit._record.loader_generators import states_of, watch_loaders
 from samebits.audit._record.observed_objects import ObservedObjects
 from samebits.audit._record.opened_files import (
     digests,
@@ -83,6 +84,8 @@ class Recorder(Observer, TorchListener):
         self._start = os.getcwd()
         self.loaders: list[int] = []
         """The number of workers that the script gave each loader it made."""
+        self._loader_generators: dict[str, str] = {}
+        """Path to the state's hash, of the generators that torch's loaders hold, when the loader was first iterated."""
         self._full = level == "state"
         self._every = every
         self._stop_after = stop_after_steps
@@ -133,6 +136,12 @@ class Recorder(Observer, TorchListener):
     def workers_wanted(self, number: int) -> None:
         """Notes a pipeline's number of workers, for `verify`'s table."""
         self.loaders.append(number)
+
+    @_note_exceptions
+    def loader_begins(self, loader: torch.utils.data.DataLoader[Any]) -> None:
+        """Takes the generators that a torch loader holds."""
+        if self._full:
+            self._loader_generators = states_of(loader) | self._loader_generators
 
     @_note_exceptions
     def boundary(self, run: Any, step: Position, frame: FrameType) -> None:
@@ -333,6 +342,8 @@ class Recorder(Observer, TorchListener):
             "environment": self._environment_of_steps(),
             "harmless": sorted(self._harmless),
         }
+        if self._loader_generators:
+            line["loader_generators"] = self._loader_generators
         if replicas:
             line["replicas"] = replicas
         if self.read is not None:
@@ -414,5 +425,6 @@ def recording(
     recorder.file.write(start_line(script, level, every))
     recorder.folders += allowed
     reads = nullcontext() if recorder.read is None else record_read_files(recorder.read)
-    with observed(recorder), torch_hooks(recorder), record_written_files(recorder.files), reads:
+    written, loaders = record_written_files(recorder.files), watch_loaders(recorder.loader_begins)
+    with observed(recorder), torch_hooks(recorder), written, reads, loaders:
         yield

@@ -48,6 +48,7 @@ _REPLICAS = {
     "forward, only of the module that it was given, and not with broadcast_buffers=False",
 }
 
+_IN_A_LOADER = re.compile(r"(dataset|sampler|batch_sampler|collate_fn|worker_init_fn)\b")
 _ATTRIBUTE = re.compile(
     r"(?!self\.)([A-Za-z_]\w*)\.(?!keys\(\)|dataset\b|sampler\b|batch_sampler\b|collate_fn\b)"
 )
@@ -75,6 +76,8 @@ def _cure_by_name(check: Check, difference: Difference) -> str:
     path = difference.paths[0] if difference.paths else ""
     if path.startswith("callbacks["):
         return "Return it from the callback's state_dict and take it back in load_state_dict"
+    if difference.component == "generators" and _IN_A_LOADER.match(path):
+        return "Seed it where it is made, such as `numpy.random.default_rng(seed)`, or give the data to a samebits.data.DataLoader"
     attribute = _ATTRIBUTE.match(path)
     if check.group == "kill" and difference.component == "locals" and attribute:
         name = attribute[1]
