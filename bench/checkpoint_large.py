@@ -28,6 +28,8 @@ LAYER = 4096 * 4096 * 4
 UNITS = {"GB": 10**9, "MB": 10**6, "GiB": 1 << 30, "MiB": 1 << 20}
 
 
+BESIDE = 8
+"""Steps between two commits beside the training."""
 EXPLICIT: dict[str, Any] = {"save": "explicit", "check_complete": False, "allow_changes": ["script"]}
 
 
@@ -104,24 +106,29 @@ def commit(model: torch.nn.Module, folder: Path, row: dict[str, float]) -> None:
 
 
 def commit_beside(model: torch.nn.Module, folder: Path, row: dict[str, float]) -> None:
-    """A commit while the training goes on, until it is durable; "waited": by the step, "first": by that of the first commit."""
+    """A commit while the training goes on, until it is durable; "waited": by the step, "first": by that of the first commit.
+
+    A step is a forward of 64 rows.
+    """
     shutil.rmtree(folder / "beside", ignore_errors=True)
-    loader = samebits.data.Pipeline.from_source(range(6)).batch(1)
+    loader = samebits.data.Pipeline.from_source(range(2 * BESIDE + 1)).batch(1)
     samebits.set_random_seed(1)
-    options: dict[str, Any] = {**EXPLICIT, "save": 2, "keep": 1}
+    options: dict[str, Any] = {**EXPLICIT, "save": BESIDE, "keep": 1}
+    rows = torch.ones(64, 4096)
     memory, began = Memory(), 0.0
     with samebits.Run(folder / "beside", model=model, **options) as run:
         commits = run._saving.commits
         assert commits is not None
         for step, _ in run.steps(loader):
-            if step.number in (2, 4):  # the boundary before it took the snapshot
-                row["first" if step.number == 2 else "waited"] = time.perf_counter() - began
+            if step.number in (BESIDE, 2 * BESIDE):  # the boundary before it took the snapshot
+                row["first" if step.number == BESIDE else "waited"] = time.perf_counter() - began
                 commits.wait()
                 row["seconds"] = time.perf_counter() - began
-            if step.number == 4:
+            if step.number == 2 * BESIDE:
                 row["beside"] = memory.beside()
                 break
             with torch.no_grad():
+                model(rows)
                 next(model.parameters()).add_(1)
             began = time.perf_counter()
 

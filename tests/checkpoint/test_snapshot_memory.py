@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import samebits
 from samebits.checkpoint._local_store import CommitStore
 
 from samebits.checkpoint._codec import encode
@@ -339,3 +340,57 @@ def test_a_forked_child_lets_go_of_pinned_memory_without_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
     slot.close()
     assert not asked and len(runtime.pinned) == 1 and not slot._pinned
+
+
+def shared_memory():
+    """Bytes of shared memory whose pages this process has."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssShmem"))
+
+
+@pytest.mark.parametrize("megabytes, taken", [(96, True), (8, False)])
+def test_the_memory_of_the_first_snapshot_is_there_before_it(tmp_path, megabytes, taken):
+    """After its first step a run takes the pages beside the training, where the state is large; and the commit holds its bytes."""
+    samebits.set_random_seed(1)
+    model = nn.Linear(1024, megabytes * 256, bias=False)
+    loader = samebits.data.Pipeline.range(3).batch(1)
+    begun = shared_memory()
+    with samebits.Run(tmp_path / "run", model=model, save="1000s", check_complete=False) as run:
+        for step, _ in run.steps(loader):
+            with torch.no_grad():
+                model.weight.add_(1)
+            if step.number == 1:
+                until = time.monotonic() + 60
+                while taken and shared_memory() - begun < megabytes << 20 and time.monotonic() < until:
+                    time.sleep(0.01)
+                assert (shared_memory() - begun >= megabytes << 20) == taken
+                run.commit()
+    expected = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.zero_()
+    with samebits.Run(tmp_path / "run", model=model, check_complete=False, allow_changes=["script"]) as run:
+        assert run.resumed and model.weight.equal(expected)
+
+
+def test_a_snapshot_waits_for_its_memory_and_a_lack_of_it_is_met_there(monkeypatch):
+    """A copy right after `reserve` has all bytes; where `reserve` found no memory, the copy raises."""
+    metadata = facts(1)[1]
+    prepared = CommitPreparer().prepare({"x": torch.arange(1 << 20)}, metadata)
+    for _ in range(3):
+        memory = SnapshotMemory()
+        memory.reserve(prepared.layout.size)
+        memory.copy(prepared)
+        with mmap.mmap(memory.fd, prepared.layout.size) as image:
+            begin, end = prepared.layout.spans[0]
+            assert image[begin:end] == torch.arange(1 << 20).numpy().tobytes()
+        memory.close()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    memory = SnapshotMemory()
+    memory.reserve(prepared.layout.size)
+    with pytest.raises(OSError, match="No space"):
+        memory.copy(prepared)
+    memory.close()

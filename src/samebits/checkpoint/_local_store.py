@@ -158,6 +158,12 @@ class CommitStore:
         facts = {"base": self._base, "last": self.last, "corrupt": sorted(self.folder.corrupt)}
         return self.writer.submit(commit, facts)
 
+    def reserve(self, size: int) -> None:
+        """Starts the writer process, and takes memory for a snapshot of `size` bytes beside this thread. Raises OSError."""
+        if self.writer is None:
+            self.writer = WriterClient(self.run_dir, self._writer_options())
+            self.writer.reserve(size)
+
     def mark_written(self, fields: Mapping[str, Any]) -> None:
         """Notes a commit that the writer process has reported."""
         self.folder.last = Commit(*fields["commit"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -32,8 +33,23 @@ class SnapshotMemory:
         """Tensors that are copied as bytes: their places in the file, their target addresses, their sizes in bytes."""
         self._others: list[tuple[torch.Tensor | np.ndarray, int]] = []
         """Memory for each other tensor or array, and its place in the file."""
+        self._reserving: threading.Thread | None = None
         self._pinned = 0
         """The address of the memory that CUDA has pinned; 0: none."""
+
+    def reserve(self, size: int) -> None:
+        """Takes memory for `size` bytes in a thread, so that the first copy need not wait for its pages to be made.
+
+        Where there is none, the copy says so.
+        """
+
+        def take() -> None:
+            with suppress(OSError):
+                self._memory.mapped(size)
+                self._memory.populate(size)
+
+        self._reserving = threading.Thread(target=take, name="samebits-snapshot", daemon=True)
+        self._reserving.start()
 
     def copy(self, commit: PreparedCommit) -> None:
         """Copies head and tensors to their places in the file; everything is copied on return. Raises OSError."""
@@ -68,6 +84,7 @@ class SnapshotMemory:
 
     def close(self) -> None:
         """Frees the memory."""
+        self._join()
         self._unpin()
         self._layout, self._others, self._dense = None, [], ([], _NONE, _NONE)
         self._memory.unmap()
@@ -101,7 +118,14 @@ class SnapshotMemory:
         )
         self._layout = layout
 
+    def _join(self) -> None:
+        """Waits until `reserve` is done."""
+        if self._reserving is not None and self._reserving.is_alive():
+            self._reserving.join()
+        self._reserving = None
+
     def _mapped(self, size: int) -> mmap.mmap:
+        self._join()
         if len(self._memory) < size:
             self._layout = self.static = None
             self._unpin()

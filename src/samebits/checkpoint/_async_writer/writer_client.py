@@ -103,6 +103,10 @@ class WriterClient:
         """True if no snapshot is under way."""
         return not self._pending
 
+    def reserve(self, size: int) -> None:
+        """Takes memory for the first snapshot, of about `size` bytes, beside this thread."""
+        self._slots[0].reserve(size)
+
     def submit(self, commit: PreparedCommit, facts: Mapping[str, Any]) -> int | None:
         """Copies a snapshot, sends it to the writer and returns its number. It replaces a waiting one that the writer has not begun.
 

@@ -10,6 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch.utils import _pytree as pytree
+
 from samebits._context import Position
 from samebits._inspect import user_code
 from samebits.checkpoint._async_writer.writer_client import CommitReport, WriterDiedError
@@ -22,6 +25,8 @@ from samebits.train._state import compatibility
 
 _POLL_INTERVAL = 0.01
 """Seconds between two reads of the writer's reports: a read is a system call, and steps may be shorter."""
+_LARGE = 1 << 26
+"""Bytes of a state whose memory is taken before the first snapshot: that of a smaller one is there in 0.1 s."""
 _MAX_DEATHS = 3
 """Writer processes that may die before the run makes all commits itself."""
 
@@ -75,6 +80,14 @@ class Commits:
         self.store.write(self.store.prepare(state, metadata), on_tensors_written)
         self.cadence.record_commit(time.perf_counter() - started)
         return [*self._take_durable(), position]
+
+    def reserve(self, state: dict[str, Any]) -> None:
+        """Prepares for snapshots of such a state, beside the training, if they are so large that the first would wait long."""
+        leaves = (leaf for leaf in pytree.tree_leaves(state) if isinstance(leaf, torch.Tensor))
+        size = sum(leaf.nbytes for leaf in leaves)
+        if size >= _LARGE and not self._sync:
+            with suppress(OSError):  # then the first snapshot meets it, too
+                self.store.reserve(size)
 
     def snapshot(self, state: dict[str, Any], position: Position, metadata: CommitMetadata) -> bool:
         """Takes a snapshot for the writer process; returns False if the run has to `commit` instead.

@@ -54,6 +54,8 @@ class CommitPolicy:
         self._chain = DigestChain()
         self._program: dict[str, Any] = {}
         self._environment: Environment | None = None
+        self._boundaries = 0
+        """Those that this process has come to."""
         self._requested = self._warned_of_restart = self._best_everywhere = False
         self._deferred_error: SamebitsError | None = None
         """The error of an asynchronous commit: on rank 0, which raises it where all ranks do."""
@@ -178,9 +180,23 @@ class CommitPolicy:
     def _boundary(self, position: Position) -> None:
         """Does the work of every boundary of the outermost loop, whether there is a commit or not."""
         self._chain.boundary(position, self._loops.rolled)
+        self._boundaries += 1
+        if self._boundaries == 2:
+            self._reserve()
         if self.commits is not None and self.commits.under_way:
             with self._deferring_errors():
                 self._notify_durable(self.commits.poll())
+
+    def _reserve(self) -> None:
+        """Prepares the memory of the first snapshot, after a step: before it, optimizers have no state."""
+        commits, alone = self.commits, self.ranks.world_size == 1
+        if (
+            commits is not None
+            and commits.cadence.by_itself
+            and alone
+            and process.overrides.commit_steps is None
+        ):
+            commits.reserve(state.gather(self._objects))
 
     @contextmanager
     def _deferring_errors(self) -> Iterator[None]:

@@ -46,6 +46,11 @@ class Cadence:
         self._ended = time.perf_counter()
 
     @property
+    def by_itself(self) -> bool:
+        """True if commits are due by themselves: not "explicit"."""
+        return bool(self._share or self._seconds or self._steps)
+
+    @property
     def one_at_a_time(self) -> bool:
         """True if a commit waits until the one before is durable: a budget allows one at a time."""
         return self._share > 0
