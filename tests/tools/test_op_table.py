@@ -2,13 +2,17 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 import torch
+import schema_samples
 from composite_calls import calls_of
+from in_a_process import in_a_process
 from overload_replay import LARGE, Replay
 from running_torch import live_overloads, unreviewed
 from table_files import write, write_others
@@ -149,3 +153,35 @@ def test_an_overload_that_varies_over_threads_is_replayed_and_noted():
     over = {name: {over for _, over in outcomes} for name, outcomes in replay.found.items()}
     assert False in over["aten::sum.dim_IntList"] and over["aten::amax"] == {True, None}
     assert not any(name.startswith("aten::empty") for name in replay.found)
+
+
+def test_arguments_are_drawn_for_an_overload_that_no_opinfo_calls():
+    """A composite's calls, a kernel's repeat, and a private op that reads metadata alone are found; `_backward` has no call."""
+    found = schema_samples.evidence(
+        ["subtract_.Scalar", "_fused_dropout", "is_signed", "square.out", "_int_mm"]
+    )
+    assert found.calls["square.out"] == {"pow.Tensor_Scalar_out"} and found.calls["is_signed"] == set()
+    assert "sub_.Scalar" in found.calls["subtract_.Scalar"]
+    assert found.overloads["aten::_int_mm"] and all(runs for runs, _ in found.overloads["aten::_int_mm"])
+    assert found.without == ["_fused_dropout"]  # it has no kernel on the CPU
+
+
+def test_a_call_that_crashes_or_hangs_costs_itself():
+    """The process of a call ends by a signal, or in time: None; negative control: a result comes back."""
+    assert in_a_process(lambda: os.kill(os.getpid(), signal.SIGKILL), 20.0) is None
+    assert in_a_process(lambda: time.sleep(60), 0.5) is None
+    assert in_a_process(lambda: {"equal": True}, 20.0) == {"equal": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch, failures", [(True, 0), (False, 1)])
+def test_samples_are_repeated_with_other_memory_and_with_values_that_are_no_numbers(root, switch, failures):
+    """The gradient of `grid_sample` in bfloat16 has one result in 20 runs under the switch; control: it varies without."""
+    program = "import sys, repeat_samples as r\n" + "r.enable_op_determinism = lambda: None\n" * (
+        not switch
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}sys.exit(r.main('grid_sampler_2d'))"],
+        cwd=root / "tools" / "op_table", capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == failures and f"cases, {failures} ops failed" in done.stdout, done.stdout

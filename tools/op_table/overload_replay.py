@@ -121,6 +121,8 @@ def _large(leaf: Any, draw: Callable[[tuple[int, ...]], torch.Tensor]) -> Any:
     if (
         not isinstance(leaf, torch.Tensor)
         or leaf.layout is not torch.strided
+        or leaf.is_quantized
+        or leaf.is_nested
         or leaf.dim() == 0
         or not leaf.numel()
     ):

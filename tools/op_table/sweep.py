@@ -4,6 +4,7 @@ Every OpInfo of torch's own tests (`op_db`, needs the package expecttest) whose 
 backward under the switch. Each overload that is dispatched runs again there and then, on the same inputs: twice with
 two threads, with one and with three. An op that works element by element, or reduces, also runs on 200,003 elements,
 in three float formats: OpInfo's samples are too small to be split over threads. A profiler names what composites call.
+Without PART, overloads of which the table then knows nothing are called with arguments drawn for their schemas.
 
 The result is evidence for `update.py`; `samebits ops --review` measures whole cases of realistic sizes.
 """
@@ -27,8 +28,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+import schema_samples
 from composite_calls import calls_of
 from overload_replay import Outcome, Replay
+from samebits.determinism import table
 from samebits.determinism._switch import enable_op_determinism
 
 _OPINFO = "torch.testing._internal.common_methods_invocations"
@@ -37,7 +40,7 @@ SAMPLES = 12
 """Samples of each OpInfo, at most."""
 
 
-def _opinfos() -> list[Any]:
+def opinfos() -> list[Any]:
     """Returns those of single tensors and those of lists. Imported late: it forbids to set cuDNN's flags, as the switch
     does.
     """
@@ -70,7 +73,7 @@ def sweep(part: str = "") -> dict[str, Any]:
     replay = Replay()
     calls: dict[str, set[str]] = defaultdict(set)
     raised = 0
-    for op in _opinfos():
+    for op in opinfos():
         if part not in op.name:
             continue
         replay.counts.clear()
@@ -87,6 +90,11 @@ def sweep(part: str = "") -> dict[str, Any]:
     for name, called in _module_calls().items() if not part else ():
         calls[name] |= called
     print(f"{raised} samples raised", file=sys.stderr)
+    if not part:
+        drawn = schema_samples.evidence(_unknown({*replay.found, *(f"aten::{name}" for name in calls)}))
+        print(f"no call was found of: {' '.join(drawn.without)}", file=sys.stderr)
+        replay.found |= drawn.overloads
+        calls |= drawn.calls
     return {
         "torch": torch.__version__.split("+")[0],
         "overloads": {name: _words(found) for name, found in sorted(replay.found.items())},
@@ -95,6 +103,12 @@ def sweep(part: str = "") -> dict[str, Any]:
             for name, called in sorted(calls.items())
         },
     }
+
+
+def _unknown(found: set[str]) -> list[str]:
+    """Returns the overloads with evidence "none" that are not in `found`."""
+    entries = (one for one in table.entries() if one.device == "cpu" and one.evidence == "none")
+    return [one.op.removeprefix("aten::") for one in entries if one.op not in found]
 
 
 def _alias_calls(op: Any) -> dict[str, set[str]]:
