@@ -177,9 +177,7 @@ def test_a_call_that_crashes_or_hangs_costs_itself():
 @pytest.mark.parametrize("switch, failures", [(True, 0), (False, 1)])
 def test_samples_are_repeated_with_other_memory_and_with_values_that_are_no_numbers(root, switch, failures):
     """The gradient of `grid_sample` in bfloat16 has one result in 20 runs under the switch; control: it varies without."""
-    program = "import sys, repeat_samples as r\n" + "r.enable_op_determinism = lambda: None\n" * (
-        not switch
-    )
+    program = "import sys, repeat_samples as r\n" + "r.enable_op_determinism = lambda: None\n" * (not switch)
     done = subprocess.run(
         [sys.executable, "-c", f"{program}sys.exit(r.main('grid_sampler_2d'))"],
         cwd=root / "tools" / "op_table", capture_output=True, text=True, timeout=500,

@@ -80,7 +80,7 @@ def _by_loader_generators(difference: Difference, a: Record, b: Record) -> Diffe
     """Returns the generators of the script's torch loaders as the cause of another batch, if they began in other states."""
     if a.end is None or b.end is None or b.resumed_from is not None:
         return difference
-    mine, theirs = (record.end.get("loader_generators", {}) for record in (a, b))
+    mine, theirs = (end.get("loader_generators", {}) for end in (a.end, b.end))
     paths = tuple(path for path in mine.keys() & theirs.keys() if mine[path] != theirs[path])
     if not paths:
         return difference
