@@ -123,7 +123,7 @@ class Observer:
 
 @dataclass
 class _ProcessState:
-    """The process-wide state, but for caches; one object so that a reader sees all of it at once."""
+    """The process-wide state that several packages share."""
 
     op_determinism: OpDeterminismSettings | None = None
     """The settings of the switch; None while it is off."""
@@ -173,12 +173,12 @@ def note_torch(torch: ModuleType) -> None:
 
 
 def note_random(random: ModuleType) -> None:
-    """Notes the state of Python's generator, for `determinism.python_guard`."""
+    """Notes the state of Python's generator, for `determinism._guards.python_draws`."""
     at_import.python_state = random.getstate()
 
 
 def note_numpy(random: ModuleType) -> None:
-    """Notes the seed of NumPy's legacy generator, for `determinism.numpy_guard`."""
+    """Notes the seed of NumPy's legacy generator, for `determinism._guards.numpy_draws`."""
     at_import.numpy_seed = getattr(random.mtrand._rand._bit_generator, "seed_seq", None)
 
 

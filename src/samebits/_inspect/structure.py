@@ -100,7 +100,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def differences(before: Structure, now: Structure) -> dict[str, str]:
-    """The names of what is another one, each with a text that says what it was and is."""
+    """Returns the names whose value changed, each with a text that says what it was and is."""
     found = {
         name: _text(name, before[name], now[name])
         for name in now

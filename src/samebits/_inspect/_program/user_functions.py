@@ -14,8 +14,8 @@ from samebits._inspect.installed_objects import may_hold_state
 from samebits._inspect.user_code import is_library, is_user_type
 
 _MAKES = ("__init__", "__new__", "__post_init__")
-_DRIVER = "samebits.train"
-"""The package whose loops call the user's functions (`Trainer`): the order of these calls is read from its code."""
+_DRIVERS = ("samebits.train.", "samebits.trainer.")
+"""The packages whose loops call the user's functions (`Trainer`): the order of these calls is read from its code."""
 
 
 class UserFunctions:
@@ -33,9 +33,9 @@ class UserFunctions:
         self.modules: list[types.ModuleType] = []
         for name in (frame.f_globals.get("__name__"), "__main__"):
             self._add_module(sys.modules.get(str(name)))
-        if str(frame.f_globals.get("__name__")).startswith(_DRIVER):
+        if str(frame.f_globals.get("__name__")).startswith(_DRIVERS):
             for name in sorted(sys.modules):
-                if name.startswith(_DRIVER):
+                if name.startswith(_DRIVERS):
                     self._add_members(sys.modules[name])
         self.add(frame.f_code)
 

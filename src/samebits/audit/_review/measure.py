@@ -15,8 +15,7 @@ from samebits.audit._review.trace import Names, OpTrace, at_fault
 from samebits.errors import UnimplementedError
 
 MOST_SAMPLES, MOST_SECONDS = 15, 5.0
-"""Of a case with more samples, so many that lie evenly in their order, and none begun later than that; the row counts
-the others."""
+"""At most so many samples of a case, evenly spaced, and none that would begin later; the row counts the others."""
 _CONTROLS = (1, 3)
 """Thread counts at which the ops of a case are compared one by one although its outputs are equal."""
 _TRIES = 40

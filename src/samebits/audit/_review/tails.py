@@ -14,8 +14,10 @@ from samebits.audit._review.elementwise import ElementwiseSample, names, samples
 from samebits.determinism._dispatcher import overload
 from samebits.determinism.table._overload_facts import reviewed
 
-_TRIED, _TELLING, _OTHERS = 40, 9, 4
-"""Of each op so many samples at most; of these so many that could differ, and so many of the others."""
+_TRIED = 40
+"""Samples of one op that are tried, at most."""
+_TELLING, _OTHERS = 9, 4
+"""Samples that are kept: of those that could differ, and of the others."""
 
 
 @cache

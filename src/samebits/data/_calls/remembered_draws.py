@@ -25,7 +25,7 @@ from samebits.data._rolling_digest import update_digest
 FIRST = 16
 """Calls that are checked closely: a copy of the element is kept, and the first two that draw are repeated anyway."""
 EACH, SOME = 64, 16
-"""Of the calls after which something is remembered, the first so many are repeated, and then one of so many."""
+"""Of the calls after which something is remembered, the first EACH are repeated, and then every SOME-th."""
 _RESTORED = ("attribute", "item", "closure variable set", "global variable set", "changed while it ran")
 """Side effects that keepers restore after a repetition; they do not restore a file or an iterator that was read."""
 _METHODS = ("append", "add", "update", "setdefault", "setattr", "extend", "__setitem__")

@@ -39,7 +39,7 @@ def snapshot(reading: Reading) -> dict[str, int]:
 
 
 def changed(before: dict[str, int], after: dict[str, int]) -> list[str]:
-    """The names of what is another one."""
+    """Returns the names whose value changed."""
     return [name for name, value in before.items() if after.get(name) != value]
 
 

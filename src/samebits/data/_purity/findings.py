@@ -43,7 +43,7 @@ class PurityRecord:
         """Namespaces of the global variables that it reads, by the variable's name."""
         self.cells: dict[str, Any] = {}
         self.once: set[str] = set()
-        """Attributes and global variables that are set where they are None, to what no element decides."""
+        """Attributes and global variables of lazy initialisations: set where they are None, to a value that depends on no element."""
         self.complete = True
         self.heap: dict[Made, set[Any]] = {}
         self.running: list[Frame] = []
@@ -69,7 +69,7 @@ class PurityRecord:
                 self.found(f"{atom.name}.{part}" if part else atom.name, how, line, id(atom.object))
 
     def initialised(self, of: Value, name: str) -> None:
-        """An attribute that was None, or a global variable, is set to what no element decides."""
+        """Notes a lazy initialisation, `if x is None: x = f()`, whose value depends on no element."""
         self.once.add(name)
 
     def advanced(self, of: Value, line: int) -> None:

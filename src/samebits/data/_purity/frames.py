@@ -1,8 +1,8 @@
 """One call of a Python function, read and not run: the effect of each instruction on what may be on the stack.
 
 CPython 3.11 to 3.14. The instructions are gone through in their order, each with the stack of all that jump to it;
-variables hold all that is stored in them anywhere. What an instruction of no known meaning leaves on the stack may be
-all that it took. So nothing that can happen is missed for the order in which it happens.
+variables hold all that is stored in them anywhere. An instruction of no known meaning may leave on the stack all that
+it took. The result does not depend on the order of the instructions: it over-approximates.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _AGGREGATES = {
     "BUILD_LIST": (list, False), "BUILD_TUPLE": (tuple, False), "BUILD_SET": (set, False), "BUILD_STRING": (str, False),
     "BUILD_SLICE": (slice, False), "BUILD_MAP": (dict, True), "BUILD_CONST_KEY_MAP": (dict, False),
 }  # fmt: skip
-"""What is made, and whether of pairs."""
+"""The type that is made, and True for pairs of keys and values."""
 _ADD = {"LIST_APPEND": False, "SET_ADD": False, "MAP_ADD": False}
 _ADD |= dict.fromkeys(("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"), True)
-"""Whether what is inside is put in, instead of the object."""
+"""True: the items of the operand are added, not the operand."""
 
 
 class Frame:
@@ -124,11 +124,11 @@ class Frame:
     def _at_target(self, one: dis.Instruction, stack: list[Value]) -> list[Value]:
         """The stack where the jump goes: `_step` has left it as it is without the jump."""
         if one.opname == "FOR_ITER":  # 3.12 keeps the iterator for END_FOR
-            return stack[:-2] if not _keeps_iterator else stack
+            return stack[:-2] if not _END_FOR_POPS else stack
         if one.opname.endswith("_OR_POP"):
             return [*stack, self._popped]
         if one.opname == "SEND":
-            return stack[:-1] if not _keeps_iterator else stack
+            return stack[:-1] if not _END_FOR_POPS else stack
         return list(stack)
 
     def _step(self, one: dis.Instruction, stack: list[Value]) -> None:
@@ -137,7 +137,7 @@ class Frame:
         if name.startswith("LOAD_FAST"):
             stack.extend(self._variable(variable) for variable in _names(one.argval))
         elif name in _POP or name.startswith("POP_JUMP"):
-            _pop(stack, 2 if name == "END_FOR" and _keeps_iterator == 2 else 1)
+            _pop(stack, 2 if name == "END_FOR" and _END_FOR_POPS == 2 else 1)
         elif name in _AGGREGATES:
             self._aggregate(one, stack)
         elif name in _ADD:
@@ -162,9 +162,9 @@ class Frame:
     def _unknown(self, one: dis.Instruction, stack: list[Value]) -> None:
         """By its net effect: takes and leaves as many as it may."""
         net = dis.stack_effect(one.opcode, one.arg if one.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
-        use_offered_memory = _pop(stack, max(1, 1 - net)) if stack else []
-        mixed: Value = frozenset().union(*use_offered_memory)
-        stack.extend([mixed] * max(0, len(use_offered_memory) + net))
+        operands = _pop(stack, max(1, 1 - net)) if stack else []
+        mixed: Value = frozenset().union(*operands)
+        stack.extend([mixed] * max(0, len(operands) + net))
 
     # Variables
 
@@ -405,10 +405,9 @@ class Frame:
 _TESTS = ("IF_NOT_NONE", "IF_TRUE")
 _STORES = ("STORE_ATTR", "STORE_GLOBAL")
 _EXIT: Value = frozenset({MethodValue(Made((0, 0), dict), "__exit__")})
-"""What leaves a `with`: read where it is entered."""
-_keeps_iterator = {(3, 11): 0, (3, 12): 2}.get(
-    sys.version_info[:2], 1
-)  # END_FOR pops it, from 3.13 on in two steps
+"""The method that a `with` calls at its end: it is read where the block is entered."""
+_END_FOR_POPS = {(3, 11): 0, (3, 12): 2}.get(sys.version_info[:2], 1)
+"""Values that END_FOR pops; 0: Python 3.11 has no such instruction, and FOR_ITER pops the iterator. 3.13 does it in two steps."""
 _null_behind = (
     "CALL_KW" in dis.opmap
 )  # 3.13 pushes NULL behind the callable, and gives functions their closure later

@@ -45,7 +45,7 @@ class Host(Protocol):
         ...
 
     def initialised(self, of: Value, name: str) -> None:
-        """An attribute that was None, or a global variable, is set to what no element decides."""
+        """Notes a lazy initialisation, `if x is None: x = f()`, whose value depends on no element."""
         ...
 
     def stored(self, cell: CellValue, line: int) -> None:

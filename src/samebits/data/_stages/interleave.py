@@ -62,14 +62,14 @@ class Interleave(Streamed):
             if not any(branches):
                 return
             branch = branches[turn] if turn < len(branches) else None
-            use_offered_memory = next(branch[0], None) if branch is not None else None
-            if branch is not None and use_offered_memory is not None:
-                branches[turn] = (*branch[:3], use_offered_memory[1])
+            advanced = next(branch[0], None) if branch is not None else None
+            if branch is not None and advanced is not None:
+                branches[turn] = (*branch[:3], advanced[1])
                 done += 1
                 if done == self.block_length:
                     turn, done = (turn + 1) % self.cycle_length, 0
                 yield (
-                    use_offered_memory[0],
+                    advanced[0],
                     [before, opened, turn, done, [one and list(one[1:]) for one in branches]],
                 )
             elif branch is not None:

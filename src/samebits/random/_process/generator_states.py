@@ -20,7 +20,7 @@ from samebits._context import Words
 from samebits._inspect import rng_states
 from samebits._inspect.rng_states import ProcessStates, numpy_words, view_of
 from samebits._native import kernel
-from samebits.random import _int_keys as words
+from samebits.random import _int_keys as int_keys
 from samebits.random._cpu import philox
 from samebits.random._cpu.philox import fill_words, fold
 from samebits.random._process import mt19937
@@ -29,8 +29,8 @@ _TWISTER_WORDS = 624
 _SEED_WORDS = (
     4  # 128 bits seed NumPy's and Python's Mersenne Twister; a fill of all 624 words costs 25 us there
 )
-_STREAM = words.as_uint64("samebits.random.generators")
-_CUDA = words.as_uint64("cuda")
+_STREAM = int_keys.as_uint64("samebits.random.generators")
+_CUDA = int_keys.as_uint64("cuda")
 _AT_ONCE, _FEW = 16, 3
 _NOTHING_KEPT, _KEPT, _PYTHON = bytes(16), rng_states._KEPT_NORMAL, rng_states._PYTHON
 
@@ -42,7 +42,7 @@ def fill(key: Words, initial_seed: int | None = None) -> np.ndarray:
     collide. `torch.initial_seed()` stays what it is, or becomes `initial_seed`.
     Returns the words used: uint32, 624 for torch and four each for NumPy and Python.
     """
-    own = words.fold(key, _STREAM)
+    own = int_keys.fold(key, _STREAM)
     stream = np.empty(_TWISTER_WORDS + 2 * _SEED_WORDS, np.uint32)
     philox.fill_words(*own, stream)
     default = torch.default_generator
@@ -50,7 +50,7 @@ def fill(key: Words, initial_seed: int | None = None) -> np.ndarray:
     _seed_in_place(stream[_TWISTER_WORDS:])
     if torch.cuda.is_initialized():
         for number, generator in enumerate(torch.cuda.default_generators):
-            generator.manual_seed(words.fold(own, _CUDA, number)[0])
+            generator.manual_seed(int_keys.fold(own, _CUDA, number)[0])
     return stream
 
 

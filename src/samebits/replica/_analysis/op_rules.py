@@ -81,9 +81,9 @@ def plan_of(node: Node, layout: StorageLayout) -> OpEffects:
     aliases = bool(outputs) and all(place.storage in given for place in outputs)
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        known = target is operator.getitem or not outputs
+        is_known = target is operator.getitem or not outputs
         fresh = () if aliases else outputs
-        return OpEffects([Flow(operands, fresh)], indices=numbers, is_view=aliases, unknown=not known)
+        return OpEffects([Flow(operands, fresh)], indices=numbers, is_view=aliases, unknown=not is_known)
     known = signature(target)
     collective = COLLECTIVES.get(known.name)
     if collective is not None:

@@ -25,8 +25,11 @@ def tapped_kernel(number: Number, most: int, vectors: int, *, last: bool = False
     Its arguments, addresses and strides in bytes: rows; a, from row to row; b, from k to k; a table of int64 offsets to
     the image, one for each k; c, from row to row; the bias; the length of the chunk (at least 1); the number of columns;
     of how many of them c is added to (all or none); whether the bias is added. Of b whole vectors are read, whatever
-    the number of columns. The image is b, a's k stand side by side, and there is a bias for each row; `last`: it is a, and
-    there is a bias for each column.
+    the number of columns.
+
+    layout  image  the other factor          bias for each
+    first   b      a, its k side by side     row
+    last    a      b                         column
     """
 
     @instruction
@@ -41,7 +44,7 @@ def tapped_kernel(number: Number, most: int, vectors: int, *, last: bool = False
                 place = builder.add(c, builder.mul(cm, emit.i64(row)))
                 emit.prefetch(emit.pointer(place), j * width)
         firsts, base = row_pointers(emit, a, am, rows), emit.pointer(b)
-        # What goes on from k to k, and by how many bytes: the table, and the factor that is no image.
+        # The pointers that advance from k to k, and their strides in bytes: the table, and the factor that is no image.
         begins, steps = [emit.pointer(table)], [emit.i64(8)]
         begins += [base] if last else firsts
         steps += [bk] if last else [emit.i64(number.size)] * len(firsts)

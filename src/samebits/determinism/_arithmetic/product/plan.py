@@ -55,7 +55,7 @@ class ProductPlan:
         self._numbers = array("q", (self.mxcsr, memory, *_flat(layout), *_flat(cut), *_flat(final)))
         self.address = self._numbers.buffer_info()[0]
         self.chunks = cut.grid_m * cut.grid_n * ceil(layout.batch, cut.items) * cut.parts
-        self.run = (tiled, few)[cut.kernel](number, dtype)
+        self.run = (tiled if cut.kernel == TILED else few)(number, dtype)
         self.alone = self.run.alone()
         self.memory_parts = min(threads, self.chunks)
         self.memory = memory * self.memory_parts

@@ -108,11 +108,11 @@ def _all() -> tuple[Replacement, ...]:
         for form, is_out in (("", False), (".out", True)):
             make = partial(_plain, ranks=ranks, is_out=is_out)
             made += replacements([op + form], make, _REASON, only_machine=True)
-    for op in ("addmm", "baddbmm", "addmv"):
+    for op, kind in (("addmm", "mm"), ("baddbmm", "bmm"), ("addmv", "mv")):
         for name, form in ((op, ""), (op + "_", "_"), (op + ".out", "out")):
             made += replacements(
                 [name],
-                partial(_with_sum, ranks=RANKS[op[3:]] if op != "baddbmm" else RANKS["bmm"], form=form),
+                partial(_with_sum, ranks=RANKS[kind], form=form),
                 _REASON,
                 only_machine=True,
             )

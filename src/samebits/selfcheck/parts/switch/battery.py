@@ -42,7 +42,7 @@ _NO_EXCUSE = ("determinis", "same device")
 _ELSEWHERE = frozenset({"compiled"})
 """Groups of the battery that another part checks: compiled code."""
 _AT_ONCE = 12
-"""Cases of the battery in one of ours: a fault of the device costs so many."""
+"""Cases of the battery in one case of the self-check: a fault of the device loses them all."""
 _CONTROL_RUNS = 60
 
 
