@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from gloo_ranks import ranks as ranks
 from hypothesis import HealthCheck, settings
+
+from gloo_ranks import ranks as ranks
 
 settings.register_profile(
     "samebits", derandomize=True, deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
@@ -115,7 +116,8 @@ def _process_as_before():
     """A test that sets the switch, seeds, threads or the run's position in this process leaves none of it behind."""
     import torch
 
-    from samebits import _context as context, determinism
+    from samebits import _context as context
+    from samebits import determinism
     from samebits._inspect import rng_states
 
     before = rng_states.of_process()  # not preserve_states(): a seed that a test sets is one that lasts

@@ -1,15 +1,12 @@
 """The pages of docs/ are true: links resolve, programs run as they stand, output is what is shown, words are plain."""
 
-import json
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-import doc_pages
 import pytest
 
+import doc_pages
 from samebits.audit._verify import check_plan
 
 MAINTAINERS = {"api.md", "benchmarks.md", "measurements.md", "random-quality.md"}

@@ -3,7 +3,6 @@
 import ast
 import re
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -1,7 +1,8 @@
-import pytest
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import samebits
 

@@ -7,7 +7,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from samebits.audit._verify.check_plan import GROUPS, KILLS, BaselineFacts, checks_after, kill_checks, within
-
 from samebits.audit._verify.verify_report import _names_of
 
 

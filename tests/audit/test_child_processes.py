@@ -10,7 +10,6 @@ import time
 import pytest
 
 from samebits.audit._verify.child_processes import (
-    SignalledError,
     run_child,
     run_until_signalled,
     scratch_folder,

@@ -10,12 +10,12 @@ import torch
 from torch.nn import functional as F
 
 import samebits
+from samebits._digest import of_value
 from samebits.audit._review import elementwise
 from samebits.audit._review.elementwise import differ, names, samples
 from samebits.audit._review.evidence import promises_threads
-from samebits.determinism._kernels import pointwise
 from samebits.determinism import table
-from samebits._digest import of_value
+from samebits.determinism._kernels import pointwise
 
 THREADS = (1, 2, 3, 4, 7)
 FAST = (torch.float32, torch.bfloat16)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import samebits
-from samebits.audit._child.loader_workers import set_loader_workers
-from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
-from samebits.audit._child.perturb import set_listing_order
+from samebits._context import CheckOverrides, process
 from samebits.audit._child.launch_spec import LaunchSpec, read_spec
+from samebits.audit._child.loader_workers import set_loader_workers
+from samebits.audit._child.perturb import set_listing_order
+from samebits.audit._record.opened_files import lines_outside, record_written_files
 from samebits.audit._record.record_file import RecordFile
 from samebits.audit._record.recorder import Recorder, recording
-from samebits.audit._record.opened_files import lines_outside, record_written_files
-from samebits._context import CheckOverrides, process
+from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
 from samebits.errors import InvalidArgumentError
 
 

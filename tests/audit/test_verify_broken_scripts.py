@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from script_pairs import repaired
 
 BROKEN = Path(__file__).parent.parent / "broken"

@@ -8,6 +8,7 @@ import difflib
 import re
 
 import pytest
+
 from script_pairs import BROKEN, TESTS, patch_of, repaired
 
 COMPONENT = re.compile(r"component: (model|batch|loss|optimizer|locals:[\w.]+|state|steps)")

@@ -1,8 +1,6 @@
 """`samebits verify` leaves the user's files as they are: each check sees the current folder and keeps what it writes."""
 
 import contextlib
-import ctypes
-import json
 import os
 import signal
 import stat
@@ -15,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from samebits.audit._diff.first_difference import Difference
+from samebits.audit._verify.check_plan import Check
 from samebits.audit._verify.child_processes import scratch_folder
-from samebits.audit._verify.hints import cure_of
-from samebits.audit._verify.folder.working_folder import working_folder
 from samebits.audit._verify.folder.copies_and_links import FEW_BYTES, MOST_BYTES, Links, WrittenError
 from samebits.audit._verify.folder.overlay import Overlay
-from samebits.audit._verify.check_plan import Check
+from samebits.audit._verify.hints import cure_of
 from samebits.errors import VerifyError
 
 ALONE = [sys.executable, "-I", "-S"]

@@ -1,7 +1,7 @@
 """The callbacks' own rules; those that are Keras's are tested against recorded facts in test_callbacks_keras.py."""
 
-import math
 import io
+import math
 import re
 
 import pytest

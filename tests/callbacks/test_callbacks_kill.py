@@ -10,8 +10,9 @@ from torch import nn
 
 import samebits
 from samebits import _digest as digest
-from samebits.audit._record.record_file import RecordFile
+from samebits._context import CheckOverrides, process
 from samebits.audit._record.read_record import read_record
+from samebits.audit._record.record_file import RecordFile
 from samebits.audit._record.recorder import Recorder, recording
 from samebits.callbacks import (
     CSVLogger,
@@ -24,7 +25,6 @@ from samebits.callbacks import (
     TensorBoard,
     TerminateOnNaN,
 )
-from samebits._context import CheckOverrides, process
 
 torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
 

@@ -1,9 +1,9 @@
 """Run directories at URLs, and the machines that use them."""
 
 import pytest
-from url_storages import reset
 
 from samebits._native.compilation import cache_folder
+from url_storages import reset
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from samebits.checkpoint._local_store import CommitStore
-
 from samebits.checkpoint._codec import decode, encode
+from samebits.checkpoint._local_store import CommitStore
 from samebits.errors import UnsavableStateError
 
 BITS = {"position": {}, "finished": False, "program": {}, "environment": {}}

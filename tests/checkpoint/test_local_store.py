@@ -5,19 +5,16 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import ANY
 
 import numpy as np
 import pytest
 import safetensors
 import torch
 
-from samebits import _digest as digest
+from samebits.checkpoint import _manifest as manifests
+from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._manifest import Manifest
-from samebits.checkpoint import _safetensors_file as safetensors_file
-from samebits.checkpoint import _manifest as manifests
 from samebits.errors import CorruptCommitError, InvalidArgumentError, RunDirectoryError, UnsavableStateError
 
 FACTS = {"position": {"epoch": 1}, "program": {"seed": [1, 2]}, "environment": {"torch": "2"}}

@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 DRIVER = '''
 import itertools, json, os, random, signal, sys, time
 from pathlib import Path

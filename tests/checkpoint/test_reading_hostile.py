@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 import samebits
 from samebits import _digest as digest
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint import _manifest as manifests
 from samebits.checkpoint import list_commits
 from samebits.checkpoint._listing import prune
-from samebits.checkpoint import _manifest as manifests
+from samebits.checkpoint._local_store import CommitStore
 from samebits.errors import (
     CommitError,
-    CorruptCommitError,
     NewerCommitError,
     RunDirectoryError,
     RunMismatchError,

@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from url_storages import (
-    FACTS, UnreliableFileSystem, commit, files, get, names, newest, put, state_at, steps,
-)  # fmt: skip
 
 import samebits
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, process, resolve_run_dir
-from samebits.checkpoint import load_commit
+from samebits.checkpoint import list_commits, load_commit
 from samebits.checkpoint._listing import prune
-from samebits.checkpoint import list_commits
 from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._prepared_commit import CommitMetadata
 from samebits.checkpoint._remote.remote_store import UploadingStore, staging_folder
@@ -29,7 +25,18 @@ from samebits.errors import (
     RemoteStorageError,
     RunDirectoryError,
 )
-
+from url_storages import (
+    FACTS,
+    UnreliableFileSystem,
+    commit,
+    files,
+    get,
+    names,
+    newest,
+    put,
+    state_at,
+    steps,
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("machine")
 

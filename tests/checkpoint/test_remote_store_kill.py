@@ -8,7 +8,6 @@ import time
 
 import pytest
 import torch
-from url_storages import DyingFileSystem, break_connection, commit, get, names, newest, state_at, steps
 
 import samebits
 from samebits import _digest as digest
@@ -16,6 +15,7 @@ from samebits._context import CheckOverrides, Observer, process
 from samebits.checkpoint._remote.remote_store import UploadingStore
 from samebits.checkpoint._remote.writer_claim import WRITER
 from samebits.errors import CommitError
+from url_storages import DyingFileSystem, break_connection, commit, get, names, newest, state_at, steps
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import samebits
-from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._local_store import CommitStore
 from samebits.errors import CorruptCommitError, RunMismatchError
 from samebits.train._state import object_states

@@ -7,7 +7,6 @@ import signal
 import time
 
 import pytest
-from url_storages import UnreliableFileSystem, commit, get, names, newest, put, state_at, steps
 
 from samebits import _digest as digest
 from samebits.checkpoint._listing import prune
@@ -15,6 +14,7 @@ from samebits.checkpoint._remote.remote_store import UploadingStore, staging_fol
 from samebits.checkpoint._remote.writer_claim import WRITER
 from samebits.checkpoint._writer.commit_folder import step_of
 from samebits.errors import CommitError, RemoteStorageError, RunDirectoryError
+from url_storages import UnreliableFileSystem, commit, get, names, newest, put, state_at, steps
 
 FAR = {
     "id": "x",

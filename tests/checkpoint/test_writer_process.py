@@ -19,9 +19,9 @@ from torch import nn
 
 import samebits
 from samebits import _digest as digest
+from samebits._context import Observer, process
 from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._writer.messages import PACKED, SnapshotMessage
-from samebits._context import Observer, process
 from samebits.errors import CommitError
 from samebits.train._saving import async_commits
 

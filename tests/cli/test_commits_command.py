@@ -11,11 +11,10 @@ import safetensors.torch
 import torch
 
 from samebits import _digest as digest
+from samebits.checkpoint import _manifest as manifests
+from samebits.checkpoint import list_commits, load_commit
 from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._remote.remote_store import UploadingStore
-from samebits.checkpoint import list_commits
-from samebits.checkpoint import load_commit
-from samebits.checkpoint import _manifest as manifests
 from samebits.cli import main
 
 FACTS = {

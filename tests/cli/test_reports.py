@@ -13,9 +13,8 @@ import termios
 import pytest
 import torch
 
-from samebits.checkpoint._local_store import CommitStore
-
 from samebits.checkpoint import list_commits
+from samebits.checkpoint._local_store import CommitStore
 
 DIGEST = "c3e11f52749e9fafc9b78d26bb751abf"
 TABLE = f"""

@@ -3,7 +3,6 @@
 import functools
 import os
 import random
-import sys
 import warnings
 
 import numpy as np

@@ -1,9 +1,8 @@
 """The rules of TensorFlow's determinism RFC (346) for input pipelines."""
 
-import subprocess
-import sys
 import operator
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -16,18 +15,17 @@ import pytest
 import torch
 
 import samebits
-from samebits._context import process
 from samebits import random
-from samebits.data import Pipeline, _purity as purity
-from samebits.data._calls import process_generators
+from samebits._context import process
+from samebits._inspect import rng_states
+from samebits.data import Pipeline
+from samebits.data import _purity as purity
+from samebits.data._calls.rng_parameter import key_words
+from samebits.data._calls.user_function import Function
 from samebits.data._workers import executor_choice
 from samebits.data._workers.serial_functions import functions
-from samebits.data._calls.user_function import Function
-from samebits.data._calls.rng_parameter import key_words
 from samebits.errors import ConflictError, ConflictWarning, PipelineError, UnimplementedError, UnseededError
-from samebits.random._process import generator_states
 from samebits.random import _int_keys as int_keys
-from samebits._inspect import rng_states
 
 log = []
 offset = [0]

@@ -11,12 +11,12 @@ triton = pytest.importorskip("triton")
 
 import torch
 import triton.language as tl
-from triton_ahead import compiled, kernels_of, launches
 
 from samebits.determinism._arithmetic._triton import formula_kernels, launch
 from samebits.determinism._arithmetic._triton.kernels import block_sums, product_tile
 from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
 from samebits.determinism._arithmetic.functions.formula import fma
+from triton_ahead import compiled, kernels_of, launches
 
 INTERPRETED = Path(__file__).parents[1] / "support" / "interpreted_arithmetic_triton.py"
 

@@ -9,8 +9,8 @@ import torch
 
 import samebits
 from samebits._context import process
-from samebits.determinism._guards import conflicting_settings
 from samebits.determinism._compile import inductor_flag
+from samebits.determinism._guards import conflicting_settings
 from samebits.determinism.table._overload_facts import version_numbers
 from samebits.errors import ConflictError, ConflictWarning
 

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_testing import THREADS, replaced
-
 from samebits.determinism._kernels import convolution
 from samebits.determinism._kernels.convolution import INPUT, OUTPUT, WEIGHT, Sizes, cut
 

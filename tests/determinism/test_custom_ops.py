@@ -6,8 +6,8 @@ import torch
 
 import samebits
 from samebits._context import process
-from samebits.determinism._guards import custom_ops
 from samebits.determinism import _warn_once as warn_once
+from samebits.determinism._guards import custom_ops
 from samebits.errors import (
     InvalidArgumentError,
     UndeclaredOpWarning,

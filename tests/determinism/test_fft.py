@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch import fft
 
 from op_testing import THREADS, replaced
-
 from samebits.determinism._kernels import fft as fourier
 
 KINDS = ("rfftn", "fftn", "ifftn", "irfftn", "hfft")

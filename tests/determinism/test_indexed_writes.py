@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from op_testing import replaced
-
 import samebits
+from op_testing import replaced
 from samebits.determinism._kernels.indexing import indexed_writes
 
 THREADS = (1, 2, 2, 3, 4, 8)

@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import linalg
 
-from op_testing import THREADS, replaced
-
 import samebits
-from samebits.determinism._kernels import lapack
+from op_testing import THREADS, replaced
 from samebits.determinism import _reviewed_schemas as reviewed_schemas
 from samebits.determinism._guards import uninitialized_memory
+from samebits.determinism._kernels import lapack
 
 SIZE = 192
 

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_testing import THREADS, replaced
-
 from samebits.determinism._kernels import matmul
 from samebits.determinism._kernels.matmul import low_precision
 from samebits.determinism._replacement import Replacement

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from op_testing import THREADS, replaced
-
 from samebits.determinism._kernels import lstm
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import samebits
-from samebits.determinism._machine_invariant.replacements import REPLACEMENTS
 from samebits.determinism._dispatcher import kernels, overload
 from samebits.determinism._machine_invariant import coverage
+from samebits.determinism._machine_invariant.replacements import REPLACEMENTS
 from samebits.determinism.table import lookup, reviewed
 from samebits.errors import UnimplementedError, UnimplementedWarning
 

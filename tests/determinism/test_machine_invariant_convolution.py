@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_testing import numbers, replaced
-
-from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
 from samebits._digest import of_value
+from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
 from samebits.determinism._machine_invariant.linear_ops import convolution
 from samebits.determinism._machine_invariant.linear_ops.convolution import _TYPES
 

@@ -153,7 +153,6 @@ def test_what_is_no_plain_layer_is_composed_or_refused_by_torch(mode):
     x = torch.randn(4, 3, 5)
     assert torch.nn.LSTM(5, 6, proj_size=2)(x)[0].shape == (4, 3, 2)
     model = torch.nn.LSTM(5, 6)
-    y = model(x)[0]
     assert model.double()(x.double())[0].dtype == torch.float64
     model.float()
     _, slope = torch.func.jvp(lambda x: model(x)[0].sum(), (x,), (torch.ones_like(x),))

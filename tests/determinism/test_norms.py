@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_testing import numbers, over_threads, replaced
-
 from samebits.determinism._kernels import attention_cpu, softmax
 from samebits.determinism._kernels.norms import batchnorm, groupnorm, layernorm
 

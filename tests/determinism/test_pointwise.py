@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_testing import THREADS, replaced
-
-from samebits.determinism._kernels import glu, pointwise
 from samebits.determinism._dispatcher import overload
+from samebits.determinism._kernels import glu, pointwise
 from samebits.determinism._kernels.vector_tails import head_of
 
 FUNCTIONAL = [f for _, f, _ in pointwise._FORMS]

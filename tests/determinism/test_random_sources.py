@@ -9,22 +9,27 @@ import tempfile
 import textwrap
 import types
 import uuid
-from numpy.random import (
-    RandomState as ImportedRandomState,
-    default_rng as imported_default_rng,
-    rand as imported_rand,
-)
 from pathlib import Path
 from random import shuffle as imported_shuffle
 
 import numpy as np
 import pytest
 import torch
+from numpy.random import (
+    RandomState as ImportedRandomState,
+)
+from numpy.random import (
+    default_rng as imported_default_rng,
+)
+from numpy.random import (
+    rand as imported_rand,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 import samebits
 from samebits._context import at_import, process
-from samebits.determinism import _warn_once as warn_once, twister
+from samebits.determinism import _warn_once as warn_once
+from samebits.determinism import twister
 from samebits.determinism._guards import numpy_draws, python_draws
 from samebits.determinism._guards.random_sources import SOURCES
 from samebits.errors import UnseededError, UnseededWarning

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_testing import close, laid_out, layouts, numbers, over_threads, replaced
-
 from samebits.determinism._kernels import reductions, softmax
 
 REDUCTIONS = {

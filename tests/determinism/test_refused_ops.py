@@ -10,10 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits
 from samebits._context import process
-from samebits.determinism import _all_replacements as replacements, _warn_once as warn_once
-from samebits.determinism._guards import refused_ops
 from samebits._inspect.user_code import calling_line
+from samebits.determinism import _all_replacements as replacements
+from samebits.determinism import _warn_once as warn_once
 from samebits.determinism._dispatcher import KernelOverrides
+from samebits.determinism._guards import refused_ops
 from samebits.errors import UnimplementedError, UnimplementedWarning
 from samebits.selfcheck.parts.switch.check import assume_verified
 

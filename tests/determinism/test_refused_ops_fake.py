@@ -10,7 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import samebits
 from samebits._context import process
-from samebits.determinism import _cuda_loading as cuda_loading, _verified_on_gpu as verified_on_gpu
+from samebits.determinism import _cuda_loading as cuda_loading
+from samebits.determinism import _verified_on_gpu as verified_on_gpu
 from samebits.determinism._guards import refused_ops
 from samebits.errors import UnimplementedError, UnimplementedWarning
 from samebits.selfcheck.parts.switch.refused import ARGUMENTS, with_outs

@@ -8,9 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from op_testing import THREADS
-
 import samebits
+from op_testing import THREADS
 from samebits._digest import of_value
 
 

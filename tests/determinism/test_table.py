@@ -10,20 +10,20 @@ import pytest
 from samebits.audit._review.cases import BATTERY
 from samebits.audit._review.elementwise import functional_form, names
 from samebits.audit._review.tails import tail_cases
-from samebits.determinism import table
 from samebits.determinism import _all_replacements as catalogue
 from samebits.determinism import _cuda_loading as cuda_loading
-from samebits.determinism.table._class_rules import RULES, rule_of
-from samebits.determinism.table._thread_evidence import seen_cases
+from samebits.determinism import table
 from samebits.determinism._environment import TESTED_TORCH
+from samebits.determinism.table._class_rules import RULES, rule_of
 from samebits.determinism.table._overload_facts import (
     OverloadRow,
     ReviewedOverloads,
     all_reviews,
     version_numbers,
 )
-from samebits.determinism.table._verdicts import OpTable, own_lines
+from samebits.determinism.table._thread_evidence import seen_cases
 from samebits.determinism.table._verdict_names import DEVICES, EVIDENCE, VERDICTS
+from samebits.determinism.table._verdicts import OpTable, own_lines
 from samebits.errors import InvalidArgumentError
 
 REPLACEMENTS = catalogue.all_replacements()

@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedR
 
 import samebits
 from samebits._context import at_import, process
-from samebits.determinism._guards import torch_generators, torch_draws
-from samebits.determinism import _warn_once as warn_once, _switch as switch
+from samebits.determinism import _switch as switch
+from samebits.determinism import _warn_once as warn_once
 from samebits.determinism._dispatcher import overload
+from samebits.determinism._guards import torch_draws, torch_generators
 from samebits.errors import UnseededError, UnseededWarning
 from samebits.random._process import seeds
 

@@ -5,7 +5,6 @@ import torch
 from torch.nn import functional as F
 
 from op_testing import THREADS, numbers, over_threads, replaced
-
 from samebits.determinism._kernels import upsample
 
 SIZES = (

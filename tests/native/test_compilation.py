@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import samebits
 from samebits._native import kernel
-from samebits._native.lazy_kernel import with_compiled_globals
 from samebits._native.kernel_threads import OnTeam
-from samebits.random._cpu import uniform_normal_kernels, bernoulli_masks, philox
+from samebits._native.lazy_kernel import with_compiled_globals
+from samebits.random._cpu import bernoulli_masks, philox, uniform_normal_kernels
 from samebits.random._draws import feistel
 
 # Prints the result, and whether the code came from the cache.

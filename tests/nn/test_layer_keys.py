@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import samebits
 from samebits._context import CheckOverrides, Position, at_import, process
 from samebits.errors import DuplicateNameError, InvalidArgumentError, UnimplementedError, UnseededError
-from samebits.nn import Dropout, own_randomness, set_step
-from samebits.nn import _layer_keys
+from samebits.nn import Dropout, _layer_keys, own_randomness, set_step
 
 X = torch.ones(40)
 

@@ -9,7 +9,9 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from samebits import enable_op_determinism, set_random_seed
-from samebits.nn import _masks as masks, own_randomness, _rnn as rnn, set_step
+from samebits.nn import _masks as masks
+from samebits.nn import _rnn as rnn
+from samebits.nn import own_randomness, set_step
 
 KINDS = [nn.RNN, nn.LSTM, nn.GRU]
 

@@ -9,10 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import samebits
-from samebits.errors import UnseededError
 from samebits._inspect import rng_states
-from samebits.random._process import draw_counts, generator_states
+from samebits.errors import UnseededError
 from samebits.random import draws
+from samebits.random._process import draw_counts, generator_states
 from samebits.random._process.mt19937 import MAX_TWISTS, WORDS
 
 NONE = {"torch": 0, "numpy": 0, "python": 0}

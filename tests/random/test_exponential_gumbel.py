@@ -15,8 +15,8 @@ from scipy import special, stats
 import samebits.random as sr
 from samebits.errors import InvalidArgumentError
 from samebits.random._cpu import normal_tails
-from samebits.random._draws import exponential_gumbel
 from samebits.random._cpu import transformed_kernels as kernels
+from samebits.random._draws import exponential_gumbel
 
 INF = math.inf
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -78,12 +78,12 @@ def test_the_ends_of_the_words():
     singles, doubles = np.empty((3, words.size), np.float32), np.empty((3, words.size // 2))
     of_words(words, singles, doubles)
     pairs = words.astype(object).reshape(-1, 2)
-    for numbers, given, digits in (
+    for numbers, integers, digits in (
         (singles, words, 32),
         (doubles, [int(a) << 32 | int(b) for a, b in pairs], 64),
     ):
         dtype, ulp = (torch.float32, 2.0**-23) if digits == 32 else (torch.float64, 2.0**-52)
-        for exponential, gumbel, word in zip(*numbers[:2].tolist(), given, strict=True):
+        for exponential, gumbel, word in zip(*numbers[:2].tolist(), integers, strict=True):
             exact = minus_log(int(word), digits)
             assert exponential > 0 and ulps(exponential, exact, dtype) < 3
             with normal_tails.exact():

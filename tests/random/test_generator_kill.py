@@ -9,7 +9,7 @@ from torch import nn
 
 import samebits
 from samebits import _digest as digest
-from samebits._context import Observer, CheckOverrides, process
+from samebits._context import CheckOverrides, Observer, process
 from samebits.random import Generator, get_global_generator
 
 torch.optim.SGD(

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from samebits._inspect import rng_states
-from samebits.random._process import generator_states
 from samebits.random._int_keys import fold, root
+from samebits.random._process import generator_states
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from scipy import stats
 
 import samebits.random as sr
 from samebits.errors import InvalidArgumentError
-from samebits.random._cpu import bounded_integers
 from samebits.random import _int_keys as int_keys
+from samebits.random._cpu import bounded_integers
 from samebits.random._cpu.philox import philox4x32
 
 DTYPES = (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from samebits._native import kernel
-from samebits.random._cpu import uniform_normal_kernels, log_sin_cos
+from samebits.random._cpu import log_sin_cos, uniform_normal_kernels
 
 
 @kernel("void(float32[::1], float32[::1], float32[:, ::1])")

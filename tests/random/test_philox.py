@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import samebits.random as sr
 from samebits.errors import InvalidArgumentError, UnimplementedError
+from samebits.random import _int_keys as int_keys
+from samebits.random import _keys as keys
 from samebits.random._cpu import philox as _philox
-from samebits.random import _keys as keys, _int_keys as int_keys
 from samebits.random._device_kernels import kernels
 
 UINT64 = st.integers(0, 2**64 - 1)
@@ -79,8 +80,8 @@ def test_fold_is_fold_in(seed, offset, data):
 def test_fold_in_is_an_element_of_split():
     """fold_in(key, d) is split(key, d + 1)[d], for batches of keys too; the parts of a path are folded in turn."""
     batch = sr.split(sr.key(3), 6).view(2, 3, 2)
-    for keys in (sr.key(3), batch, batch.transpose(0, 1)):
-        assert torch.equal(sr.fold_in(keys, 4), sr.split(keys, 5)[4])
+    for several in (sr.key(3), batch, batch.transpose(0, 1)):
+        assert torch.equal(sr.fold_in(several, 4), sr.split(several, 5)[4])
     assert torch.equal(sr.fold_in(sr.key(3), ("a", 1)), sr.fold_in(sr.fold_in(sr.key(3), "a"), 1))
     assert int_keys.fold(int_keys.root(3), "a", 1) == int_keys.from_tensor(sr.fold_in(sr.key(3), ("a", 1)))
 

@@ -11,7 +11,6 @@ triton = pytest.importorskip("triton")
 
 import torch
 import triton.language as tl
-from triton_ahead import cases, compiled, kernels_of, launches, name_of
 
 import samebits
 import samebits.random as sr
@@ -19,6 +18,7 @@ from samebits.random import _device_kernels as device_kernels
 from samebits.random._triton import kernels, launchers
 from samebits.random._triton.kernels import elementary
 from samebits.selfcheck.draws import DRAWS, KEYS, key_of
+from triton_ahead import cases, compiled, kernels_of, launches, name_of
 
 
 @pytest.mark.slow

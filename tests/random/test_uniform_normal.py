@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits.random as sr
-from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits._native import kernel
-from samebits.random._cpu import tiles, float16 as _halves, bernoulli_masks, philox
+from samebits.errors import InvalidArgumentError, UnimplementedError
+from samebits.random._cpu import bernoulli_masks, philox, tiles
+from samebits.random._cpu import float16 as _halves
 from samebits.random._draws import uniform_normal
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

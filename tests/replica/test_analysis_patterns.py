@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 from replica_lockstep import Ranks, bits_of, kept_graphs
 from replica_programs import labels_of
-
 from samebits.replica import Partition, analyze, capture
 from samebits.replica._analysis import collectives, op_rules
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
 
 from samebits.errors import InvalidArgumentError
 from samebits.replica import Equal, Partition, PerReplica, analyze, capture, listing

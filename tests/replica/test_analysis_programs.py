@@ -15,16 +15,19 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 import replica_ops as ops
 import replica_programs as programs
 from replica_programs import GENERATOR, Drawn, judged
-
 from samebits.errors import RankDependentError
 from samebits.replica._analysis import (
-    fixpoint,
+    analysis_context as program,
+)
+from samebits.replica._analysis import (
     collectives,
     control_flow_ops,
+    fixpoint,
     interpreter,
-    storage_layout as layout,
-    analysis_context as program,
     op_rules,
+)
+from samebits.replica._analysis import (
+    storage_layout as layout,
 )
 
 MIXED = {**ops.ELEMENTWISE, **ops.DTYPES, **ops.REDUCTIONS, **ops.VIEWS, **ops.WRITES, **ops.DRAWS}

@@ -7,14 +7,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 
 import replica_ops as ops
 import replica_oracle as oracle
 import replica_programs as programs
 from replica_lockstep import Ranks
-
 from samebits import replica
 from samebits.replica._analysis import collectives, interpreter, memory, op_rules
 

@@ -14,7 +14,6 @@ from torch._higher_order_ops.while_loop import while_loop
 
 import replica_oracle as oracle
 from popart_rules import by_popart
-
 from samebits.replica import Equal, Partition, analyze, capture
 
 logging.getLogger("torch.__trace").propagate = False

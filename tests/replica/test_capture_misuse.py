@@ -5,13 +5,13 @@ import logging
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed._functional_collectives import all_reduce
 from torch import nn
+from torch.distributed._functional_collectives import all_reduce
 
 from samebits import rounding
 from samebits.errors import ConflictError, InvalidArgumentError, UnimplementedError
-from samebits.replica._capture.capture import MOST_RANKS
 from samebits.replica import PerRank, Witness, analyze, capture, dot_graph, listing, write_html
+from samebits.replica._capture.capture import MOST_RANKS
 
 logging.getLogger("torch.__trace").propagate = False
 X = torch.ones(4)

@@ -14,7 +14,6 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import replica_oracle as oracle
-
 import samebits
 from samebits import replica, rounding
 from samebits._context import at_import

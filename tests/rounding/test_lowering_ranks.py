@@ -14,10 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed import multi_threaded_pg
 
 import replica_oracle as oracle
-
 from samebits import replica, rounding
 from samebits.errors import ConflictError, UnimplementedError
-from samebits.replica import Equal, Partition, PerReplica
+from samebits.replica import Partition, PerReplica
 from samebits.rounding._transform import lowering
 
 BF16 = torch.bfloat16

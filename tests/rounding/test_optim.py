@@ -7,11 +7,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from rounding_reference import codes, expected, numbers_of
 
 import samebits
-import samebits.random as sr
-from samebits.errors import InvalidArgumentError, UnimplementedError, UnseededError
+from rounding_reference import expected, numbers_of
+from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random import _int_keys as int_keys
 from samebits.rounding import optim
 from samebits.rounding.optim import _update

@@ -8,14 +8,16 @@ import pytest
 triton = pytest.importorskip("triton")
 
 import torch
-from triton_ahead import cases, compiled, kernels_of, launches
 
 import samebits.random as sr
 from samebits.random import _device_kernels as random_backends
 from samebits.random._triton import launch as random_launch
-from samebits.rounding import _device_kernels as device_kernels, stochastic_round
+from samebits.rounding import _device_kernels as device_kernels
+from samebits.rounding import stochastic_round
 from samebits.rounding._cpu.number_formats import FORMATS
-from samebits.rounding._triton import rounding_triton, rounding_launchers as launch
+from samebits.rounding._triton import rounding_launchers as launch
+from samebits.rounding._triton import rounding_triton
+from triton_ahead import cases, compiled, kernels_of, launches
 
 
 @pytest.mark.slow

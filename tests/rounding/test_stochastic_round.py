@@ -5,17 +5,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rounding_reference import CODES, DTYPES, chances, codes, expected, inputs, magnitudes, numbers_of
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import samebits.random as sr
-from samebits.errors import InvalidArgumentError, UnimplementedError
+from rounding_reference import CODES, DTYPES, chances, codes, expected, inputs, magnitudes, numbers_of
 from samebits._native import kernel
-from samebits.random._cpu.log_sin_cos import from_bits_32
+from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.random._cpu.float16 import to_bfloat16
+from samebits.random._cpu.log_sin_cos import from_bits_32
 from samebits.rounding import stochastic_round
-from samebits.rounding._cpu.number_formats import bfloat16_by, rounding_to
-from samebits.rounding._cpu.number_formats import FORMATS
+from samebits.rounding._cpu.number_formats import FORMATS, bfloat16_by, rounding_to
 
 BF16, E4M3, E5M2 = torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 KEY = sr.key(7)

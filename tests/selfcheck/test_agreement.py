@@ -7,7 +7,7 @@ import torch
 
 from samebits.selfcheck.agreement import agree, difference
 from samebits.selfcheck.case import Target, equal
-from samebits.selfcheck.timing import compare, capture_graph, medians
+from samebits.selfcheck.timing import capture_graph, compare, medians
 
 
 def test_groups_that_agree_pass():

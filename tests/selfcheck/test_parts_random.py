@@ -8,8 +8,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import samebits
-from samebits._inspect import rng_states
 from samebits import nn, random
+from samebits._inspect import rng_states
 from samebits.nn import OwnsRandomness
 from samebits.random import _device_kernels as device_kernels
 from samebits.random._process import generator_states

@@ -16,13 +16,15 @@ from samebits.audit._review.case import ReviewCase as Reviewed
 from samebits.audit._review.case import built_on, forward, normal
 from samebits.determinism import (
     _all_replacements as replacements,
-    _warn_once as warn_once,
+)
+from samebits.determinism import (
     _verified_on_gpu as verified_on_gpu,
 )
-from samebits.determinism._guards import refused_ops
 from samebits.determinism._cuda_decompositions import REPLACEMENTS
+from samebits.determinism._guards import refused_ops
 from samebits.determinism._replacement import Replacement
-from samebits.determinism.table import _gpu_evidence as gpu_evidence, reviewed
+from samebits.determinism.table import _gpu_evidence as gpu_evidence
+from samebits.determinism.table import reviewed
 from samebits.determinism.table._thread_evidence import seen_cases
 from samebits.determinism.table._verdicts import OpTable, own_lines
 from samebits.errors import InvalidArgumentError

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-
 from dataclasses import replace
 
 import pytest
@@ -224,9 +223,8 @@ def test_a_users_autotuned_kernel_takes_its_first_configuration(python):
 def test_the_autotuned_kernel_compiles_for_a_gpu(capability, tmp_path, monkeypatch):
     """Each configuration of the kernel that is tuned compiles for sm_80 and sm_90, and stores what it was compiled with."""
     pytest.importorskip("triton")
-    from triton_ahead import compiled as ahead
-
     from samebits.selfcheck.parts.compiled.kernel import which
+    from triton_ahead import compiled as ahead
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     out = torch.zeros(5000, dtype=torch.int32)

@@ -16,10 +16,10 @@ import sklearn.model_selection
 import torch
 
 import samebits
-from samebits.audit._child.launch import execute
-from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
-from samebits.audit._child.launch_spec import LaunchSpec
 from samebits._context import Observer, observed
+from samebits.audit._child.launch import execute
+from samebits.audit._child.launch_spec import LaunchSpec
+from samebits.audit._record.torch_hooks import TorchListener, torch_hooks
 
 PHASES = ("start-up", "batch wait", "mid-step", "snapshot", "validation", "end")
 LAYOUT = struct.Struct("<biii")  # phase, step, last durable step, process id of the run

@@ -457,7 +457,7 @@ def clocks(make):
             run.log(loss=loss, waited=waited, spent=spent, whole=last - started)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def positions(length):
     return torch.arange(length).float()
 

@@ -3,12 +3,12 @@
 `python tests/support/installed_state.py` trains each, kills it with SIGKILL in step 10, starts it again, and prints what became of it.
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
-import carried_state
 import torch
+
+import carried_state
 
 LIBRARY = """
 import collections, random, time

@@ -5,10 +5,11 @@ import os
 import pytest
 import torch
 import triton
-from rounding_reference import DTYPES, inputs
 
 import samebits.random as sr
-from samebits.rounding import _device_kernels as device_kernels, stochastic_round
+from rounding_reference import DTYPES, inputs
+from samebits.rounding import _device_kernels as device_kernels
+from samebits.rounding import stochastic_round
 from samebits.rounding._triton import rounding_launchers
 from samebits.selfcheck.case import equal
 from samebits.selfcheck.parts.rounding.numbers import special

@@ -5,9 +5,9 @@ import sys
 
 import torch
 import torch.nn.functional as F
+
 from exact_cases import digest, numbers, with_gradients
 from op_testing import replaced
-
 from samebits.determinism._machine_invariant.linear_ops import attention, embedding_bag
 from samebits.determinism._machine_invariant.reduction_ops import (
     batch_norm,

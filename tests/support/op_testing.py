@@ -5,9 +5,9 @@ from contextlib import contextmanager
 import torch
 from hypothesis import strategies as st
 
+from samebits._digest import of_value
 from samebits.determinism._dispatcher import KernelOverrides
 from samebits.determinism._reviewed_schemas import installable
-from samebits._digest import of_value
 
 THREADS = (1, 2, 3, 4, 8)
 

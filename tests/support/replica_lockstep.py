@@ -16,7 +16,6 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.fx.node import map_arg
 
 from replica_collectives import COLLECTIVES
-
 from samebits import replica
 
 capturing = sys.modules[replica.capture.__module__]  # the package has the function under this name

@@ -9,7 +9,6 @@ from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from replica_lockstep import bits_of
-
 from samebits import replica
 from samebits.replica._analysis import fixpoint
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import replica_ops as ops
 from replica_lockstep import Hang, Ranks, bits_of, kept_graphs
-
 from samebits import replica
 
 logging.getLogger("torch.__trace").propagate = False  # pytest would keep megabytes of it

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 import samebits.random as sr
-from samebits.selfcheck.parts.rounding.numbers import inputs
+from samebits.selfcheck.parts.rounding.numbers import inputs  # noqa: F401 (for those who import it from here)
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 CODES = {1: torch.uint8, 2: torch.uint16}

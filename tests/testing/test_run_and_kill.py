@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import samebits
-from samebits.errors import InvalidArgumentError, VerifyError
 from samebits.audit._verify.check_plan import BaselineFacts
+from samebits.errors import InvalidArgumentError, VerifyError
 from samebits.testing import run_and_kill
 from samebits.testing._planned_kills import plan_kill
 

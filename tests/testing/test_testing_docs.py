@@ -1,7 +1,8 @@
 """docs/testing.md is true: its code runs, and what it prints is what the page says."""
 
-import pytest
 import re
+
+import pytest
 
 SNIPPETS = re.compile(r"```python\n(.*?)```", re.DOTALL)
 

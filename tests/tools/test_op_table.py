@@ -10,14 +10,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 import schema_samples
 from composite_calls import calls_of
 from in_a_process import in_a_process
 from overload_replay import LARGE, Replay
 from running_torch import live_overloads, unreviewed
-from table_files import write, write_others
-from update import update_snapshot
-
 from samebits.determinism import table
 from samebits.determinism.table._overload_facts import (
     FILES,
@@ -26,6 +24,8 @@ from samebits.determinism.table._overload_facts import (
     read,
     read_others,
 )
+from table_files import write, write_others
+from update import update_snapshot
 
 HOW = "review them: python tools/op_table/update.py (CONTRIBUTING.md)"
 

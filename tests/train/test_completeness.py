@@ -7,11 +7,11 @@ import warnings
 import weakref
 from pathlib import Path
 
-import completeness_loops as loops
 import pytest
 import torch
 from torch.nn import functional as F
 
+import completeness_loops as loops
 import samebits
 from samebits import _digest as digest
 from samebits._context import CheckOverrides, process

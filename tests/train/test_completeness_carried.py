@@ -1,8 +1,8 @@
 """Ways to carry state past a commit: which of them `Run` names."""
 
-import carried_state
 import pytest
 
+import carried_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
-import carried_state
-import installed_state
 import pytest
 import torch
 
+import carried_state
+import installed_state
 import samebits
 from samebits.errors import IncompleteStateError, InvalidArgumentError
 
@@ -130,7 +130,7 @@ def test_an_alarm_says_that_the_commits_lack_the_state(tmp_path):
 def test_a_change_in_a_short_run_is_seen_after_the_first_epochs(loop, tmp_path):
     """A value that is set once, in the fourth epoch or at the hundredth step of a run of a second, is named."""
     epochs, data, at = (12, [0] * 4, 15) if loop == "epochs" else (1, [0] * 200, 100)
-    k, total = 1.0, 0.0
+    k = 1.0
     with pytest.raises(IncompleteStateError, match="k .a local variable"):
         with samebits.Run(tmp_path / "run") as run:
             run.state.total = 0.0

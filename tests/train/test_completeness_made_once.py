@@ -1,7 +1,8 @@
 """A value that a program makes once: from a batch, random numbers or the weights it is named, from shapes and constants let be."""
 
-import carried_state
 import pytest
+
+import carried_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

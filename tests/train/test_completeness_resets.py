@@ -1,9 +1,9 @@
 """State that each step overwrites before it reads it is let be; what is overwritten only sometimes is named."""
 
-import carried_state
 import pytest
-import resets
 
+import carried_state
+import resets
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

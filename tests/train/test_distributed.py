@@ -19,9 +19,10 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import samebits
-from samebits import _digest as digest, errors
+from samebits import _digest as digest
+from samebits import errors
+from samebits._context import CheckOverrides, Observer, process
 from samebits.checkpoint._local_store import CommitStore
-from samebits._context import Observer, CheckOverrides, process
 from samebits.train._distributed import rank_agreement as joined
 
 torch.optim.SGD(

@@ -1,12 +1,13 @@
 """The digits example, killed by SIGKILL at random instants by another process, and started again each time."""
 
-import pytest
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+
+import pytest
 
 from samebits import _digest as digest
 from samebits.checkpoint._local_store import CommitStore

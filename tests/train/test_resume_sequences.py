@@ -19,9 +19,10 @@ from hypothesis.stateful import (
 from torch import nn
 
 import samebits
-from samebits import _context as context, _digest as digest
-from samebits.checkpoint._local_store import CommitStore
+from samebits import _context as context
+from samebits import _digest as digest
 from samebits._context import process
+from samebits.checkpoint._local_store import CommitStore
 
 EPOCHS = 3
 FEW = settings(

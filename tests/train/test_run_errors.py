@@ -1,8 +1,8 @@
 """Bad input to a run: one clear error, before anything is changed; nothing that was committed is lost."""
 
-import linecache
 import contextlib
 import copy
+import linecache
 import os
 import resource
 import shutil
@@ -14,8 +14,8 @@ from torch import nn
 
 import samebits
 from samebits import _digest as digest
-from samebits.checkpoint._local_store import CommitStore
 from samebits._context import CheckOverrides, process
+from samebits.checkpoint._local_store import CommitStore
 from samebits.errors import (
     CommitError,
     CorruptCommitError,

@@ -2,7 +2,6 @@
 
 import sys
 
-import pytest
 import torch
 
 import samebits

@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import samebits
-from samebits import callbacks, _digest as digest
-from samebits._context import Observer, CheckOverrides, process
+from samebits import _digest as digest
+from samebits import callbacks
+from samebits._context import CheckOverrides, Observer, process
 
 torch.optim.SGD(
     [torch.zeros(1)]

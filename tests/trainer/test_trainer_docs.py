@@ -1,7 +1,8 @@
 """The code in docs/training.md runs."""
 
-import pytest
 import re
+
+import pytest
 
 
 @pytest.mark.slow

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
-from trainer_metric import Correct
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import samebits
 from samebits import _digest as digest
 from samebits.errors import InvalidArgumentError
+from trainer_metric import Correct
 
 CLASSES = {0: 0.5, 2: 3.0}
 SCHEDULERS = {

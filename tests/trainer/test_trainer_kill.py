@@ -10,8 +10,8 @@ from torch import nn
 
 import samebits
 from samebits import _digest as digest
+from samebits._context import CheckOverrides, Observer, process
 from samebits.callbacks import Callback, EarlyStopping, ReduceLROnPlateau
-from samebits._context import Observer, CheckOverrides, process
 
 torch.optim.SGD([torch.zeros(1)])  # what torch imports with its first optimizer, once for all forked children
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import samebits
 from samebits import _digest as digest
+from samebits._context import CheckOverrides, Observer, process
 from samebits.callbacks import EarlyStopping, ReduceLROnPlateau
-from samebits._context import Observer, CheckOverrides, process
 
 torch.optim.SGD(
     [torch.zeros(1)]

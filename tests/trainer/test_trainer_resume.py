@@ -9,14 +9,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
-from trainer_metric import Correct
 from torch.utils.data import TensorDataset
 
 import samebits
 from samebits import _digest as digest
+from samebits._context import CheckOverrides, process
 from samebits.audit._child.kill import Killer
 from samebits.callbacks import Callback, EarlyStopping, ReduceLROnPlateau
-from samebits._context import CheckOverrides, process
+from trainer_metric import Correct
 
 SCHEDULERS = {
     "none": lambda opt: {},

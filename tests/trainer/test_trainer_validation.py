@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from trainer_metric import Correct
 
 import samebits
 from samebits import _digest as digest
 from samebits.trainer import Trainer
+from trainer_metric import Correct
 
 
 class Cut(Exception):

@@ -11,7 +11,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
 

@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 
-import exact_calls
 import pytest
 import torch
 
+import exact_calls
+from exact_elementwise import EXACT_ELEMENTWISE
 from samebits.determinism._dispatcher import overload
 from samebits.determinism._machine_invariant.elementwise import REPLACEMENTS
-from exact_elementwise import EXACT_ELEMENTWISE
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from exact_numbers import ExactNumber
 
+from exact_numbers import ExactNumber
 from samebits._native import kernel
 from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
 from samebits.determinism._arithmetic.functions.exponential import exp_wide

@@ -5,10 +5,10 @@ import os
 import subprocess
 import sys
 
-import elementwise_digests
 import pytest
 import torch
 
+import elementwise_digests
 from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
 
 pytestmark = pytest.mark.slow

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+
 from exact_cases import with_gradients
 from exact_sums import fma, reduced, square
 from op_testing import numbers, replaced
-
+from samebits.determinism._machine_invariant.linear_ops import embedding_bag
 from samebits.determinism._machine_invariant.reduction_ops import (
     batch_norm,
     grids,
@@ -15,7 +16,6 @@ from samebits.determinism._machine_invariant.reduction_ops import (
     layer_norm,
     sums,
 )
-from samebits.determinism._machine_invariant.linear_ops import embedding_bag
 
 pytestmark = pytest.mark.slow
 

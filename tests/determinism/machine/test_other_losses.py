@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from op_testing import numbers, replaced
 
+from op_testing import numbers, replaced
 from samebits.determinism._machine_invariant.reduction_ops import norms, other_losses, sums
 
 pytestmark = pytest.mark.slow

@@ -4,15 +4,15 @@ import json
 import subprocess
 import sys
 
-import exact_cases
-import machine_reductions
 import pytest
 import torch
-from op_testing import replaced
 
+import exact_cases
+import machine_reductions
+from exact_reductions import EXACT, NEEDS_OURS, REFUSED
+from op_testing import replaced
 from samebits.audit._verify.older_cpu import AVX2_ENVIRONMENT
 from samebits.determinism._machine_invariant.reduction_ops import sums
-from exact_reductions import EXACT, NEEDS_OURS, REFUSED
 
 pytestmark = pytest.mark.slow
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+
 from exact_sums import fma, reduced
 from op_testing import numbers, replaced
-
 from samebits._digest import of_value
 from samebits.determinism._machine_invariant.linear_ops import attention
 from samebits.determinism._machine_invariant.reduction_ops import likelihood_loss, softmax, sums

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from exact_sums import fma, reduced, square, times
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_testing import laid_out, layouts, numbers, replaced
 
+from exact_sums import fma, reduced, square, times
+from op_testing import laid_out, layouts, numbers, replaced
 from samebits.determinism._machine_invariant.reduction_ops import norms, sums
 from samebits.errors import UnimplementedError
 
