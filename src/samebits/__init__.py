@@ -87,7 +87,7 @@ __getattr__, __dir__ = attach(
         "set_random_seed": "samebits.random",
     },
 )
-# Whether somebody has set a seed is told by what was there before: what samebits is asked for may come after it.
+# The state at the import shows whether somebody had set a seed before.
 when_imported("torch", _context.note_torch)
 when_imported("random", _context.note_random)
 when_imported("numpy.random", _context.note_numpy)

@@ -169,7 +169,7 @@ SIZE = {memory: size for memory, (_, size) in _MEMORY.items()}
 
 
 def stack(size: int) -> Deferred:
-    """Returns the expression for the address of so many bytes that live as long as the kernel's call."""
+    """Returns the expression for the address of that number of bytes, which live as long as the kernel's call."""
 
     def build(typing_context: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -65,7 +65,7 @@ class Resumable:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes the next `iter()` after the element at which `state` was taken, in O(1) where there is an index.
 
-        An iterator that was made before, and of which nothing was read, is set there, too: `it = iter(loader)` may stand
+        An iterator that was made before, and not read from, is set there, too: `it = iter(loader)` may stand
         above the line that resumes.
 
         Raises:

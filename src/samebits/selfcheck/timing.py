@@ -16,7 +16,7 @@ _ROUND_NS = 20e6
 
 
 def nanoseconds(call: Call, times: int, device: str) -> float:
-    """Returns the time of one call, over so many of them."""
+    """Returns the time of one call: the mean of `times` calls."""
     if device == "cpu":
         began = time.perf_counter_ns()
         for _ in range(times):
@@ -32,7 +32,7 @@ def nanoseconds(call: Call, times: int, device: str) -> float:
 
 
 def capture_graph(call: Call, times: int, device: str) -> Call:
-    """Returns so many calls as one CUDA graph, whose replay costs no launches: the time of the kernels alone. On a CPU
+    """Returns that number of calls as one CUDA graph, whose replay costs no launches: the time of the kernels alone. On a CPU
     as they are.
     """
     if device == "cpu":

@@ -40,7 +40,7 @@ class FitPlan:
         self._check_validation()
 
     def validates_after(self, epoch: int) -> bool:
-        """Returns True if a validation follows `epoch` (from 0): every so many epochs, or after those listed (from 1)."""
+        """Returns True if a validation follows `epoch` (from 0): after every `validation_freq` epochs, or after those listed (from 1)."""
         if self.validation_data is None:
             return False
         if isinstance(self.validation_freq, int):

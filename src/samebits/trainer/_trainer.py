@@ -167,7 +167,7 @@ class Trainer:
             steps_per_epoch: batches per epoch, at most those of the loader: each epoch continues in the loader where the last
                 one ended. None: an epoch is one pass.
             validation_steps: batches per validation; each begins with the first one.
-            validation_freq: validate after every so many epochs, or after those listed (the first is 1).
+            validation_freq: the number of epochs from one validation to the next, or a list of the epochs to validate after (the first is 1).
             run_dir: folder of the commits, from which training is resumed; None: nothing is saved.
             run_options: further arguments of `Run`: its options, and further objects to save. `best` is a name in the
                 epochs' logs ("val_loss", "max:val_accuracy").

@@ -25,7 +25,7 @@ _listeners: list[Callable[[str, str | None], None]] = []
 _readers: list[Callable[[str], None]] = []
 """Each is called with a path that is opened for reading."""
 MOST_BYTES = 4 << 30
-"""Files beyond so many bytes in all have no digest."""
+"""Bytes of all files together that are digested at most; the files beyond have no digest."""
 _hooked: list[bool] = []
 
 

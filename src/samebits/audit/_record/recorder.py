@@ -60,7 +60,7 @@ class Recorder(Observer, TorchListener):
         file: the file of the lines.
         level: "loss" (losses and learning rates) or "state" (everything).
         every: only each `every`-th step, and the last one of each epoch.
-        stop_after_steps: ends a script without `Run` after so many steps.
+        stop_after_steps: ends a script without `Run` after that number of steps.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from samebits.audit._review.trace import Names, OpTrace, at_fault
 from samebits.errors import UnimplementedError
 
 MOST_SAMPLES, MOST_SECONDS = 15, 5.0
-"""At most so many samples of a case, evenly spaced, and none that would begin later; the row counts the others."""
+"""The most samples of a case, evenly spaced, and the seconds after which none begins; the row counts the others."""
 _CONTROLS = (1, 3)
 """Thread counts at which the ops of a case are compared one by one although its outputs are equal."""
 _TRIES = 40

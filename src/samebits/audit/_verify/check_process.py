@@ -63,7 +63,7 @@ class Request:
     within: float | None = None
     """Seconds that all checks together should take: those of least weight are left out."""
     nproc_per_node: int | None = None
-    """Start the script through torchrun, as a job of so many ranks on this machine."""
+    """Start the script through torchrun, as a job with that number of ranks on this machine."""
 
     @property
     def ranks(self) -> int:
@@ -164,7 +164,7 @@ class Runner:
     scratch: Path
     timeout: float | None = None
     folder: WorkingFolder | None = None
-    """The working directory of which each run root gets a view; None: the processes run in the directory itself."""
+    """The working directory; each run root gets a view of it. None: the processes run in the directory itself."""
     on_end: Callable[[], None] = lambda: None
     _count: int = 0
     _slots: asyncio.Semaphore = field(init=False)

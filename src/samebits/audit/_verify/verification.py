@@ -39,7 +39,7 @@ from samebits.audit._verify.verify_report import CheckRow, VerifyReport
 from samebits.errors import InvalidArgumentError, VerifyError
 
 SHOWN_FILES = 3
-"""Files that were written elsewhere, of which more are only counted."""
+"""Files written elsewhere that are named; more are only counted."""
 PATIENCE_S, PATIENCE = 60.0, 10.0
 """The seconds that a process may take, and the multiple of the first run's time."""
 

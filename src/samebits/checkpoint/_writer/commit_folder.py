@@ -187,7 +187,7 @@ def _aligned(blocks: Sequence[memoryview]) -> Iterator[memoryview]:
 
 
 def _write_pages(path: Path, parts: Iterable[memoryview]) -> None:
-    """Writes page-aligned parts, of which only the last may end inside a page, to a new file and fsyncs it."""
+    """Writes page-aligned parts to a new file and fsyncs it; only the last part may end inside a page."""
     descriptor = _open_past_cache(path)
     try:
         for part in parts:

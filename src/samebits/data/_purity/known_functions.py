@@ -82,7 +82,7 @@ GENERATORS = (
     torch.Generator,
     random.Random,
 )
-"""Objects that are another one after each draw."""
+"""Objects that each draw changes."""
 
 
 _OF_PROCESS: tuple[Any, ...] = (

@@ -107,7 +107,7 @@ class Batch(Batching, Addressed):
         return batches
 
     def rows(self, ordinal: int) -> Ordinals:
-        """Returns the input's ordinals of which this process computes a batch."""
+        """Returns the input's ordinals that this process makes a batch of."""
         inner, count = self._lengths
         repetition, number = divmod(ordinal, count)
         first = number * self.batch_size

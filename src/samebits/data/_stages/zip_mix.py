@@ -13,7 +13,7 @@ from typing_extensions import override
 from samebits.data._stages.stage import INFINITE, Addressed, Ordinals, split_repetition
 
 PATTERN = 4096
-"""Weights hold exactly in every so many elements, at most; finer ones are rounded."""
+"""The most elements after which the weights hold exactly; finer weights are rounded."""
 
 
 class Zip(Addressed):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 _PARTS = 64
-"""The parts that threads share, at least: a reduction with so many results is not split, one with fewer into so many parts."""
+"""The parts that threads share, at least: a reduction with as many results is not split, one with fewer is split into as many parts."""
 _LARGE = 16384
 """Fewer elements than this are reduced faster by one thread than by two."""
 _LENGTH = 4096

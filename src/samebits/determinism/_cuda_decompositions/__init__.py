@@ -63,7 +63,7 @@ def _backward(name: str, function: Kernel, reason: str) -> tuple[Replacement, ..
 def _forms(
     function: Kernel, refused: Callable[..., bool], reason: str, name: str, out: str, names: Sequence[str]
 ) -> tuple[Replacement, ...]:
-    """Returns the functional and the `out` overload of an op of which torch refuses some arguments only."""
+    """Returns the functional and the `out` overload of an op; torch refuses some of its arguments only."""
     return (
         _one(name, where(refused, function), reason),
         _one(out, where(refused, out_form(function, *names)), reason),

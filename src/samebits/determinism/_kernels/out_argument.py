@@ -16,7 +16,7 @@ def into(out: Tensor, result: Tensor) -> Tensor:
 
 
 def cast_into(out: Tensor, result: Tensor) -> Tensor:
-    """As `into`, for the ops of which torch casts the result to what `out` is."""
+    """As `into`, for the ops whose result torch casts to the dtype of `out`."""
     if not torch.can_cast(result.dtype, out.dtype):
         torch.add(result.new_empty(0), 0.0, out=out.new_empty(0))  # raises as torch's iterator does
     if out.shape != result.shape:

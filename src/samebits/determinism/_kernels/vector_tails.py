@@ -116,7 +116,7 @@ def torch_kernel(op: str) -> Kernel:
 
 
 def block_of(row: int) -> int:
-    """The block for rows of so many elements: one element alone is no row but a place in one."""
+    """The block for rows of that number of elements: one element alone is no row but a place in one."""
     return row if row > 1 else BLOCK
 
 

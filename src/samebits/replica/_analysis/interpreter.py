@@ -20,7 +20,7 @@ from samebits.replica._analysis.op_rules import SEED, Flow, OpEffects
 from samebits.replica._analysis.storage_layout import tensors
 
 _PROGRESS_EVERY = 1000
-"""Nodes between two progress calls; so many take some milliseconds."""
+"""Nodes between two progress calls: some milliseconds."""
 
 
 class Interpreter:

@@ -59,7 +59,7 @@ from samebits.replica._capture.undeclared_state import (
 )
 
 ALL_RANKS = 64
-"""Up to so many ranks the code is run as each of them; beyond, as the corners of the mesh and a sample."""
+"""The most ranks that the code is run as, each of them; beyond, it is run as the corners of the mesh and a sample."""
 _SAMPLED = 16
 MOST_RANKS = 16_384
 """A group of all ranks is stored rank by rank. So many took 1.3 s to capture and analyze, four times as many more than

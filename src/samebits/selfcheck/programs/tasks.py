@@ -65,7 +65,7 @@ def model(task: str, *, small: bool, dropout: float) -> nn.Module:
 
 
 def data(task: str, *, small: bool, batches: int) -> torch.utils.data.TensorDataset:
-    """Returns so many batches of inputs and targets, on the CPU, drawn from their own generator."""
+    """Returns that number of batches of inputs and targets, on the CPU, drawn from their own generator."""
     own = torch.Generator().manual_seed(11)
     count = batches * batch_size(task, small=small)
     if task == "convnet":

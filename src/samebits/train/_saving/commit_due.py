@@ -21,7 +21,7 @@ class Cadence:
     """The times at which a commit is due, by `Run(save=...)`.
 
     "3%": when its cost, as measured last, is at most that share of the time since the last one: what the training thread
-    pays, and the processor time of the writer process. An int: every so many steps. "30s": after so much time.
+    pays, and the processor time of the writer process. An int: the number of steps from one to the next. "30s": after so much time.
     "explicit": never by itself.
 
     Raises:

@@ -32,7 +32,7 @@ class RunSeed:
 def resolve_seed(manifest: Manifest | None, where: str) -> RunSeed:
     """Returns the seed that the program set; a program without one keeps the seed of the run's first start.
 
-    Raises `UnseededError` for none under op determinism, `RunMismatchError` for another one than the commit's.
+    Raises `UnseededError` for none under op determinism, `RunMismatchError` for a seed that is not the commit's.
     """
     mine = seeds.root_seed()
     recorded = None if manifest is None else RunSeed(**manifest.program)

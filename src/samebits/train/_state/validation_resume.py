@@ -23,7 +23,7 @@ from samebits._inspect.reachable import hashes_in
 from samebits.train._state import object_states as state
 
 _TORCHS = torch.nn.Module, torch.optim.Optimizer
-"""Types of which the walk itself leaves out the content of the state_dict."""
+"""Types whose state_dict the walk itself leaves out."""
 
 
 FindUnsaved = Callable[[], list[str]]

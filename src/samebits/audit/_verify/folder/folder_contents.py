@@ -12,7 +12,7 @@ from pathlib import Path
 NOT_COPIED = frozenset({".git", ".hg", "__pycache__"})
 SOURCES = (".py", ".pyi", ".json", ".toml", ".yaml", ".yml", ".cfg", ".ini", ".sh")
 MOST_SOURCE_BYTES, MOST_SEEN = 10**6, 50_000
-"""A source file is no larger than this; the search for sources ends after so many files and folders."""
+"""A source file is no larger than this; the search for sources ends after that number of files and folders."""
 
 
 def entries(folder: Path) -> Iterator[os.DirEntry[str]]:

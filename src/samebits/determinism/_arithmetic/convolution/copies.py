@@ -30,7 +30,7 @@ def clear_run(number: Number) -> Any:
 
 
 def copy_shifted(number: Number) -> Any:
-    """Returns the instruction that writes a row of which a part is copied, and the rest zero.
+    """Returns the instruction that writes a row: it copies a part of it, and the rest is zero.
 
     Its arguments: the source, where the row's first element would stand; the target; the first element that is copied; the
     first after those; the length of the row.

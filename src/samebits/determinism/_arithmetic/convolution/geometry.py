@@ -63,7 +63,7 @@ class TapLine:
 
 @dataclass(frozen=True)
 class Window:
-    """The lines of a convolution, outermost first: three, of which some may have one element."""
+    """The lines of a convolution, outermost first: three; some may have one element."""
 
     lines: tuple[TapLine, TapLine, TapLine]
     is_dense: bool

@@ -84,7 +84,7 @@ def square_narrow(x: Any) -> Any:
 
 @formula
 def cube_wide(x: Any) -> Any:
-    """Returns x^3, of which float64 rounds twice."""
+    """Returns x^3; in float64 it is rounded twice."""
     return (x * x) * x
 
 

@@ -106,7 +106,7 @@ def cut(number: Number, layout: Layout, threads: int, is_adding: bool, is_final:
 
 
 def _grid(number: Number, layout: Layout, made: ProductCut, pieces: int, threads: int) -> tuple[int, int]:
-    """Returns the numbers of tiles down and across, of so many pieces or nearly, that take the least time.
+    """Returns the numbers of tiles down and across that take the least time, for about that number of pieces.
 
     Each tile packs what it reads: many tiles side by side pack the first factor again and again, many below each other the second.
     """

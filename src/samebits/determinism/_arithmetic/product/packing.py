@@ -179,7 +179,7 @@ class Transposition:
 
 
 def _inserted(emit: Emitter, vector: Any, piece: Any, lane: int) -> Any:
-    """The vector with 128 bits of its lanes, from `lane` on, replaced; None: a vector of which only these are known."""
+    """The vector with 128 bits of its lanes, from `lane` on, replaced; None: a vector with no other known bits."""
     part, lanes = piece.type.count, emit.lanes
     wide = emit.shuffled(piece, piece, [min(i, part - 1) for i in range(lanes)])
     if vector is None:

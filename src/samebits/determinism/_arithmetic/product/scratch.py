@@ -40,7 +40,7 @@ _LARGEST = 1 << 24
 
 @contextmanager
 def scratch_tensor(elements: int, dtype: torch.dtype) -> Iterator[Tensor]:
-    """A flat tensor of so many elements, whose memory is kept afterwards unless it is large."""
+    """A flat tensor of that number of elements, whose memory is kept afterwards unless it is large."""
     size = elements * dtype.itemsize
     if size > _LARGEST:
         yield torch.empty(elements, dtype=dtype)

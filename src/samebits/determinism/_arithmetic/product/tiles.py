@@ -85,7 +85,7 @@ _NEXT = {
 
 
 def next_rows(most: int) -> Any:
-    """Returns the part of kernels that says how many rows the next tile has, of so many that are left."""
+    """Returns the part of kernels that computes how many of the rows that are left the next tile has."""
     following = _NEXT[most]
 
     @inlined

@@ -113,7 +113,7 @@ class Emitter:
         return native.ir.Constant(self.words, [word] * self.lanes)
 
     def opaque(self, value: Any) -> Any:
-        """The same integer, of which the compiler knows nothing more at this place."""
+        """The same integer, about which the compiler knows nothing more at this place."""
         kind = native.ir.FunctionType(value.type, [value.type])
         return self.builder.asm(kind, "", "=r,0", [value], side_effect=True)
 

@@ -1,4 +1,4 @@
-"""Attention on the CPU, composed of the products of matrices and softmax, for so many scores at a time as stay in a cache.
+"""Attention on the CPU, composed of the products of matrices and softmax, for as many scores at a time as stay in a cache.
 
 Scores are (query scale) key + mask in float32 (float64 for float64), also for bfloat16 and float16; the result is rounded
 once. A query that sees no key gets zeros, as in torch.

@@ -27,9 +27,9 @@ class AdoptedResults:
     entries: list[GpuVerification] = field(default_factory=list)
     """Overloads all of whose samples have passed."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Overloads of which a sample has failed, and the reason."""
+    """Overloads with a sample that failed, and the reason."""
     untried: dict[str, str] = field(default_factory=dict)
-    """Overloads of which a sample was not run, or has no kernel there."""
+    """Overloads with a sample that was not run, or has no kernel there."""
     seen: set[str] = field(default_factory=set)
     """Overloads with equal bits in every case of the battery that dispatched them."""
 
