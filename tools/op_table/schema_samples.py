@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from composite_calls import calls_of
 from in_a_process import in_a_process
 from overload_replay import Outcome, Replay
 from samebits.determinism import enable_op_determinism
+from samebits.determinism._dispatcher import overload
 from samebits.determinism.table._overload_facts import reviewed
 
 SECONDS, CALLS = 8.0, 4
@@ -167,18 +168,9 @@ class _Arguments:
         return choices[kind]() if kind in choices else None
 
 
-@cache
-def overload(name: str) -> Any:
-    """Returns the overload, as `sum.dim_IntList`."""
-    packet, _, rest = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), rest or "default")
-
-
-def successful_calls(
-    name: str, *, seconds: float = SECONDS, calls: int = CALLS
-) -> Iterator[Callable[[], Any]]:
+def successful_calls(name: str) -> Iterator[Callable[[], Any]]:
     """Yields calls of the overload that raise nothing; each can be repeated."""
-    op = overload(name)
+    op = overload(f"aten::{name}")
     arguments, until, found = _Arguments(op._schema, 0), time.monotonic() + SECONDS, 0
     while time.monotonic() < until and found < CALLS:
         args, named = arguments.draw()
@@ -207,7 +199,7 @@ class Evidence:
     calls: dict[str, set[str]] = field(default_factory=dict)
     """Composite to what it calls, without `aten::`."""
     without: list[str] = field(default_factory=list)
-    """Overloads of which no call was found."""
+    """Overloads that no call was found for."""
 
 
 def evidence(names: Iterable[str]) -> Evidence:

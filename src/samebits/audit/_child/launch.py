@@ -186,9 +186,8 @@ def _run(code: types.CodeType, script: str, args: list[str], recorder: Recorder 
             status = 130 if isinstance(error, KeyboardInterrupt) else 1
             _print_exception(error, code.co_filename)
     if recorder is not None:
-        if (
-            "RANK" in os.environ
-        ):  # torchrun ends this rank when another one has failed: not before its last line
+        if "RANK" in os.environ:
+            # torchrun ends this rank when another has failed, which must wait for the record's last line
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for name, value in threads.items():
             if os.environ.get(name) != value:

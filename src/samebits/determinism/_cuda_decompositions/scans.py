@@ -13,6 +13,7 @@ from samebits.determinism._cuda_decompositions.forms import accumulation_dtype
 from samebits.determinism._kernels.out_argument import into
 
 _BLOCK = 64
+_Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 def cumsum_is_refused(
@@ -64,9 +65,6 @@ def logcumsumexp(self: Tensor, dim: int) -> Tensor:
     """`aten::_logcumsumexp` of one row, as `cumsum`."""
     sums = _inclusive(self.reshape(-1).to(accumulation_dtype(self.dtype)), torch.logaddexp)
     return sums.to(self.dtype).view(self.shape)
-
-
-_Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 def _inclusive(x: Tensor, combine: _Combine) -> Tensor:
