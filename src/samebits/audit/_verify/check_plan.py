@@ -265,7 +265,7 @@ def _older_cpu(facts: BaselineFacts) -> Check:
     name = "a CPU with AVX2"
     if not facts.machine_invariant:
         return Check("cpu", name, does_not_apply="the script does not enable machine_invariant")
-    return Check("cpu", name, "libraries use no AVX-512", (ProcessVariation(older_cpu=True),), note="played")
+    return Check("cpu", name, "libraries use no AVX-512", (ProcessVariation(older_cpu=True),), note="emulated on this CPU")
 
 
 def _threads(facts: BaselineFacts, number: int) -> Check:
