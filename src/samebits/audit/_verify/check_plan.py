@@ -265,7 +265,9 @@ def _older_cpu(facts: BaselineFacts) -> Check:
     name = "a CPU with AVX2"
     if not facts.machine_invariant:
         return Check("cpu", name, does_not_apply="the script does not enable machine_invariant")
-    return Check("cpu", name, "libraries use no AVX-512", (ProcessVariation(older_cpu=True),), note="emulated on this CPU")
+    return Check(
+        "cpu", name, "libraries use no AVX-512", (ProcessVariation(older_cpu=True),), note="emulated"
+    )
 
 
 def _threads(facts: BaselineFacts, number: int) -> Check:
