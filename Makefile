@@ -7,7 +7,7 @@ READY := .venv/ready
 # Tests go to whichever process is idle. Threads that wait sleep, and leave their core to the other process.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: verify test test-all lint golden matrix bench bench-data bench-checkpoint chaos soak gpu clean
+.PHONY: verify test test-all lint golden review matrix bench bench-data bench-checkpoint chaos soak gpu clean
 
 verify: $(READY)  ## the main job: prove the digits example bit for bit
 	$(BIN)/samebits verify examples/digits.py
@@ -27,8 +27,11 @@ lint: $(READY)  ## style, types, layers
 golden: $(READY)  ## does this tree compute the bits of BASE=<commit>? 0 yes, 1 no: each fact that moved; WRITE=1 writes this CPU's text to tests/golden/
 	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python tools/golden $(if $(WRITE),--write) $(BASE)
 
+review: $(READY)  ## is the op table true on this machine: a battery of ops over runs and threads (minutes; ARGS="--only sum")
+	$(BIN)/python -m lab.review $(ARGS)
+
 bench: $(READY)  ## what it costs, against the alternatives
-	for script in $(filter-out bench/quality.py bench/data.py bench/checkpoint_peers.py bench/checkpoint_large.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script || [ $$? -eq 2 ] || exit 1; done  # 2: no such device here
+	for script in $(filter-out bench/quality.py bench/data.py bench/checkpoint_peers.py bench/checkpoint_large.py,$(wildcard bench/*.py)); do echo "== $$script"; PYTHONPATH=. $(BIN)/python $$script || [ $$? -eq 2 ] || exit 1; done  # 2: no such device here
 
 bench-data: .venv-peers/ready  ## input pipelines against the peers, in an environment of their own
 	.venv-peers/bin/python bench/data.py

@@ -1,6 +1,6 @@
 """Elementwise ops over real thread counts, as an outsider would try them: which calls change bits, and what the table says.
 
-    python bench/threads_pointwise.py [--switch on|off] [--part NAME] [--seed 1]
+    PYTHONPATH=. python bench/threads_pointwise.py [--switch on|off] [--part NAME] [--seed 1]
 
 Each case is one call (functional, in place, out=, foreach, or with its gradient) on random numbers, with scalar arguments
 drawn for it, in one type, shape and layout, at 1, 2, 3, 4 and 7 threads. It shares nothing with the hunt of the tests
@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import samebits
-from samebits.audit._review.case import ReviewCase, with_gradients
-from samebits.audit._review.evidence import disagreements
-from samebits.audit._review.measure import measure
+from lab.catalogue.case import ReviewCase, with_gradients
+from lab.review.evidence import disagreements
+from lab.review.measure import measure
 
 COUNTS = (1, 2, 3, 4, 7)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

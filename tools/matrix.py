@@ -156,7 +156,7 @@ def _goldens(environment: Environment, found: Outcome, _: list[str]) -> None:
 
 def _review(environment: Environment, found: Outcome, _: list[str]) -> None:
     report = environment.folder / "review.json"
-    code = environment.run("samebits", "ops", "--review", "--json", str(report))
+    code = environment.run("python", "-m", "lab.review", "--json", str(report))
     told = json.loads(report.read_text(encoding="utf-8"))
     over_threads = sum(row["threads"] is False for row in told["rows"])
     found.review = f"{told['verdict']} {len(told['rows'])} cases, {over_threads} differ over threads"

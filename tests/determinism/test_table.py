@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from samebits.audit._review.cases import BATTERY
-from samebits.audit._review.elementwise import functional_form, names
-from samebits.audit._review.tails import tail_cases
+from lab.catalogue.battery import BATTERY
+from lab.catalogue.elementwise import functional_form, names
+from lab.catalogue.tails import tail_cases
 from samebits.determinism import _all_replacements as catalogue
 from samebits.determinism import _cuda_loading as cuda_loading
 from samebits.determinism import table

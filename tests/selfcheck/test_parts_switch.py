@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import samebits
+from lab.catalogue.case import ReviewCase as Reviewed
+from lab.catalogue.case import built_on, forward, normal
 from samebits._context import process
-from samebits.audit._review.case import ReviewCase as Reviewed
-from samebits.audit._review.case import built_on, forward, normal
 from samebits.determinism import (
     _all_replacements as replacements,
 )

@@ -1,4 +1,4 @@
-"""`python tools/op_table/repeat_samples.py [PART]` hunts for what a sample's values and memory can break.
+"""`PYTHONPATH=. python tools/op_table/repeat_samples.py [PART]` hunts for what a sample's values and memory can break.
 
 The samples of every OpInfo whose name contains PART run under the switch, forward and backward, `RUNS` times in one
 process with other memory freed in between: all bits must be equal. Then NaN, infinities and the largest number stand in
@@ -19,8 +19,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from in_a_process import in_a_process
+from lab.review.outcome import disturb
 from samebits import _digest as digest
-from samebits.audit._review.outcome import disturb
 from samebits.determinism import enable_op_determinism
 from sweep import opinfos
 

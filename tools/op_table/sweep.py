@@ -6,7 +6,7 @@ two threads, with one and with three. An op that works element by element, or re
 in three float formats: OpInfo's samples are too small to be split over threads. A profiler names what composites call.
 Without PART, overloads of which the table then knows nothing are called with arguments drawn for their schemas.
 
-The result is evidence for `update.py`; `samebits ops --review` measures whole cases of realistic sizes.
+The result is evidence for `update.py`; `make review` measures whole cases of realistic sizes.
 """
 
 from __future__ import annotations

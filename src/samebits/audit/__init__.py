@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from samebits.audit import _child as _child
     from samebits.audit import _diff as _diff
     from samebits.audit import _record as _record
-    from samebits.audit import _review as _review
     from samebits.audit import _verify as _verify
 
-__getattr__, __dir__ = attach(__name__, ["_child", "_diff", "_record", "_review", "_verify"])
+__getattr__, __dir__ = attach(__name__, ["_child", "_diff", "_record", "_verify"])

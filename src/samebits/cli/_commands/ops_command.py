@@ -1,4 +1,4 @@
-"""`samebits ops`: the op table, and its test on this machine."""
+"""`samebits ops`: the op table."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from samebits import cli
-from samebits.audit import _review as reviewing
-from samebits.audit import _verify as checking
 from samebits.cli._json_output import (
     JsonFile,
     check_json_file,
     is_standard_output,
-    output_kept_for,
     write_json,
 )
 from samebits.cli._option_values import one_of
@@ -70,19 +67,12 @@ def ops(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="List every overload of every op.")] = False,
     json_file: JsonFile = None,
-    review: Annotated[
-        bool,
-        typer.Option(
-            "--review",
-            help="Test the table on this machine, over runs and threads (minutes). NAME: only cases with it in their name.",
-        ),
-    ] = False,
 ) -> None:
     """Look up which of torch's ops give the same bits, and which raise.
 
     Without NAME: one screen, with the ops that most programs use.
 
-    Exit status: 0; 2 for a name that torch does not have. With --review: 0 as the table says; 1 not; 2 could not be checked.
+    Exit status: 0; 2 for a name that torch does not have.
 
     Examples:
         samebits ops torch.stft
@@ -91,8 +81,6 @@ def ops(
     Read more: docs/ops.md
     """
     check_json_file(json_file)
-    if review:
-        _review(name, json_file)
     filters = _filters(device, machine, verdict or [], evidence or [])
     chosen = [entry for entry in table.entries() if all(keeps(entry) for keeps in filters)]
     if name is not None:
@@ -119,17 +107,6 @@ def _show(
         cli._reports.ops_overview.show_op(name, table.ops_of(name))
     else:
         cli._reports.ops_overview.show_families(chosen)
-
-
-def _review(part: str | None, json_file: str | None) -> None:
-    with output_kept_for(json_file):
-        try:
-            found = reviewing.review(only=[part] if part else [])
-        except checking.SignalledError as signalled:
-            raise typer.Exit(128 + signalled.number) from None
-        reviewing.show(found)
-    write_json(json_file, found.to_json())
-    raise typer.Exit(found.exit)
 
 
 def _filters(

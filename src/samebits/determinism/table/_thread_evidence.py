@@ -1,6 +1,6 @@
 """Cases that show the same bits of an overload over threads: only cases that could have differed.
 
-One line per overload in `seen.csv`: its name, and at most three names of cases (`samebits ops --review`), apart by ";".
+One line per overload in `seen.csv`: its name, and at most three names of cases (`make review`), apart by ";".
 `tools/op_table/update.py` writes it.
 """
 

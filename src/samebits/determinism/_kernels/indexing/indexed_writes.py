@@ -1,7 +1,7 @@
 """Writes to places that an index or a value names: duplicates and weighted histograms, in index order.
 
 Under torch's own switch the rest of them (index_put, index_copy, index_add, scatter, embedding backward, segment
-reductions, bincount) have the same bits for any number of threads; `samebits ops --review` measures them.
+reductions, bincount) have the same bits for any number of threads; `make review` measures them.
 """
 
 from __future__ import annotations

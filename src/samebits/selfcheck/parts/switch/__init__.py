@@ -1,7 +1,7 @@
 """The switch on a GPU: each op has the same bits run after run or is refused with a cure, and every formulation holds.
 
 `formulations` checks the replacements of torch's refused kernels, `refused` the ops without one, `battery` the cases of
-`samebits ops --review` on the GPU. `adopt` writes the verified ones into the data file that installs them.
+`make review` on the GPU. `adopt` writes the verified ones into the data file that installs them.
 """
 
 from __future__ import annotations

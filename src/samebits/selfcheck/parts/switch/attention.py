@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from samebits.audit._review.case import ALL_DTYPES, BF16, F32, ReviewCase, backward, forward, integers, normal
+from lab.catalogue.case import ALL_DTYPES, BF16, F32, ReviewCase, backward, forward, integers, normal
 
 _G = "attention on a GPU"
 _BACKENDS = {

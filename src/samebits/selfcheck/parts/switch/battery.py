@@ -1,4 +1,4 @@
-"""The cases of `samebits ops --review` on the GPU: under the switch the same bits in twenty runs, or refused with a
+"""The cases of `make review` on the GPU: under the switch the same bits in twenty runs, or refused with a
 cure.
 
 Between the runs, memory is taken so that addresses move, the caches are filled with other bytes, and every fourth run
@@ -14,10 +14,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from samebits.audit._review.case import ReviewCase as Reviewed
-from samebits.audit._review.case import Run, built_on
-from samebits.audit._review.cases import BATTERY
-from samebits.audit._review.trace import Names
+from lab.catalogue.battery import BATTERY
+from lab.catalogue.case import ReviewCase as Reviewed
+from lab.catalogue.case import Run, built_on
+from lab.review.trace import Names
 from samebits.determinism import enable_op_determinism
 from samebits.errors import UnimplementedError
 from samebits.random import set_random_seed

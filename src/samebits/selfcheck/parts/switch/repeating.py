@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from samebits.audit._review.case import Run
-from samebits.audit._review.outcome import SEED, disturb, with_memory
+from lab.catalogue.case import Run
+from lab.review.outcome import SEED, disturb, with_memory
 from samebits.selfcheck.case import Target, equal
 from samebits.selfcheck.device_faults import is_fault
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from lab.catalogue.case import Run
 from samebits import _digest as digest
-from samebits.audit._review.case import Run
 
 REPEATED_AT = 2
 """The thread count at which a case is repeated."""

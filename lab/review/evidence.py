@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from samebits.audit._review.elementwise import functional_form, names
-from samebits.audit._review.row import RUNS, THREADS, ReviewRow
+from lab.catalogue.elementwise import functional_form, names
+from lab.review.row import RUNS, THREADS, ReviewRow
 from samebits.determinism.table import Entry, lookup
 from samebits.determinism.table._verdict_names import ALTERNATIVE, OVER_THREADS, SERIAL
 from samebits.errors import InvalidArgumentError

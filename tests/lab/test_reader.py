@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from samebits.audit._review.cases.reader import read
+from lab.catalogue.reader import read
 from samebits.errors import InvalidArgumentError
 
 

@@ -1,6 +1,6 @@
 """Processes that measure cases by name, one JSON line each way, until their input ends; and the handle of one.
 
-`python -m samebits.audit._review.worker SETTINGS`: a crash, a hang or a leaked setting of one case stays in here.
+`python -m lab.review.worker SETTINGS`: a crash, a hang or a leaked setting of one case stays in here.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from lab.catalogue import sources
+from lab.review.measure import measure
 from samebits.audit._child.launch import die_with_parent
-from samebits.audit._review import catalogue
-from samebits.audit._review.measure import measure
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 
 _LONGEST_ANSWER = 2**26
+_ROOT = Path(__file__).parents[2]
+"""The folder that has `lab`."""
 
 
 class WorkerError(Exception):
@@ -31,7 +33,7 @@ class WorkerError(Exception):
 
 
 class ReviewWorker:
-    """One process of `samebits.audit._review.worker`, started when it is first asked."""
+    """One process of `lab.review.worker`, started when it is first asked."""
 
     def __init__(self, settings: Mapping[str, Any], scratch: Path, limit_s: float) -> None:
         self._settings, self._scratch, self._limit_s = settings, scratch, limit_s
@@ -66,7 +68,8 @@ class ReviewWorker:
     async def _start(self) -> asyncio.subprocess.Process:
         with (self._scratch / "log").open("ab") as log:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "samebits.audit._review.worker", json.dumps(dict(self._settings))),
+                *(sys.executable, "-m", "lab.review.worker", json.dumps(dict(self._settings))),
+                cwd=_ROOT,
                 env=_environment(self._scratch),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -117,8 +120,8 @@ def main() -> None:
 
 def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     jobs: dict[str, Callable[[str], Any]] = {
-        "list": lambda source: [case.full_name for case in catalogue.cases(source)],
-        "measure": lambda name: measure(catalogue.find(name)).to_dict(),
+        "list": lambda source: [case.full_name for case in sources.cases(source)],
+        "measure": lambda name: measure(sources.find(name)).to_dict(),
     }
     return {"answer": jobs[asked["job"]](asked["name"])}
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import torch
 
-from samebits.audit._review.case import ReviewCase, Run
-from samebits.audit._review.outcome import REPEATED_AT, SampleDigests, disturb, run_at
-from samebits.audit._review.row import RUNS, THREADS, ReviewRow
-from samebits.audit._review.trace import Names, OpTrace, at_fault
+from lab.catalogue.case import ReviewCase, Run
+from lab.review.outcome import REPEATED_AT, SampleDigests, disturb, run_at
+from lab.review.row import RUNS, THREADS, ReviewRow
+from lab.review.trace import Names, OpTrace, at_fault
 from samebits.errors import UnimplementedError
 
 MOST_SAMPLES, MOST_SECONDS = 15, 5.0

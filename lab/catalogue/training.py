@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from samebits.audit._review.case import BF16, F32, ReviewCase, Run, integers, normal, placed
+from lab.catalogue.case import BF16, F32, ReviewCase, Run, integers, normal, placed
 
 _G = "training"
 _LR = 1e-2

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from samebits.audit._review.case import (
+from lab.catalogue.case import (
     ALL_DTYPES,
     F32,
     ReviewCase,

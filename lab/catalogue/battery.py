@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from samebits.audit._review.case import ReviewCase
-from samebits.audit._review.cases import compiled, training
-from samebits.audit._review.cases.reader import read
+from lab.catalogue import compiled, training
+from lab.catalogue.case import ReviewCase
+from lab.catalogue.reader import read
 
 BATTERY: tuple[ReviewCase, ...] = (
     *compiled.CASES,

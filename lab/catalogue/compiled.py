@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from samebits.audit._review.case import Input, ReviewCase, Run, integers, normal, with_gradients
+from lab.catalogue.case import Input, ReviewCase, Run, integers, normal, with_gradients
 
 _G = "compiled"
 _COUNTS = (1, 2, 3)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.catalogue.battery import BATTERY
+from lab.catalogue.sources import SOURCES
+from lab.review.report import Review
+from lab.review.row import ReviewRow
+from lab.review.worker import ReviewWorker, WorkerError
 from samebits._progress import Progress
-from samebits.audit._review.cases import BATTERY
-from samebits.audit._review.catalogue import SOURCES
-from samebits.audit._review.report import Review
-from samebits.audit._review.row import ReviewRow
-from samebits.audit._review.worker import ReviewWorker, WorkerError
 from samebits.audit._verify.child_processes import run_until_signalled, scratch_folder
 from samebits.determinism import environment_fingerprint
 from samebits.errors import InvalidArgumentError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from samebits.audit._review import opinfo, tails
-from samebits.audit._review.case import ReviewCase
-from samebits.audit._review.cases import BATTERY
+from lab.catalogue import opinfo, tails
+from lab.catalogue.battery import BATTERY
+from lab.catalogue.case import ReviewCase
 from samebits.errors import InvalidArgumentError
 
 _MADE: dict[str, Callable[[], tuple[ReviewCase, ...]]] = {

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.audit._review.outcome import differ
+from lab.review.outcome import differ
 from samebits.determinism._dispatcher import overload
 from samebits.determinism.table._class_rules import rule_of
 from samebits.determinism.table._overload_facts import OverloadRow, reviewed

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import samebits
-from samebits.audit._review.case import ALL_DTYPES, ReviewCase, with_gradients
-from samebits.audit._review.measure import measure
+from lab.catalogue.case import ALL_DTYPES, ReviewCase, with_gradients
+from lab.review.measure import measure
 
 pytestmark = pytest.mark.soak
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lab.review.outcome import with_memory
 from samebits import _digest as digest
-from samebits.audit._review.outcome import with_memory
 
 _UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::resize", "aten::_empty", "aten::set_")
 """Their outputs are memory that nobody wrote, so that they have no bytes to compare."""

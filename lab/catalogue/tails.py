@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samebits.audit._review.case import ReviewCase, Run
-from samebits.audit._review.elementwise import ElementwiseSample, names, samples
+from lab.catalogue.case import ReviewCase, Run
+from lab.catalogue.elementwise import ElementwiseSample, names, samples
 from samebits.determinism._dispatcher import overload
 from samebits.determinism.table._overload_facts import reviewed
 

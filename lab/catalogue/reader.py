@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from samebits.audit._review import case
-from samebits.audit._review.case import ReviewCase
-from samebits.audit._review.cases import functions
+from lab.catalogue import case, functions
+from lab.catalogue.case import ReviewCase
 from samebits.errors import InvalidArgumentError
 
 _DTYPES = {"f32": case.F32, "bf16": case.BF16, "f64": case.F64, "f16": case.F16}

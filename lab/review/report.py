@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from samebits.audit._review.evidence import disagreements, evidence
-from samebits.audit._review.row import ReviewRow
+from lab.review.evidence import disagreements, evidence
+from lab.review.row import ReviewRow
 
 SCHEMA = "samebits.review/1"
 AS_PROMISED, DIFFERENT, COULD_NOT_RUN = 0, 1, 2

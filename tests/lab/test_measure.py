@@ -3,13 +3,13 @@ import math
 import pytest
 import torch
 
-from samebits.audit._review.case import ReviewCase, backward, cancelling, forward, normal
-from samebits.audit._review.cases import BATTERY
-from samebits.audit._review.evidence import disagreements, evidence
-from samebits.audit._review.measure import measure
-from samebits.audit._review.report import Review
-from samebits.audit._review.row import ReviewRow
-from samebits.audit._review.trace import OpCall, at_fault
+from lab.catalogue.battery import BATTERY
+from lab.catalogue.case import ReviewCase, backward, cancelling, forward, normal
+from lab.review.evidence import disagreements, evidence
+from lab.review.measure import measure
+from lab.review.report import Review
+from lab.review.row import ReviewRow
+from lab.review.trace import OpCall, at_fault
 
 
 @torch.library.custom_op("samebits_review::threads", mutates_args=())

@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional as F
 
 import samebits
+from lab.catalogue import elementwise
+from lab.catalogue.elementwise import differ, names, samples
+from lab.review.evidence import promises_threads
 from samebits._digest import of_value
-from samebits.audit._review import elementwise
-from samebits.audit._review.elementwise import differ, names, samples
-from samebits.audit._review.evidence import promises_threads
 from samebits.determinism import table
 from samebits.determinism._kernels import pointwise
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import samebits
-from samebits.audit._review import review
-from samebits.audit._review.worker import ReviewWorker, WorkerError
+from lab.review.review import review
+from lab.review.worker import ReviewWorker, WorkerError
 from samebits.errors import InvalidArgumentError
 
 KNOWN = {
@@ -97,20 +97,19 @@ def test_a_hang_costs_one_case(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_prints_a_table_and_writes_json(tmp_path):
-    """`samebits ops --review NAME --json FILE`: a table, the verdict, exit status 0; the file has the evidence."""
+def test_the_command_prints_a_table_and_writes_json(tmp_path, root):
+    """`python -m lab.review --only NAME --json FILE`: a table, the verdict, exit status 0; the file has the evidence."""
     file = tmp_path / "out.json"
     command = [
         sys.executable,
         "-m",
-        "samebits",
-        "ops",
-        "--review",
+        "lab.review",
+        "--only",
         "matmul: mm 10x511x512",
         "--json",
         str(file),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "AS PROMISED" in done.stdout and "vary from run to run" in done.stdout
     written = json.loads(file.read_text())

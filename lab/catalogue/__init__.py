@@ -1,0 +1,1 @@
+"""Calls of torch's ops, as cases with inputs that are always the same."""
