@@ -17,10 +17,9 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.autograd.graph import increment_version
 
 from samebits.errors import InvalidArgumentError
-from samebits.random._cpu.huge_pages import fresh
-from samebits.random._keys import check_key
-from samebits.random._torch_ops.is_traced import is_traced
-from samebits.random._torch_ops.vmap_rules import one_by_one
+from samebits.random._device_kernels import fresh
+from samebits.random._keys import check_key, is_traced
+from samebits.random._torch_ops import one_by_one
 from samebits.rounding._cpu.number_formats import FORMATS
 from samebits.rounding._device_kernels import kernels
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from samebits.random._triton.kernels.philox import in_order_2, in_order_4, lanes, main_block
+from samebits.random._triton.elementary import in_order_2, in_order_4, lanes, main_block
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -9,7 +9,7 @@ import torch
 
 from samebits._context import process
 from samebits.nn._layer_keys import preserve_call_counts
-from samebits.random._process.preserve_rng_state import preserve_rng_state
+from samebits.random._global_generator import preserve_rng_state
 
 
 def save_body(objects: Mapping[str, Any]) -> Callable[[], None]:

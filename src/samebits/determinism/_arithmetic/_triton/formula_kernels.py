@@ -18,8 +18,7 @@ from samebits.determinism._arithmetic._triton.kernels.elements import (
     write,
 )
 from samebits.determinism._arithmetic._triton.traced_numbers import Trace, TracedNumber
-from samebits.random._triton.kernels.arithmetic import fma
-from samebits.random._triton.kernels.elementary import divided, negated, sqrt
+from samebits.random._triton.elementary import divided, fma, negated, sqrt
 
 _USED = {
     "tl": tl,

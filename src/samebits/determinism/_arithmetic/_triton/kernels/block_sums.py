@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from samebits.determinism._arithmetic._triton.kernels.elements import read, write
-from samebits.random._triton.kernels.arithmetic import fma
+from samebits.random._triton.elementary import fma
 
 LANES = tl.constexpr(16)
 BLOCK = tl.constexpr(256)

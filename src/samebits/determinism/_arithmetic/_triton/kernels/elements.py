@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from samebits.random._triton.kernels.arithmetic import rounded, widened
+from samebits.random._triton.elementary import rounded, widened
 
 _SIGN = tl.constexpr(0x8000000000000000)
 _SIZE = tl.constexpr(0x7FFFFFFFFFFFFFFF)

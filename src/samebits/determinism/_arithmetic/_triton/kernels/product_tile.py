@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from samebits.determinism._arithmetic._triton.kernels.elements import read, write
-from samebits.random._triton.kernels.arithmetic import fma
+from samebits.random._triton.elementary import fma
 
 CHUNK = tl.constexpr(256)
 """Of the inner dimension."""
