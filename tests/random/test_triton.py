@@ -102,7 +102,7 @@ def test_every_file_with_kernels_is_compiled_by_a_test():
     assert len(files) > 2
     assert {file for file in files if file.parent != folder} == {
         *(source / "determinism" / "_arithmetic" / "_triton" / "kernels").glob("[!_]*.py"),
-        source / "rounding" / "_triton" / "rounding_triton.py",
+        source / "rounding" / "_triton.py",
         source / "selfcheck" / "parts" / "compiled" / "kernel.py",
     }
 

@@ -254,7 +254,7 @@ def test_refusals_of_out():
 
 def test_other_devices():
     """A device without kernels is refused; where nothing is computed, as on the meta device, the shape is known."""
-    from samebits.rounding._device_kernels import kernels
+    from samebits.rounding._stochastic_round import kernels
 
     key = torch.empty(2, dtype=torch.uint64, device="meta")
     with pytest.raises(UnimplementedError, match="key.cpu"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from samebits.rounding import _device_kernels as device_kernels
+from samebits.rounding import _stochastic_round as device_kernels
 from samebits.rounding._cpu.number_formats import FORMATS
 from samebits.rounding.optim import _streams
 from samebits.selfcheck import parts

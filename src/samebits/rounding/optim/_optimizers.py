@@ -1,4 +1,4 @@
-"""The base of the optimizers: the walk over parameters, their random numbers, and state of a separate dtype."""
+"""`AdamW` and `SGD` for weights of 16 bits: the walk over parameters, their random numbers, and state of a separate dtype."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch._C import _len_torch_dispatch_stack
 from samebits.errors import InvalidArgumentError, UnimplementedError
 from samebits.rounding.optim import _streams, _update
 from samebits.rounding.optim._update import HALVES, STATE_DTYPES
+
+# The base of the optimizers: the walk over parameters, their random numbers, and state of a separate dtype.
 
 
 class RoundingOptimizer(torch.optim.Optimizer):
@@ -140,3 +142,131 @@ def _check_numbers(caller: str, given: Mapping[str, Any]) -> None:
                 raise InvalidArgumentError(
                     f"{caller}: {name} must be a number, got a tensor; give float({name}), and let a scheduler change it"
                 )
+
+
+class AdamW(RoundingOptimizer, torch.optim.AdamW):
+    """`torch.optim.AdamW` in float32 arithmetic; bfloat16 and float16 weights are rounded stochastically.
+
+    On average no update is lost, however small it is beside its weight. Replicas stay bitwise equal (the random numbers
+    depend on seed, step and parameter; one seed on all ranks), shards of a DTensor round with separate numbers, and a run
+    resumed from `state_dict` continues with the same bits. float32 weights are not rounded.
+
+    Args:
+        params, lr, betas, eps, weight_decay, amsgrad, maximize: as torch's; all numbers, no tensors.
+        foreach, fused: accepted and ignored: one kernel passes over a parameter, or over all small ones.
+        capturable, differentiable: refused if true.
+        state_dtype: of exp_avg and exp_avg_sq; bfloat16 saves memory, and is rounded stochastically, too.
+
+    Raises `InvalidArgumentError` for tensors as numbers and for parameters or state of other dtypes,
+    `UnimplementedError` for refused options. Everything else is torch's.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> for kind in torch.optim.AdamW, samebits.rounding.optim.AdamW:
+        ...     weight = torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
+        ...     weight.grad = torch.ones_like(weight)
+        ...     kind([weight], lr=1e-3).step()
+        ...     print(bool((weight < 1).any()))
+        False
+        True
+    """
+
+    _rule = "AdamW"
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        self._init_rounding(state_dtype, capturable=capturable, differentiable=differentiable, **numbers)
+        super().__init__(params, **numbers, amsgrad=amsgrad, maximize=maximize)
+
+    def _prepare(self, group: dict[str, Any], param: Any) -> tuple[list[torch.Tensor], Sequence[float]]:
+        state = self.state[param]
+        if not state:
+            state["step"] = torch.tensor(0, device="cpu")
+            state["exp_avg"], state["exp_avg_sq"] = new_state(param, group), new_state(param, group)
+            if group["amsgrad"]:
+                state["max_exp_avg_sq"] = new_state(param, group)
+        numbers = group["lr"], *group["betas"], group["eps"], group["weight_decay"], group["maximize"]
+        tensors = [state["exp_avg"], state["exp_avg_sq"]]
+        if group["amsgrad"]:
+            tensors.append(state["max_exp_avg_sq"])
+        return tensors, numbers
+
+
+class SGD(RoundingOptimizer, torch.optim.SGD):
+    """`torch.optim.SGD` in float32 arithmetic; bfloat16 and float16 weights are rounded stochastically.
+
+    As for `AdamW`; the state counts the steps, which torch's does not.
+
+    Args:
+        params, lr, momentum, dampening, weight_decay, nesterov, maximize: as torch's; all numbers, no tensors.
+        foreach, fused: accepted and ignored: one kernel passes over a parameter, or over all small ones.
+        differentiable: refused if true.
+        state_dtype: of momentum_buffer; bfloat16 saves memory, and is rounded stochastically, too.
+
+    Raises as `AdamW`.
+
+    Example:
+        >>> samebits.set_random_seed(1)
+        >>> for kind in torch.optim.SGD, samebits.rounding.optim.SGD:
+        ...     weight = torch.nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
+        ...     weight.grad = torch.ones_like(weight)
+        ...     kind([weight], lr=1e-3).step()
+        ...     print(int((weight < 1).sum()))
+        0
+        277
+    """
+
+    _rule = "SGD"
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        numbers = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        self._init_rounding(state_dtype, differentiable=differentiable, **numbers)
+        super().__init__(params, **numbers, nesterov=nesterov, maximize=maximize)
+
+    def _prepare(self, group: dict[str, Any], param: Any) -> tuple[list[torch.Tensor], Sequence[float]]:
+        state = self.state[param]
+        begins = state.get("momentum_buffer") is None
+        if "step" not in state:
+            state["step"] = torch.tensor(0, device="cpu")
+        if group["momentum"] and begins:
+            state["momentum_buffer"] = new_state(param, group)
+        numbers = (
+            begins,
+            group["lr"],
+            group["momentum"],
+            group["dampening"],
+            group["weight_decay"],
+            group["maximize"],
+            group["nesterov"],
+        )
+        tensors = [state["momentum_buffer"]] if group["momentum"] else []
+        return tensors, numbers

@@ -12,11 +12,9 @@ import torch
 import samebits.random as sr
 from samebits.random import _device_kernels as random_backends
 from samebits.random._triton import launch as random_launch
-from samebits.rounding import _device_kernels as device_kernels
-from samebits.rounding import stochastic_round
+from samebits.rounding import _stochastic_round as device_kernels
+from samebits.rounding import _triton, stochastic_round
 from samebits.rounding._cpu.number_formats import FORMATS
-from samebits.rounding._triton import rounding_launchers as launch
-from samebits.rounding._triton import rounding_triton
 from triton_ahead import cases, compiled, kernels_of, launches
 
 
@@ -33,7 +31,7 @@ def cache(tmp_path, monkeypatch):
 
 def rounded():
     """What the launcher launches, for each dtype."""
-    with launches(device_kernels, launch) as found:
+    with launches(device_kernels, _triton) as found:
         for dtype in FORMATS:
             stochastic_round(torch.ones(300), dtype, sr.key(1))
     return found
@@ -53,9 +51,7 @@ def test_what_is_launched_has_no_floating_point(launch, capability):
 def test_no_kernel_is_left_out():
     """Each kernel is among what was compiled, for both capabilities, and each dtype for one of them."""
     for capability in (80, 90):
-        assert {one[0].__name__ for one, at in CASES["argvalues"] if at == capability} == kernels_of(
-            rounding_triton
-        )
+        assert {one[0].__name__ for one, at in CASES["argvalues"] if at == capability} == kernels_of(_triton)
     assert len({str(one[2]) for one, _ in CASES["argvalues"]}) == len(FORMATS)
 
 

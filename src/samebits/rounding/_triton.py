@@ -1,9 +1,15 @@
-"""The Triton form of `samebits.rounding._cpu.number_formats`, which states the rule. Integers only: nothing to fuse or flush."""
+"""Stochastic rounding on CUDA, with the bits of the CPU kernels: `samebits.rounding._cpu.number_formats` states the rule.
 
+Integers only: there is nothing to fuse or to flush to zero. `_stochastic_round` imports this module, and so Triton, when it is needed.
+"""
+
+import torch
 import triton
 import triton.language as tl
 
 from samebits.random._triton.elementary import in_order_2, in_order_4, lanes, main_block
+from samebits.random._triton.launch import _rows
+from samebits.rounding._cpu.number_formats import FORMATS
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -44,3 +50,20 @@ def to_format(
     magnitude = tl.where(a > 0x7F800000, (mantissa >> (23 - DIGITS)).to(tl.int32) | NAN, magnitude)
     code = magnitude | ((b >> 31) << (8 * SIZE - 1)).to(tl.int32)
     tl.store(out + place, code.to(out.dtype.element_ty), mask=inside)
+
+
+def stochastic_round(key: torch.Tensor, source: torch.Tensor, out: torch.Tensor) -> None:
+    """Rounds `source`, float32, to `out`; both contiguous and of one shape, key of shape (2,)."""
+    form = FORMATS[out.dtype]
+    if form.width == 2:
+        _rows(to_bfloat16, key, (out.view(torch.uint16), source), 8)
+    else:
+        codes = out.view(torch.uint8 if form.size == 1 else torch.uint16)
+        constants = {
+            "DIGITS": form.digits,
+            "LEAST": form.least + 127,
+            "OVERFLOW": form.overflow,
+            "NAN": form.nan,
+            "SIZE": form.size,
+        }
+        _rows(to_format, key, (codes, source), 4, **constants)
