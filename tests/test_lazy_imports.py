@@ -271,7 +271,7 @@ before = set(sys.modules)
 import samebits
 samebits.Run, samebits.data.DataLoader, samebits.nn.Dropout
 samebits.set_random_seed(1)
-samebits.enable_op_determinism(thread_invariant=True)
+samebits.enable_op_determinism(across="threads")
 new = set(sys.modules) - before
 print(*sorted({name.partition(".")[0] for name in new} - sys.stdlib_module_names))
 print(*sorted(name for name in new if name.startswith("torch.")))

@@ -12,6 +12,9 @@ from samebits.cli._help_pages import PROGRAM, first_example
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 """typer's base of all errors about a command line; typer has no public name for it."""
 
+_RENAMED = {"--thread-invariant": ["--across threads"], "--machine-invariant": ["--across machines"]}
+"""Options of older texts, and what they are called now."""
+
 
 def sentence_of(error: Any, name: str, command: Any) -> str:
     """Returns what is wrong, and what to type.
@@ -34,7 +37,7 @@ def sentence_of(error: Any, name: str, command: Any) -> str:
 
 
 def _no_such_option(error: Any, name: str) -> str:
-    near = sorted(error.possibilities or ())
+    near = _RENAMED.get(error.option_name) or sorted(error.possibilities or ())
     page = " ".join(filter(None, (PROGRAM, name, "-h")))
     advice = f"Did you mean {' or '.join(near)}?" if near else f"`{page}` lists the options."
     return f"there is no option {error.option_name}. {advice}"
