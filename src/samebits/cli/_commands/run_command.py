@@ -12,8 +12,7 @@ import typer
 from samebits import audit
 from samebits._context import ACROSS, Across
 from samebits.audit._child.launch_spec import LEVELS, LaunchSpec
-from samebits.cli._option_values import one_of, whole_number
-from samebits.cli._script_arguments import check_script
+from samebits.cli._option_values import check_script, one_of, whole_number
 from samebits.errors import RecordError
 
 SCRIPT_SEED = 0

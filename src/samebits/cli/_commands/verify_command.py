@@ -12,8 +12,7 @@ from samebits._context import ACROSS, Across
 from samebits.audit import _verify as checking
 from samebits.audit._verify.check_plan import GROUPS
 from samebits.cli._json_output import JsonFile, check_json_file, is_standard_output, write_json
-from samebits.cli._option_values import number_above, one_of, whole_number
-from samebits.cli._script_arguments import check_script
+from samebits.cli._option_values import check_script, number_above, one_of, whole_number
 from samebits.errors import InvalidArgumentError
 
 
