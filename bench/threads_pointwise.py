@@ -229,7 +229,7 @@ def main() -> int:
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     samebits.set_random_seed(1)
-    samebits.enable_op_determinism(asked.switch == "on", thread_invariant=True)
+    samebits.enable_op_determinism(asked.switch == "on", across="threads")
     total = 0
     for part in [asked.part] if asked.part else PARTS:
         count: collections.Counter[str] = collections.Counter()

@@ -45,7 +45,7 @@ class Review:
     def disagreements(self) -> list[str]:
         """Where this machine does what the op table says it does not. The table speaks of the switch being on."""
         rows = self.rows if self.settings["switch"] else ()
-        if not self.settings["thread_invariant"]:
+        if self.settings["across"] == "runs":
             rows = tuple(row for row in rows if row.threads is not False)
         return disagreements(rows)
 

@@ -13,7 +13,7 @@ COUNT = "import sys\nfound = [m for m in sys.modules if 'cuda_decompositions' in
 STEP = """
 import torch, samebits
 samebits.set_random_seed(1)
-samebits.enable_op_determinism(thread_invariant=True)
+samebits.enable_op_determinism(across="threads")
 model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Dropout(0.1), torch.nn.Linear(8, 3))
 optimizer = torch.optim.AdamW(model.parameters())
 loss = torch.nn.functional.cross_entropy(model(torch.randn(4, 1, 4, 4)), torch.arange(4) % 3)

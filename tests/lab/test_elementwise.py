@@ -35,7 +35,7 @@ def _quiet():
 @pytest.fixture
 def switched_on():
     samebits.set_random_seed(1)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         yield
 
 
@@ -165,7 +165,7 @@ SEEN = {
 def test_gaps_that_were_found(name):
     """Each has several results over 1 to 8 threads in torch or where ours once cut it, and one with ours."""
     samebits.set_random_seed(1)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         results = set()
         for threads in (*range(1, 9),):
             torch.set_num_threads(threads)
@@ -187,7 +187,7 @@ def test_layouts_and_types_are_torchs():
 
     expected = shapes()
     samebits.set_random_seed(1)
-    with samebits.enable_op_determinism(thread_invariant=True):
+    with samebits.enable_op_determinism(across="threads"):
         for threads in (1, 3):
             torch.set_num_threads(threads)
             assert shapes() == expected

@@ -49,7 +49,7 @@ def test_without_samebits_installed_a_script_is_verified(uninstalled, tmp_path):
 def test_the_rows_are_those_of_verify():
     """What the judge expects of an example is what verify promises of a script with a Run, loaders and epochs."""
     facts = check_plan.BaselineFacts(
-        tuple(range(9)), frozenset({3, 6, 8}), frozenset({0, 4, 7}), (3, 6), True, [0], thread_invariant=True
+        tuple(range(9)), frozenset({3, 6, 8}), frozenset({0, 4, 7}), (3, 6), True, [0], across="threads"
     )
     rows = [check_plan.run_again(), *check_plan.checks_after(facts, check_plan.GROUPS, 1)]
     assert [check.name for check in rows] == list(training.VERIFIED["rows"]) and all(r.promised for r in rows)

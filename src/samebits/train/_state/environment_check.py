@@ -105,7 +105,7 @@ class Environment:
         if (
             not isinstance(threads, int)
             or threads == now
-            or (settings is not None and settings.thread_invariant)
+            or (settings is not None and settings.across != "runs")
         ):
             return
         torch.set_num_threads(threads)
@@ -113,7 +113,7 @@ class Environment:
         if got != threads:
             raise RunMismatchError(
                 f"{where} was made with {threads} intra-op threads, and here there are {got}. Allow as many, switch on "
-                "enable_op_determinism(thread_invariant=True) from the first step on, or accept other bits: "
+                'enable_op_determinism(across="threads") from the first step on, or accept other bits: '
                 "Run(allow_changes=['threads'])."
             )
         print(
@@ -181,7 +181,7 @@ def _file_digest(path: str, folder: str) -> tuple[str, str]:
 def _on_every_machine(environment: Mapping[str, Any]) -> bool:
     """Returns True if its bits do not depend on the CPU."""
     settings = environment.get("op_determinism")
-    return isinstance(settings, Mapping) and settings.get("machine_invariant") is True
+    return isinstance(settings, Mapping) and settings.get("across") == "machines"
 
 
 def _name_of(line: str) -> str | None:

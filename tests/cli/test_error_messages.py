@@ -45,9 +45,16 @@ WRONG = {
     "diff a b c d": "samebits: diff: 2 words too many: c d. Type for example: samebits diff runs/a runs/b",
     "env x": "samebits: env: 1 word too many: x. Type for example: samebits env",
     "verify none.py": "samebits: verify: there is no file none.py. Give the path of a Python script.",
+    "verify --across machines train.py": (
+        "samebits: verify: --across goes with --run. A script that is started as it is turns it on itself: "
+        'samebits.enable_op_determinism(across="machines").'
+    ),
+    "run --across cpus train.py": "samebits: run: --across 'cpus': choose from runs, threads, machines.",
     "verify --machine-invariant train.py": (
-        "samebits: verify: --machine-invariant goes with --run. A script that is started as it is turns it on itself: "
-        "samebits.enable_op_determinism(machine_invariant=True)."
+        "samebits: verify: there is no option --machine-invariant. Did you mean --across machines?"
+    ),
+    "run --thread-invariant train.py": (
+        "samebits: run: there is no option --thread-invariant. Did you mean --across threads?"
     ),
     "commits --keep 3 d": "samebits: commits: --keep and --keep-best go with --prune. Without it nothing is deleted.",
     "commits --export last o d": "samebits: commits: --export 'last': must be the step of a commit, or the word newest.",

@@ -8,7 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from samebits.cli._app import app as samebits_app
-from samebits.cli._script_arguments import OptionsThenScript, check_script
+from samebits.cli._command_classes import OptionsThenScript
+from samebits.cli._option_values import check_script
 from samebits.errors import InvalidArgumentError
 
 
