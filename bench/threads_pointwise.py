@@ -24,8 +24,8 @@ from torch import Tensor
 
 import samebits
 from lab.catalogue.case import ReviewCase, with_gradients
-from lab.review.evidence import disagreements
 from lab.review.measure import measure
+from lab.review.rows import disagreements
 
 COUNTS = (1, 2, 3, 4, 7)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -16,7 +16,7 @@ BUDGET = {
     "checkpoint": 4590,
     "cli": 2370,
     "data": 9230,
-    "determinism": 23700,
+    "determinism": 22980,
     "nn": 1650,
     "random": 5290,
     "replica": 4720,

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lab.review.evidence import disagreements, evidence
-from lab.review.row import ReviewRow
+from lab.review.rows import ReviewRow, disagreements, evidence
 
 SCHEMA = "samebits.review/1"
 AS_PROMISED, DIFFERENT, COULD_NOT_RUN = 0, 1, 2

@@ -14,7 +14,7 @@ from typing import Any
 from lab.catalogue.battery import BATTERY
 from lab.catalogue.sources import SOURCES
 from lab.review.report import Review
-from lab.review.row import ReviewRow
+from lab.review.rows import ReviewRow
 from lab.review.worker import ReviewWorker, WorkerError
 from samebits._context import Across
 from samebits._progress import Progress

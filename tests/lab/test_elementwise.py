@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 import samebits
 from lab.catalogue import elementwise
-from lab.catalogue.elementwise import differ, names, samples
-from lab.review.evidence import promises_threads
+from lab.catalogue.elementwise import names, samples
+from lab.review.rows import promises_threads
+from samebits import _digest as digest
 from samebits._digest import of_value
 from samebits.determinism import table
 from samebits.determinism._kernels import pointwise
@@ -52,7 +53,11 @@ def varies(sample):
     for threads in THREADS:
         torch.set_num_threads(threads)
         results.append(sample.call(operands))
-    return any(differ(a, b).any() for other in results[1:] for a, b in zip(results[0], other, strict=True))
+    return any(
+        digest.differing_elements(a, b).any()
+        for other in results[1:]
+        for a, b in zip(results[0], other, strict=True)
+    )
 
 
 def hunt(dtypes, every, places=elementwise.PLACES, only=None):

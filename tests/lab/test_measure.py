@@ -5,11 +5,10 @@ import torch
 
 from lab.catalogue.battery import BATTERY
 from lab.catalogue.case import ReviewCase, backward, cancelling, forward, normal
-from lab.review.evidence import disagreements, evidence
 from lab.review.measure import measure
+from lab.review.outcome import OpCall, at_fault
 from lab.review.report import Review
-from lab.review.row import ReviewRow
-from lab.review.trace import OpCall, at_fault
+from lab.review.rows import ReviewRow, disagreements, evidence
 
 
 @torch.library.custom_op("samebits_review::threads", mutates_args=())

@@ -65,7 +65,7 @@ CPU = SimpleNamespace(applied=applied, product=cpu_product.product, summed=_summ
 
 def back_end(device: str) -> Any:
     """Returns the functions for a device: in a rehearsal those of the CPU."""
-    return CPU if device == "cpu" else import_module("samebits.determinism._arithmetic._triton.launch")
+    return CPU if device == "cpu" else import_module("lab.cuda.launch")
 
 
 def cases() -> Iterator[Case]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from lab.catalogue.battery import BATTERY
 from lab.catalogue.case import ReviewCase as Reviewed
 from lab.catalogue.case import Run, built_on
-from lab.review.trace import Names
+from lab.review.outcome import Names
 from samebits.determinism import enable_op_determinism
 from samebits.errors import UnimplementedError
 from samebits.random import set_random_seed

@@ -1,4 +1,4 @@
-"""The arithmetic's Triton kernels in Triton's interpreter: run by test_arithmetic_triton.py in a process with TRITON_INTERPRET=1.
+"""The arithmetic's Triton kernels in Triton's interpreter: run by test_cuda.py in a process with TRITON_INTERPRET=1.
 
 Interpreter only: NumPy computes here, and the CPU's instruction fuses, so this shows that the kernels are right, not
 that a GPU runs them so.
@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from samebits.determinism._arithmetic._triton import formula_kernels, launch
-from samebits.determinism._arithmetic._triton.kernels.block_sums import block_sums
+from lab.cuda import formula_kernels, launch
+from lab.cuda.kernels import block_sums
 from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
 from samebits.determinism._arithmetic.functions.formula import fma
 from samebits.selfcheck import parts

@@ -12,13 +12,12 @@ triton = pytest.importorskip("triton")
 import torch
 import triton.language as tl
 
-from samebits.determinism._arithmetic._triton import formula_kernels, launch
-from samebits.determinism._arithmetic._triton.kernels import block_sums, product_tile
+from lab.cuda import formula_kernels, kernels, launch
 from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
 from samebits.determinism._arithmetic.functions.formula import fma
 from triton_ahead import compiled, kernels_of, launches
 
-INTERPRETED = Path(__file__).parents[1] / "support" / "interpreted_arithmetic_triton.py"
+INTERPRETED = Path(__file__).parents[1] / "support" / "interpreted_cuda.py"
 
 
 @pytest.mark.slow
@@ -30,7 +29,7 @@ def test_the_interpreter_gives_the_bits_of_the_cpu(interpreted):
 def test_importing_imports_no_triton(python):
     """The switch and the CPU's arithmetic leave Triton alone."""
     out = python(
-        "import sys, samebits\nimport samebits.determinism._arithmetic._triton.traced_numbers\n"
+        "import sys, samebits\n"
         "import samebits.determinism._arithmetic.elementwise_functions\nprint('triton' in sys.modules)"
     )
     assert out.stdout.strip() == "False"
@@ -155,8 +154,8 @@ def test_sums_are_rounded_to_nearest(dot, capability):
 
 
 def test_no_kernel_is_left_out():
-    """The kernels of the package are the two that these tests compile."""
-    assert kernels_of(product_tile, block_sums) == {"product_tile", "block_sums"}
+    """The kernels which no formula uses are the two that these tests compile."""
+    assert kernels_of(kernels) - {*formula_kernels._USED} == {"product_tile", "block_sums"}
 
 
 # Negative controls.

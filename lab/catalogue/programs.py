@@ -1,7 +1,12 @@
-"""Whole training steps: optimizers, gradient clipping, a transformer, a convolutional net and an MLP."""
+"""Programs of the battery: compiled graphs, and whole training steps.
+
+A few compiled graphs have many ops each, since each is compiled anew for each thread count, as a new process does. The steps
+are those of optimizers, gradient clipping, a transformer, a convolutional net and an MLP.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
@@ -10,9 +15,91 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lab.catalogue.case import BF16, F32, ReviewCase, Run, integers, normal, placed
+from lab.catalogue.case import BF16, F32, Input, ReviewCase, Run, integers, normal, placed, with_gradients
 
-_G = "training"
+_COUNTS = (1, 2, 3)
+"""Compiling takes seconds."""
+
+
+def _compiled(
+    name: str, function: Callable[..., Any], *inputs: Input, anew: bool = True
+) -> Iterator[ReviewCase]:
+    """`anew`: compiled at each thread count; else compiled at the first and called at all."""
+
+    def build() -> Iterator[Run]:
+        if shutil.which("g++") is None and shutil.which("clang++") is None:
+            raise OSError("there is no C++ compiler, which torch.compile needs on the CPU")
+        arguments = [make(torch.float32) for make in inputs]
+        ready: dict[int, Callable[..., Any]] = {}
+
+        def run() -> Any:
+            count = torch.get_num_threads() if anew else 0
+            if count not in ready:
+                torch._dynamo.reset()
+                ready[count] = torch.compile(function)
+            return with_gradients(ready[count], arguments)
+
+        yield run
+
+    yield ReviewCase("compiled", name, build, repeats=3, traced=False, counts=_COUNTS)
+
+
+def _sums(x: torch.Tensor, z: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+    """Reductions over all, rows and columns, a scan, norms, softmax, and a loss."""
+    return [
+        *((x * 1.5).sum(), x.abs().sum(), z.sum(0), z.mean(1), z.softmax(0)),
+        F.layer_norm(z, (512,), w, b),
+        F.mse_loss(x, x.sin()),
+    ]
+
+
+def _writes(x: torch.Tensor, i: torch.Tensor, s: torch.Tensor, table: torch.Tensor) -> list[torch.Tensor]:
+    """Adds and writes at duplicate indices, and the gradients of reading there."""
+    return [
+        x.index_put((i,), s, accumulate=True),
+        x.index_put((i,), s),
+        x.scatter_add(0, i, s),
+        x.index_add(0, i, s),
+        x.scatter_reduce(0, i, s, "mean"),
+        F.embedding(i, table),
+        x[i] * 2,
+    ]
+
+
+def _network(
+    x: torch.Tensor, k: torch.Tensor, w: torch.Tensor, b: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """A convolution, a normalisation, a head, and a loss."""
+    h = F.conv2d(x, k, padding=1)
+    h = F.gelu(F.batch_norm(h, None, None, training=True)).mean((2, 3))
+    return F.cross_entropy(F.linear(h, w, b), y)
+
+
+_SUMS = (normal(1_000_003), normal(4096, 512), normal(512), normal(512))
+
+COMPILED: tuple[ReviewCase, ...] = (
+    *_compiled("reductions, compiled at each thread count", _sums, *_SUMS),
+    *_compiled("reductions, compiled once", _sums, *_SUMS, anew=False),
+    *_compiled(
+        "indexed writes, compiled at each thread count",
+        _writes,
+        normal(1000),
+        integers(1000, 100_000),
+        normal(100_000),
+        normal(1000, 8),
+    ),
+    *_compiled(
+        "network step, compiled at each thread count",
+        _network,
+        normal(16, 3, 32, 32),
+        normal(16, 3, 3, 3),
+        normal(10, 16),
+        normal(10),
+        integers(10, 16),
+    ),
+)
+
+
 _LR = 1e-2
 
 
@@ -33,7 +120,7 @@ def _optimizer(name: str, options: dict[str, Any]) -> Iterator[ReviewCase]:
         yield run
 
     extras = ", ".join(f"{key}={value}" for key, value in options.items())
-    yield ReviewCase(_G, f"{name} {extras}".strip(), build)
+    yield ReviewCase("training", f"{name} {extras}".strip(), build)
 
 
 def _clip(order: float) -> Iterator[ReviewCase]:
@@ -49,7 +136,7 @@ def _clip(order: float) -> Iterator[ReviewCase]:
 
         yield run
 
-    yield ReviewCase(_G, f"clip_grad_norm_ {order}", build)
+    yield ReviewCase("training", f"clip_grad_norm_ {order}", build)
 
 
 def _step(
@@ -77,7 +164,9 @@ def _step(
 
         yield run
 
-    yield ReviewCase(_G, f"{name} step [{'bfloat16 autocast' if dtype is BF16 else 'float32'}]", build)
+    yield ReviewCase(
+        "training", f"{name} step [{'bfloat16 autocast' if dtype is BF16 else 'float32'}]", build
+    )
 
 
 def _transformer() -> nn.Module:
@@ -101,7 +190,7 @@ def _mlp() -> nn.Module:
     )
 
 
-CASES: tuple[ReviewCase, ...] = (
+TRAINING: tuple[ReviewCase, ...] = (
     *(
         case
         for name, extras in {

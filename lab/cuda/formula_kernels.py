@@ -10,14 +10,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from samebits.determinism._arithmetic._triton.kernels.elements import (
+from lab.cuda.kernels import (
     magnitude,
     read,
     row_of,
     with_sign_of,
     write,
 )
-from samebits.determinism._arithmetic._triton.traced_numbers import Trace, TracedNumber
+from lab.cuda.traced_numbers import Trace, TracedNumber
 from samebits.random._triton.elementary import divided, fma, negated, sqrt
 
 _USED = {

@@ -1,4 +1,4 @@
-"""The functions of this package over CUDA tensors; over the CPU's in Triton's interpreter, where the tests run.
+"""The functions of `samebits.determinism._arithmetic` over CUDA tensors; over the CPU's in Triton's interpreter, where the tests run.
 
 `enable_fp_fusion=False` keeps Triton and ptxas from contracting a multiplication and an addition; what is to be fused says so.
 """
@@ -15,9 +15,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from samebits.determinism._arithmetic._triton.formula_kernels import kernel_of
-from samebits.determinism._arithmetic._triton.kernels.block_sums import block_sums
-from samebits.determinism._arithmetic._triton.kernels.product_tile import product_tile
+from lab.cuda.formula_kernels import kernel_of
+from lab.cuda.kernels import block_sums, product_tile
 from samebits.determinism._arithmetic.elementwise_functions import ElementwiseFunction
 
 _ROWS, _COLUMNS = 32, 64

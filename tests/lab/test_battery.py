@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lab.catalogue.reader import read
+from lab.catalogue.battery import read
 from samebits.errors import InvalidArgumentError
 
 
