@@ -1,104 +1,139 @@
-"""One process of a self-check: `python -m samebits.selfcheck.worker PART FILE DEVICE` runs the cases of a part that
-FILE has not.
+"""The tests of a GPU: `make gpu` runs those that take `target` on the device, and keeps their outcomes in a report.
 
-FILE gets a line of JSON before each case and one after it, so that its reader knows which case ran when the process
-died. It ends at a case's time limit, and after an error of CUDA, which spoils later results.
+Without a report they rehearse on the CPU, with small tensors: the judge of a case must accept its results, and see each
+result that is spoiled in turn.
 """
 
-from __future__ import annotations
-
-import json
 import os
-import sys
-import tempfile
 import threading
 import time
-import traceback
-from importlib.util import find_spec
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import pytest
+import torch
+
+import gpu_report
+from agreement import spoil_each
+from device_faults import is_device_lost, is_fault, wait
 from samebits.audit._child.launch import die_with_parent
-from samebits.selfcheck import device_faults, parts
-from samebits.selfcheck.case import Case, Target
 
-EXIT_ALL_RUN, EXIT_AGAIN, EXIT_LIMIT = 0, 3, 4
-"""All cases have run; another process must continue; a case ran past its limit."""
-
-
-def main(part: str, file: str, device: str) -> int:
-    """Returns the exit status."""
-    die_with_parent()
-    path = Path(file)
-    done = {line["case"] for line in read(path)}
-    for case in parts.part_named(part).cases():
-        if case.name in done:
-            continue
-        _note(path, {"case": case.name, "state": "begun", "limit_s": case.limit_s})
-        outcome = _run(case, device)
-        _note(path, outcome)
-        if outcome.get("fault"):
-            return EXIT_AGAIN
-    return EXIT_ALL_RUN
+HERE = Path(__file__).parent
+_LIMIT_S = 60.0
+OUTCOME = pytest.StashKey()
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a file that a worker wrote; its last one may be cut off."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found = []
-    for line in lines:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
+@dataclass
+class Target:
+    """The device on which a test measures."""
+
+    device: str
+    """`cuda`, or `cpu` in a rehearsal."""
+    small: bool
+    """A rehearsal: small tensors and few repeats, since only the procedure is tested."""
+    folder: Path
+    figures: dict = field(default_factory=dict)
+    """For the report: times, ratios, errors. Nothing here can fail."""
+    goals: dict = field(default_factory=dict)
+    """Goals of speed; True if met: shown, and no failure."""
+    wrong: list = field(default_factory=list)
+
+    def check(self, judge, measure, *given, example=None):
+        """Fails with what the judge says of `measure(target, *given)`, or in a rehearsal of the example, if any.
+
+        A judge yields what is wrong, a sentence each. Results are tensors, numbers, texts, truth values, by name, and
+        lists and mappings of these.
+        """
+        results = example if self.small and example is not None else measure(self, *given)
+        wait(self.device)  # an error of the device belongs to this case, not to the next
+        self.wrong += judge(results)
+        assert not self.wrong, "\n".join(self.wrong)
+        if self.small:
+            planted = list(spoil_each(results))
+            assert planted, "it has no result that could be wrong"
+            missed = [what for what, spoiled in planted if not list(judge(spoiled))]
+            assert not missed, f"{len(missed)} of {len(planted)} wrong results are not seen: {missed[:3]}"
 
 
-def _note(path: Path, content: dict[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"{json.dumps(content)}\n")
-        file.flush()
-        os.fsync(file.fileno())
+@pytest.fixture
+def small(tmp_path):
+    """A rehearsal's target, for controls of what is measured."""
+    return Target("cpu", True, tmp_path)
 
 
-def _run(case: Case, device: str) -> dict[str, Any]:
-    missing = [name for name in case.needs if find_spec(name) is None]
-    if missing:
-        return {"case": case.name, "state": "skipped", "wrong": [], "why": f"needs {', '.join(missing)}"}
-    began, limit = time.monotonic(), threading.Timer(case.limit_s, os._exit, [EXIT_LIMIT])
-    limit.daemon = True
-    limit.start()
-    try:
-        with tempfile.TemporaryDirectory(prefix="samebits-selfcheck-") as folder:
-            measured = case.measure(Target(device, folder=Path(folder)))
-            device_faults.wait(device)  # an error of the device belongs to this case, not to the next
-        wrong = list(case.judge(measured.results))
-        outcome: dict[str, Any] = {
-            "figures": measured.figures,
-            "goals": measured.goals,
-            "results": len(measured.results),
-        }
-    except Exception as error:
-        traceback.print_exc()
-        wrong, outcome = (
-            [f"{type(error).__name__}: {_first_line(error)}"],
-            {"fault": device_faults.is_fault(error) or device_faults.is_device_lost(device)},
-        )
-    finally:
-        limit.cancel()
-    seconds = round(time.monotonic() - began, 2)
-    return {
-        "case": case.name,
-        "state": "failed" if wrong else "passed",
-        "wrong": wrong,
-        "seconds": seconds,
-        **outcome,
-    }
+@pytest.fixture
+def target(request, tmp_path):
+    """The GPU if there is a report, else a rehearsal."""
+    on_gpu = request.config.getoption("gpu_report", None)
+    made = Target("cuda" if on_gpu else "cpu", not on_gpu, tmp_path)
+    yield made
+    request.node.stash[OUTCOME] |= {"figures": made.figures, "goals": made.goals}
+    if made.wrong:
+        request.node.stash[OUTCOME]["wrong"] = made.wrong
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "")[:300]
+def pytest_addoption(parser):
+    parser.addoption("--gpu-report", type=Path, help="Run on the GPU, and keep the outcomes in this folder.")
 
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+def pytest_configure(config):
+    config.addinivalue_line("markers", "limit(seconds): after this a case has failed on a GPU; else 60")
+    if config.getoption("gpu_report", None):
+        die_with_parent()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.path.parent == HERE and "target" in item.fixturenames:
+            item.add_marker("gpu")
+    if folder := config.getoption("gpu_report", None):
+        done = gpu_report.read(folder)["cases"]
+        items[:] = [item for item in items if _name(item) not in done]
+
+
+def _name(item):
+    return f"{item.path.name}::{item.name}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    item.stash[OUTCOME] = outcome = {"state": "passed", "wrong": []}
+    folder = item.config.getoption("gpu_report", None)
+    if not folder:
+        return (yield)
+    marker = item.get_closest_marker("limit")
+    limit_s = marker.args[0] if marker else _LIMIT_S
+    gpu_report.note_running(folder, _name(item), limit_s)
+    began, timer = time.monotonic(), threading.Timer(limit_s, os._exit, [gpu_report.LIMIT])
+    timer.daemon = True
+    timer.start()
+    result = yield
+    timer.cancel()
+    fault = outcome.pop("fault", False)
+    gpu_report.note_ended(folder, _name(item), {**outcome, "seconds": round(time.monotonic() - began, 2)})
+    if fault:
+        pytest.exit("the device has a fault: the rest runs in another process", gpu_report.AGAIN)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report, outcome = (yield), item.stash[OUTCOME]
+    if report.skipped:
+        outcome.update(state="skipped", wrong=[str(call.excinfo.value)])
+    elif report.failed:
+        error = call.excinfo.value
+        first = next(iter(str(error).strip().splitlines()), "")[:300]
+        outcome["state"], outcome["wrong"] = "failed", outcome["wrong"] or [f"{type(error).__name__}: {first}"]
+        outcome["fault"] = is_fault(error) or is_device_lost("cuda" if torch.cuda.is_initialized() else "cpu")
+    return report
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    folder = config.getoption("gpu_report", None)
+    for name, case in gpu_report.read(folder)["cases"].items() if folder else ():
+        figures = [f"{what} {value}" for what, value in case.get("figures", {}).items()]
+        missed = [f"MISSED {goal}" for goal, met in case.get("goals", {}).items() if not met]
+        if (figures or missed) and name.partition("::")[0] == Path(config.args[-1]).name:
+            terminalreporter.line(f"{name}: {', '.join([*figures, *missed])}"[:400])

@@ -1,144 +1,143 @@
-"""Runs the parts one after the other, each in its own processes: a fault of the device ends a process, not the check."""
+"""`make gpu`: runs the tests of tests/gpu on this machine's GPU, each file in processes of its own, and keeps a report.
 
-from __future__ import annotations
+A fault of the device, a crash or a hang costs one case: the rest of the file runs in another process. What has run is in
+gpu-report/report.json and is not run again. Arguments are pytest's: files of tests/gpu, `-k`, `-x`. MINUTES is the limit
+of a file. Exit status: 0 all that was asked for has passed; 1 not, or not all has run; 2 it cannot run here.
+"""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from samebits.selfcheck import parts, worker
-from samebits.selfcheck.report import PartOutcome, SelfcheckReport, finished_cases, running_case
+HERE = Path(__file__).resolve().parent
+ROOT, SUPPORT = HERE.parents[1], HERE.parent / "support"
+sys.path.insert(0, str(SUPPORT))
 
-Watch = Callable[[PartOutcome], None]
-"""Called when a part has advanced, and when it has ended."""
+import gpu_report
 
-_POLL_S = 0.2
+PARTS = ("random", "switch", "training", "compiled", "commits", "rounding", "arithmetic")
+"""In the order of their value: a GPU is available for minutes."""
 _SPARE_S = 20.0
-"""A case's process is ended this long after the case's limit, if it does not end by itself: a hung device keeps its signals."""
+"""A process is ended this long after its case's limit, if it does not end by itself: a hung device keeps its signals."""
+_START_S = 120.0
+"""The limit for what is done before the first case: imports."""
+_ENDED, _USAGE_ERROR = (0, 1, 5), 4
+"""Exit statuses of pytest: all passed, some failed, no case was left; and wrong arguments."""
 
 
-class Clock:
-    """The time that is left."""
-
-    def __init__(self, seconds: float) -> None:
-        self._until = time.monotonic() + seconds
-
-    def left(self) -> float:
-        """Returns seconds; negative when the time is over."""
-        return self._until - time.monotonic()
-
-
-def run(
-    report: SelfcheckReport, names: Iterable[str], seconds: float, watch: Watch, *, device: str = "cuda"
-) -> SelfcheckReport:
-    """Runs the cases that the report does not have yet; when the time is over, the rest stays for the next call.
-
-    Files of the folder: `report.json`, `output.txt` (what the processes printed) and, while a part runs, `running.jsonl`.
-    """
-    report.folder.mkdir(parents=True, exist_ok=True)
-    clock = Clock(seconds)
-    for name in names:
-        report.outcome(name)
-    for name in names:
-        outcome = report.outcome(name)
-        if not outcome.whole and clock.left() > 0:
-            _run_part(report, outcome, clock, watch, device)
-    report.write()
-    return report
+def run_parts(files, folder, arguments, limit_s, on_gpu=True):
+    """Runs the cases of each file that the report has not, and returns the exit status."""
+    whole = [_run_part(file, folder, arguments, limit_s, on_gpu) for file in files]
+    cases = gpu_report.read(folder)["cases"]
+    asked = {name: one for name, one in cases.items() if name.partition("::")[0] in {f.name for f in files}}
+    failed = [name for name, one in asked.items() if one["state"] == "failed"]
+    for name in failed:
+        print(f"FAILED {name}: {asked[name]['wrong'][0]}")
+    if not all(whole):
+        print("Not all has run: the same command continues.")
+    passed = sum(one["state"] == "passed" for one in asked.values())
+    print(f"{passed} of {len(asked)} cases passed, {len(failed)} failed. The report: {folder / 'report.json'}")
+    return 0 if all(whole) and passed and not failed else 1
 
 
-def _run_part(report: SelfcheckReport, outcome: PartOutcome, clock: Clock, watch: Watch, device: str) -> None:
-    file = report.folder / "running.jsonl"
-    earlier = _lines(outcome.cases)
-    file.write_text(earlier, encoding="utf-8")
-    while not outcome.whole and clock.left() > 0:
-        began = time.monotonic()
-        code = _one_process(report, outcome, file, clock, watch, device)
-        outcome.seconds += time.monotonic() - began
-        outcome.cases = finished_cases(worker.read(file))
-        if code == worker.EXIT_ALL_RUN:
-            outcome.whole = True
-        elif code is not None:  # None: the time is over, and the case is run again next time
-            outcome.whole = not _mark_died(outcome, file, code)
-        file.write_text(_lines(outcome.cases), encoding="utf-8")
-        report.write()
-        watch(outcome)
-    file.unlink()
+def _run_part(file, folder, arguments, limit_s, on_gpu):
+    """Returns True if all cases of the file have run."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        code = _one_process(file, folder, arguments, until, on_gpu)
+        if code in _ENDED:
+            return True
+        if code is None:
+            return False
+        if code == _USAGE_ERROR:
+            sys.exit(2)
+        if code != gpu_report.AGAIN and not gpu_report.note_died(folder, file.name, code):
+            return False
+    return False
 
 
-def _one_process(
-    report: SelfcheckReport, outcome: PartOutcome, file: Path, clock: Clock, watch: Watch, device: str
-) -> int | None:
-    """Returns the exit status of a worker; None where it was ended because the time is over."""
-    command = [sys.executable, "-m", "samebits.selfcheck.worker", outcome.name, str(file.absolute()), device]
-    environment = {**os.environ, **parts.part_named(outcome.name).environment}
-    with (report.folder / "output.txt").open("ab") as output:
-        output.write(f"== {outcome.name}\n".encode())
-        output.flush()
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-        try:
-            return _watch(process, report, outcome, file, clock, watch)
-        finally:
-            _end(process)
+def _one_process(file, folder, arguments, until, on_gpu):
+    """Returns the exit status of a pytest process; None where it was ended because the time is over."""
+    own = ["-m", "pytest", "-q", "-m", "gpu" if on_gpu else "", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    where = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "--confcutdir", str(HERE)]
+    command = [sys.executable, *own, *where, "--gpu-report", str(folder), *arguments, str(file)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the switch is turned on and off in one process
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    try:
+        return _watch(process, folder, until)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # it waits for the device, and no signal ends that
+            process.wait(timeout=_SPARE_S)
 
 
-def _watch(
-    process: subprocess.Popen[bytes],
-    report: SelfcheckReport,
-    outcome: PartOutcome,
-    file: Path,
-    clock: Clock,
-    watch: Watch,
-) -> int | None:
-    seen, moved, limit = -1, time.monotonic(), _SPARE_S * 6  # before the first case: imports
+def _watch(process, folder, until):
+    seen, moved = None, time.monotonic()
     while process.poll() is None:
-        time.sleep(_POLL_S)
-        lines = worker.read(file)
-        if len(lines) != seen:
-            seen, moved = len(lines), time.monotonic()
-            limit = lines[-1].get("limit_s", limit) + _SPARE_S if lines else limit
-            outcome.cases = finished_cases(lines)
-            report.write()
-            watch(outcome)
-        if clock.left() < 0:
+        time.sleep(0.2)
+        content = gpu_report.read(folder)
+        running = content.get("running")
+        if (now := (running, len(content["cases"]))) != seen:
+            seen, moved = now, time.monotonic()
+        if time.monotonic() > until:
             return None
-        if time.monotonic() - moved > limit:
-            return worker.EXIT_LIMIT
+        if time.monotonic() - moved > (running["limit_s"] if running else _START_S) + _SPARE_S:
+            return gpu_report.LIMIT
     return process.returncode
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and its children."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):  # it waits for the device, and no signal ends that
-        process.wait(timeout=_SPARE_S)
-
-
-def _mark_died(outcome: PartOutcome, file: Path, code: int) -> bool:
-    """Marks the case during which a process died as failed; returns False where it did not come so far, and would not
-    next time.
-    """
-    if code == worker.EXIT_AGAIN:
+def has_gpu():
+    """True if the machine shows an NVIDIA GPU, by its devices or its tool."""
+    if any(Path("/dev").glob("nvidia[0-9]*")):
         return True
-    case = running_case(file)
-    why = (
-        "took longer than its limit"
-        if code == worker.EXIT_LIMIT
-        else f"the process ended with {code}: see output.txt"
-    )
-    outcome.cases.append({"case": case or "(start)", "state": "failed", "wrong": [why]})
-    return case is not None
+    if shutil.which("nvidia-smi") is None:
+        return False
+    return "GPU" in subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
 
 
-def _lines(cases: Iterable[dict[str, Any]]) -> str:
-    return "".join(f"{json.dumps(case)}\n" for case in cases)
+def chosen_python():
+    """(Python, environment of the report) of the first Python whose torch sees the GPU; else (None, one line)."""
+    pythons = [sys.executable, str(ROOT / ".venv/bin/python"), shutil.which("python") or ""]
+    why = "no Python here has a torch that sees the GPU: name one, make gpu PYTHON=..."
+    for python in filter(os.path.exists, dict.fromkeys(pythons)):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        probe = [python, str(SUPPORT / "gpu_environment.py")]
+        done = subprocess.run(probe, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode == 0:
+            return python, json.loads(done.stdout.splitlines()[-1])
+        if done.returncode == 4:
+            why = f"{python} with {done.stdout.strip()}: install that, or name another, make gpu PYTHON=..."
+    return None, why
+
+
+def main(arguments):
+    if not has_gpu():
+        sys.exit(_cannot("no NVIDIA GPU here. `make test` rehearses the tests of tests/gpu on the CPU."))
+    python, environment = chosen_python()
+    if python is None:
+        sys.exit(_cannot(environment))
+    if python != sys.executable:
+        os.execv(python, [python, __file__, *arguments])
+    folder = Path.cwd() / "gpu-report"
+    gpu_report.begin(folder, environment)
+    files = [HERE / f"test_{part}.py" for part in PARTS]
+    asked = [file for file in files if any(Path(word.partition("::")[0]).name == file.name for word in arguments)]
+    rest = [word for word in arguments if Path(word.partition("::")[0]).name not in {f.name for f in asked}]
+    sys.exit(run_parts(asked or files, folder, rest, 60 * float(os.environ.get("MINUTES", "9"))))
+
+
+def _cannot(why):
+    print(f"make gpu: {why}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

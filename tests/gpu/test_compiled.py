@@ -1,190 +1,190 @@
 """Compiled code: Inductor with the atomics refused, Triton's autotuning pinned, CUDA graphs, over fresh processes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
-from typing import Any
-
+import pytest
 import torch
 
+from agreement import expected, same
 from samebits import _digest as digest
 from samebits.determinism import enable_op_determinism
-from samebits.errors import SamebitsError
-from samebits.selfcheck.agreement import same
-from samebits.selfcheck.case import Case, Measured, Part, Results, Target, expected
-from samebits.selfcheck.programs.job import TrainingJob, run_in_fresh_processes
+from samebits.errors import SamebitsError, VerifyError
+from training_job import TrainingJob, run_in_processes
 
-_LIMIT_S = 140.0
-"""The limit of one process that compiles."""
-_BITS = {"model": "xxh3-128:0", "optimizer": "xxh3-128:1"}
-
-
-def train_in_process(target: Target, job: TrainingJob, cache: str) -> dict[str, Any]:
-    """Returns the results of a process that compiles everything anew, in its own caches."""
-    caches = {
-        name: str(target.folder / cache / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    }
-    (outcome,) = run_in_fresh_processes(job, _LIMIT_S, caches)
-    return outcome
+BITS = {"model": "xxh3-128:0", "optimizer": "xxh3-128:1"}
+COMPILED, GRAPHS = {"compiled": "default"}, {"compiled": "reduce-overhead"}
+PAIRS = {
+    "transformer, compiled": (COMPILED, COMPILED),
+    "CUDA graphs, without dropout": ({**COMPILED, "dropout": 0.0}, {**GRAPHS, "dropout": 0.0}),
+    "convnet, compiled": ({**COMPILED, "task": "convnet"},) * 2,
+    "transformer, bfloat16, compiled": ({**COMPILED, "dtype": "bfloat16"},) * 2,
+    "CUDA graphs, with dropout": ({**COMPILED, "dropout": 0.1}, {**GRAPHS, "dropout": 0.1}),
+    "transformer, not compiled": ({}, {}),
+    "transformer, max-autotune": ({"compiled": "max-autotune-no-cudagraphs"},) * 2,
+}
 
 
-def measure_jobs(jobs: dict[str, TrainingJob], target: Target) -> Measured:
-    """Measures the final weights of each job, and its milliseconds per step."""
-    results: Results = {}
-    figures: dict[str, float | str] = {}
-    for name, job in jobs.items():
-        outcome = train_in_process(target, job, name.replace(" ", "-"))
-        results[name] = {part: outcome[part] for part in _BITS}
-        figures[f"ms/step, {name}"] = outcome["ms"]
-        if outcome["skipped graphs"]:
-            figures[f"graphs not made, {name}"] = float(outcome["skipped graphs"])
-    return Measured(results, figures)
-
-
-def _alike(name: str, jobs: Callable[[Target], dict[str, TrainingJob]], names: Iterable[str]) -> Case:
-    example = dict.fromkeys(names, _BITS)
-    return Case(
-        name,
-        lambda target: measure_jobs(jobs(target), target),
-        same,
-        limit_s=290,
-        needs=("triton",),
-        example=example,
-    )
-
-
-def _again(**options: Any) -> Callable[[Target], dict[str, TrainingJob]]:
-    def jobs(target: Target) -> dict[str, TrainingJob]:
+def trained(target, jobs):
+    """The final weights of each job, in a process that compiles everything anew, and its milliseconds per step."""
+    results = {}
+    for number, options in enumerate(jobs):
         job = TrainingJob(device=target.device, timed=20, small=target.small, **options)
-        return {"one process": job, "another": job}
-
-    return jobs
-
-
-def _with_graphs(dropout: float) -> Callable[[Target], dict[str, TrainingJob]]:
-    def jobs(target: Target) -> dict[str, TrainingJob]:
-        common: dict[str, Any] = {
-            "device": target.device, "timed": 20, "small": target.small, "dropout": dropout
-        }  # fmt: skip
-        return {
-            "without": TrainingJob(compiled="default", **common),
-            "with graphs": TrainingJob(compiled="reduce-overhead", **common),
-        }
-
-    return jobs
+        names = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+        caches = {name: str(target.folder / f"{name}-{number}") for name in names}
+        (outcome,) = run_in_processes(job, 140.0, caches)
+        title = f"{number}: {options.get('compiled', 'not compiled')}"
+        results[title] = {part: outcome[part] for part in BITS}
+        target.figures[f"ms/step, {title}"] = outcome["ms"]
+        target.figures[f"graphs not made, {title}"] = outcome["skipped graphs"]
+    return results
 
 
-def _scatters(device: str) -> dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]:
-    """Returns functions whose sums Inductor makes with atomics, or by waiting for other blocks, if nothing stops it."""
+@pytest.mark.limit(290)
+@pytest.mark.parametrize("jobs", PAIRS.values(), ids=PAIRS)
+def test_a_compiled_training_repeats_in_another_process(target, jobs):
+    """Two processes, each with caches of its own, end with the same weights; so do one with CUDA graphs and one without."""
+    pytest.importorskip("triton")
+    target.check(same, trained, jobs, example={"0": BITS, "1": BITS})
+
+
+REFUSED, EQUAL = "refused", "equal"
+
+
+def scatters(device):
+    """Functions whose sums Inductor makes with atomics, or by waiting for other blocks, if nothing stops it."""
     own = torch.Generator().manual_seed(3)
-    count = 200_000
-    at = torch.randint(500, (count,), generator=own).to(device)
-    values = torch.randn(count, generator=own).to(device)
-    table = torch.randn(500, 16, generator=own).to(device)
-    zeros = torch.zeros(500, device=device)
+    at = torch.randint(500, (200_000,), generator=own).to(device)
+    v = torch.randn(200_000, generator=own).to(device)
+    table, z = torch.randn(500, 16, generator=own).to(device), torch.zeros(500, device=device)
 
-    def embedded(at: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def embedding(at, table):
         table = table.detach().requires_grad_()
-        weights = torch.arange(16.0, device=table.device).sin()
-        (grad,) = torch.autograd.grad(
-            (torch.nn.functional.embedding(at, table) * weights).square().sum(), table
-        )
-        return grad
+        y = torch.nn.functional.embedding(at, table) * torch.arange(16.0, device=table.device).sin()
+        return torch.autograd.grad(y.square().sum(), table)[0]
 
     return {
-        "scatter_add": (lambda at, v, z: (z * 1.5).scatter_add(0, at, v.sin()), (at, values, zeros)),
-        "index_add": (lambda at, v, z: (z * 1.5).index_add(0, at, v.sin()), (at, values, zeros)),
-        "index_put": (
-            lambda at, v, z: (z * 1.5).index_put((at,), v.sin(), accumulate=True),
-            (at, values, zeros),
-        ),
-        "scatter_reduce": (
-            lambda at, v, z: (z * 1.5).scatter_reduce(0, at, v.sin(), "sum"),
-            (at, values, zeros),
-        ),
-        "embedding": (embedded, (at, table)),
-        "cumsum": (lambda v: v.sin().cumsum(0).cos(), (values,)),
+        "scatter_add": (lambda at, v, z: (z * 1.5).scatter_add(0, at, v.sin()), (at, v, z)),
+        "index_add": (lambda at, v, z: (z * 1.5).index_add(0, at, v.sin()), (at, v, z)),
+        "index_put": (lambda at, v, z: (z * 1.5).index_put((at,), v.sin(), accumulate=True), (at, v, z)),
+        "scatter_reduce": (lambda at, v, z: (z * 1.5).scatter_reduce(0, at, v.sin(), "sum"), (at, v, z)),
+        "embedding": (embedding, (at, table)),
+        "cumsum": (lambda v: v.sin().cumsum(0).cos(), (v,)),
     }
 
 
-REPEATS = 20
-REFUSED, EQUAL = "refused", "equal"
-SCATTERS: Results = dict.fromkeys(
-    ("scatter_add", "index_add", "index_put", "scatter_reduce", "embedding", "cumsum"), EQUAL
-)
+SCATTERS = tuple(scatters("cpu"))
 
 
-def measure_scatters(target: Target) -> Measured:
-    """Measures each function: refused, or with equal bits in all repeats; and without the switch for comparison."""
-    results: Results = {}
-    figures: dict[str, float | str] = {}
-    for name, (function, inputs) in _scatters(target.device).items():
-        with enable_op_determinism():
-            results[name] = repeat_calls(torch.compile(function, fullgraph=False), inputs)
-        torch.compiler.reset()
-        figures[f"{name}, without the switch"] = repeat_calls(
-            torch.compile(function, fullgraph=False), inputs
-        )
-        torch.compiler.reset()
-    return Measured(results, figures)
-
-
-def repeat_calls(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> str:
-    """Returns in a word the results of repeated calls."""
+def repeated(function, inputs):
+    """The outcome of twenty calls, in a word."""
     try:
-        seen = {digest.of_value(function(*inputs)) for _ in range(REPEATS)}
+        seen = {digest.of_value(function(*inputs)) for _ in range(20)}
     except SamebitsError:
         return REFUSED
-    return EQUAL if len(seen) == 1 else f"{len(seen)} results in {REPEATS} calls"
+    return EQUAL if len(seen) == 1 else f"{len(seen)} results in 20 calls"
 
 
-def judge_scatters(results: Results) -> Iterator[str]:
+def compiled_scatters(target):
+    results = {}
+    for name, (function, inputs) in scatters(target.device).items():
+        with enable_op_determinism():
+            results[name] = repeated(torch.compile(function, fullgraph=False), inputs)
+        torch.compiler.reset()
+        target.figures[f"{name}, without the switch"] = repeated(torch.compile(function), inputs)
+        torch.compiler.reset()
+    return results
+
+
+def judge_scatters(results):
     """Yields a function that varies, or that was not measured."""
     for name in SCATTERS:
         if results.get(name) not in {REFUSED, EQUAL}:
             yield f"{name} under the switch, compiled: {results.get(name)}"
 
 
-AUTOTUNED: Results = {"first call": 64, "another size": 64}
+@pytest.mark.limit(240)
+def test_sums_by_atomics_repeat_or_are_refused(target):
+    """Under the switch, what Inductor would add with atomics has equal bits in twenty calls, or raises."""
+    pytest.importorskip("triton")
+    target.check(judge_scatters, compiled_scatters, example=dict.fromkeys(SCATTERS, EQUAL))
 
 
-def measure_autotuning(target: Target) -> Measured:
-    """Measures which of two configurations a user's kernel gets under the switch; and which one timing them chooses."""
-    kernel = import_module("samebits.selfcheck.parts.compiled.kernel")
+AUTOTUNED = {"first call": 64, "another size": 64}
 
-    def block(count: int) -> int:
+
+def autotuned(target):
+    """Which of two configurations a user's kernel gets under the switch; and which one a timing chooses."""
+    from autotuned_kernel import which  # Triton may be missing
+
+    def block(count):
         out = torch.zeros(count, dtype=torch.int32, device=target.device)
-        kernel.which[lambda meta: (-(-count // meta["BLOCK"]),)](out, count)
+        which[lambda meta: (-(-count // meta["BLOCK"]),)](out, count)
         return int(out[0])
 
     with enable_op_determinism():
-        results: Results = {"first call": block(5000), "another size": block(1_000_000)}
-    return Measured(results, {"chosen by time": str(block(3_000_000))})
+        results = {"first call": block(5000), "another size": block(1_000_000)}
+    target.figures["chosen by time"] = block(3_000_000)
+    return results
 
 
-def _cases() -> Iterator[Case]:
-    yield Case(
-        "sums by atomics", measure_scatters, judge_scatters, limit_s=240, needs=("triton",), example=SCATTERS
-    )
-    yield Case(
-        "triton.autotune", measure_autotuning, expected(**AUTOTUNED), needs=("triton",), example=AUTOTUNED
-    )
-    pair = ("one process", "another")
-    yield _alike("transformer, compiled", _again(compiled="default"), pair)
-    yield _alike("CUDA graphs, without dropout", _with_graphs(0.0), ("without", "with graphs"))
-    yield _alike("convnet, compiled", _again(task="convnet", compiled="default"), pair)
-    yield _alike("transformer, bfloat16, compiled", _again(dtype="bfloat16", compiled="default"), pair)
-    yield _alike("CUDA graphs, with dropout", _with_graphs(0.1), ("without", "with graphs"))
-    yield _alike("transformer, not compiled", _again(), pair)
-    tuned = _again(compiled="max-autotune-no-cudagraphs")
-    yield _alike("transformer, max-autotune", tuned, pair)
+def test_a_users_autotuned_kernel_takes_its_first_configuration(target):
+    """Under the switch no timing chooses the configuration."""
+    pytest.importorskip("triton")
+    target.check(expected(**AUTOTUNED), autotuned, example=AUTOTUNED)
 
 
-PART = Part(
-    "compiled",
-    "compiled training repeats in another process, without atomics and timings, with CUDA graphs too",
-    7,
-    _cases,
-    {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
-)
+# --- controls, on the CPU ---
+
+
+def test_an_op_that_varies_is_seen():
+    """A function with other bits at each call is not equal; one that raises our error is refused; the judge wants either."""
+    values = iter(range(100))
+    assert repeated(lambda: torch.tensor(next(values)), ()).startswith("20 results")
+    assert repeated(lambda: torch.ones(2), ()) == EQUAL
+
+    def refused():
+        raise VerifyError("x")
+
+    assert repeated(refused, ()) == REFUSED
+    good = dict.fromkeys(SCATTERS, EQUAL)
+    assert not list(judge_scatters(good)) and len(list(judge_scatters({**good, "cumsum": "2 results"}))) == 1
+
+
+@pytest.mark.slow
+def test_the_functions_with_atomics_compile(small):
+    """On the CPU each function of the list is compiled under the switch, and repeats or is refused."""
+    results = compiled_scatters(small)
+    assert tuple(results) == SCATTERS and not list(judge_scatters(results))
+
+
+INTERPRETED = """
+import os, sys
+os.environ["TRITON_INTERPRET"] = "1"
+sys.path[:0] = {paths}
+from types import SimpleNamespace
+import test_compiled
+import triton.runtime.autotuner as tuner
+tuner.Autotuner._bench = lambda self, *args, config, **meta: [float(config.kwargs["BLOCK"] != 1024)] * 3
+target = SimpleNamespace(device="cpu", figures={{}})
+print(test_compiled.autotuned(target), target.figures)
+"""
+
+
+@pytest.mark.slow
+def test_a_timing_would_choose_the_other_configuration(python, root):
+    """In Triton's interpreter: under the switch the first of two configurations runs, a timing chooses the other."""
+    pytest.importorskip("triton")
+    paths = [str(root / "tests/gpu"), str(root / "tests/support")]
+    out = python(INTERPRETED.format(paths=paths)).stdout
+    assert f"{AUTOTUNED} {{'chosen by time': 1024}}" in out, out
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_autotuned_kernel_compiles_for_a_gpu(capability, tmp_path, monkeypatch):
+    """Each configuration of the kernel that is tuned compiles for sm_80 and sm_90, and stores its own size."""
+    ahead = pytest.importorskip("triton_ahead")
+    from autotuned_kernel import which
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    out = torch.zeros(5000, dtype=torch.int32)
+    for config in which.configs:
+        ptx = ahead.compiled((which.fn, (out, len(out)), config.all_kwargs()), capability).asm["ptx"]
+        assert "st.global" in ptx and str(config.kwargs["BLOCK"]) in ptx

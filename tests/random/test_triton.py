@@ -14,10 +14,10 @@ import triton.language as tl
 
 import samebits
 import samebits.random as sr
+from random_draws import DRAWS, KEYS, key_of
 from samebits.random import _device_kernels as device_kernels
 from samebits.random._triton import kernels, launchers
 from samebits.random._triton.kernels import elementary
-from samebits.selfcheck.draws import DRAWS, KEYS, key_of
 from triton_ahead import cases, compiled, kernels_of, launches, name_of
 
 

@@ -1,152 +1,93 @@
-"""The report of a self-check: the results of each part so far, in a folder of a few flat files, written after each case."""
+"""The report of `make gpu`: one JSON file with the environment and, by name, the cases that have run so far.
 
-from __future__ import annotations
+It is written after each case, so that the next `make gpu` continues with the rest. Only Python's library is imported.
+"""
 
+import hashlib
 import json
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from samebits.errors import InvalidArgumentError
-from samebits.selfcheck.worker import read
-
-SCHEMA = "samebits.selfcheck/1"
-PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
-
-
-@dataclass
-class PartOutcome:
-    """One part: its cases as the worker wrote them, and True if all of them have run."""
-
-    name: str
-    cases: list[dict[str, Any]] = field(default_factory=list)
-    whole: bool = False
-    seconds: float = 0.0
-
-    def count(self, state: str) -> int:
-        """Returns the number of cases that are `passed`, `failed` or `skipped`."""
-        return sum(case["state"] == state for case in self.cases)
-
-    @property
-    def verdict(self) -> str:
-        """Returns one word or two: a part in which nothing ran has shown nothing, and has failed."""
-        if not self.whole:
-            return "not finished" if self.cases else "not run"
-        if self.count("failed"):
-            return "failed"
-        return "passed" if self.count("passed") else "no case ran"
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = "samebits.gpu/1"
+AGAIN, LIMIT = 70, 71
+"""Exit statuses of a part's process: another process must continue; a case ran past its limit."""
+_KEY = ("gpu", "torch", "cuda", "sources")
+"""A report is continued if these are as they were."""
 
 
-@dataclass
-class SelfcheckReport:
-    """The contents of the folder."""
+def begin(folder, environment):
+    """The report of the folder, to continue; a new one where there is none, or it is of another GPU, torch or source.
 
-    folder: Path
-    machine: dict[str, Any]
-    outcomes: dict[str, PartOutcome] = field(default_factory=dict)
-
-    @classmethod
-    def at(cls, folder: Path, machine: dict[str, Any]) -> SelfcheckReport:
-        """Returns the report of the folder, to continue; a new one where there is none.
-
-        Raises:
-            InvalidArgumentError: the folder's is of another GPU, torch or samebits, or cannot be read.
-        """
-        file, made = folder / "report.json", cls(folder, machine)
-        if not file.exists():
-            return made
-        content = _content(file)
-        if not _same_machine(content["machine"], machine):
-            raise InvalidArgumentError(
-                f"--report {folder}: it holds a report of {_title(content['machine'])}, and this is {_title(machine)}: "
-                "name another folder."
-            )
-        made._take(content)
-        return made
-
-    @classmethod
-    def stored(cls, folder: Path) -> SelfcheckReport:
-        """Returns the report of the folder, of whatever machine.
-
-        Raises:
-            InvalidArgumentError: there is none, or it cannot be read.
-        """
-        file = folder / "report.json"
-        if not file.exists():
-            raise InvalidArgumentError(f"--report {folder}: there is no report.json in it.")
-        content = _content(file)
-        made = cls(folder, content["machine"])
-        made._take(content)
-        return made
-
-    def _take(self, content: dict[str, Any]) -> None:
-        for name, one in content["parts"].items():
-            self.outcomes[name] = PartOutcome(name, one["cases"], one["whole"], one["seconds"])
-
-    def outcome(self, name: str) -> PartOutcome:
-        """Returns the outcome of that part, empty at first."""
-        return self.outcomes.setdefault(name, PartOutcome(name))
-
-    @property
-    def exit(self) -> int:
-        """Returns 0: all selected parts have passed; 1: a case failed, or a part ran none, or is not finished."""
-        return PASSED if all(one.verdict == "passed" for one in self.outcomes.values()) else FAILED
-
-    def write(self) -> None:
-        """Writes the whole file anew, in one step."""
-        content = {
-            "schema": SCHEMA,
-            "machine": self.machine,
-            "exit": self.exit,
-            "parts": {
-                one.name: {
-                    "whole": one.whole,
-                    "seconds": round(one.seconds, 1),
-                    "verdict": one.verdict,
-                    "cases": one.cases,
-                }
-                for one in self.outcomes.values()
-            },
-        }
-        replace(self.folder / "report.json", json.dumps(content, indent=1) + "\n")
+    A report that is not continued is kept beside the new one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    content = read(folder)
+    if content and any(content["environment"].get(name) != environment.get(name) for name in _KEY):
+        kept = content["environment"]
+        (folder / "report.json").rename(folder / f"report-{kept.get('date')}-{kept.get('sources')}.json")
+        content = None
+    content = content or {"schema": SCHEMA, "environment": environment, "cases": {}}
+    content.pop("running", None)  # the process was killed: the case runs again
+    write(folder, content)
+    return content
 
 
-def replace(file: Path, text: str) -> None:
-    """Writes a file that is complete or absent."""
-    temporary = file.with_name(f".{file.name}.new")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, file)
-
-
-def finished_cases(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the cases of a worker's file that have an outcome."""
-    return [line for line in lines if line["state"] != "begun"]
-
-
-def running_case(file: Path) -> str | None:
-    """Returns the case that a worker had begun and not ended when it died."""
-    lines = read(file)
-    return lines[-1]["case"] if lines and lines[-1]["state"] == "begun" else None
-
-
-def _content(file: Path) -> dict[str, Any]:
+def read(folder):
+    """The content of the report; None where there is none, or another file of that name."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        assert content["schema"] == SCHEMA
-        return content
-    except (ValueError, KeyError, TypeError, AssertionError):
-        raise InvalidArgumentError(
-            f"--report: {file} is no report of this samebits; name another folder."
-        ) from None
+        content = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and content.get("schema") == SCHEMA else None
 
 
-_TELLING = ("gpu", "torch", "cuda", "samebits")
+def write(folder, content):
+    """Writes the whole file anew, in one step."""
+    temporary = folder / ".report.json.new"
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / "report.json")
 
 
-def _same_machine(then: dict[str, Any], now: dict[str, Any]) -> bool:
-    return all(then.get(name) == now.get(name) for name in _TELLING)
+def note_running(folder, case, limit_s):
+    """Writes that a case has begun."""
+    write(folder, {**read(folder), "running": {"case": case, "limit_s": limit_s}})
 
 
-def _title(machine: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {machine.get(name)}" for name in _TELLING)
+def note_ended(folder, case, outcome):
+    """Writes the outcome of a case."""
+    content = read(folder)
+    content.pop("running", None)
+    content["cases"][case] = outcome
+    write(folder, content)
+
+
+def note_died(folder, part, code):
+    """Writes that a part's process died in its running case, which has failed.
+
+    Returns False where it died before the first case: another process would die, too.
+    """
+    running = read(folder).get("running")
+    why = f"the process ended with {code}" if code != LIMIT else "took longer than its limit"
+    case = running["case"] if running else f"{part}::(start)"
+    note_ended(folder, case, {"state": "failed", "wrong": [why], "seconds": 0.0})
+    return running is not None
+
+
+def sources(*names):
+    """A digest of the Python, TOML and text files below these folders and files of the repository."""
+    hashed = hashlib.sha256()
+    for name in names:
+        path = ROOT / name
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.suffix in {".py", ".toml", ".txt", ".csv"}:
+                hashed.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
+    return hashed.hexdigest()[:16]
+
+
+def formulations():
+    """A digest of the code of the CUDA formulations, and of the kernels of the CPU that they use."""
+    package = "src/samebits/determinism"
+    shared = ("out_argument", "indexing/put", "indexing/max_unpool")
+    files = (ROOT / package / "_cuda_decompositions").glob("*.py")
+    return sources(*sorted(files), *(f"{package}/_kernels/{name}.py" for name in shared))

@@ -1,19 +1,12 @@
 """Every function of samebits.random that draws from a key on the key's device: by these the back ends are compared."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
 
 from samebits import random
 
-Shape = Sequence[int]
-Draw = Callable[[torch.Tensor, Shape], torch.Tensor]
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-KEYS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+KEYS = {
     "one key": ((), (2050,)),
     "rows": ((33, 1), (33, 37)),
     "a number each": ((300,), (300,)),
@@ -22,15 +15,15 @@ KEYS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 keys with rows that end within a block, one number per key."""
 
 
-def key_of(batch: Shape) -> torch.Tensor:
-    """Returns keys on the CPU; the first has an offset that wraps, and a seed of all ones."""
+def key_of(batch):
+    """Keys on the CPU; the first has an offset that wraps, and a seed of all ones."""
     keys = random.split(random.key(len(batch)), max(1, torch.Size(batch).numel()))
     keys[0] = torch.tensor([2**64 - 1, 2**64 - 2], dtype=torch.uint64)
     return keys.view(*batch, 2)
 
 
-def numbers(shape: Shape, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Returns numbers of every size and both signs, infinities and zeros."""
+def numbers(shape, device, dtype):
+    """Numbers of every size and both signs, infinities and zeros."""
     count = torch.Size(shape).numel()
     bits = random.bits(random.key(9), count * dtype.itemsize, dtype=torch.uint8)
     x = bits.view(dtype).nan_to_num(posinf=torch.inf, neginf=-torch.inf)
@@ -38,34 +31,34 @@ def numbers(shape: Shape, device: torch.device, dtype: torch.dtype) -> torch.Ten
     return x.view(*shape).to(device)
 
 
-def _dropout_and_gradient(key: torch.Tensor, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+def _dropout_and_gradient(key, shape, dtype):
     x = numbers(shape, key.device, dtype).requires_grad_()
     y = random.dropout(key, x, 0.3)
     (gradient,) = torch.autograd.grad(y, x, numbers(shape, key.device, dtype))
     return torch.stack([y.detach(), gradient])
 
 
-def _with_each(key: torch.Tensor, shape: Shape) -> torch.Tensor:
+def _with_each(key, shape):
     p = torch.tensor([0.0, 2.0**-33, 0.3, 1 - 2.0**-33, 1.0], dtype=torch.float64)
     count = torch.Size(shape).numel()
     return random.bernoulli(key, shape, p=p.repeat(count)[:count].view(*shape).to(key.device))
 
 
-def _few(key: torch.Tensor) -> torch.Tensor:
+def _few(key):
     return key if key.dim() == 1 else key.reshape(-1, 2)[:3]
 
 
-def _logits(key: torch.Tensor) -> torch.Tensor:
+def _logits(key):
     return torch.linspace(-3, 3, 7, device="cpu").to(key.device)
 
 
-def _weights(key: torch.Tensor) -> torch.Tensor:
+def _weights(key):
     return torch.linspace(-3, 3, 7, device="cpu").exp().to(key.device)  # a GPU's exp has other bits
 
 
 def _in_place(
-    f: Callable[..., torch.Tensor], key: torch.Tensor, shape: Shape, dtype: torch.dtype
-) -> torch.Tensor:
+    f, key, shape, dtype
+):
     """Draws into a tensor, and into one that is not contiguous."""
     plain = torch.zeros(*shape, dtype=dtype, device=key.device)
     apart = torch.zeros(*shape, 2, dtype=dtype, device=key.device)
@@ -73,7 +66,7 @@ def _in_place(
     return torch.cat([f(key, plain).flatten(), apart.flatten()])
 
 
-def _images(key: torch.Tensor, shape: Shape) -> torch.Tensor:
+def _images(key, shape):
     return torch.cat([
         random.permute_index(each, torch.arange(n - 200, n, device=key.device), n)
         for n in (300, 2**31 + 5, 2**48)
@@ -81,15 +74,15 @@ def _images(key: torch.Tensor, shape: Shape) -> torch.Tensor:
     ])  # fmt: skip
 
 
-def _folded(key: torch.Tensor, _shape: Shape) -> torch.Tensor:
-    """Returns keys as int64: not every torch concatenates uint64 on a GPU."""
+def _folded(key, _shape):
+    """Keys as int64: not every torch concatenates uint64 on a GPU."""
     data = torch.tensor([0, -1, 2**40], device=key.device).view(3, *[1] * (key.dim() - 1))
     parts = (0, 1, 2**63 - 1, -1, "a name", ("a", 7, -(2**63)))
     folded = [random.fold_in(key, part).unsqueeze(0) for part in parts] + [random.fold_in(key, data)]
     return torch.cat([one.view(torch.int64) for one in folded])
 
 
-_CONTINUOUS: dict[str, Callable[..., torch.Tensor]] = {
+_CONTINUOUS = {
     "uniform": random.uniform,
     "uniform 1.5 to 5.2": lambda *given, dtype: random.uniform(*given, low=1.5, high=5.2, dtype=dtype),
     "normal": random.normal,
@@ -107,7 +100,7 @@ _CONTINUOUS: dict[str, Callable[..., torch.Tensor]] = {
         *given, low=-torch.inf, high=-50, dtype=dtype
     ),
 }
-_INTO: dict[str, tuple[Callable[..., torch.Tensor], dict[str, Any]]] = {
+_INTO = {
     "uniform_": (random.uniform_, {"low": 1.5, "high": 5.2}),
     "normal_": (random.normal_, {"mean": 0.1, "std": 3.7}),
     "bernoulli_": (random.bernoulli_, {"p": 0.3}),
@@ -123,11 +116,11 @@ _RANGES = (
 )
 
 
-def _of_dtypes(f: Callable[..., torch.Tensor], **given: Any) -> Draw:
+def _of_dtypes(f, **given):
     return lambda key, shape: f(key, shape, **given)
 
 
-DRAWS: dict[str, Draw] = {
+DRAWS = {
     "split": lambda key, _: random.split(key, 5),
     "fold_in": _folded,
     **{

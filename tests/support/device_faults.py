@@ -1,7 +1,5 @@
 """Errors after which a process can no longer use the device: later results would fail, too, and prove nothing."""
 
-from __future__ import annotations
-
 import torch
 
 _WORDS = ("CUDA error", "Triton Error [CUDA]")
@@ -11,8 +9,8 @@ _PASSING = ("_STATUS_", "invalid configuration argument", "invalid argument", "o
 CUSPARSE_STATUS_NOT_SUPPORTED`), or a launch was refused. The device itself is tested then."""
 
 
-def is_fault(error: BaseException) -> bool:
-    """Returns True for such an error; too little memory is none."""
+def is_fault(error):
+    """True for such an error; too little memory is none."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return False
     text = str(error)
@@ -21,8 +19,8 @@ def is_fault(error: BaseException) -> bool:
     return not any(word in text for word in _PASSING) or is_device_lost("cuda")
 
 
-def is_device_lost(device: str) -> bool:
-    """Returns True if the device no longer answers: a fault lasts, and the error that showed it first may not name it."""
+def is_device_lost(device):
+    """True if the device no longer answers: a fault lasts, and the error that showed it first may not name it."""
     try:
         wait(device)
     except Exception:
@@ -30,7 +28,7 @@ def is_device_lost(device: str) -> bool:
     return False
 
 
-def wait(device: str) -> None:
+def wait(device):
     """Waits until the device has done the work of this process, if any; raises the errors of that work."""
     if device == "cuda" and torch.cuda.is_initialized():
         torch.cuda.synchronize()
