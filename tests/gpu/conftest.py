@@ -125,7 +125,10 @@ def pytest_runtest_makereport(item, call):
     elif report.failed:
         error = call.excinfo.value
         first = next(iter(str(error).strip().splitlines()), "")[:300]
-        outcome["state"], outcome["wrong"] = "failed", outcome["wrong"] or [f"{type(error).__name__}: {first}"]
+        outcome["state"], outcome["wrong"] = (
+            "failed",
+            outcome["wrong"] or [f"{type(error).__name__}: {first}"],
+        )
         outcome["fault"] = is_fault(error) or is_device_lost("cuda" if torch.cuda.is_initialized() else "cpu")
     return report
 

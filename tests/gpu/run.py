@@ -42,7 +42,9 @@ def run_parts(files, folder, arguments, limit_s, on_gpu=True):
     if not all(whole):
         print("Not all has run: the same command continues.")
     passed = sum(one["state"] == "passed" for one in asked.values())
-    print(f"{passed} of {len(asked)} cases passed, {len(failed)} failed. The report: {folder / 'report.json'}")
+    print(
+        f"{passed} of {len(asked)} cases passed, {len(failed)} failed. The report: {folder / 'report.json'}"
+    )
     return 0 if all(whole) and passed and not failed else 1
 
 
@@ -129,7 +131,9 @@ def main(arguments):
     folder = Path.cwd() / "gpu-report"
     gpu_report.begin(folder, environment)
     files = [HERE / f"test_{part}.py" for part in PARTS]
-    asked = [file for file in files if any(Path(word.partition("::")[0]).name == file.name for word in arguments)]
+    asked = [
+        file for file in files if any(Path(word.partition("::")[0]).name == file.name for word in arguments)
+    ]
     rest = [word for word in arguments if Path(word.partition("::")[0]).name not in {f.name for f in asked}]
     sys.exit(run_parts(asked or files, folder, rest, 60 * float(os.environ.get("MINUTES", "9"))))
 

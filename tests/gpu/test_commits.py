@@ -138,12 +138,19 @@ def pinned(target):
         memory = torch.frombuffer(slot._memory.mapped(1), dtype=torch.uint8)
         names, spans = prepared.layout.names, prepared.layout.spans
         parts = {name: memory[begin:end].clone() for name, (begin, end) in zip(names, spans)}
-        sources = dict(zip(names, (x.cpu().contiguous().view(-1).view(torch.uint8) for x in prepared.sources)))
+        sources = dict(
+            zip(names, (x.cpu().contiguous().view(-1).view(torch.uint8) for x in prepared.sources))
+        )
         del memory
         copies.append(digest.of_value(dict(sorted(parts.items()))))
         originals.append(digest.of_value(dict(sorted(sources.items()))))
     behind = float(torch.ones(4, device=target.device).sum())
-    results = {"pinned": bool(slot._pinned), "copies": copies, "originals": originals, "a kernel behind them": behind}
+    results = {
+        "pinned": bool(slot._pinned),
+        "copies": copies,
+        "originals": originals,
+        "a kernel behind them": behind,
+    }
     slot.close()
     return results
 

@@ -164,7 +164,9 @@ def generators(target):
         name: {kind: draw(each).cpu() for kind, each in all_three.items()} for name, draw in METHODS.items()
     }
     results["state_dict"] = {kind: dict(each.state_dict()) for kind, each in all_three.items()}
-    results["split"] = {kind: [child.key.cpu() for child in each.split(3)] for kind, each in all_three.items()}
+    results["split"] = {
+        kind: [child.key.cpu() for child in each.split(3)] for kind, each in all_three.items()
+    }
     return results
 
 
@@ -186,7 +188,9 @@ LAYERS = {
 def layers(target):
     """The outputs of two calls, and the gradient of their input."""
     return {
-        name: {kind: _stepped(make(), shape, at) for kind, at in (("the CPU", "cpu"), ("the GPU", target.device))}
+        name: {
+            kind: _stepped(make(), shape, at) for kind, at in (("the CPU", "cpu"), ("the GPU", target.device))
+        }
         for name, (make, shape) in LAYERS.items()
     }
 
@@ -349,7 +353,9 @@ def _philox_key_fold_in(target):
     return results
 
 
-@pytest.mark.parametrize("measure", [_philox_uniform_, _philox_normal_, _philox_key_split, _philox_key_fold_in])
+@pytest.mark.parametrize(
+    "measure", [_philox_uniform_, _philox_normal_, _philox_key_split, _philox_key_fold_in]
+)
 def test_torchs_stateless_ops_draw_the_same_numbers(target, measure):
     """Uniform numbers and keys are equal, normal ones near, where that torch has these ops (2.13)."""
     if not hasattr(torch.ops.aten, measure.__name__):
@@ -463,7 +469,9 @@ def test_every_function_that_draws_is_tried():
     methods = {name for name, value in own if inspect.isfunction(value) and hasattr(value, "__wrapped__")}
     assert len(methods) > 10 and methods == set(METHODS)
     values = {name: getattr(nn, name) for name in dir(nn)}
-    owning = {n for n, value in values.items() if isinstance(value, type) and issubclass(value, OwnsRandomness)}
+    owning = {
+        n for n, value in values.items() if isinstance(value, type) and issubclass(value, OwnsRandomness)
+    }
     of_matrices = {"OwnsRandomness", "MultiheadAttention", "LSTM", "GRU", "RNN"}
     windows = {"FractionalMaxPool2d", "FractionalMaxPool3d"}
     assert owning - of_matrices - windows == {name.split()[0] for name in LAYERS}

@@ -117,7 +117,11 @@ PRECISIONS = {"float32_matmul_precision": "high", "cudnn": True, "16-bit sums": 
 
 def precisions(target):
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, matmul.allow_bf16_reduced_precision_reduction
+    before = (
+        torch.get_float32_matmul_precision(),
+        cudnn.allow_tf32,
+        matmul.allow_bf16_reduced_precision_reduction,
+    )
     flags = []
     try:
         torch.set_float32_matmul_precision("high")

@@ -51,7 +51,9 @@ def expected(**values):
 def difference(value, expected):
     """The place and the text of the first difference of two results that are not equal."""
     path = differing(_one_nan(value), _one_nan(expected))[0]
-    found, wanted = (dict((at, one) for at, one, _ in walk(x)).get(path, "nothing") for x in (value, expected))
+    found, wanted = (
+        dict((at, one) for at, one, _ in walk(x)).get(path, "nothing") for x in (value, expected)
+    )
     where = f"[{path}] " if path else ""
     if isinstance(found, torch.Tensor) and isinstance(wanted, torch.Tensor):
         return where + _of_tensors(found.detach().cpu(), wanted.detach().cpu())

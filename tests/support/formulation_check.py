@@ -1,14 +1,10 @@
 """Runs a formulation on a device and checks it: bits, values against float64, time against torch's kernel."""
 
-from __future__ import annotations
-
 import datetime as dt
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +15,6 @@ from samebits.determinism import _verified_on_gpu as verified_on_gpu
 from samebits.determinism._cuda_decompositions import REPLACEMENTS
 from samebits.determinism._dispatcher import KernelOverrides, has_kernel, overload
 from samebits.determinism._verified_on_gpu import GpuVerification
-from samebits.selfcheck.parts.switch.samples import FormulationSample, Maker
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 """Largest allowed error, over the largest value."""
@@ -27,7 +22,7 @@ _ROUNDS = 3
 
 
 @contextmanager
-def install_formulations(device: str) -> Iterator[None]:
+def install_formulations(device):
     """Installs all formulations in front of torch's kernels on "cpu" or "cuda", verified or not, with the switch's flag on."""
     key, overrides = device.upper(), KernelOverrides()
     was = torch.are_deterministic_algorithms_enabled()
@@ -44,22 +39,22 @@ def install_formulations(device: str) -> Iterator[None]:
 
 
 @contextmanager
-def assume_verified(ops: Iterable[str]) -> Iterator[None]:
+def assume_verified(ops):
     """Makes the switch, turned on inside, take these overloads, and no others, as verified by a GPU."""
     entries = [GpuVerification(op, "assumed", dt.date(2026, 1, 1), torch.__version__, 1.0) for op in ops]
     with replaced(verified_on_gpu, "read", lambda: entries):
         yield
 
 
-def runs_on(sample: FormulationSample, device: str) -> bool:
-    """Returns True if torch has kernels there for all that the sample covers (cuDNN's is for CUDA only, Lanczos for the
+def runs_on(sample, device):
+    """True if torch has kernels there for all that the sample covers (cuDNN's is for CUDA only, Lanczos for the
     CPU).
     """
     return all(has_kernel(op, device.upper()) for op in sample.covers)
 
 
 @contextmanager
-def disable_determinism() -> Iterator[None]:
+def disable_determinism():
     """Runs torch's kernels as they are without the switch; other threads are affected too."""
     was = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -70,8 +65,8 @@ def disable_determinism() -> Iterator[None]:
         torch._C._set_deterministic_algorithms(was, warn_only=warns)
 
 
-def call(name: str, args: tuple[Any, ...]) -> list[Tensor]:
-    """Returns the tensors that an overload returns for copies of `args`; out arguments are given empty."""
+def call(name, args):
+    """The tensors that an overload returns for copies of `args`; out arguments are given empty."""
     op = overload(name)
     args = tuple(x.clone() if isinstance(x, Tensor) else x for x in args)
     outs = {
@@ -83,8 +78,8 @@ def call(name: str, args: tuple[Any, ...]) -> list[Tensor]:
     return [x for x in (result if isinstance(result, (tuple, list)) else (result,)) if x is not None]
 
 
-def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
-    """Returns True if shapes, dtypes and bytes agree: signed zeros and NaN payloads count."""
+def same_bits(first, second):
+    """True if shapes, dtypes and bytes agree: signed zeros and NaN payloads count."""
     return len(first) == len(second) and all(
         a.dtype == b.dtype
         and a.shape == b.shape
@@ -93,13 +88,13 @@ def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
     )
 
 
-def error(got: list[Tensor], exact: list[Tensor]) -> float:
-    """Returns the largest difference over the largest value, of all floating results; infinite where only one is finite."""
+def error(got, exact):
+    """The largest difference over the largest value, of all floating results; infinite where only one is finite."""
     pairs = zip(got, exact, strict=True)
     return max(_error(a.cpu().double(), b.cpu().double()) for a, b in pairs if b.is_floating_point())
 
 
-def _error(got: Tensor, exact: Tensor) -> float:
+def _error(got, exact):
     finite = exact.isfinite()
     if got.shape != exact.shape or not torch.equal(got.isfinite(), finite):
         return math.inf
@@ -108,8 +103,8 @@ def _error(got: Tensor, exact: Tensor) -> float:
     return float((got - exact)[finite].abs().max() / exact[finite].abs().max().clamp(min=1e-30))
 
 
-def reference(sample: FormulationSample, args: tuple[Any, ...]) -> list[Tensor]:
-    """Returns the result of torch's own kernel on the CPU in float64 for the same values (cuDNN's sampler: torch's,
+def reference(sample, args):
+    """The result of torch's own kernel on the CPU in float64 for the same values (cuDNN's sampler: torch's,
     with its fixed modes).
 
     On one thread, where torch writes duplicate indices in the order of the index too.
@@ -134,7 +129,7 @@ class SampleResult:
     """The largest error that is allowed: a tolerance, or 1.5 times the error of torch's own kernel."""
 
 
-def run_sample(sample: FormulationSample, maker: Maker, runs: int) -> SampleResult:
+def run_sample(sample, maker, runs):
     """Runs the formulation `runs` times on the maker's device."""
     args = sample.make(maker)
     with install_formulations(maker.device):
@@ -151,10 +146,10 @@ def run_sample(sample: FormulationSample, maker: Maker, runs: int) -> SampleResu
     return SampleResult(len(different), wrong, allowed)
 
 
-def ratio(sample: FormulationSample, maker: Maker, seconds: float) -> float:
-    """Returns our time over that of torch's nondeterministic kernel: the least of interleaved rounds, `seconds` each."""
+def ratio(sample, maker, seconds):
+    """Our time over that of torch's nondeterministic kernel: the least of interleaved rounds, `seconds` each."""
     args, op = sample.make(maker), overload(sample.call)
-    best: dict[str, float] = {}
+    best = {}
     states = {"ours": lambda: install_formulations(maker.device), "torch's": disable_determinism}
     for _ in range(_ROUNDS):
         for name, state in states.items():
@@ -164,8 +159,8 @@ def ratio(sample: FormulationSample, maker: Maker, seconds: float) -> float:
     return best["ours"] / best["torch's"]
 
 
-def per_call(function: Callable[[], Any], device: str, seconds: float) -> float:
-    """Returns the seconds of one of many calls, the device's work included."""
+def per_call(function, device, seconds):
+    """The seconds of one of many calls, the device's work included."""
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     function()  # tables, compiled kernels, memory
     wait()
@@ -179,13 +174,13 @@ def per_call(function: Callable[[], Any], device: str, seconds: float) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def _torchs_error(sample: FormulationSample, args: tuple[Any, ...], exact: list[Tensor]) -> float:
-    """Returns the error of torch's nondeterministic kernel against float64 (`ctc_loss` subtracts large logarithms)."""
+def _torchs_error(sample, args, exact):
+    """The error of torch's nondeterministic kernel against float64 (`ctc_loss` subtracts large logarithms)."""
     with disable_determinism():
         return error(call(sample.call, args), exact)
 
 
-def _exact(x: Any) -> Any:
+def _exact(x):
     if not isinstance(x, Tensor):
         return x
     return x.cpu().double() if x.is_floating_point() else x.cpu()

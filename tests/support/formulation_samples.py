@@ -1,14 +1,9 @@
 """Arguments for every replaced overload: the tests and the check on a GPU run them."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 
 
 @dataclass
@@ -21,23 +16,23 @@ class Maker:
     """At sizes that fill a GPU, for timing."""
     seed: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self._generator = torch.Generator().manual_seed(self.seed)
 
-    def n(self, small: int, large: int) -> int:
-        """Returns the size to use."""
+    def n(self, small, large):
+        """The size to use."""
         return large if self.large else small
 
-    def normal(self, *shape: int) -> Tensor:
-        """Returns normal numbers, rounded to bfloat16 first so that every dtype holds the same values."""
+    def normal(self, *shape):
+        """Normal numbers, rounded to bfloat16 first so that every dtype holds the same values."""
         return self.put(torch.randn(shape, generator=self._generator).bfloat16()).to(self.dtype)
 
-    def integers(self, high: int, *shape: int) -> Tensor:
-        """Returns int64 below `high`."""
+    def integers(self, high, *shape):
+        """Int64 below `high`."""
         return self.put(torch.randint(high, shape, generator=self._generator))
 
-    def put(self, x: Tensor) -> Tensor:
-        """Returns the tensor on the device."""
+    def put(self, x):
+        """The tensor on the device."""
         return x.to(self.device)
 
 
@@ -48,20 +43,19 @@ class FormulationSample:
     name: str
     call: str
     """The overload that is called, as `aten::median.dim`."""
-    covers: tuple[str, ...]
+    covers: tuple
     """The replaced overloads whose verification depends on it."""
-    make: Callable[[Maker], tuple[Any, ...]]
-    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32, torch.bfloat16)
+    make: object
+    """Makes the arguments, of a `Maker`."""
+    dtypes: tuple = (torch.float64, torch.float32, torch.bfloat16)
 
 
-def _sample(
-    name: str, op: str, make: Callable[[Maker], tuple[Any, ...]], *more: str, dtypes: tuple[Any, ...] = ()
-) -> FormulationSample:
+def _sample(name, op, make, *more, dtypes=()):
     covers = (f"aten::{op}", *(f"aten::{other}" for other in more))
     return FormulationSample(name, covers[0], covers, make, dtypes or FormulationSample.dtypes)
 
 
-def _resizes() -> Iterator[FormulationSample]:
+def _resizes():
     modes = {
         "upsample_linear1d_backward": 1,
         "upsample_bilinear2d_backward": 2,
@@ -75,7 +69,7 @@ def _resizes() -> Iterator[FormulationSample]:
         aa = "_aa_" in op
         for name, factor in (("down", 0.5),) if aa else (("up", 2.0), ("down", 0.5)):
 
-            def make(m: Maker, dims: int = dims, factor: float = factor) -> tuple[Any, ...]:
+            def make(m, dims=dims, factor=factor):
                 side = m.n(8, {1: 4096, 2: 128, 3: 32}[dims])
                 size, batch = [side] * dims, (m.n(2, 8), m.n(3, 32))
                 out = [int(n * factor) + (0 if m.large else 1) for n in size]
@@ -85,8 +79,8 @@ def _resizes() -> Iterator[FormulationSample]:
             yield _sample(f"{op} {name}", op, make, f"{op}.grad_input", dtypes=dtypes)
 
 
-def _pools() -> Iterator[FormulationSample]:
-    def average(m: Maker) -> tuple[Any, ...]:
+def _pools():
+    def average(m):
         side = m.n(7, 32)
         x = m.normal(m.n(2, 8), m.n(2, 16), *[side] * 3)
         grad = m.normal(*x.shape[:2], *[(side + 1) // 2] * 3)
@@ -95,17 +89,17 @@ def _pools() -> Iterator[FormulationSample]:
     yield _sample("avg_pool3d", "avg_pool3d_backward", average, "avg_pool3d_backward.grad_input")
     for dims, more in ((2, ()), (3, ("adaptive_avg_pool3d_backward.grad_input",))):
 
-        def adaptive(m: Maker, dims: int = dims) -> tuple[Any, ...]:
+        def adaptive(m, dims=dims):
             batch = (m.n(2, 8), m.n(3, 32))
             sides = m.n(5, {2: 30, 3: 9}[dims]), m.n(8, {2: 128, 3: 32}[dims])
             return m.normal(*batch, *[sides[0]] * dims), m.normal(*batch, *[sides[1]] * dims)
 
-        def adaptive_max(m: Maker, dims: int = dims) -> tuple[Any, ...]:
+        def adaptive_max(m, dims=dims):
             grad, x = adaptive(m, dims)
             pool = getattr(torch.nn.functional, f"adaptive_max_pool{dims}d")
             return grad, x, pool(x, grad.shape[2:], return_indices=True)[1]
 
-        def fractional(m: Maker, dims: int = dims) -> tuple[Any, ...]:
+        def fractional(m, dims=dims):
             grad, x = adaptive(m, dims)
             pool = getattr(torch.nn.functional, f"fractional_max_pool{dims}d")
             out = list(grad.shape[2:])
@@ -120,10 +114,10 @@ def _pools() -> Iterator[FormulationSample]:
             yield _sample(op, op, make, f"{op}.grad_input", dtypes=(torch.float64, torch.float32))
 
 
-def _pads_and_unpools() -> Iterator[FormulationSample]:
+def _pads_and_unpools():
     for dims in (1, 2, 3):
 
-        def pad(m: Maker, dims: int = dims) -> tuple[Any, ...]:
+        def pad(m, dims=dims):
             x = m.normal(m.n(2, 8), m.n(3, 16), *[m.n(5, {1: 65536, 2: 256, 3: 40}[dims])] * dims)
             amount = [2, 3] * dims
             return m.normal(*(n + (5 if i > 1 else 0) for i, n in enumerate(x.shape))), x, amount
@@ -132,7 +126,7 @@ def _pads_and_unpools() -> Iterator[FormulationSample]:
         yield _sample(op, op, pad, f"{op}.grad_input")
     for dims in (2, 3):
 
-        def unpool(m: Maker, dims: int = dims) -> tuple[Any, ...]:
+        def unpool(m, dims=dims):
             side = m.n(6, {2: 128, 3: 32}[dims])
             pool = getattr(torch.nn.functional, f"max_pool{dims}d")
             y, indices = pool(m.normal(m.n(2, 8), m.n(3, 32), *[side] * dims), 2, return_indices=True)
@@ -141,17 +135,17 @@ def _pads_and_unpools() -> Iterator[FormulationSample]:
         yield _sample(f"max_unpool{dims}d", f"max_unpool{dims}d", unpool, f"max_unpool{dims}d.out")
 
 
-def _losses() -> Iterator[FormulationSample]:
+def _losses():
     for name, reduction in (("mean", 1), ("sum", 2)):
 
-        def nll(m: Maker, reduction: int = reduction) -> tuple[Any, ...]:
+        def nll(m, reduction=reduction):
             n, c, side = m.n(2, 8), m.n(4, 21), m.n(5, 256)
             target = m.integers(c, n, side, side)
             return m.normal(n, c, side, side).log_softmax(1), target, m.normal(c).abs(), reduction, 1
 
         yield _sample(f"nll_loss2d {name}", "nll_loss2d_forward", nll, "nll_loss2d_forward.output")
 
-    def ctc(m: Maker) -> tuple[Any, ...]:
+    def ctc(m):
         t, n, c, s = m.n(9, 256), m.n(3, 16), m.n(5, 64), m.n(4, 40)
         log_probs = m.normal(t, n, c).log_softmax(2)
         targets = m.integers(c - 1, n, s) + 1
@@ -161,14 +155,14 @@ def _losses() -> Iterator[FormulationSample]:
 
     yield _sample("ctc_loss", "_ctc_loss_backward", ctc, dtypes=(torch.float64, torch.float32))
 
-    def bag(m: Maker) -> tuple[Any, ...]:
+    def bag(m):
         rows, features, bags = m.n(5, 1000), m.n(4, 64), m.n(3, 4096)
         weight, index = m.normal(rows, features), m.integers(rows, bags * 4)
         offsets = m.put(torch.arange(bags) * 4)
         _, bag_of, size, best = torch.ops.aten._embedding_bag(weight, index, offsets, False, 2)
         return m.normal(bags, features), index, bag_of, size, best, rows, False, 2, None
 
-    def margins(m: Maker) -> tuple[Any, ...]:
+    def margins(m):
         n, c = m.n(5, 1000), m.n(7, 100)
         x, target = m.normal(n, c), m.integers(c + 1, n, c) - 1  # -1 ends a row's targets
         _, is_target = torch.ops.aten.multilabel_margin_loss_forward(x.double(), target, 1)
@@ -181,10 +175,10 @@ def _losses() -> Iterator[FormulationSample]:
     yield _sample("embedding_bag max", "_embedding_bag_dense_backward", bag, dtypes=dtypes)
 
 
-def _samplers() -> Iterator[FormulationSample]:
+def _samplers():
     for dims, mode, padding in ((2, 0, 0), (2, 0, 1), (2, 0, 2), (2, 1, 0), (2, 2, 0), (3, 0, 0), (3, 1, 2)):
 
-        def grid(m: Maker, dims: int = dims, mode: int = mode, padding: int = padding) -> tuple[Any, ...]:
+        def grid(m, dims=dims, mode=mode, padding=padding):
             side = m.n(5, {2: 128, 3: 32}[dims])
             shape = (m.n(2, 4), m.n(3, 16), *[side] * dims)
             points = (m.normal(shape[0], *[side + 1] * dims, dims) * 0.7).clamp_(-1.5, 1.5)
@@ -194,7 +188,7 @@ def _samplers() -> Iterator[FormulationSample]:
         op = f"grid_sampler_{dims}d_backward"
         yield _sample(f"{op} mode {mode} padding {padding}", op, grid, dtypes=(torch.float64, torch.float32))
 
-    def cudnn(m: Maker) -> tuple[Any, ...]:
+    def cudnn(m):
         x = m.normal(m.n(2, 4), 3, *[m.n(5, 128)] * 2)
         points = (m.normal(len(x), *[m.n(4, 128)] * 2, 2) * 0.7).clamp_(-1.5, 1.5)
         return x, points, m.normal(*x.shape[:2], *points.shape[1:3])
@@ -203,27 +197,27 @@ def _samplers() -> Iterator[FormulationSample]:
     yield _sample("cudnn_grid_sampler", "cudnn_grid_sampler_backward", cudnn, dtypes=dtypes)
 
 
-def _places() -> Iterator[FormulationSample]:
-    def write(m: Maker) -> tuple[Any, ...]:
+def _places():
+    def write(m):
         n = m.n(20, 1 << 20)
         return m.normal(n), m.integers(n, n // 2, 2), m.normal(n // 2, 2), False
 
-    def histc(m: Maker) -> tuple[Any, ...]:
+    def histc(m):
         return m.normal(m.n(30, 1 << 20)), 10, -2, 2
 
-    def bincount(m: Maker) -> tuple[Any, ...]:
+    def bincount(m):
         n = m.n(30, 1 << 20)
         return m.integers(m.n(6, 1000), n), m.normal(n)
 
-    def product(m: Maker) -> tuple[Any, ...]:
+    def product(m):
         rows, n = m.n(4, 64), m.n(12, 1 << 14)
         near_one = m.normal(rows, n) * 2**-7 + 1  # so that long products stay finite
         return m.normal(rows, n), 1, m.integers(n // 2, rows, n), near_one, "prod"
 
-    def running(m: Maker) -> tuple[Any, ...]:
+    def running(m):
         return m.normal(m.n(3, 8), m.n(200, 1 << 17)), 1
 
-    def row(m: Maker) -> tuple[Any, ...]:
+    def row(m):
         n = m.n(200, 1 << 20)
         return m.normal(n) * 2**-9 + 1, 0  # near one, so that long products stay finite
 
@@ -238,14 +232,14 @@ def _places() -> Iterator[FormulationSample]:
     yield _sample("scatter_reduce prod", "scatter_reduce.two", product, *more, dtypes=wide)
 
 
-def _ranks() -> Iterator[FormulationSample]:
+def _ranks():
     for op, replaced in (
         ("median.dim", "median.dim_values"),
         ("nanmedian.dim", "nanmedian.dim_values"),
         ("kthvalue", "kthvalue.values"),
     ):
 
-        def ties(m: Maker, op: str = op) -> tuple[Any, ...]:
+        def ties(m, op=op):
             x = (m.normal(m.n(4, 256), m.n(9, 4096)) * 2).round()  # many equal values
             x[0, :: m.n(2, 7)] = math.nan if op != "kthvalue" else 1.0
             return (x, 3, 1) if op == "kthvalue" else (x, 1)
@@ -253,7 +247,7 @@ def _ranks() -> Iterator[FormulationSample]:
         yield FormulationSample(op, f"aten::{op}", (f"aten::{replaced}",), ties)
 
 
-SAMPLES: tuple[FormulationSample, ...] = (
+SAMPLES = (
     *_resizes(),
     *_pools(),
     *_pads_and_unpools(),

@@ -56,9 +56,7 @@ def _weights(key):
     return torch.linspace(-3, 3, 7, device="cpu").exp().to(key.device)  # a GPU's exp has other bits
 
 
-def _in_place(
-    f, key, shape, dtype
-):
+def _in_place(f, key, shape, dtype):
     """Draws into a tensor, and into one that is not contiguous."""
     plain = torch.zeros(*shape, dtype=dtype, device=key.device)
     apart = torch.zeros(*shape, 2, dtype=dtype, device=key.device)

@@ -1,59 +1,26 @@
 """Ops that torch refuses on CUDA, with arguments for each overload: real tensors there get our error with the cure."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from samebits.determinism import enable_op_determinism
+from device_faults import is_fault
+from formulation_samples import SAMPLES, Maker
 from samebits.determinism._dispatcher import kernels, overload
 from samebits.determinism._guards import refused_ops
 from samebits.errors import UnimplementedError
-from samebits.random import set_random_seed
-from samebits.selfcheck.case import Case, Measured, Results, Target
-from samebits.selfcheck.device_faults import is_fault
-from samebits.selfcheck.parts.switch import check
-from samebits.selfcheck.parts.switch.samples import SAMPLES, Maker
 
-Arguments = tuple[Any, ...]
 OURS, RUNS = "refused in our words", "runs"
 _WORDS = "does not have a deterministic"
 _ROWS, _SIDE = (4, 6), 6
 
 
-def cases() -> Iterator[Case]:
-    """Yields one case: every overload of the list of refusals."""
-    yield Case("refusals", _measure, judge, 120, example={"aten::histc": OURS, "aten::scatter.src": RUNS})
-
-
-def _measure(target: Target) -> Measured:
-    """Measures under the switch, with no formulation installed. An op that runs is reported: torch has a deterministic path."""
-    set_random_seed(0)
-    key = target.device.upper()
-    with check.assume_verified(()), enable_op_determinism():
-        results = {op: _outcome(op, target.device) for op in refused(key) if op in ARGUMENTS}
-    runs = [op for op, word in results.items() if word == RUNS]
-    return Measured(results, {"tried": len(results), "run under the switch": ", ".join(runs)})
-
-
-def judge(results: Results) -> Iterator[str]:
-    """Yields each op that ends in torch's message, or in another error."""
-    for op, word in results.items():
-        if word not in {OURS, RUNS}:
-            yield f"{op}: {word}"
-
-
-def refused(key: str) -> list[str]:
-    """Returns the overloads with a kernel for the dispatch key that are on the list of refusals (some of their
-    arguments are).
-    """
+def refused(key):
+    """The overloads with a kernel for the dispatch key that are on the list of refusals (some of their arguments are)."""
     return sorted(name for name in kernels(key) if refused_ops.cure_of(name, "CUDA") is not None)
 
 
-def _outcome(op: str, device: str) -> str:
+def outcome(op, device):
+    """The outcome of one call under the switch, in a word: refused by us, or by torch, or it runs."""
     try:
         with_outs(op, ARGUMENTS[op](device))
     except UnimplementedError as error:
@@ -66,11 +33,11 @@ def _outcome(op: str, device: str) -> str:
     return RUNS
 
 
-def with_outs(op: str, args: Arguments) -> Any:
+def with_outs(op, args):
     """Calls the overload; `out` arguments are given empty, and keyword-only arguments are the last of the arguments."""
     op_overload, rest = overload(op), list(args)
     like = next(x for x in args if isinstance(x, Tensor))
-    named: dict[str, Any] = {}
+    named = {}
     for argument in op_overload._schema.arguments:
         if argument.is_out:
             named[argument.name] = like.new_empty(
@@ -81,15 +48,15 @@ def with_outs(op: str, args: Arguments) -> Any:
     return op_overload(*rest, **named)
 
 
-def _sample(name: str) -> Callable[[str], Arguments]:
+def _sample(name):
     sample = next(one for one in SAMPLES if one.name == name)
     return lambda device: sample.make(Maker(device, torch.float32))
 
 
-def _rows(*rest: Any, index: Callable[[Tensor], Tensor] = lambda i: i) -> Callable[[str], Arguments]:
-    """Returns a table, dimension 0, indices of rows, and the rest; where that is None, a source."""
+def _rows(*rest, index=lambda i: i):
+    """A table, dimension 0, indices of rows, and the rest; where that is None, a source."""
 
-    def make(device: str) -> Arguments:
+    def make(device):
         m = Maker(device, torch.float32)
         others = [m.normal(*_ROWS) if one is None else one for one in rest]
         return (m.normal(*_ROWS), 0, index(m.integers(4, *_ROWS)), *others)
@@ -97,25 +64,25 @@ def _rows(*rest: Any, index: Callable[[Tensor], Tensor] = lambda i: i) -> Callab
     return make
 
 
-def _table(*rest: Any) -> Callable[[str], Arguments]:
+def _table(*rest):
     return lambda device: (Maker(device, torch.float32).normal(*_ROWS), *rest)
 
 
-def _replicated(dims: int) -> Callable[[str], Arguments]:
-    def make(device: str) -> Arguments:
+def _replicated(dims):
+    def make(device):
         x = Maker(device, torch.float32).normal(2, 3, *[_SIDE] * dims)
         return torch.nn.functional.pad(x, [1, 2] * dims, mode="replicate"), x, [1, 2] * dims
 
     return make
 
 
-def _pooled(device: str) -> Arguments:
+def _pooled(device):
     x = Maker(device, torch.float32).normal(2, 3, *[_SIDE] * 3)
     y, indices = torch.nn.functional.max_pool3d(x, 2, return_indices=True)
     return y, x, [2] * 3, [2] * 3, [0] * 3, [1] * 3, False, indices
 
 
-ARGUMENTS: dict[str, Callable[[str], Arguments]] = {
+ARGUMENTS = {
     **{op: _sample(sample.name) for sample in SAMPLES for op in sample.covers},
     **{
         f"aten::replication_pad{n}d_backward{form}": _replicated(n)
