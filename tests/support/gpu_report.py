@@ -91,3 +91,9 @@ def formulations():
     shared = ("out_argument", "indexing/put", "indexing/max_unpool")
     files = (ROOT / package / "_cuda_decompositions").glob("*.py")
     return sources(*sorted(files), *(f"{package}/_kernels/{name}.py" for name in shared))
+
+
+COVERS, RATIO = "covers", "ratio to the refused kernel"
+"""Figures of a formulation: the overloads that its sample covers, and our time over that of torch's kernel."""
+EQUAL, VARYING = "overloads with equal bits", "overloads of what varied"
+"""Figures of the battery: full names, apart by blanks."""

@@ -1,28 +1,35 @@
-"""Takes the formulations that a GPU has verified from a report into the data file of this copy of samebits: needs no GPU."""
+"""`python tools/op_table/gpu_evidence.py gpu-report/report.json` takes a GPU's evidence into the data files; needs no GPU.
+
+Formulations all of whose samples have passed go into `_cuda_decompositions/verified.toml`, and the switch installs them.
+Older entries of the same GPU are removed where it failed now. Overloads with equal bits in every case of the battery
+that dispatched them go into `table/gpus.toml`, in place of that GPU's older evidence.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from formulation_samples import SAMPLES
+from gpu_report import COVERS, EQUAL, RATIO, VARYING, formulations
 from samebits.determinism import _verified_on_gpu as verified_on_gpu
 from samebits.determinism._verified_on_gpu import GpuVerification
 from samebits.determinism.table import _gpu_evidence as gpu_evidence
-from samebits.errors import InvalidArgumentError
-from samebits.selfcheck.parts.switch.battery import EQUAL, VARYING
-from samebits.selfcheck.parts.switch.formulations import COVERS, PREFIX, RATIO, SOURCES, SOURCES_CASE, sources
-from samebits.selfcheck.parts.switch.samples import SAMPLES, FormulationSample
-from samebits.selfcheck.report import PartOutcome, SelfcheckReport
 
-PART = "switch"
+CASE = "test_switch.py::test_a_formulation_has_the_values_of_the_cpu[{}]"
 
 
 @dataclass
-class AdoptedResults:
-    """The results of a report about the formulations."""
+class GpuRun:
+    """The results of a report about the formulations and the battery."""
 
     entries: list[GpuVerification] = field(default_factory=list)
     """Overloads all of whose samples have passed."""
@@ -34,77 +41,74 @@ class AdoptedResults:
     """Overloads with equal bits in every case of the battery that dispatched them."""
 
 
-def adopt(
-    report: SelfcheckReport, file: Path = verified_on_gpu.FILE, table: Path = gpu_evidence.FILE
-) -> AdoptedResults:
-    """Writes the verified formulations of the report into the file; older entries of the same GPU are removed where it
-    failed now.
-
-    Overloads with equal bits in the battery go into the op table's file, in place of the GPU's older evidence.
+def results_of(report: Mapping[str, Any]) -> GpuRun:
+    """Returns the results for each overload.
 
     Raises:
-        InvalidArgumentError: the report has no such part, or is of other formulations than these.
+        ValueError: the report is of other formulations than these, or has none.
     """
-    outcome = report.outcomes.get(PART)
-    if outcome is None:
-        raise InvalidArgumentError(
-            f"--install: the report in {report.folder} has no part {PART!r}: run `samebits selfcheck --part {PART}` on a GPU."
+    environment, cases = report["environment"], report["cases"]
+    if environment["formulations"] != formulations():
+        raise ValueError(
+            f"the report is of formulations {environment['formulations']}, and these are {formulations()}: "
+            "record it with the sources that made it, or run `make gpu` again"
         )
-    machine, gpu = report.machine, report.machine["gpu"]
-    found = results_of({case["case"]: case for case in outcome.cases}, machine, str(report.folder))
-    found.seen = _ops(outcome, EQUAL) - _ops(outcome, VARYING)
-    verified_on_gpu.record(found.entries, file, failed=[(op, gpu) for op in found.failed])
-    if found.seen:
-        ops = frozenset(op.removeprefix("aten::") for op in found.seen)
-        gpu_evidence.record(gpu_evidence.GpuEvidence(gpu, machine["torch"], _date(machine), ops), table)
-    return found
-
-
-def _ops(outcome: PartOutcome, figure: str) -> set[str]:
-    texts = (case.get("figures", {}).get(figure, "") for case in outcome.cases)
-    return {op for text in texts for op in text.split() if op.startswith("aten::")}
-
-
-def _date(machine: Mapping[str, Any]) -> dt.date:
-    return dt.date.fromisoformat(machine["date"])
-
-
-def results_of(
-    cases: Mapping[str, Mapping[str, Any]], machine: Mapping[str, Any], folder: str
-) -> AdoptedResults:
-    """Returns the results of a report's cases, by name, for each overload."""
-    _check_sources(cases, folder)
-    found, samples = AdoptedResults(), _by_overload()
-    for op, covering in samples.items():
-        outcomes = [(sample, cases.get(f"{PREFIX}{sample.name}")) for sample in covering]
-        wrong = [case["wrong"][0] for _, case in outcomes if case and case["state"] == "failed"]
-        untried = [sample.name for sample, case in outcomes if not _covered(case, op)]
+    samples = {sample.name: cases.get(CASE.format(sample.name)) for sample in SAMPLES}
+    if not any(samples.values()):
+        raise ValueError("the report has no formulation: run `make gpu ARGS=tests/gpu/test_switch.py` on a GPU")
+    date, found = dt.date.fromisoformat(environment["date"]), GpuRun()
+    for op in dict.fromkeys(op for sample in SAMPLES for op in sample.covers):
+        names = [sample.name for sample in SAMPLES if op in sample.covers]
+        ran = {name: samples[name] or {"state": "not run"} for name in names}
+        wrong = [case["wrong"][0] for case in ran.values() if case["state"] == "failed"]
+        untried = [name for name, case in ran.items() if not _covered(case, op)]
         if wrong:
             found.failed[op] = wrong[0]
         elif untried:
             found.untried[op] = f"not tried there: {', '.join(untried)}"
         else:
-            ratio = max(float(case["figures"][RATIO]) for _, case in outcomes if case)
-            found.entries.append(GpuVerification(op, machine["gpu"], _date(machine), machine["torch"], ratio))
+            ratio = max(float(case["figures"][RATIO]) for case in ran.values())
+            found.entries.append(
+                GpuVerification(op, environment["gpu"], date, environment["torch"], ratio)
+            )
+    found.seen = _named(cases, EQUAL) - _named(cases, VARYING)
     return found
 
 
-def _covered(case: Mapping[str, Any] | None, op: str) -> bool:
-    return case is not None and case["state"] == "passed" and op in case["figures"].get(COVERS, "").split()
+def _covered(case: Mapping[str, Any], op: str) -> bool:
+    return case["state"] == "passed" and op in case["figures"].get(COVERS, "").split()
 
 
-def _by_overload() -> dict[str, list[FormulationSample]]:
-    found: dict[str, list[FormulationSample]] = {}
-    for sample in SAMPLES:
-        for op in sample.covers:
-            found.setdefault(op, []).append(sample)
+def _named(cases: Mapping[str, Any], figure: str) -> set[str]:
+    texts = (case.get("figures", {}).get(figure, "") for case in cases.values())
+    return {op.removeprefix("aten::") for text in texts for op in text.split() if op.startswith("aten::")}
+
+
+def record(report: Mapping[str, Any], verified: Path, table: Path) -> GpuRun:
+    """Writes the results of the report into the two files, and returns them."""
+    found, environment = results_of(report), report["environment"]
+    gpu = environment["gpu"]
+    verified_on_gpu.record(found.entries, verified, failed=[(op, gpu) for op in found.failed])
+    if found.seen:
+        date = dt.date.fromisoformat(environment["date"])
+        seen = gpu_evidence.GpuEvidence(gpu, environment["torch"], date, frozenset(found.seen))
+        gpu_evidence.record(seen, table)
     return found
 
 
-def _check_sources(cases: Mapping[str, Mapping[str, Any]], folder: str) -> None:
-    then = cases.get(SOURCES_CASE, {}).get("figures", {}).get(SOURCES)
-    if then != sources():
-        raise InvalidArgumentError(
-            f"--install: the report in {folder} is of formulations {then}, and these are {sources()}: what a GPU has run is "
-            "not what would be installed. Record it with the samebits that made the report, or run the check again."
-        )
+def main(arguments: list[str]) -> int:
+    """Writes the data files; returns 0, or 1 where a formulation failed or none was verified."""
+    report = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    found = record(report, verified_on_gpu.FILE, gpu_evidence.FILE)
+    for title, lines in (("failed", found.failed), ("untried", found.untried)):
+        for op, why in lines.items():
+            print(f"{title:8} {op}: {why}")
+    print(
+        f"{len(found.entries)} overloads verified on {report['environment']['gpu']}; {len(found.failed)} failed, "
+        f"{len(found.untried)} not tried; {len(found.seen)} seen equal there. `samebits ops --device cuda` shows them."
+    )
+    return 0 if found.entries and not found.failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
