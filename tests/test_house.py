@@ -21,7 +21,6 @@ BUDGET = {
     "random": 5290,
     "replica": 4720,
     "rounding": 2630,
-    "selfcheck": 4980,
     "state": 830,
     "testing": 900,
     "train": 6760,

@@ -69,7 +69,7 @@ def _one_process(file, folder, arguments, until, on_gpu):
     own = ["-m", "pytest", "-q", "-m", "gpu" if on_gpu else "", "-p", "no:cacheprovider", "-p", "no:randomly"]
     where = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "--confcutdir", str(HERE)]
     command = [sys.executable, *own, *where, "--gpu-report", str(folder), *arguments, str(file)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    environment = _environment()
     environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the switch is turned on and off in one process
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     try:
@@ -79,6 +79,11 @@ def _one_process(file, folder, arguments, until, on_gpu):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # it waits for the device, and no signal ends that
             process.wait(timeout=_SPARE_S)
+
+
+def _environment():
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _watch(process, folder, until):
@@ -110,9 +115,8 @@ def chosen_python():
     pythons = [sys.executable, str(ROOT / ".venv/bin/python"), shutil.which("python") or ""]
     why = "no Python here has a torch that sees the GPU: name one, make gpu PYTHON=..."
     for python in filter(os.path.exists, dict.fromkeys(pythons)):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         probe = [python, str(SUPPORT / "gpu_environment.py")]
-        done = subprocess.run(probe, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(probe, env=_environment(), stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode == 0:
             return python, json.loads(done.stdout.splitlines()[-1])
         if done.returncode == 4:

@@ -99,7 +99,7 @@ def test_no_kernel_is_left_out():
 
 
 def test_every_file_with_kernels_is_compiled_by_a_test():
-    """Functions of Triton's stand in this package, and in the arithmetic's, rounding's and the self-check's, whose own tests compile them, and nowhere else."""
+    """Functions of Triton's stand in this package, and in the arithmetic's and rounding's, whose own tests compile them, and nowhere else."""
     source = Path(samebits.__file__).parent
     files = {
         path for path in source.rglob("*.py") if re.search(r"^@triton\.jit", path.read_text(), re.MULTILINE)
@@ -109,7 +109,6 @@ def test_every_file_with_kernels_is_compiled_by_a_test():
     assert {file for file in files if file.parent != folder} == {
         *(source / "determinism" / "_arithmetic" / "_triton" / "kernels").glob("[!_]*.py"),
         source / "rounding" / "_triton" / "rounding_triton.py",
-        source / "selfcheck" / "parts" / "compiled" / "kernel.py",
     }
 
 
