@@ -125,7 +125,7 @@ def orphans(package, tests):
     known["."] |= {package.name, "docs", "house", "names", "public", "readme"}
     return [
         file.relative_to(tests).as_posix() for file in sorted(tests.rglob("test_*.py"))
-        if file.parent.name != "tools" and not any(
+        if file.parent.name not in {"tools", "gpu"} and not any(
             f"{file.stem}_".startswith(f"test_{name}_") for name in known[(file.parent.relative_to(tests).parts or (".",))[0]]
         )
     ]  # fmt: skip

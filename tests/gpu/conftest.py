@@ -138,5 +138,5 @@ def pytest_terminal_summary(terminalreporter, config):
     for name, case in gpu_report.read(folder)["cases"].items() if folder else ():
         figures = [f"{what} {value}" for what, value in case.get("figures", {}).items()]
         missed = [f"MISSED {goal}" for goal, met in case.get("goals", {}).items() if not met]
-        if (figures or missed) and name.partition("::")[0] == Path(config.args[-1]).name:
+        if (figures or missed) and name.partition("::")[0] in config.args[-1]:
             terminalreporter.line(f"{name}: {', '.join([*figures, *missed])}"[:400])

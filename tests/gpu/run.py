@@ -23,6 +23,8 @@ import gpu_report
 
 PARTS = ("random", "switch", "training", "compiled", "commits", "rounding", "arithmetic")
 """In the order of their value: a GPU is available for minutes."""
+SWITCHING = ("test_switch.py", "test_compiled.py", "test_commits.py")
+"""Files in which the switch is turned on and off in one process: cuBLAS reads its variable once."""
 _SPARE_S = 20.0
 """A process is ended this long after its case's limit, if it does not end by itself: a hung device keeps its signals."""
 _START_S = 120.0
@@ -68,9 +70,13 @@ def _one_process(file, folder, arguments, until, on_gpu):
     """Returns the exit status of a pytest process; None where it was ended because the time is over."""
     own = ["-m", "pytest", "-q", "-m", "gpu" if on_gpu else "", "-p", "no:cacheprovider", "-p", "no:randomly"]
     where = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "--confcutdir", str(HERE)]
-    command = [sys.executable, *own, *where, "--gpu-report", str(folder), *arguments, str(file)]
+    inside = [word for word in arguments if "::" in word]  # tests by name
+    chosen = [word for word in inside if file.name in word] or [str(file)]
+    options = [word for word in arguments if word not in inside]
+    command = [sys.executable, *own, *where, "--gpu-report", str(folder), *options, *chosen]
     environment = _environment()
-    environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the switch is turned on and off in one process
+    if file.name in SWITCHING:
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     try:
         return _watch(process, folder, until)
@@ -134,11 +140,10 @@ def main(arguments):
         os.execv(python, [python, __file__, *arguments])
     folder = Path.cwd() / "gpu-report"
     gpu_report.begin(folder, environment)
+    words = {word: HERE / Path(word.partition("::")[0]).name for word in arguments}
     files = [HERE / f"test_{part}.py" for part in PARTS]
-    asked = [
-        file for file in files if any(Path(word.partition("::")[0]).name == file.name for word in arguments)
-    ]
-    rest = [word for word in arguments if Path(word.partition("::")[0]).name not in {f.name for f in asked}]
+    asked = [file for file in files if file in words.values()]
+    rest = [word for word in arguments if words[word] not in asked or "::" in word]
     sys.exit(run_parts(asked or files, folder, rest, 60 * float(os.environ.get("MINUTES", "9"))))
 
 

@@ -1,6 +1,5 @@
 """The runner, the report and the judges of tests/gpu: real processes that crash, hang and fault, on the CPU."""
 
-import os
 import subprocess
 import sys
 import time
@@ -44,7 +43,11 @@ def ran(folder, *arguments, seconds=200):
 def test_a_case_that_passes_is_reported_and_not_run_again(tmp_path):
     """Exit status 0, figures and goals in the report; a report of other sources is kept, and begun anew."""
     code, output, cases = ran(tmp_path, "-k", "first")
-    assert code == 0 and cases["first"]["state"] == "passed" and cases["first"]["goals"] == {"at least as fast": True}
+    assert (
+        code == 0
+        and cases["first"]["state"] == "passed"
+        and cases["first"]["goals"] == {"at least as fast": True}
+    )
     assert "1 of 1 cases passed" in output
     assert ran(tmp_path, "-k", "first")[2] == cases
     gpu_report.begin(tmp_path, {**ENVIRONMENT, "sources": "1"})
@@ -63,7 +66,9 @@ def test_a_crash_a_fault_and_a_hang_cost_one_case_each(tmp_path):
     behind = ("first", "behind_the_crash", "behind_the_fault", "behind_the_launch")
     assert len({cases[name]["figures"]["pid"] for name in behind}) == 4
     assert "-11" in cases["crash"]["wrong"][0] and "limit" in cases["hang"]["wrong"][0]
-    assert cases["unequal"]["wrong"] == ["a is 0, not 1"] and "no_such_package" in cases["missing"]["wrong"][0]
+    assert (
+        cases["unequal"]["wrong"] == ["a is 0, not 1"] and "no_such_package" in cases["missing"]["wrong"][0]
+    )
     assert "FAILED faults.py::test_unequal: a is 0, not 1" in output
 
 
@@ -105,8 +110,12 @@ def test_without_a_gpu_one_line_says_so(tmp_path):
     assert code == 2 and line.startswith("make gpu: no NVIDIA GPU here.") and seconds < 5
 
 
-@pytest.mark.skipif((ROOT / ".venv").exists() and any(Path("/dev").glob("nvidia[0-9]*")), reason="a GPU is here")
-@pytest.mark.parametrize("sees, told", [(True, "with torch 9.9 lacks "), (False, "no Python here has a torch that sees")])
+@pytest.mark.skipif(
+    (ROOT / ".venv").exists() and any(Path("/dev").glob("nvidia[0-9]*")), reason="a GPU is here"
+)
+@pytest.mark.parametrize(
+    "sees, told", [(True, "with torch 9.9 lacks "), (False, "no Python here has a torch that sees")]
+)
 def test_a_python_that_cannot_run_the_tests_is_named(tmp_path, sees, told):
     """With a GPU, one line names the packages that the Python lacks, or says that its torch sees no GPU."""
     (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "GPU 0: Made Up (UUID: GPU-0)"\n')

@@ -20,7 +20,17 @@ from device_faults import is_fault
 from formulation_samples import SAMPLES, Maker
 from gpu_report import COVERS, EQUAL, RATIO, VARYING
 from lab.catalogue.battery import BATTERY
-from lab.catalogue.case import ALL_DTYPES, BF16, F32, ReviewCase, backward, built_on, forward, integers, normal
+from lab.catalogue.case import (
+    ALL_DTYPES,
+    BF16,
+    F32,
+    ReviewCase,
+    backward,
+    built_on,
+    forward,
+    integers,
+    normal,
+)
 from lab.review.outcome import SEED, disturb, with_memory
 from lab.review.trace import Names
 from samebits.determinism import _all_replacements as replacements
@@ -103,7 +113,9 @@ ON_GPUS = (
 )  # fmt: skip
 """Attention by each backend that a GPU has, and sums that are split there: cases that the catalogue has not."""
 CASES = [one for one in (*BATTERY, *ON_GPUS) if one.group != "compiled"]
-GROUPS = {group: [one for one in CASES if one.group == group] for group in dict.fromkeys(c.group for c in CASES)}
+GROUPS = {
+    group: [one for one in CASES if one.group == group] for group in dict.fromkeys(c.group for c in CASES)
+}
 BATCHES = {
     f"{group} {number}": members[start : start + AT_ONCE]
     for group, members in GROUPS.items()
@@ -521,9 +533,16 @@ def test_an_error_under_the_switch_alone_is_a_failure(small):
             once(raising(RuntimeError("expected all tensors on the same device"), True), "ours"),
         ],
     )
-    assert [line.partition(":")[0] for line in judge_words(found)] == ["torch's", "unhelpful", "other", "ours"]
+    assert [line.partition(":")[0] for line in judge_words(found)] == [
+        "torch's",
+        "unhelpful",
+        "other",
+        "ours",
+    ]
     assert found["refused"] == REFUSED and found["backend"] == NO_BACKEND
-    assert small.figures["not on this device"].startswith("2 (elsewhere: RuntimeError: no such driver, library: ")
+    assert small.figures["not on this device"].startswith(
+        "2 (elsewhere: RuntimeError: no such driver, library: "
+    )
 
 
 def test_a_fault_of_the_device_is_raised(small, monkeypatch):

@@ -78,7 +78,7 @@ def sources(*names):
     """A digest of the Python, TOML and text files below these folders and files of the repository."""
     hashed = hashlib.sha256()
     for name in names:
-        path = ROOT / name
+        path = (ROOT / name).resolve(strict=True)
         for file in [path] if path.is_file() else sorted(path.rglob("*")):
             if file.suffix in {".py", ".toml", ".txt", ".csv"}:
                 hashed.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())

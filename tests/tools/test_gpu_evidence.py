@@ -88,7 +88,9 @@ def test_one_failed_sample_keeps_its_overloads_out(report, files):
     """What failed, or was not run, is not recorded; an older entry of that GPU goes, that of another stays."""
     tool.record(report, *files)
     date = verified_on_gpu.read(files[0])[0].date
-    verified_on_gpu.record([verified_on_gpu.GpuVerification(OP, "another GPU", date, "2.13.0", 1.0)], files[0])
+    verified_on_gpu.record(
+        [verified_on_gpu.GpuVerification(OP, "another GPU", date, "2.13.0", 1.0)], files[0]
+    )
     failed = tool.CASE.format("reflection_pad2d_backward")
     report["cases"][failed].update(state="failed", wrong=["float32 large: the runs gave 2 different results"])
     del report["cases"][tool.CASE.format("put_")]

@@ -55,7 +55,9 @@ def results_of(report: Mapping[str, Any]) -> GpuRun:
         )
     samples = {sample.name: cases.get(CASE.format(sample.name)) for sample in SAMPLES}
     if not any(samples.values()):
-        raise ValueError("the report has no formulation: run `make gpu ARGS=tests/gpu/test_switch.py` on a GPU")
+        raise ValueError(
+            "the report has no formulation: run `make gpu ARGS=tests/gpu/test_switch.py` on a GPU"
+        )
     date, found = dt.date.fromisoformat(environment["date"]), GpuRun()
     for op in dict.fromkeys(op for sample in SAMPLES for op in sample.covers):
         names = [sample.name for sample in SAMPLES if op in sample.covers]
@@ -68,9 +70,7 @@ def results_of(report: Mapping[str, Any]) -> GpuRun:
             found.untried[op] = f"not tried there: {', '.join(untried)}"
         else:
             ratio = max(float(case["figures"][RATIO]) for case in ran.values())
-            found.entries.append(
-                GpuVerification(op, environment["gpu"], date, environment["torch"], ratio)
-            )
+            found.entries.append(GpuVerification(op, environment["gpu"], date, environment["torch"], ratio))
     found.seen = _named(cases, EQUAL) - _named(cases, VARYING)
     return found
 
