@@ -14,7 +14,7 @@ BUDGET = {
     "audit": 5430,
     "callbacks": 1260,
     "checkpoint": 4590,
-    "cli": 2410,
+    "cli": 2260,
     "data": 9230,
     "determinism": 23700,
     "nn": 1650,
