@@ -14,7 +14,7 @@ import samebits
 from samebits._lazy_imports import attach, when_imported
 
 HEAVY = {"torch", "numpy", "numba", "llvmlite", "rich", "safetensors", "cloudpickle", "scipy", "asyncio"}
-COMMANDS = ("run", "verify", "commits", "diff", "env", "ops", "replica", "selfcheck")
+COMMANDS = ("run", "verify", "commits", "diff", "env", "ops", "replica")
 COMMAND = """
 import atexit, json, sys
 atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))

@@ -61,9 +61,6 @@ WRONG = {
     "replica train:f": (
         "samebits: replica: the number of ranks is missing. Give --world-size 8, or --mesh dp=2,tp=4."
     ),
-    "selfcheck --device cpu": (
-        "samebits: selfcheck: --device 'cpu': must be cuda. The tests of the CPU are in the source: make test."
-    ),
     "help verfy": "samebits: help: there is no command 'verfy'. Did you mean 'verify'?",
 }
 

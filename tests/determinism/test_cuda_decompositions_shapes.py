@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from formulation_check import disable_determinism
 from samebits.determinism._cuda_decompositions import counts, grids, losses, pools, resize, scans
 from samebits.determinism._kernels.indexing.max_unpool import max_unpool2d
 from samebits.determinism._kernels.indexing.put import put_
-from samebits.selfcheck.parts.switch.check import disable_determinism
 
 F, aten = torch.nn.functional, torch.ops.aten
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}

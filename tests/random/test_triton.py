@@ -12,9 +12,9 @@ import triton.language as tl
 
 import samebits
 import samebits.random as sr
+from random_draws import DRAWS, KEYS, key_of
 from samebits.random import _device_kernels as device_kernels
 from samebits.random._triton import elementary, kernels, launchers
-from samebits.selfcheck.draws import DRAWS, KEYS, key_of
 from triton_ahead import cases, compiled, kernels_of, launches, name_of
 
 
@@ -93,17 +93,15 @@ def test_no_kernel_is_left_out():
 
 
 def test_every_file_with_kernels_is_compiled_by_a_test():
-    """Functions of Triton's stand in this package, and in the arithmetic's, rounding's and the self-check's, whose own tests compile them, and nowhere else."""
+    """Functions of Triton's stand in this package, and in the arithmetic's and rounding's, whose own tests compile them, and nowhere else."""
     source = Path(samebits.__file__).parent
     files = {
         path for path in source.rglob("*.py") if re.search(r"^@triton\.jit", path.read_text(), re.MULTILINE)
     }
     folder = Path(kernels.__file__).parent
-    assert len(files) > 2
+    assert len(files) == 3
     assert {file for file in files if file.parent != folder} == {
-        *(source / "determinism" / "_arithmetic" / "_triton" / "kernels").glob("[!_]*.py"),
         source / "rounding" / "_triton.py",
-        source / "selfcheck" / "parts" / "compiled" / "kernel.py",
     }
 
 

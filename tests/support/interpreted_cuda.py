@@ -5,44 +5,46 @@ that a GPU runs them so.
 """
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+import arithmetic_cases as arithmetic
+from agreement import agree
 from lab.cuda import formula_kernels, launch
 from lab.cuda.kernels import block_sums
 from samebits.determinism._arithmetic.elementwise_functions import FUNCTIONS
 from samebits.determinism._arithmetic.functions.formula import fma
-from samebits.selfcheck import parts
-from samebits.selfcheck.case import Target
-from samebits.selfcheck.parts import arithmetic
 
 assert os.environ.get("TRITON_INTERPRET") == "1" and triton.knobs.runtime.interpret
 
-SMALL = Target("cpu", small=True)
-CASES = {case.name: case for case in parts.part_named("arithmetic").cases()}
+SMALL = SimpleNamespace(device="cpu", small=True)
+CASES = [
+    *((measure, dtype) for measure in (arithmetic.products, arithmetic.sums) for dtype in arithmetic.DTYPES),
+    *((arithmetic.function_values, name) for name in FUNCTIONS),
+]
 
 
 @pytest.fixture
 def on_triton(monkeypatch):
-    """The self-check's cases compare with Triton's kernels."""
+    """The cases compare with Triton's kernels."""
     monkeypatch.setattr(arithmetic, "back_end", lambda device: launch)
     monkeypatch.setattr(
         launch, "_ELEMENTS", 4096
     )  # the interpreter takes milliseconds for a call, not for an element
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_kernels_have_the_bits_of_the_cpu(on_triton, name):
+@pytest.mark.parametrize("measure, given", CASES)
+def test_the_kernels_have_the_bits_of_the_cpu(on_triton, measure, given):
     """Products, sums and every function, in every type, of usual and of special numbers."""
-    case = CASES[name]
-    assert list(case.judge(case.measure(SMALL).results)) == []
+    assert list(agree(measure(SMALL, given))) == []
 
 
 def bits(x):
-    return arithmetic._codes(x)
+    return arithmetic.codes(x)
 
 
 @pytest.mark.parametrize("name", ["exp", "gelu", "sin"])

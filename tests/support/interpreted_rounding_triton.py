@@ -7,11 +7,10 @@ import torch
 import triton
 
 import samebits.random as sr
-from rounding_reference import DTYPES, inputs
+from agreement import equal
+from rounding_reference import DTYPES, inputs, special
 from samebits.rounding import _stochastic_round as device_kernels
 from samebits.rounding import _triton, stochastic_round
-from samebits.selfcheck.case import equal
-from samebits.selfcheck.parts.rounding.numbers import special
 
 assert os.environ.get("TRITON_INTERPRET") == "1" and triton.knobs.runtime.interpret
 

@@ -15,7 +15,6 @@ from samebits.cli._commands.env_command import env
 from samebits.cli._commands.ops_command import ops
 from samebits.cli._commands.replica_command import replica
 from samebits.cli._commands.run_command import run
-from samebits.cli._commands.selfcheck_command import selfcheck
 from samebits.cli._commands.verify_command import verify
 from samebits.cli._error_messages import UsageError, printable, sentence_of
 from samebits.cli._help_pages import PROGRAM
@@ -73,7 +72,6 @@ app.command(cls=HelpfulCommand, rich_help_panel=LOOK_UP)(ops)
 app.command(cls=HelpfulCommand, rich_help_panel=LOOK_UP)(env)
 app.command(cls=HelpfulCommand, rich_help_panel=LOOK_UP, name="help")(help_of)
 app.command(cls=HelpfulCommand, rich_help_panel="Several processes")(replica)
-app.command(cls=HelpfulCommand, rich_help_panel="GPU")(selfcheck)
 
 
 def _print_version(requested: bool) -> None:

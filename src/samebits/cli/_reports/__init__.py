@@ -9,9 +9,8 @@ if TYPE_CHECKING:
     from samebits.cli._reports import ops_overview as ops_overview
     from samebits.cli._reports import ops_report as ops_report
     from samebits.cli._reports import replica_report as replica_report
-    from samebits.cli._reports import selfcheck_report as selfcheck_report
 
 __getattr__, __dir__ = attach(
     __name__,
-    ["commits_report", "ops_overview", "ops_report", "replica_report", "selfcheck_report"],
+    ["commits_report", "ops_overview", "ops_report", "replica_report"],
 )
