@@ -19,7 +19,7 @@ from torch import nn
 import samebits
 from samebits import _digest as digest
 from samebits.checkpoint import export, load_commit, load_weights
-from samebits.checkpoint._exchange.export import export_dcp, export_safetensors, export_torch
+from samebits.checkpoint._export import export_dcp, export_safetensors, export_torch
 from samebits.checkpoint._local_store import CommitStore
 from samebits.errors import (
     CorruptCommitError,

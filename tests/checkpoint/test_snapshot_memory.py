@@ -15,16 +15,21 @@ from torch import nn
 
 import samebits
 from samebits._context import Position
-from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
-from samebits.checkpoint._async_writer.state_layout import LayoutError, StateLayout
 from samebits.checkpoint._codec import encode
 from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._manifest import canonical_json
-from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer, PreparedCommit
+from samebits.checkpoint._prepared_commit import (
+    CommitMetadata,
+    CommitPreparer,
+    LayoutError,
+    PreparedCommit,
+    StateLayout,
+)
 from samebits.checkpoint._writer.commit_folder import LARGE, write_file, write_image
+from samebits.checkpoint._writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._writer.writer_process import LAG
 from samebits.train._saving.async_commits import Commits
-from samebits.train._saving.commit_due import Cadence
+from samebits.train._saving.cadence import Cadence
 from samebits.train._state import object_states as states
 
 PLAIN = {

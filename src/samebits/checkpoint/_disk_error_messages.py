@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from samebits.checkpoint._writer.manifest_template import Commit
+from samebits.checkpoint._writer.commit_folder import Commit
 from samebits.errors import CommitError
 
 CURES = {

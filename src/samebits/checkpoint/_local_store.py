@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from samebits._inspect import user_code
-from samebits.checkpoint._async_writer.writer_client import WriterClient
 from samebits.checkpoint._disk_error_messages import commit_error
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer, PreparedCommit
@@ -27,8 +26,8 @@ from samebits.checkpoint._reading import (
     read_manifest,
 )
 from samebits.checkpoint._run_directory import COMMITS, RunDirectory
-from samebits.checkpoint._writer.commit_folder import CommitFolder, commit_names, folder_identity
-from samebits.checkpoint._writer.manifest_template import Commit
+from samebits.checkpoint._writer.commit_folder import Commit, CommitFolder, commit_names, folder_identity
+from samebits.checkpoint._writer.writer_client import WriterClient
 from samebits.errors import CommitError, InvalidArgumentError, RunDirectoryError, SamebitsError
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from samebits._context import is_url, resolve_run_dir
 from samebits.checkpoint._local_store import CommitStore, local_commits
 from samebits.checkpoint._reading import Folder, LocalFolder
-from samebits.checkpoint._remote.fsspec_files import FsspecFiles
-from samebits.checkpoint._remote.remote_folder import remote_folders
+from samebits.checkpoint._remote.fsspec_files import FsspecFiles, remote_folders
 from samebits.checkpoint._remote.remote_store import UploadingStore, staging_folder
 from samebits.checkpoint._remote.writer_claim import WriterClaim
 from samebits.checkpoint._run_directory import MARKER, RunDirectory

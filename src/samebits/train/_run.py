@@ -27,8 +27,7 @@ from samebits.train._completeness.completeness import Completeness
 from samebits.train._distributed import rank_agreement
 from samebits.train._loop.batch_source import check_loader
 from samebits.train._loop.epochs import Epochs
-from samebits.train._loop.fixed_length_epochs import check_steps
-from samebits.train._loop.loop_positions import Loops
+from samebits.train._loop.loop_positions import Loops, check_steps
 from samebits.train._loop.steps import Steps
 from samebits.train._loop.validation import Validation
 from samebits.train._run_arguments import (
@@ -43,10 +42,9 @@ from samebits.train._run_arguments import (
     stateful,
 )
 from samebits.train._saving.async_commits import Commits
-from samebits.train._saving.best_commits import BestCommits
-from samebits.train._saving.boundary_commits import CommitPolicy
-from samebits.train._saving.commit_due import Cadence, Save
-from samebits.train._state import hyperparameters, seed_check
+from samebits.train._saving.boundary_commits import BestCommits, CommitPolicy
+from samebits.train._saving.cadence import Cadence, Save
+from samebits.train._state import environment_check, hyperparameters
 from samebits.train._state.compatibility import check_compiled, check_not_lazy
 from samebits.train._state.environment_check import Environment, check_names
 from samebits.train._state.object_states import RunState, Stateful, note_objects
@@ -474,7 +472,7 @@ class Run:
         environment = self._environment = Environment.current(self.objects, self.world_size)
         found = saving.ranks.open(saving.find, where)
         manifest = None if found is None else found[0]
-        settled = saving.ranks.agree_on_seed(seed_check.resolve_seed(manifest, where))
+        settled = saving.ranks.agree_on_seed(environment_check.resolve_seed(manifest, where))
         saving.begin(settled, environment, manifest)
         self.key = process.run_key = int_keys.fold(int_keys.root(settled.seed), "run")
         process.rank_key = saving.ranks.key

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samebits.errors import InvalidArgumentError
-from samebits.train._loop.fixed_length_epochs import check_steps
+from samebits.train._loop.loop_positions import check_steps
 from samebits.train._run_arguments import check_batches
 
 

@@ -24,8 +24,7 @@ from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._manifest import Manifest, marker_text
 from samebits.checkpoint._prepared_commit import PreparedCommit
 from samebits.checkpoint._reading import Folder, LocalFolder, read_manifests
-from samebits.checkpoint._remote.fsspec_files import FsspecFiles
-from samebits.checkpoint._remote.remote_folder import RemoteFolder, remote_folders
+from samebits.checkpoint._remote.fsspec_files import FsspecFiles, RemoteFolder, remote_folders
 from samebits.checkpoint._remote.uploader import Uploader
 from samebits.checkpoint._remote.writer_claim import WRITER, WriterClaim
 from samebits.checkpoint._run_directory import COMMITS, MARKER

@@ -7,19 +7,18 @@ import json
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from samebits.checkpoint._reading import LocalFolder
-from samebits.checkpoint._remote.fsspec_files import FsspecFiles
-from samebits.checkpoint._remote.remote_folder import RemoteFolder, list_folders
+from samebits.checkpoint._remote.fsspec_files import FsspecFiles, RemoteFolder, list_folders
 from samebits.checkpoint._remote.writer_claim import WriterClaim
 from samebits.checkpoint._run_directory import COMMITS
 from samebits.checkpoint._writer.commit_folder import (
     MANIFEST,
     TENSORS,
+    Commit,
     CommitFolder,
     best,
     commit_names,
     step_of,
 )
-from samebits.checkpoint._writer.manifest_template import Commit
 from samebits.errors import CommitError, RemoteStorageError, SamebitsError
 
 

@@ -4,24 +4,82 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from samebits._context import Position, Words, notify, process
 from samebits._inspect import user_code
 from samebits.determinism._guards import conflicting_settings
 from samebits.errors import RunMismatchError
+from samebits.nn._layer_keys import preserve_call_counts
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
+from samebits.random._process.preserve_rng_state import preserve_rng_state
+from samebits.train._completeness.completeness import Completeness
 from samebits.train._loop.batch_source import BatchSource, NestedBatchSource
-from samebits.train._loop.fixed_length_epochs import FixedLengthEpochs, with_epoch_length
-from samebits.train._loop.loop_positions import Loop
-from samebits.train._loop.outer_body import save_body
-from samebits.train._loop.preemption import Interrupted
-from samebits.train._loop.protocols import RunView
-from samebits.train._state.object_states import check_adapters
+from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, Loops, with_epoch_length
+from samebits.train._loop.preemption import Interrupted, Preemption
+from samebits.train._saving.boundary_commits import CommitPolicy
+from samebits.train._state.object_states import RunState, Stateful, check_adapters
+from samebits.train._state.resume import ResumeState
+
+# A validation or nested loop inside the body of a step leaves the body's position and draws unchanged.
+
+
+def save_body(objects: Mapping[str, Any]) -> Callable[[], None]:
+    """Notes the position of the body; returns a function that restores it."""
+    position, generators = process.position, preserve_rng_state()
+    layers = preserve_call_counts(thing for thing in objects.values() if isinstance(thing, torch.nn.Module))
+
+    def restore_body() -> None:
+        process.position = position
+        generators()
+        layers()
+
+    return restore_body
+
+
+# The parts of a run that its loops and validations use.
+
+
+class RunView(Protocol):
+    """A `Run`, as its loops use it."""
+
+    key: Words
+    run_dir: Path | str | None
+    objects: dict[str, Stateful]
+    preemption: Preemption
+    _loops: Loops
+    _saving: CommitPolicy
+    _resuming: ResumeState
+    _completeness: Completeness
+
+    @property
+    def state(self) -> RunState:
+        """The user's plain values and tensors."""
+        ...
+
+    def _check_open(self, call: str) -> None:
+        """Raises `InvalidArgumentError` outside the `with` block."""
+        ...
+
+    @property
+    def _stop_requested(self) -> bool:
+        """True if the loop under way should end."""
+        ...
+
+    def _end_loop(self, loop: str) -> None:
+        """Ends the loop."""
+        ...
+
+    def _end_inner_loop(self) -> None:
+        """Ends a loop inside the body of another's step."""
+        ...
 
 
 @dataclass(frozen=True)

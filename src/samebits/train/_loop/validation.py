@@ -15,10 +15,9 @@ from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
 from samebits.train._loop.batch_source import NestedBatchSource
-from samebits.train._loop.outer_body import save_body
 from samebits.train._loop.preemption import Interrupted
-from samebits.train._loop.protocols import RunView
-from samebits.train._state.validation_resume import CarriedValues, FindUnsaved
+from samebits.train._loop.steps import RunView, save_body
+from samebits.train._state.resume import CarriedValues, FindUnsaved
 
 
 class Validation(Iterable[Any]):

@@ -15,12 +15,12 @@ from torch.utils import _pytree as pytree
 
 from samebits._context import Position
 from samebits._inspect import user_code
-from samebits.checkpoint._async_writer.writer_client import CommitReport, WriterDiedError
 from samebits.checkpoint._open_store import store_for
 from samebits.checkpoint._prepared_commit import CommitMetadata
-from samebits.checkpoint._tensor_layout import FileLayout
+from samebits.checkpoint._safetensors_file import FileLayout
+from samebits.checkpoint._writer.writer_client import CommitReport, WriterDiedError
 from samebits.errors import CommitError
-from samebits.train._saving.commit_due import Cadence
+from samebits.train._saving.cadence import Cadence
 from samebits.train._state import compatibility
 
 _POLL_INTERVAL = 0.01

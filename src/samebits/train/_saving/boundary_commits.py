@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,22 +14,82 @@ from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
 from samebits.checkpoint._prepared_commit import CommitMetadata
-from samebits.errors import SamebitsError
+from samebits.errors import InvalidArgumentError, SamebitsError
+from samebits.state._in_place import StateAliases
 from samebits.train._distributed import rank_agreement
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
+from samebits.train._run_arguments import check_number
 from samebits.train._saving.async_commits import Commits
-from samebits.train._saving.best_commits import BestCommits
 from samebits.train._saving.digest_chain import DigestChain
-from samebits.train._state import compatibility, validation_resume
+from samebits.train._state import compatibility, resume
 from samebits.train._state import object_states as state
-from samebits.train._state.aliases import StateAliases
-from samebits.train._state.environment_check import Environment
-from samebits.train._state.seed_check import RunSeed
-from samebits.train._state.validation_resume import FindUnsaved
+from samebits.train._state.environment_check import Environment, RunSeed
+from samebits.train._state.resume import FindUnsaved
 
 Notify = Callable[[str, Position], None]
 """Notifies the observers of the run of an event, and of its position."""
+
+
+class BestCommits:
+    """The best commits, by `Run(keep_best=..., best=...)`.
+
+    Raises:
+        InvalidArgumentError: for a negative number, or a name with keep_best=0.
+    """
+
+    def __init__(self, keep: int, name: str | None) -> None:
+        if type(keep) is not int or keep < 0:
+            raise InvalidArgumentError(f"Run(keep_best={keep!r}): a number of commits, 0 for none.")
+        if name is not None and not isinstance(name, str):
+            raise InvalidArgumentError(
+                f'Run(best={name!r:.60}): the name of a value in run.log: best="val_loss". A value goes to run.best(value).'
+            )
+        if name is not None and not keep:
+            raise InvalidArgumentError(
+                f"Run(best={name!r}): say how many commits to keep for it: keep_best=1."
+            )
+        self.keep = keep
+        self.rises = name is not None and name.startswith("max:")
+        self.name = name.removeprefix("max:") if name is not None else None
+        self.value: float | None = None
+        """The value of the state at the next boundary."""
+        self.names: set[str] = set()
+        """All names that were logged."""
+
+    def select(self, values: Mapping[str, Any]) -> float | None:
+        """Returns the value among `values` that decides, smaller is better; None where its name is missing."""
+        self.names.update(values)
+        if self.name is None or self.name not in values:
+            return None
+        check_number(values[self.name], f"run.log({self.name}")
+        return -float(values[self.name]) if self.rises else float(values[self.name])
+
+    @property
+    def never_logged(self) -> bool:
+        """Returns True if other names were logged, and not the one that decides."""
+        return self.name is not None and bool(self.names) and self.name not in self.names
+
+    def warn(self, call: str) -> None:
+        """Warns at the end of the run that the name was never logged."""
+        user_code.warn(
+            f"{call}(best={self.name!r}): no value of this name was logged, so that no commit was kept for it. There were "
+            f"{', '.join(sorted(self.names))}.",
+        )
+
+    def would_stay(self, value: float, kept: Mapping[str, float | None]) -> bool:
+        """Returns True if a commit of that value would stay."""
+        values = sorted(number for number in kept.values() if number is not None)
+        return (
+            self.keep > 0
+            and not math.isnan(value)
+            and (len(values) < self.keep or value < values[self.keep - 1])
+        )
+
+    def pop(self) -> float | None:
+        """Returns the value of the state at this boundary, and resets it."""
+        value, self.value = self.value, None
+        return value if value is not None and math.isfinite(value) else None
 
 
 class CommitPolicy:
@@ -256,7 +317,7 @@ class CommitPolicy:
             return
         if changed := find_unsaved():
             if not self._warned_of_restart:
-                validation_resume.print_restart(position.name, changed)
+                resume.print_restart(position.name, changed)
             self._warned_of_restart = True
             return
         base, saved = found
@@ -273,7 +334,7 @@ class CommitPolicy:
         )
         saved = {
             **saved,
-            "inside": validation_resume.gather_validation(position, self._objects, self._run_state),
+            "inside": resume.gather_validation(position, self._objects, self._run_state),
         }
         self.commits.commit(saved, at, metadata, lambda: self._notify("commit_writing", position))
 

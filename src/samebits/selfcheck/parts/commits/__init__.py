@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from samebits import _digest as digest
-from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._local_store import CommitStore
 from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer
+from samebits.checkpoint._writer.snapshot_memory import SnapshotMemory
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
 from samebits.selfcheck.agreement import same

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import xxhash
 
 import samebits.checkpoint
-from samebits.checkpoint._async_writer.snapshot_memory import SnapshotMemory
 from samebits.checkpoint._prepared_commit import PreparedCommit
 from samebits.checkpoint._run_directory import lock_for_writer
-from samebits.checkpoint._tensor_layout import FileLayout
-from samebits.checkpoint._writer.messages import END, PACKED, SLOTS, SnapshotMessage
+from samebits.checkpoint._safetensors_file import FileLayout
+from samebits.checkpoint._writer.snapshot_memory import SnapshotMemory
+from samebits.checkpoint._writer.writer_process import END, PACKED, SLOTS, SnapshotMessage
 
 _CODE = "import sys; sys.path += {path!r}; from samebits.checkpoint._writer.writer_process import main; main(sys.argv[1])"
 _PATH = [str(Path(samebits.checkpoint.__file__).parents[2]), str(Path(xxhash.__file__).parents[1])]

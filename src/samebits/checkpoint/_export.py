@@ -1,27 +1,84 @@
 """Exports commits for other programs: safetensors, torch.save, torch.distributed.checkpoint."""
 
-# ruff: noqa: A002 - `object` is what it is called in a Run
 from __future__ import annotations
 
 import os
 import shutil
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from samebits import _digest as digest
-from samebits.checkpoint._exchange.load import MODEL, object_state, read_commit
-from samebits.checkpoint._exchange.weights_file import (
-    PICKLED,
-    TENSORS_ONLY,
-    refusal_reason,
-    save_pickled,
-    save_safetensors,
-)
-from samebits.checkpoint._writer.commit_folder import sync_folder
+from samebits.checkpoint import _safetensors_file as safetensors_file
+from samebits.checkpoint._load import MODEL, TENSORS_ONLY, object_state, read_commit, refusal_reason
+from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES, sync_folder
 from samebits.errors import InvalidArgumentError, UnsavableStateError
+
+# A state_dict as one file that other programs read. It appears whole or not at all; equal tensors give
+# equal bytes.
+
+
+PICKLED = (".pt", ".pth")
+SUFFIXES = (TENSORS_ONLY, *PICKLED)
+
+
+def save_weights(state: Mapping[str, Any], path: Path) -> None:
+    """Writes `state` in the format of `path`'s suffix.
+
+    Raises:
+        InvalidArgumentError: safetensors cannot hold a value of it.
+        OSError: the disk refuses.
+    """
+    if path.suffix == TENSORS_ONLY:
+        save_safetensors(state, path)
+    else:
+        save_pickled(dict(state), path)
+
+
+def save_safetensors(state: Mapping[str, Any], path: Path) -> None:
+    """Writes `state` as safetensors. Tied weights are written under each of their names, as readers of the format expect."""
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor) or value.dtype not in safetensors_file.NAMES:
+            what = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+            raise InvalidArgumentError(
+                f"{path}: state_dict()[{name!r}] is a {what}, which safetensors cannot hold. Use a .pt file."
+            )
+    data = {name: safetensors_file.raw(tensor) for name, tensor in state.items()}
+    head, order = safetensors_file.header(
+        {name: safetensors_file.describe(tensor) for name, tensor in state.items()}
+    )
+
+    def write(file: BinaryIO) -> None:
+        file.writelines((memoryview(head), *(data[name].data for name in order)))
+
+    write_whole(path, write)
+
+
+def save_pickled(value: Any, path: Path) -> None:
+    """Writes `value` as `torch.save` does; to a file object, since with a file name torch puts the name into the file."""
+    write_whole(path, lambda file: torch.save(value, file))
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Writes to a temporary file, fsyncs it, and renames it to `path`. Raises OSError."""
+    # Always this name: what a kill leaves is gone with the next save
+    fresh = path.with_name(f".{path.name}.tmp")
+    fresh.unlink(missing_ok=True)
+    try:
+        with fresh.open("xb", buffering=BUFFER_BYTES) as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+# ruff: noqa: A002 - `object` is what it is called in a Run
 
 
 def export(
