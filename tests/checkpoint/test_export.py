@@ -20,7 +20,7 @@ import samebits
 from samebits import _digest as digest
 from samebits.checkpoint import export, load_commit, load_weights
 from samebits.checkpoint._export import export_dcp, export_safetensors, export_torch
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import (
     CorruptCommitError,
     InvalidArgumentError,

@@ -13,7 +13,7 @@ from torch import nn
 import samebits
 from samebits._context import CheckOverrides, process
 from samebits.checkpoint import load_commit
-from samebits.checkpoint._local_store import CommitStore
+from samebits.checkpoint._store import CommitStore
 from samebits.errors import InvalidArgumentError, RecordError, RunDirectoryError
 from samebits.train._saving import digest_chain
 from samebits.train._saving.cadence import Cadence

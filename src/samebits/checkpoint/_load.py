@@ -18,12 +18,12 @@ import safetensors.torch
 import torch
 
 from samebits._context import is_url
-from samebits.checkpoint._open_store import check_path, commit_folders
 from samebits.checkpoint._rank_states import KEY as RANKS
 from samebits.checkpoint._rank_states import rank_state
 from samebits.checkpoint._reading import newest_valid, no_valid_commit_error, open_regular
+from samebits.checkpoint._retention import step_of
 from samebits.checkpoint._run_directory import MARKER
-from samebits.checkpoint._writer.commit_folder import step_of
+from samebits.checkpoint._store import check_path, commit_folders
 from samebits.errors import InvalidArgumentError, SamebitsError, WeightsFileError, WeightsMismatchError
 
 # Reads weights that other programs wrote, without executing anything: safetensors, torch.save files, DCP

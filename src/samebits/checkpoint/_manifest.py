@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
-from samebits import _digest as digests
+from samebits._byte_digest import of_bytes
 from samebits._context import VERSION
 from samebits.checkpoint._codec import unsavable
 from samebits.checkpoint._safetensors_file import FileLayout
@@ -150,7 +150,7 @@ class Manifest:
     @cached_property
     def digest(self) -> str:
         """Digest of the canonical JSON (sorted keys, no spaces) of all fields."""
-        return digests.of_bytes(self._body)
+        return of_bytes(self._body)
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file: the canonical JSON of all fields and `digest`, which sorts first."""
@@ -175,7 +175,7 @@ class Manifest:
             body = canonical_json(values).encode()
         except (ValueError, RecursionError) as error:
             raise CorruptCommitError(f"{file} is no manifest: {error!r}") from error
-        if _file(digests.of_bytes(body), body) != data:  # with a key twice, too
+        if _file(of_bytes(body), body) != data:  # with a key twice, too
             raise CorruptCommitError(f"{file} does not have the digest it was written with")
         check_schema(values, file)
         try:

@@ -9,18 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import torch
 
+from samebits._byte_digest import of_bytes
 from samebits._digest import hash_threads
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._codec import SMALL, TENSORS, Encoder, encode, unsavable
 from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_template
 from samebits.checkpoint._safetensors_file import FileLayout
-from samebits.checkpoint._writer.commit_folder import LARGE, ManifestTemplate, digest
+from samebits.checkpoint._writer.commit_folder import LARGE, ManifestTemplate
 
 # The structure of a state that is saved repeatedly: compared at each snapshot, encoded anew when it has
 # changed.
@@ -225,18 +226,6 @@ def _encode_json(value: Any) -> str | None:
     return None if encoder.tensors else text
 
 
-class CommitMetadata(NamedTuple):
-    """The content of a manifest besides the state; mappings are plain JSON: string keys, lists, finite numbers."""
-
-    step: int
-    position: Mapping[str, Any]
-    finished: bool
-    program: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    rolling: str | None = None
-    value: float | None = None
-
-
 @dataclass(frozen=True)
 class PreparedCommit:
     """The content of a commit's files. The tensors are those of the state: they must not change before they are written."""
@@ -261,7 +250,7 @@ class PreparedCommit:
         """Returns the digest of each tensor, of a large state by several threads."""
         with hash_threads() as pool:
             run = pool.map if self.layout.size >= LARGE else map
-            return list(run(digest, self.tensors))
+            return list(run(of_bytes, self.tensors))
 
     @property
     def nbytes(self) -> int:
@@ -277,14 +266,25 @@ class CommitPreparer:
         self._layouts_fit = True
         self._texts: dict[str, tuple[Mapping[str, Any], str]] = {}
 
-    def prepare(self, state: Mapping[str, Any], metadata: CommitMetadata) -> PreparedCommit:
-        """Returns the commit of `state`. Raises UnsavableStateError: the state holds something that cannot be saved."""
-        check_plain(metadata.position, ("position",))
+    def prepare(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        position: Mapping[str, Any],
+        finished: bool,
+        program: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        rolling: str | None = None,
+        value: float | None = None,
+    ) -> PreparedCommit:
+        """Returns the commit of `state`, with the fields of a `Manifest`. Raises UnsavableStateError: it cannot be saved."""
+        check_plain(position, ("position",))
         layout, sources, tree = self._flatten(dict(state))
         template = manifest_template(
-            layout, step=operator.index(metadata.step), finished=bool(metadata.finished), tree=tree,
-            position=canonical_json(metadata.position), program=self._text("program", metadata.program),
-            environment=self._text("environment", metadata.environment), rolling=metadata.rolling, value=metadata.value,
+            layout, step=operator.index(step), finished=bool(finished), tree=tree, position=canonical_json(position),
+            program=self._text("program", program), environment=self._text("environment", environment),
+            rolling=rolling, value=value,
         )  # fmt: skip
         return PreparedCommit(template, layout, sources)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from samebits import _digest as digest
+from samebits._byte_digest import of_bytes
 from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._codec import Tensors, decode, encode
 from samebits.errors import CorruptCommitError, RunMismatchError
@@ -126,7 +127,7 @@ def pack(value: Any) -> bytes:
     tree, tensors = encode(value)
     data = {name: safetensors_file.raw(tensor) for name, tensor in tensors.items()}
     infos = {
-        name: {**safetensors_file.describe(tensor), "digest": digest.of_bytes(data[name])}
+        name: {**safetensors_file.describe(tensor), "digest": of_bytes(data[name])}
         for name, tensor in tensors.items()
     }
     head, order = safetensors_file.header(infos)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from samebits import _digest as digests
+from samebits._byte_digest import of_bytes
 from samebits._strides import contiguous_strides
 from samebits.errors import CorruptCommitError
 
@@ -155,7 +156,7 @@ def _read_one(file: BinaryIO, info: Mapping[str, Any], where: str) -> torch.Tens
 
 
 def _check_digest(data: np.ndarray, info: Mapping[str, Any], where: str) -> None:
-    if digests.of_bytes(data) != info["digest"]:
+    if of_bytes(data) != info["digest"]:
         raise CorruptCommitError(f"{where} does not have the digest it was written with")
 
 

@@ -17,7 +17,7 @@ import torch
 
 from samebits._context import Position, Words, notify, process
 from samebits._inspect.wrong_calls import explain_wrong_calls
-from samebits.checkpoint._open_store import resolve
+from samebits.checkpoint._store import resolve
 from samebits.data._loader_state import Resumable
 from samebits.errors import DuplicateNameError, IncompleteStateError, InvalidArgumentError, NonFiniteLossError
 from samebits.nn._layer_keys import name_layers

@@ -13,8 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Self, cast
 
+from samebits.checkpoint._retention import step_of
 from samebits.checkpoint._run_directory import COMMITS
-from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES, MANIFEST, NAME, TENSORS, step_of
+from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES, MANIFEST, NAME, TENSORS
 from samebits.errors import CorruptCommitError, RemoteStorageError
 
 CURE = "Check the connection, the credentials and the URL, then run again: what was committed before is untouched."

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from samebits.checkpoint._retention import Retention
 from samebits.checkpoint._writer.commit_folder import Commit, CommitFolder, ManifestTemplate
 
 # The messages between a run and its writer process: records of a fixed size one way, lines of JSON the
@@ -69,7 +70,7 @@ def main(arguments: str) -> None:
     options = json.loads(arguments)
     # The run locked it before this process began. Lock it again, since some network file systems keep locks by process.
     fcntl.flock(options["lock"], fcntl.LOCK_EX | fcntl.LOCK_NB)
-    folder = CommitFolder(Path(options["commits"]), options["keep"], options["keep_best"])
+    folder = CommitFolder(Path(options["commits"]), Retention(*options["retention"]))
     folder.identity = options["identity"]
     writer = _Writer(folder, options["slots"], options["reports"])
     run, requests = options["run"], options["requests"]

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from samebits import _digest as digest
+from samebits._byte_digest import of_bytes
 from samebits._inspect.user_code import text_of_node
 from samebits.replica._analysis.storage_layout import StorageLayout
 from samebits.replica._capture.captured_step import CapturedStep
@@ -29,7 +30,7 @@ def digest_of(step: CapturedStep) -> str:
                 parts.append(_constant(layout.constant(node), numbers))
             if node in step.groups or node in step.by_rank:
                 parts.append(f"{step.groups.get(node)} {step.by_rank.get(node)}")
-    return digest.of_bytes("\n".join(parts).encode())
+    return of_bytes("\n".join(parts).encode())
 
 
 def _arguments(node: Node) -> str:

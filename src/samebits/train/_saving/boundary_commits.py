@@ -13,10 +13,9 @@ from typing import Any, NoReturn
 from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
-from samebits.checkpoint._prepared_commit import CommitMetadata
 from samebits.errors import InvalidArgumentError, SamebitsError
 from samebits.state._in_place import StateAliases
-from samebits.train._distributed import rank_agreement
+from samebits.train._distributed.rank_agreement import Decision, Opened, Ranks, SingleProcess
 from samebits.train._loop.loop_positions import Loops
 from samebits.train._loop.preemption import Preemption
 from samebits.train._run_arguments import check_number
@@ -49,7 +48,6 @@ class BestCommits:
             raise InvalidArgumentError(
                 f"Run(best={name!r}): say how many commits to keep for it: keep_best=1."
             )
-        self.keep = keep
         self.rises = name is not None and name.startswith("max:")
         self.name = name.removeprefix("max:") if name is not None else None
         self.value: float | None = None
@@ -67,7 +65,7 @@ class BestCommits:
 
     @property
     def never_logged(self) -> bool:
-        """Returns True if other names were logged, and not the one that decides."""
+        """True if other names were logged, and not the one that decides."""
         return self.name is not None and bool(self.names) and self.name not in self.names
 
     def warn(self, call: str) -> None:
@@ -75,15 +73,6 @@ class BestCommits:
         user_code.warn(
             f"{call}(best={self.name!r}): no value of this name was logged, so that no commit was kept for it. There were "
             f"{', '.join(sorted(self.names))}.",
-        )
-
-    def would_stay(self, value: float, kept: Mapping[str, float | None]) -> bool:
-        """Returns True if a commit of that value would stay."""
-        values = sorted(number for number in kept.values() if number is not None)
-        return (
-            self.keep > 0
-            and not math.isnan(value)
-            and (len(values) < self.keep or value < values[self.keep - 1])
         )
 
     def pop(self) -> float | None:
@@ -107,7 +96,7 @@ class CommitPolicy:
         notify: Notify,
     ) -> None:
         self.commits = commits
-        self.ranks = rank_agreement.SingleProcess()
+        self.ranks: Ranks = SingleProcess()
         self.preemption = Preemption(grace, self._next_commit_text, self._durable_commit_text)
         self._run_dir, self._best, self._notify = run_dir, best, notify
         self._objects, self._run_state, self._loops = objects, run_state, loops
@@ -121,7 +110,7 @@ class CommitPolicy:
         self._deferred_error: SamebitsError | None = None
         """The error of an asynchronous commit: on rank 0, which raises it where all ranks do."""
 
-    def find(self) -> rank_agreement.Opened:
+    def find(self) -> Opened:
         """Opens the run directory and reads the newest commit; on rank 0 alone."""
         if self.commits is None:
             return None
@@ -154,7 +143,7 @@ class CommitPolicy:
         self._best.value, self._best_everywhere = value, everywhere
         if self.commits is None or self.ranks.rank:  # only rank 0 knows the kept commits
             return
-        if self._best.would_stay(value, self.commits.store.values()):
+        if self.commits.store.would_stay(value):
             self._requested = True
 
     def check_best(self) -> None:
@@ -178,11 +167,11 @@ class CommitPolicy:
                 self.preemption.leave()
             return
         self._boundary(position)
-        decision = self.ranks.decide(position, self._commit_request(position, over=over))
-        if decision.commit:
+        decision = self._decide(position, over=over)
+        if decision > Decision.CONTINUE:
             with self.preemption.saving():
-                self._commit(position, wait=decision.wait)
-        if decision.leave:  # whichever rank got the signal
+                self._commit(position, wait=decision > Decision.SNAPSHOT)
+        if decision is Decision.LEAVE:  # whichever rank got the signal
             self.preemption.leave()
 
     def on_stop(self, position: Position) -> None:
@@ -225,18 +214,20 @@ class CommitPolicy:
         if self.commits is not None:
             self._notify_durable(self.commits.close())
 
-    def _commit_request(self, position: Position, *, over: bool) -> rank_agreement.CommitRequest:
+    def _decide(self, position: Position, *, over: bool) -> Decision:
         wanted = process.overrides.commit_steps
-        everywhere, self._best_everywhere = self._best_everywhere, False
         commits = self.commits if wanted is None else None
-        return rank_agreement.CommitRequest(
-            over=over,
-            exact=wanted is not None and position.step in wanted,
-            at_step=everywhere or (commits is not None and commits.cadence.requires(position.step)),
-            due=lambda: commits is not None and commits.due(position.step),
-            requested=self._requested or self._deferred_error is not None,
-            leave=self.preemption.requested is not None,
-        )
+        exact = wanted is not None and position.step in wanted
+        everywhere, self._best_everywhere = self._best_everywhere, False
+        mine = Decision.CONTINUE
+        if self.preemption.requested is not None:
+            mine = Decision.LEAVE
+        elif over or exact or self._requested or self._deferred_error is not None:
+            mine = Decision.COMMIT
+        elif commits is not None and commits.due(position.step):
+            mine = Decision.SNAPSHOT
+        at_step = commits is not None and commits.cadence.requires(position.step)
+        return self.ranks.decide(position, mine, over=over, together=exact or everywhere or at_step)
 
     def _boundary(self, position: Position) -> None:
         """Does the work of every boundary of the outermost loop, whether there is a commit or not."""
@@ -281,15 +272,13 @@ class CommitPolicy:
         saved["in_hand"] = self.aliases.state(self._run_state)
         saved["loops"] = self._loops.state()
         saved = self.ranks.gather_state(saved, self._environment.to_dict())
-        metadata = CommitMetadata(
-            position.step,
-            position.to_dict(),
-            finished=self._loops.current is None,
-            program=self._program,
-            environment=self._environment.to_dict(),
-            rolling=self._chain.digest,
-            value=self._best.pop(),
-        )
+        facts = {
+            "finished": self._loops.current is None,
+            "program": self._program,
+            "environment": self._environment.to_dict(),
+            "rolling": self._chain.digest,
+            "value": self._best.pop(),
+        }
         if not wait and self.ranks.rank:
             self.commits.cadence.record_commit(time.perf_counter() - started)
             return
@@ -298,12 +287,12 @@ class CommitPolicy:
             deferred_error, self._deferred_error = self._deferred_error, None
             if deferred_error is not None:
                 raise deferred_error
-            if not wait and self.commits.snapshot(saved, position, metadata):
+            if not wait and self.commits.snapshot(saved, position, facts):
                 self.commits.cadence.record_commit(time.perf_counter() - started)
                 return
             if self.ranks.rank == 0:
                 durable = self.commits.commit(
-                    saved, position, metadata, lambda: self._notify("commit_writing", position)
+                    saved, position, facts, lambda: self._notify("commit_writing", position)
                 )
         self._notify_durable(durable)
 
@@ -323,20 +312,15 @@ class CommitPolicy:
         base, saved = found
         inside = {"phase": "validate", "name": position.name, "phase_batch": position.phase_batch}
         at = replace(Position(**base.position), **inside)
-        metadata = CommitMetadata(
-            at.step,
-            at.to_dict(),
-            finished=base.finished,
-            program=base.program,
-            environment=self._environment.to_dict(),
-            rolling=base.rolling,
-            value=base.value,
-        )
-        saved = {
-            **saved,
-            "inside": resume.gather_validation(position, self._objects, self._run_state),
+        facts = {
+            "finished": base.finished,
+            "program": base.program,
+            "environment": self._environment.to_dict(),
+            "rolling": base.rolling,
+            "value": base.value,
         }
-        self.commits.commit(saved, at, metadata, lambda: self._notify("commit_writing", position))
+        saved = {**saved, "inside": resume.gather_validation(position, self._objects, self._run_state)}
+        self.commits.commit(saved, at, facts, lambda: self._notify("commit_writing", position))
 
     def _notify_durable(self, positions: Iterable[Position]) -> None:
         for position in positions:

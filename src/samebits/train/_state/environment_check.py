@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from samebits import _digest as digest
+from samebits._byte_digest import of_bytes
 from samebits._context import process
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
@@ -174,7 +174,7 @@ def script_digests() -> dict[str, str]:
 def _file_digest(path: str, folder: str) -> tuple[str, str]:
     try:
         with open(path, "rb") as file:
-            return os.path.relpath(path, folder), digest.of_bytes(file.read())
+            return os.path.relpath(path, folder), of_bytes(file.read())
     except OSError:  # it was moved since
         return os.path.relpath(path, folder), ""
 

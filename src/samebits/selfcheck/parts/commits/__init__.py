@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from samebits import _digest as digest
-from samebits.checkpoint._local_store import CommitStore
-from samebits.checkpoint._prepared_commit import CommitMetadata, CommitPreparer
+from samebits.checkpoint._prepared_commit import CommitPreparer
+from samebits.checkpoint._store import CommitStore
 from samebits.checkpoint._writer.snapshot_memory import SnapshotMemory
 from samebits.determinism import enable_op_determinism
 from samebits.random import set_random_seed
@@ -124,7 +124,7 @@ def measure_restore(target: Target) -> Measured:
     )
 
 
-_METADATA = CommitMetadata(1, {}, finished=False, program={}, environment={})
+_FACTS: dict[str, Any] = {"step": 1, "position": {}, "finished": False, "program": {}, "environment": {}}
 
 PINNED: Results = {
     "pinned": True,
@@ -144,11 +144,11 @@ def measure_pinned(target: Target) -> Measured:
             "x": torch.arange(count, device=target.device),
             "y": torch.ones(count, 2, device=target.device).t(),
         }
-        prepared = preparer.prepare(state, _METADATA)
+        prepared = preparer.prepare(state, **_FACTS)
         for _ in range(3):
             state["x"] += 1
             began = time.perf_counter()
-            slot.copy(preparer.prepare(state, _METADATA))
+            slot.copy(preparer.prepare(state, **_FACTS))
             rates.append(count * 16 / (time.perf_counter() - began) / 1e9)
         memory = torch.frombuffer(slot._memory.mapped(1), dtype=torch.uint8)  # type: ignore[arg-type]
         parts = {

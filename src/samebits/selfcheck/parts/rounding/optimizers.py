@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from samebits import _digest as digest
 from samebits import random
+from samebits._byte_digest import of_bytes
 from samebits.random._process import generator_states
 from samebits.rounding import optim
 from samebits.rounding.optim._update import ParameterUpdate, update
@@ -170,7 +170,7 @@ def _other(target: Target) -> Measured:
 def digests(device: str) -> dict[str, str]:
     """Returns the digests of the final weights and state of each variant."""
     trained = _seeded(lambda: {name: _trained(name, device) for name in _VARIANTS})
-    return {name: digest.of_bytes(*map(_bytes, held)) for name, held in trained.items()}
+    return {name: of_bytes(*map(_bytes, held)) for name, held in trained.items()}
 
 
 def _bytes(x: torch.Tensor) -> bytes:

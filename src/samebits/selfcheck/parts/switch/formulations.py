@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from samebits._digest import of_bytes
+from samebits._byte_digest import of_bytes
 from samebits.determinism import _cuda_decompositions as cuda_decompositions
 from samebits.determinism import enable_op_determinism
 from samebits.determinism._cuda_decompositions import REPLACEMENTS
