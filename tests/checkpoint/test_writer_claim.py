@@ -139,7 +139,7 @@ def test_a_directory_that_was_removed_under_the_run_is_an_error(url):
     """Its writer.json is gone: CommitError that says so, at the next commit."""
     with CommitStore(url) as store:
         commit(store, 1)
-        store._files.remove(WRITER)
+        store._remote.files.remove(WRITER)
         with pytest.raises(CommitError, match=r"was removed \(its writer.json is gone\)"):
             commit(store, 2)
 
@@ -250,7 +250,7 @@ def test_a_directory_that_was_removed_is_not_filled_again(url, machine, capfd):
     """Everything at the URL is removed: the next start drops what the staging folder has, with a line, and begins at the first step."""
     with CommitStore(url) as store:
         commit(store, 1)
-    store._files._files.rm(store._files._root, recursive=True)
+    store._remote.files._files.rm(store._remote.files._root, recursive=True)
     with CommitStore(url) as store:
         assert store.newest() is None
         assert "or was removed" in capfd.readouterr().err
