@@ -240,7 +240,7 @@ class CommitStore:
             RemoteStorageError: the storage of a URL failed: its content is unknown, so nothing is skipped.
         """
         self.folder.last, self.folder.corrupt, self._searched = None, set(), True
-        remote = [] if self._remote is None else remote_folders(self._remote.files)
+        remote: list[RemoteFolder] = [] if self._remote is None else remote_folders(self._remote.files)
         folders: list[Folder] = [*map(LocalFolder, local_commits(self.run_dir)), *remote]
         found, self.skipped = newest_valid(folders)
         skipped = [folder for folder, _ in self.skipped]

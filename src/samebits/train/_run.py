@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import torch
 
+from samebits._arguments import require_int
 from samebits._context import Position, Words, notify, process
 from samebits._inspect.wrong_calls import explain_wrong_calls
 from samebits.checkpoint._store import resolve
@@ -31,7 +32,6 @@ from samebits.train._loop.loop_positions import Loops, check_steps
 from samebits.train._loop.steps import Steps
 from samebits.train._loop.validation import Validation
 from samebits.train._run_arguments import (
-    check_epochs,
     check_number,
     check_options,
     explain_add,
@@ -293,7 +293,7 @@ class Run:
                 continues in the loader where the last one ended. None: an epoch is one pass over the loader.
         """
         self._check_open("Run.steps")
-        check_epochs(epochs, "Run.steps")
+        require_int("Run.steps", epochs=epochs)
         check_loader(loader)
         check_steps(loader, steps_per_epoch, "Run.steps(steps_per_epoch")
         whole = self._loops.name(name, "Run.steps")
@@ -327,7 +327,7 @@ class Run:
             InvalidArgumentError: inside the body of another loop, or `epochs` is no int of at least 1.
         """
         self._check_open("Run.epochs")
-        check_epochs(epochs, "Run.epochs")
+        require_int("Run.epochs", epochs=epochs)
         if self._loops.innermost is not None:
             raise InvalidArgumentError(
                 "Run.epochs: inside the body of another loop. Use run.steps(loader, epochs, name=...) there."

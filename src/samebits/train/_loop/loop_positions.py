@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any
 
+from samebits._arguments import require, require_int
 from samebits._context import Position, process
 from samebits._inspect._program.control_flow import is_outside_of_body
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
@@ -116,16 +117,15 @@ def check_steps(loader: Any, steps: Any, call: str) -> None:
 
     `call` names the argument.
     """
+    where, _, name = call.rpartition("(")
     if steps is None:
         if is_endless(loader):
-            name = call.rpartition("(")[2]
             raise InvalidArgumentError(
                 f"{call}=None): the {type(loader).__name__} does not end, and so its first epoch would not. "
                 f"Give {name}=N, the number of batches of an epoch."
             )
         return
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise InvalidArgumentError(f"{call}={steps!r}): must be an int of at least 1.")
+    require_int(where, **{name: steps})
     known = length(loader)
     if known is not None and steps > known:
         raise InvalidArgumentError(
@@ -202,14 +202,11 @@ class Loops:
 
         One inside the body of a step is named within that step; the same name comes again in the next.
         """
-        if not isinstance(name, str):
-            raise InvalidArgumentError(f'{call}(name={name!r:.60}): a name is a str: name="train".')
+        require(isinstance(name, str), call, 'a name is a str: name="train"', name=name)
+        no_slash = 'a name has no "/", which separates the names of a loop and of one inside it'
+        require("/" not in name, call, no_slash, name=name)
         around = self.innermost
         whole = name if around is None else f"{around.name}/{name}"
-        if "/" in name:
-            raise InvalidArgumentError(
-                f'{call}(name={name!r}): a name has no "/", which separates the names of a loop and of one inside it.'
-            )
         loop_of_the_program = around is None and call != "Run.validate"
         step = -1 if loop_of_the_program else self.step if around is None else around.body
         kind = "validation" if call == "Run.validate" else "loop"

@@ -21,7 +21,7 @@ from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
 from samebits.random._process.preserve_rng_state import preserve_rng_state
 from samebits.train._completeness.completeness import Completeness
-from samebits.train._loop.batch_source import BatchSource, NestedBatchSource
+from samebits.train._loop.batch_source import BatchSource
 from samebits.train._loop.loop_positions import FixedLengthEpochs, Loop, Loops, with_epoch_length
 from samebits.train._loop.preemption import Interrupted, Preemption
 from samebits.train._saving.boundary_commits import CommitPolicy
@@ -231,7 +231,7 @@ class Steps(Iterator[tuple[Step, Any]]):
             self._set_key(int_keys.fold(run.key, loop.name, "inside", around.body))
             here = Position(loop.name, 0, 0, loops.step)
             self._source = loop.source = with_epoch_length(
-                NestedBatchSource(self._loader, self._key, limit, "Run.steps", here), self._steps_per_epoch
+                BatchSource(self._loader, self._key, limit, "Run.steps", here), self._steps_per_epoch
             )
             loops.step += 1
             loops.under_way.append(loop)

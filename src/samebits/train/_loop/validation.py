@@ -14,7 +14,7 @@ from samebits._inspect._program.bytecode import begins_for
 from samebits.errors import InvalidArgumentError
 from samebits.random import _int_keys as int_keys
 from samebits.random._process import draw_counts
-from samebits.train._loop.batch_source import NestedBatchSource
+from samebits.train._loop.batch_source import BatchSource
 from samebits.train._loop.preemption import Interrupted
 from samebits.train._loop.steps import RunView, save_body
 from samebits.train._state.resume import CarriedValues, FindUnsaved
@@ -45,7 +45,7 @@ class Validation(Iterable[Any]):
     def _batches(self, *, direct: bool) -> Generator[Any, None, None]:
         run, loops = self._run, self._run._loops
         restore_body = save_body(run.objects)
-        source = NestedBatchSource(self._loader, self._key, None, "Run.validate", self._first)
+        source = BatchSource(self._loader, self._key, None, "Run.validate", self._first)
         loops.validation = self._first
         notify("validation_begins", run, self._first)
         try:
@@ -74,7 +74,7 @@ class Validation(Iterable[Any]):
                 restore_body()
 
     def _await(
-        self, source: NestedBatchSource, position: Position, find_unsaved: FindUnsaved | None
+        self, source: BatchSource, position: Position, find_unsaved: FindUnsaved | None
     ) -> tuple[Any, bool]:
         preemption = self._run.preemption
         try:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from samebits._arguments import is_int, require
 from samebits._context import Position, process
 from samebits._inspect import user_code
 from samebits.checkpoint._manifest import Manifest
-from samebits.errors import InvalidArgumentError, SamebitsError
+from samebits.errors import SamebitsError
 from samebits.state._in_place import StateAliases
 from samebits.train._distributed.rank_agreement import Decision, Opened, Ranks, SingleProcess
 from samebits.train._loop.loop_positions import Loops
@@ -38,16 +39,12 @@ class BestCommits:
     """
 
     def __init__(self, keep: int, name: str | None) -> None:
-        if type(keep) is not int or keep < 0:
-            raise InvalidArgumentError(f"Run(keep_best={keep!r}): a number of commits, 0 for none.")
-        if name is not None and not isinstance(name, str):
-            raise InvalidArgumentError(
-                f'Run(best={name!r:.60}): the name of a value in run.log: best="val_loss". A value goes to run.best(value).'
-            )
-        if name is not None and not keep:
-            raise InvalidArgumentError(
-                f"Run(best={name!r}): say how many commits to keep for it: keep_best=1."
-            )
+        require(is_int(keep, 0), "Run", "a number of commits, 0 for none", keep_best=keep)
+        what = 'the name of a value in run.log: best="val_loss". A value goes to run.best(value)'
+        require(name is None or isinstance(name, str), "Run", what, best=name)
+        require(
+            name is None or keep > 0, "Run", "say how many commits to keep for it: keep_best=1", best=name
+        )
         self.rises = name is not None and name.startswith("max:")
         self.name = name.removeprefix("max:") if name is not None else None
         self.value: float | None = None
