@@ -20,9 +20,6 @@ import torch
 
 from samebits.errors import UnsavableStateError
 
-# The error for a value that cannot be saved: its path, its kind, and the cure.
-
-
 PLAIN = (bool, int, float, str, bytes, tuple, list, dict, set)
 
 

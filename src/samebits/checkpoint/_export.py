@@ -1,4 +1,9 @@
-"""Exports commits for other programs: safetensors, torch.save, torch.distributed.checkpoint."""
+"""Exports commits for other programs: safetensors, torch.save, torch.distributed.checkpoint.
+
+A file appears whole or not at all; equal tensors give equal bytes.
+"""
+
+# ruff: noqa: A002 - `object` is what it is called in a Run
 
 from __future__ import annotations
 
@@ -16,10 +21,6 @@ from samebits.checkpoint import _safetensors_file as safetensors_file
 from samebits.checkpoint._load import MODEL, TENSORS_ONLY, object_state, read_commit, refusal_reason
 from samebits.checkpoint._writer.commit_folder import BUFFER_BYTES, sync_folder
 from samebits.errors import InvalidArgumentError, UnsavableStateError
-
-# A state_dict as one file that other programs read. It appears whole or not at all; equal tensors give
-# equal bytes.
-
 
 PICKLED = (".pt", ".pth")
 SUFFIXES = (TENSORS_ONLY, *PICKLED)
@@ -76,9 +77,6 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
     finally:
         fresh.unlink(missing_ok=True)
     sync_folder(path.parent)
-
-
-# ruff: noqa: A002 - `object` is what it is called in a Run
 
 
 def export(

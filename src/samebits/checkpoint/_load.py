@@ -1,4 +1,9 @@
-"""Loads the state of a commit, and a module's weights from a commit or from the file of another program."""
+"""Loads the state of a commit, and a module's weights from a commit or from the file of another program.
+
+Nothing is executed: safetensors, files of torch.save, and folders of torch.distributed.checkpoint are read as data.
+"""
+
+# ruff: noqa: A002 - `object` is what it is called in a Run
 
 from __future__ import annotations
 
@@ -25,10 +30,6 @@ from samebits.checkpoint._retention import step_of
 from samebits.checkpoint._run_directory import MARKER
 from samebits.checkpoint._store import check_path, commit_folders
 from samebits.errors import InvalidArgumentError, SamebitsError, WeightsFileError, WeightsMismatchError
-
-# Reads weights that other programs wrote, without executing anything: safetensors, torch.save files, DCP
-# folders.
-
 
 TENSORS_ONLY = ".safetensors"
 DCP_METADATA = ".metadata"
@@ -216,9 +217,6 @@ def refusal_reason(error: Exception) -> str:
     found = re.search(r"GLOBAL (\S+)", str(error))
     what = found[1] if found else "more than tensors and plain values"
     return f"it holds {what}, which only executing the file would read, and that is never done"
-
-
-# ruff: noqa: A002 - `object` is what it is called in a Run
 
 
 MODEL = "model"

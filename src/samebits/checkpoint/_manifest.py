@@ -1,4 +1,7 @@
-"""The manifest of a commit: its content and the digest of every bit. Written last, it makes the commit real."""
+"""The manifest of a commit: its content and the digest of every bit. Written last, it makes the commit real.
+
+Read, it is checked to hold only what samebits itself writes. Digests cannot show that: a forger computes them, too.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,6 @@ from samebits.checkpoint._codec import unsavable
 from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._writer.commit_folder import TENSORS, Commit, ManifestTemplate
 from samebits.errors import CorruptCommitError, NewerCommitError, UnsavableStateError
-
-# Checks that a manifest is of a known schema and holds only what samebits itself writes.
-#
-# Digests cannot show it: a forger computes them, too.
-
 
 SCHEMA = 1
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -23,10 +23,6 @@ from samebits.checkpoint._manifest import canonical_json, check_plain, manifest_
 from samebits.checkpoint._safetensors_file import FileLayout
 from samebits.checkpoint._writer.commit_folder import LARGE, ManifestTemplate
 
-# The structure of a state that is saved repeatedly: compared at each snapshot, encoded anew when it has
-# changed.
-
-
 _NUMBERS = {int, float, bool, NoneType}
 _MUTABLE = {list, set, deque, bytearray, defaultdict, Counter}
 _Path = tuple[Any, ...]

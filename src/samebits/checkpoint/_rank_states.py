@@ -1,6 +1,7 @@
 """The states of several ranks in one commit: the whole state of rank 0, and the differences of each other rank.
 
-Differences are found by the digests of the tensors and of the plain half, so replicas take no more room than one.
+Differences are found by the digests of the tensors and of the plain half, so replicas take no more room than one. They are
+sent between the processes of a run without pickle; digests reveal damage.
 """
 
 from __future__ import annotations
@@ -113,10 +114,6 @@ def _replace_node(tree: Any, path: Sequence[int | str], node: Any) -> Any:
         owner = owner[part]
     owner[path[-1]] = node
     return tree
-
-
-# A state as one string of bytes, to be sent to another process of the same run. No pickle; digests reveal
-# damage.
 
 
 def pack(value: Any) -> bytes:

@@ -187,12 +187,8 @@ def _dtype(info: Mapping[str, Any]) -> torch.dtype:
     return dtype
 
 
-# The positions of a commit's tensors in its file, and their entries in the manifest: a function of names,
-# dtypes and shapes.
-
-
 class FileLayout:
-    """The layout of the file for tensors with `infos` (see `_safetensors_file.describe`; without digests)."""
+    """The layout of the file for tensors with `infos` (see `describe`; without digests), and their entries in the manifest."""
 
     def __init__(self, infos: Infos) -> None:
         self.head, self.names = header(infos)

@@ -23,9 +23,6 @@ from samebits.errors import InvalidArgumentError, RunMismatchError
 from samebits.state._in_place import fill_in_place, mutable_inside
 from samebits.state._parts import Parts, refuse
 
-# Paths to values inside an object, as a program writes them: `envs[0].state`, `['a'].counter`.
-
-
 _PART = re.compile(r"\.?([^\W\d]\w*)|\[(-?\d+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")\]")
 
 

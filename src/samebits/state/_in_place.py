@@ -1,4 +1,12 @@
-"""Gives an object the content of another one of its kind, so that references to it stay valid."""
+"""Restores objects in place, so that references that the program holds stay valid.
+
+`buffer = run.state.setdefault("buffer", deque())` before the loop gives one object two names, so that a change under one name
+shows under the other. A resumed program enters its loop with a new object under both names. So a commit records which values
+of `run.state` are still those that the loop began with (`kept`: they are filled again, in place), which paths lead to the
+same object (`same`), and which tensors are on a GPU (`devices`). All others were assigned to `run.state` in the loop, and are
+assigned again. Only its values and those of small dicts in it count, not the items of lists and large dicts: a replay buffer
+or a table of values has a million of them.
+"""
 
 from __future__ import annotations
 
@@ -71,18 +79,6 @@ def _with_kept_items(target: Any, saved: Any, path: str, kept: Collection[str]) 
         if inner in kept and key in old and fill_in_place(old[key], item, inner, kept):
             new[key] = old[key]
     return new if isinstance(saved, dict) else list(new.values())
-
-
-# Restores `run.state` in place, so that references that the program holds stay valid.
-#
-# `buffer = run.state.setdefault("buffer", deque())` before the loop gives one object two names, so that a
-# change under one name shows under the other. A resumed program enters its loop with a new object under
-# both names. So a commit records which values are still those that the loop began with (`kept`: they are
-# filled again, in place), which paths lead to the same object (`same`), and which tensors are on a GPU
-# (`devices`). All others were assigned to `run.state` in the loop, and are assigned again.
-#
-# Only the values of `run.state` and of small dicts in it count, not the items of lists and large dicts: a
-# replay buffer or a table of values has a million of them.
 
 
 Path = tuple[Any, ...]

@@ -1,6 +1,10 @@
 """The process that makes snapshots durable while the run continues; it ends with the run, after the run's last snapshot.
 
 Signals of the process group are blocked before it starts: the run reacts to a SIGTERM, not its writer.
+
+A snapshot is in a slot, a file without a name that both processes have mapped: the image of the tensor file, then the data for
+the manifest. Its record, of a fixed size, goes into a pipe that both may read, and only one gets it: so the run withdraws a
+snapshot that the writer has not begun by reading its record. Reports come back as lines of JSON.
 """
 
 from __future__ import annotations
@@ -18,14 +22,6 @@ from typing import Any, NamedTuple
 
 from samebits.checkpoint._retention import Retention
 from samebits.checkpoint._writer.commit_folder import Commit, CommitFolder, ManifestTemplate
-
-# The messages between a run and its writer process: records of a fixed size one way, lines of JSON the
-# other.
-#
-# A snapshot is in a slot, a file without a name that both have mapped: the image of the tensor file, then
-# the data for the manifest. Its record goes into a pipe that both may read, and only one process gets it:
-# so the run withdraws a snapshot that the writer has not begun by reading its record.
-
 
 SLOTS = 3
 """One being written, one waiting, one to fill."""

@@ -108,9 +108,6 @@ def is_users_own(value: Any) -> bool:
     )
 
 
-# The memory that a commit holds: the containers and tensors inside the values that it saves.
-
-
 def inner(value: Any) -> Iterator[Any]:
     """Yields the value, the containers inside it, and the tensors in them."""
     for _, one, parts in digest.walk(value, parts_of=_containers):

@@ -14,8 +14,6 @@ from samebits._inspect._program.control_flow import is_outside_of_body
 from samebits.errors import DuplicateNameError, InvalidArgumentError, RunMismatchError
 from samebits.train._loop.batch_source import BatchSource
 
-# Epochs of a given number of batches, whatever the length of the loader's own passes.
-
 
 class FixedLengthEpochs:
     """A source whose epochs have `steps` batches: each continues in the loader where the last one ended.

@@ -28,11 +28,9 @@ from samebits.train._saving.boundary_commits import CommitPolicy
 from samebits.train._state.object_states import RunState, Stateful, check_adapters
 from samebits.train._state.resume import ResumeState
 
-# A validation or nested loop inside the body of a step leaves the body's position and draws unchanged.
-
 
 def save_body(objects: Mapping[str, Any]) -> Callable[[], None]:
-    """Notes the position of the body; returns a function that restores it."""
+    """Notes position and draws of the body around a validation or a nested loop; returns a function that restores them."""
     position, generators = process.position, preserve_rng_state()
     layers = preserve_call_counts(thing for thing in objects.values() if isinstance(thing, torch.nn.Module))
 
@@ -42,9 +40,6 @@ def save_body(objects: Mapping[str, Any]) -> Callable[[], None]:
         layers()
 
     return restore_body
-
-
-# The parts of a run that its loops and validations use.
 
 
 class RunView(Protocol):

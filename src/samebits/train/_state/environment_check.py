@@ -190,9 +190,6 @@ def _name_of(line: str) -> str | None:
     return _NAMES.get(path) or _NAMES.get(path.split(".", 1)[0])
 
 
-# The seed of a run, compared with the one in the commit.
-
-
 _CURE = "Call samebits.set_random_seed(seed) at the top of the program."
 
 

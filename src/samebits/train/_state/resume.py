@@ -1,4 +1,11 @@
-"""Resumes a run: restores a committed state once the program has created its objects."""
+"""Resumes a run: restores a committed state once the program has created its objects.
+
+A commit inside a validation continues there. A body of Python cannot be entered in its middle, so that commit holds two
+states: that of the last boundary, from which the body is run again up to the validation, and that between two batches of the
+validation, which is restored there. That is correct only where nothing else changes from batch to batch: values in locals, say,
+would be those of the first batch. `CarriedValues` finds them; the validation then starts again from its first batch, and the
+bits are equal, too.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +29,6 @@ from samebits.train._loop.loop_positions import Loops
 from samebits.train._state import compatibility
 from samebits.train._state import object_states as state
 from samebits.train._state.environment_check import Environment
-
-# The position in a validation, in a commit: a resumed run continues inside it, not at its first batch.
-#
-# A body of Python cannot be entered in its middle. So the commit holds two states: that of the last
-# boundary, from which the body is run again up to the validation, and that between two batches of the
-# validation, which is restored there. That is correct only where nothing else changes from batch to batch:
-# values in locals, say, would be those of the first batch. `CarriedValues` finds them; the validation then
-# starts again from its first batch, and the bits are equal, too.
-
 
 _TORCHS = torch.nn.Module, torch.optim.Optimizer
 """Types whose state_dict the walk itself leaves out."""
